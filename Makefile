@@ -9,7 +9,9 @@ NVCC ?= nvcc
 PTXAS ?= ptxas
 INSTALL ?= install
 PREFIX ?= /usr/local
+BINDIR ?= $(PREFIX)/bin
 INCLUDEDIR ?= $(PREFIX)/include
+LIBDIR ?= $(PREFIX)/lib
 FUZZ_SECONDS ?= 600
 B ?= build# another folder for another compiler or sanitizer
 
@@ -33,6 +35,7 @@ FAKE = $(COMPILE) $(FAKE_FLAGS) -shared -Wl,-soname,$(@F) $(LDFLAGS)
 LIBS = $(LDFLAGS) $(OWN_LDLIBS) $(LDLIBS)
 
 HEADERS := qlora.h qlora_text.h
+VERSION := $(shell sed -n 's/^\#define QLORA_VERSION_STRING "\(.*\)"/\1/p' src/qlora.h)
 LIBRARY := $(B)/obj/qlora.o $(B)/obj/qlora_text.o
 TESTS := $(patsubst tests/%.c,$(B)/obj/%.o,$(wildcard tests/unit/*.c) tests/internal/library.c \
 	tests/internal/double.c)
@@ -48,8 +51,8 @@ FAKES := $(addprefix $(B)/,$(addsuffix /libcuda.so.1,fake fake-stub fake-omit) \
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: all test demo programs examples headers where ptx ptx-header ptx-report bench check \
-	mutants soak install uninstall clean help FORCE
+.PHONY: all test demo programs examples headers static shared where ptx ptx-header ptx-report \
+	bench check mutants soak install uninstall clean help FORCE
 
 all: $(B)/tests $(FAKES) programs examples ## build the tests, the programs and the examples
 
@@ -64,6 +67,10 @@ programs: $(PROGRAMS) ## build finetune, generate, merge, plan and tokenize
 examples: $(PROGRAMS) $(EXAMPLES) ## build the programs and everything in examples/
 
 headers: $(HEADERS) ## assemble qlora.h and qlora_text.h from src/
+
+static: $(B)/libqlora.a ## build the library as build/libqlora.a
+
+shared: $(B)/libqlora.so ## build the library as build/libqlora.so.VERSION (ELF systems)
 
 where: $(B)/amalgamate ## LINE=n [HEADER=qlora_text.h]: which part a line comes from
 	@$(B)/amalgamate --where $(LINE) src/$(or $(HEADER),qlora.h)
@@ -97,12 +104,17 @@ soak: $(B)/tests $(FAKES) $(FUZZERS) ## the long runs: fuzzers (FUZZ_SECONDS eac
 	@for script in $(wildcard tests/gates/soak*.sh) tests/gates/gates.sh; do echo "== $$script"; \
 		B=$(B) $$script || exit 1; done
 
-install: ## copy the headers to DESTDIR, INCLUDEDIR
-	$(INSTALL) -d "$(DESTDIR)$(INCLUDEDIR)"
-	$(INSTALL) -m 644 qlora.h qlora_text.h kernels_ptx.h "$(DESTDIR)$(INCLUDEDIR)"
+install: programs $(B)/libqlora.a $(B)/qlora.pc ## headers, programs, libqlora.a and qlora.pc to PREFIX
+	$(INSTALL) -d "$(DESTDIR)$(INCLUDEDIR)" "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(LIBDIR)/pkgconfig"
+	$(INSTALL) -m 644 $(HEADERS) kernels_ptx.h "$(DESTDIR)$(INCLUDEDIR)"
+	$(INSTALL) -m 755 $(PROGRAMS) "$(DESTDIR)$(BINDIR)"
+	$(INSTALL) -m 644 $(B)/libqlora.a "$(DESTDIR)$(LIBDIR)"
+	$(INSTALL) -m 644 $(B)/qlora.pc "$(DESTDIR)$(LIBDIR)/pkgconfig"
 
-uninstall: ## remove them again
-	rm -f $(addprefix "$(DESTDIR)$(INCLUDEDIR)"/,qlora.h qlora_text.h kernels_ptx.h)
+uninstall: ## remove what install copied
+	rm -f $(addprefix "$(DESTDIR)$(INCLUDEDIR)"/,$(HEADERS) kernels_ptx.h) \
+		$(addprefix "$(DESTDIR)$(BINDIR)"/,$(notdir $(PROGRAMS))) \
+		"$(DESTDIR)$(LIBDIR)/libqlora.a" "$(DESTDIR)$(LIBDIR)/pkgconfig/qlora.pc"
 
 clean: ## remove the build folder
 	rm -rf $(B)
@@ -164,6 +176,30 @@ $(B)/obj/qlora_text.o: Makefile | $(HEADERS)
 
 $(B)/obj/%.o: tests/%.c Makefile | $(HEADERS)
 	$(COMPILE) -c -o $@ $<
+
+# ---- the library as a file of its own ----
+
+$(B)/libqlora.a: $(LIBRARY)
+	rm -f $@
+	$(AR) rcs $@ $^
+
+# The ABI is not stable before 1.0, so the soname is the full version. Only public names leave it.
+$(B)/libqlora.so: $(B)/libqlora.so.$(VERSION)
+	ln -sf $(<F) $@
+
+$(B)/libqlora.so.$(VERSION): $(LIBRARY:$(B)/obj/%=$(B)/obj/pic/%) Makefile
+	printf '{ global: qlora_*; text_*; local: *; };\n' > $(B)/obj/pic/exports
+	$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=$(B)/obj/pic/exports $(CFLAGS) -o $@ \
+		$(filter %.o,$^) $(LIBS)
+
+$(B)/obj/pic/%.o: $(B)/obj/%.o
+	$(COMPILE) -fPIC -c -o $@ $(<:.o=.c)
+
+# The folders are the caller's, so it is made each time.
+$(B)/qlora.pc: qlora.pc.in FORCE
+	@mkdir -p $(@D)
+	@sed -e 's|@prefix@|$(PREFIX)|' -e 's|@includedir@|$(INCLUDEDIR)|' \
+		-e 's|@libdir@|$(LIBDIR)|' -e 's|@version@|$(VERSION)|' -e 's|@libs@|$(OWN_LDLIBS)|' $< > $@
 
 # ---- the fake driver: its parts once, cuda.c once per variant ----
 

@@ -8,44 +8,59 @@
 //
 // nvcc 13.0.88
 // sha256 25ec6540e5c69d713c34c4360ddf7bcc471359db286a4a40a81197bb6cd00c7f kernels/attn.cuh
-// sha256 3a93eabb5779109fb861d69a5218881be2df55ee0a131bdb80ffa9ca03cf8c9c kernels/attn128.cu
-// sha256 93a5c04a6f28f248d88edd8dadd8fca3b0a8a483ec323361e2d79a14b2a7bc1d kernels/attn64.cu
-// sha256 0fac661a505eec5e06cd9021a99634c17f309ef3515d7e4f4a77b5bb9873b0d5 kernels/attn_f32.cu
+// sha256 24245cb7a1cdaff3886b7baf336f511e8353b3c15d3b5b5c79872775aa566b20 kernels/attn128.cu
+// sha256 118d4b03a8278349d386298125d2b9ddcfd784de52c5df75148c6a71c16b04a1 kernels/attn64.cu
+// sha256 ca71e0516eba48e5ca5ca99e9e7b09d6e6f7e09dc0600cd3f09c72f588c5d7f8 kernels/attn_f32.cu
 // sha256 2da72ecc6790e5c1917b0f7dcf497d31cb55608b75a6587d6488e157ebbd6bdb kernels/attn_tc.cuh
 // sha256 cd22565fa9e9c4f50327871d6220f76662c5f9efef54fd0ce404a8d6b8b5bb8a kernels/cast.cu
 // sha256 60c2d0c243b7e030601e499a2cebcc758ce5109d074edb9798ffdbc3c9cd809e kernels/clip.cu
 // sha256 2d7cb18a3946a669f6659a325901d84d92ced70635f4c899d8419860014a3758 kernels/common.cuh
 // sha256 355710e555fd7f6b73854875611ce28a2f359603dc2c8a33dcf1c73e5ded045b kernels/dropout.cu
 // sha256 27f47d381e6a68feaf88e0b6478b50c6f836300e05b029b5e8936e358afa33f1 kernels/dropout.cuh
-// sha256 969ef937142f5a5ffc25f2b129853a8226d704b05cab55a7a0e44c1933a8c4d7 kernels/dropout_bf16.cu
-// sha256 98af80b2dc842b14d8be2b01f5f12c426d970e0148b5eba34ba892fb806fc192 kernels/elementwise.cu
+// sha256 af122413d261c34cd717e09f13c91b6c461a89f548b9d8c4dab4d024f99ba390 kernels/dropout_bf16.cu
+// sha256 1c11f5e2782833c5569ee020096aa8e8425dd5ced7da3e891443eb9aa288fb07 kernels/elementwise.cu
 // sha256 bf8e326225fa9485c7cdcc91378ac491d5db77be59a8074746f8353a5f22a438 kernels/elementwise.cuh
-// sha256 faaed392bc8ba162c799911bc503c27449a549a9dffd74bd6dc6771aaead293c kernels/elementwise_bf16.cu
-// sha256 951be4bbec359e3c3fb96632cb2098a053910ea6eaa6945f81dfa2ad44471cd9 kernels/gemm.cu
-// sha256 b51085825feddbf5752460e7dfd2725f7e10d59a44693a707c9c6f63d6312e1f kernels/gemm_tc.cu
+// sha256 d6cbab4cc4bb9ea941e8f1201cb008a01ea03412d2b988c5d7d11b4cf2d38b14 kernels/elementwise_bf16.cu
+// sha256 b0cd2c3fd9a8a05413816c8654bf63c02918d6925b5754b7adfde4b60c9bc0a1 kernels/gemm.cu
+// sha256 292613c78b578bd645667f5ebd71a40ec116cf8fcf1d56170ce2f2dc971088fb kernels/gemm_tc.cu
 // sha256 d16211c8323a5ea035d50fd1b604e03ff8d834698463c5c8009bee50c8c7c9cb kernels/linear.cu
 // sha256 1777264ca81733865a66953d8907c174ad6dd0371b42842e50f61096b51e2bfc kernels/linear.cuh
-// sha256 7d4073e36a7f67a7e691cbfec3d3329fbf4f2642956f183d61b8a60452ad2d71 kernels/linear_bf16.cu
-// sha256 3463b5f961ffaff21180ee6758b760943f8106812d28216cc000163f65eeff52 kernels/loss.cu
+// sha256 874c411559add1129d6d33c4e0611786fb960744eea7445721d5d85d03e28c54 kernels/linear_bf16.cu
+// sha256 66e503096e56f0258ffb95c46547fe8de84da30c65d41bfdec13e1c8e6fa500c kernels/loss.cu
 // sha256 48da0d5b125db7a1cccc41c29ce85273e080bab95e6197ecec31e03cbb6112a1 kernels/loss.cuh
-// sha256 c97b2a4512c9b9d89993b14bfe3f8d28ac17614aad4e991217c38323ce3b0f6b kernels/loss_bf16.cu
-// sha256 efb98c9793fdd1e06e9de88f97b71c1a5076c0c226d9094b0bde168c6a62ff9b kernels/nf4.cu
+// sha256 8ee6f3d295dd3b2dfd2adb9525b98faba76b6f3a3b9c96de64de53efded61011 kernels/loss_bf16.cu
+// sha256 e813cf1f63aed797f63595b775189d2624ce237e15ca06fb197aa1ac8201babb kernels/nf4.cu
 // sha256 83b0a8bff3787f62408a7d25062c697aa0f5d5f75f511318cb997a6d6446af4e kernels/nf4.cuh
-// sha256 3f17cd2b37b1be151d9aa394301223ee0b46bb61e043ecb513585e577347630c kernels/nf4_bf16.cu
-// sha256 fad760c84e958aa41bbe0a9a9fc78ff1914b64fb77f91fbd8e25de236a10c6cb kernels/nf4_gemm.cu
-// sha256 cec4819b0a44e24791716e3a5bed5194d437ecdc7a77de6cb087813c212e6600 kernels/norm.cu
+// sha256 27536a8826ea3e8f45304173025c2378a5b1ca0a0e2abac4b59f686308956ee3 kernels/nf4_bf16.cu
+// sha256 f76193522ac9711ac5fef0adf29e39bf6dc57518e98a1bcfced730526ecc6b33 kernels/nf4_gemm.cu
+// sha256 3990033c3fb4fc0878473ea6f505a40de7e07dedbd1e8db285a2e6db85ebf91b kernels/norm.cu
 // sha256 2b708594f5a1fed3dabc3bc46cb953aeec4cf4833932d70983d31ed7f8e32588 kernels/norm.cuh
-// sha256 62db2d663311345262940963d01129d59350159c3d06db61e05b69e4dfc7b4f5 kernels/norm_bf16.cu
+// sha256 b9248f37c8f56e6467e4ea4ebd8ffd2486a2338ce607ccd19f341e5a2ee62599 kernels/norm_bf16.cu
 // sha256 6ee8ce7568e811171be86da5abe948fda8e0856887b16f64f2fe69d655c2c469 kernels/optim.cu
 // sha256 a838e9264afce23eec233e114b476ee16685202729329e0dfd303007d9964115 kernels/random.cu
-// sha256 55a4664b990263b4be66c5662c082a8fde684ae49602cad9aed373d1f267bfde kernels/rope.cu
+// sha256 f0fecf4358144c89235ae17804ed448d4c875e298a473541cf79833770cc3488 kernels/rope.cu
 // sha256 1bf117eda3cb838d144cd6f10e768cb0ab621df7ea4317666cd26defa9d12c39 kernels/rope.cuh
-// sha256 632e8ac4e63e9e6653971fe9ed771c805677111f7fd55568e17e801e526106f4 kernels/rope_bf16.cu
+// sha256 1daa56d32f3e2abea014765685818dbcad5f88e37970f3d7415676647f1ea763 kernels/rope_bf16.cu
 // sha256 30b82422a6140ab4b083b036d360800bdda5e5cbf1595065c079c1218a2eb85b kernels/shared.cu
-// sha256 43f477dbee308b147620c5f31d04c462d1d56e7d0edbaf7bd3b0f57003bf6bb0 kernels/softmax.cu
+// sha256 7023f4b65336606c2b0fa0bdad46aaa9fd5c275d4b044bf93a75cc4e65f6c030 kernels/softmax.cu
 // sha256 0305c29bf92cc7072fc0ab1ed4d0f8b60cfb01ab2fd160c452a3f7496ee6ecde kernels/softmax.cuh
-// sha256 06e121c0e5f53496220d7fcd76913e08dd03f96097a6490a6d8b3b2cb0840a3f kernels/softmax_bf16.cu
+// sha256 2e2f10258978deab37a557379d51c2511ba712ada3c91c27c0631f22195d37ae kernels/softmax_bf16.cu
 // sha256 34ff4313d0994d24d862766de7edcfcef1fc5f34e942633f7a02d7966a2df0ae kernels/vec.cuh
+//
+// Each macro, defined before the implementation, leaves out the modules after it; a call
+// that needs one fails and names the macro. `embed --only` writes a smaller file.
+//
+//   QLORA_PTX_NO_BF16     1288166 bytes: attn128 attn64 dropout_bf16 elementwise_bf16 gemm_tc
+//                                        linear_bf16 loss_bf16 nf4_bf16 nf4_gemm norm_bf16
+//                                        rope_bf16 softmax_bf16
+//   QLORA_PTX_NO_CORE      182275 bytes: cast clip dropout linear optim random shared
+//   QLORA_PTX_NO_F32       239732 bytes: elementwise loss norm rope softmax
+//   QLORA_PTX_NO_GEMM      313973 bytes: gemm gemm_tc
+//   QLORA_PTX_NO_HEAD128   324990 bytes: attn128
+//   QLORA_PTX_NO_HEAD64    266780 bytes: attn64
+//   QLORA_PTX_NO_HEADANY   279882 bytes: attn_f32
+//   QLORA_PTX_NO_NF4       226705 bytes: nf4 nf4_bf16 nf4_gemm
+//   QLORA_PTX_NO_SM80     1288166 bytes: every text for sm_80
 
 #ifndef QLORA__KERNELS_PTX_H
 #define QLORA__KERNELS_PTX_H
@@ -53,7 +68,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define QLORA__KERNEL_ABI 1
+#define QLORA__KERNEL_ABI 2
 
 #if defined(__GNUC__) || defined(__clang__)
 #define QLORA__PTX_UNUSED __attribute__((unused))
@@ -67,11 +82,20 @@ typedef struct qlora__ptx_text {
     int target;                // compute capability it is written for: 75, 80, 90
     char suffix;               // 'a' when it runs on that target only, else 0
     int version;               // lowest PTX version it assembles with: 63 is 6.3
-    const char* const* chunks; // ends with NULL
+    const char* const* chunks; // ends with NULL; itself NULL when left out
     size_t length;             // of all chunks together
     uint32_t hash;             // FNV-1a
+    const char* left_out;      // by which macro or command; NULL when it is here
 } qlora__ptx_text;
 
+// texts attn128 sm_80: bf16 head128
+#if defined(QLORA_PTX_NO_BF16)
+#define QLORA__PTX_attn128_80 0, 0u, 0u, "QLORA_PTX_NO_BF16"
+#elif defined(QLORA_PTX_NO_HEAD128)
+#define QLORA__PTX_attn128_80 0, 0u, 0u, "QLORA_PTX_NO_HEAD128"
+#elif defined(QLORA_PTX_NO_SM80)
+#define QLORA__PTX_attn128_80 0, 0u, 0u, "QLORA_PTX_NO_SM80"
+#else
 static const char qlora__ptx_0[] =
 ".extern .shared .align 128 .b8 shared[];\n";
 static const char qlora__ptx_1[] =
@@ -4008,8 +4032,21 @@ qlora__ptx_82,
 qlora__ptx_83,
 qlora__ptx_84,
 0};
+#define QLORA__PTX_attn128_80 qlora__ptx_attn128_80, 324990u, 0x0f302bcau, 0
+#endif
+// end
 
+// texts attn64 sm_80: bf16 head64
+#if defined(QLORA_PTX_NO_BF16)
+#define QLORA__PTX_attn64_80 0, 0u, 0u, "QLORA_PTX_NO_BF16"
+#elif defined(QLORA_PTX_NO_HEAD64)
+#define QLORA__PTX_attn64_80 0, 0u, 0u, "QLORA_PTX_NO_HEAD64"
+#elif defined(QLORA_PTX_NO_SM80)
+#define QLORA__PTX_attn64_80 0, 0u, 0u, "QLORA_PTX_NO_SM80"
+#else
 static const char qlora__ptx_85[] =
+".extern .shared .align 128 .b8 shared[];\n";
+static const char qlora__ptx_86[] =
 ".visible .entry qlora_attn64_fwd(\n.param .u64 qlora_attn64_fwd_param_0,\n"
 ".param .u64 qlora_attn64_fwd_param_1,\n.param .u64 qlora_attn64_fwd_param_2,\n"
 ".param .u64 qlora_attn64_fwd_param_3,\n.param .u64 qlora_attn64_fwd_param_4,\n"
@@ -4062,7 +4099,7 @@ static const char qlora__ptx_85[] =
 "cvt.s64.s32 %rd169,%r1659;\nadd.s64 %rd170,%rd168,%rd34;\nmul.lo.s64 %rd171,%rd170,%rd45;\n"
 "add.s64 %rd172,%rd169,%rd35;\nadd.s64 %rd173,%rd172,%rd171;\nshl.b64 %rd174,%rd173,1;\n"
 "add.s64 %rd175,%rd1,%rd174;\n";
-static const char qlora__ptx_86[] =
+static const char qlora__ptx_87[] =
 "mov.u32 %r1660,0;\nst.global.v4.u32[%rd175],{%r1660,%r1660,%r1660,%r1660};\n$L__BB0_82:\n"
 "add.s32 %r1735,%r1735,128;\nadd.s32 %r1734,%r1734,-1;\nsetp.ne.s32 %p118,%r1734,0;\n"
 "@%p118 bra $L__BB0_80;\n$L__BB0_83:\nsetp.lt.u32 %p119,%r103,384;\n@%p119 bra $L__BB0_94;\n"
@@ -4112,7 +4149,7 @@ static const char qlora__ptx_86[] =
 "setp.gt.s32 %p14,%r131,0;\nselp.b32 %r1728,%r171,0,%p14;\nshl.b32 %r172,%r1,6;\n"
 "cvt.s64.s32 %rd51,%r172;\nmov.u32 %r15,%tid.x;\nshr.s32 %r173,%r15,31;\nshr.u32 %r174,%r173,29;\n"
 "add.s32 %r175,%r15,%r174;\nshr.s32 %r176,%r175,3;\n";
-static const char qlora__ptx_87[] =
+static const char qlora__ptx_88[] =
 "add.s32 %r177,%r8,%r176;\nadd.s32 %r178,%r177,%r12;\ncvt.s64.s32 %rd52,%r178;\n"
 "mul.lo.s64 %rd53,%rd52,%rd39;\nand.b32 %r179,%r175,-8;\nsub.s32 %r180,%r15,%r179;\n"
 "shl.b32 %r181,%r180,3;\ncvt.s64.s32 %rd54,%r181;\nadd.s64 %rd55,%rd54,%rd51;\n"
@@ -4168,7 +4205,7 @@ static const char qlora__ptx_87[] =
 "@%p20 bra $L__BB0_13;\n$L__BB0_15:\nshl.b64 %rd216,%rd6,1;\nadd.s64 %rd217,%rd42,%rd216;\n"
 "add.s32 %r35,%r213,24576;\n@%p18 bra $L__BB0_18;\nbra.uni $L__BB0_16;\n$L__BB0_18:\n"
 "cp.async.cg.shared.global[%r35],[%rd217],16;\n";
-static const char qlora__ptx_88[] =
+static const char qlora__ptx_89[] =
 "shl.b64 %rd89,%rd43,5;\nadd.s64 %rd86,%rd217,%rd89;\nadd.s32 %r248,%r213,26624;\n"
 "cp.async.cg.shared.global[%r248],[%rd86],16;\nadd.s64 %rd87,%rd86,%rd89;\n"
 "add.s32 %r249,%r213,28672;\ncp.async.cg.shared.global[%r249],[%rd87],16;\n"
@@ -4219,7 +4256,7 @@ static const char qlora__ptx_88[] =
 "setp.lt.s32 %p27,%r262,%r48;\nshl.b32 %r263,%r1731,7;\nadd.s32 %r256,%r263,%r49;\n"
 "selp.b64 %rd92,%rd219,%rd40,%p27;\nselp.b32 %r257,16,0,%p27;\n"
 "cp.async.cg.shared.global[%r256],[%rd92],16,%r257;\n";
-static const char qlora__ptx_89[] =
+static const char qlora__ptx_90[] =
 "add.s64 %rd219,%rd219,%rd93;\nadd.s32 %r1731,%r1731,16;\nsetp.lt.u32 %p28,%r1731,64;\n"
 "@%p28 bra $L__BB0_24;\n$L__BB0_26:\nadd.s32 %r52,%r35,%r47;\n@%p26 bra $L__BB0_29;\n"
 "bra.uni $L__BB0_27;\n$L__BB0_29:\ncp.async.cg.shared.global[%r52],[%rd217],16;\n"
@@ -4267,7 +4304,7 @@ static const char qlora__ptx_89[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f978,%f979,%f980,%f981},{%r292,%r293,%r294,%r295},{%r328,%r329},{%f978,%f979,%f980,%f981};\n"
 "add.s32 %r359,%r804,20480;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r355,%r356,%r357,%r358},[%r359];\n";
-static const char qlora__ptx_90[] =
+static const char qlora__ptx_91[] =
 "mov.f32 %f986,%f1042;\nmov.f32 %f987,%f1042;\nmov.f32 %f988,%f1042;\nmov.f32 %f989,%f1042;\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f986,%f987,%f988,%f989},{%r287,%r288,%r289,%r290},{%r355,%r356},{%f986,%f987,%f988,%f989};\n"
 "mov.f32 %f994,%f1042;\nmov.f32 %f995,%f1042;\nmov.f32 %f996,%f1042;\nmov.f32 %f997,%f1042;\n"
@@ -4306,7 +4343,7 @@ static const char qlora__ptx_90[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r481,%r482,%r483,%r484},[%r485];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f986,%f987,%f988,%f989},{%r413,%r414,%r415,%r416},{%r481,%r482},{%f986,%f987,%f988,%f989};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f994,%f995,%f996,%f997},{%r413,%r414,%r415,%r416},{%r483,%r484},{%f994,%f995,%f996,%f997};\n";
-static const char qlora__ptx_91[] =
+static const char qlora__ptx_92[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1002,%f1003,%f1004,%f1005},{%r418,%r419,%r420,%r421},{%r481,%r482},{%f1002,%f1003,%f1004,%f1005};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1010,%f1011,%f1012,%f1013},{%r418,%r419,%r420,%r421},{%r483,%r484},{%f1010,%f1011,%f1012,%f1013};\n"
 "add.s32 %r514,%r427,6144;\n"
@@ -4344,7 +4381,7 @@ static const char qlora__ptx_91[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1034,%f1035,%f1036,%f1037},{%r544,%r545,%r546,%r547},{%r636,%r637},{%f1034,%f1035,%f1036,%f1037};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1042,%f1043,%f1044,%f1045},{%r544,%r545,%r546,%r547},{%r638,%r639},{%f1042,%f1043,%f1044,%f1045};\n"
 "xor.b32 %r669,%r1730,96;\n";
-static const char qlora__ptx_92[] =
+static const char qlora__ptx_93[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r665,%r666,%r667,%r668},[%r669];\n"
 "add.s32 %r674,%r669,2048;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r670,%r671,%r672,%r673},[%r674];\n"
@@ -4385,7 +4422,7 @@ static const char qlora__ptx_92[] =
 "selp.f32 %f925,%f925,0fFF800000,%p41;\nadd.s32 %r819,%r814,-8;\nsetp.lt.u32 %p42,%r819,%r815;\n"
 "selp.f32 %f930,%f930,0fFF800000,%p42;\nadd.s32 %r820,%r814,-9;\nsetp.lt.u32 %p43,%r820,%r815;\n"
 "selp.f32 %f931,%f931,0fFF800000,%p43;\n";
-static const char qlora__ptx_93[] =
+static const char qlora__ptx_94[] =
 "selp.f32 %f932,%f932,0fFF800000,%p38;\nselp.f32 %f933,%f933,0fFF800000,%p39;\n"
 "add.s32 %r821,%r814,-16;\nsetp.lt.u32 %p44,%r821,%r815;\nselp.f32 %f954,%f954,0fFF800000,%p44;\n"
 "add.s32 %r822,%r814,-17;\nsetp.lt.u32 %p45,%r822,%r815;\nselp.f32 %f955,%f955,0fFF800000,%p45;\n"
@@ -4435,7 +4472,7 @@ static const char qlora__ptx_93[] =
 "max.f32 %f1324,%f1323,%f1322;\nmax.f32 %f1325,%f956,%f957;\nmax.f32 %f1326,%f1324,%f1325;\n"
 "max.f32 %f1327,%f964,%f965;\nmax.f32 %f1328,%f1326,%f1327;\nmax.f32 %f1329,%f988,%f989;\n"
 "max.f32 %f1330,%f1328,%f1329;\nmax.f32 %f1331,%f996,%f997;\nmax.f32 %f1332,%f1330,%f1331;\n";
-static const char qlora__ptx_94[] =
+static const char qlora__ptx_95[] =
 "max.f32 %f1333,%f1020,%f1021;\nmax.f32 %f1334,%f1332,%f1333;\nmax.f32 %f1335,%f1028,%f1029;\n"
 "max.f32 %f267,%f1334,%f1335;\nmov.pred %p132,-1;\nmov.pred %p131,%p132;\n@%p61 bra $L__BB0_37;\n"
 "neg.f32 %f1336,%f2608;\nfma.rn.f32 %f1337,%f267,%f1,%f1336;\n"
@@ -4486,7 +4523,7 @@ static const char qlora__ptx_94[] =
 "mul.f32 %f2618,%f1374,%f2618;\nmul.f32 %f2619,%f1374,%f2619;\nmul.f32 %f2622,%f1374,%f2622;\n"
 "mul.f32 %f2623,%f1374,%f2623;\nmul.f32 %f2626,%f1374,%f2626;\nmul.f32 %f2627,%f1374,%f2627;\n"
 "mul.f32 %f2630,%f1374,%f2630;\n";
-static const char qlora__ptx_95[] =
+static const char qlora__ptx_96[] =
 "mul.f32 %f2631,%f1374,%f2631;\nmul.f32 %f2634,%f1374,%f2634;\nmul.f32 %f2635,%f1374,%f2635;\n"
 "mul.f32 %f2638,%f1374,%f2638;\nmul.f32 %f2639,%f1374,%f2639;\nmul.f32 %f2642,%f1374,%f2642;\n"
 "mul.f32 %f2643,%f1374,%f2643;\nmul.f32 %f2646,%f1374,%f2646;\nmul.f32 %f2647,%f1374,%f2647;\n"
@@ -4539,7 +4576,7 @@ static const char qlora__ptx_95[] =
 "ex2.approx.ftz.f32 %f1460,%f1461;\nfma.rn.f32 %f1463,%f996,%f1,%f2102;\n"
 "ex2.approx.ftz.f32 %f1462,%f1463;\nfma.rn.f32 %f1465,%f997,%f1,%f2102;\n"
 "ex2.approx.ftz.f32 %f1464,%f1465;\nadd.f32 %f2123,%f1458,%f1460;\n";
-static const char qlora__ptx_96[] =
+static const char qlora__ptx_97[] =
 "add.f32 %f2124,%f2123,%f2120;\nadd.f32 %f2125,%f1462,%f1464;\nadd.f32 %f2126,%f2125,%f2122;\n"
 "cvt.rn.bf16x2.f32 %r869,%f1460,%f1458;\ncvt.rn.bf16x2.f32 %r870,%f1464,%f1462;\n"
 "fma.rn.f32 %f1471,%f1018,%f1,%f2505;\nex2.approx.ftz.f32 %f1470,%f1471;\n"
@@ -4593,7 +4630,7 @@ static const char qlora__ptx_96[] =
 "ex2.approx.ftz.f32 %f1558,%f1559;\nfma.rn.f32 %f1561,%f1013,%f1,%f2134;\n"
 "ex2.approx.ftz.f32 %f1560,%f1561;\nadd.f32 %f2155,%f1554,%f1556;\nadd.f32 %f2156,%f2155,%f2152;\n"
 "add.f32 %f2157,%f1558,%f1560;\nadd.f32 %f2158,%f2157,%f2154;\n";
-static const char qlora__ptx_97[] =
+static const char qlora__ptx_98[] =
 "cvt.rn.bf16x2.f32 %r885,%f1556,%f1554;\ncvt.rn.bf16x2.f32 %r886,%f1560,%f1558;\n"
 "fma.rn.f32 %f1567,%f1034,%f1,%f2133;\nex2.approx.ftz.f32 %f1566,%f1567;\n"
 "fma.rn.f32 %f1569,%f1035,%f1,%f2133;\nex2.approx.ftz.f32 %f1568,%f1569;\n"
@@ -4633,7 +4670,7 @@ static const char qlora__ptx_97[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2642,%f2643,%f2644,%f2645},{%r875,%r876,%r877,%r878},{%r978,%r979},{%f2642,%f2643,%f2644,%f2645};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2646,%f2647,%f2648,%f2649},{%r875,%r876,%r877,%r878},{%r980,%r981},{%f2646,%f2647,%f2648,%f2649};\n"
 "add.s32 %r1011,%r895,2048;\n";
-static const char qlora__ptx_98[] =
+static const char qlora__ptx_99[] =
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1007,%r1008,%r1009,%r1010},[%r1011];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2605,%f2604,%f2603,%f2602},{%r863,%r864,%r865,%r866},{%r1007,%r1008},{%f2605,%f2604,%f2603,%f2602};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2601,%f2600,%f2599,%f2598},{%r863,%r864,%r865,%r866},{%r1009,%r1010},{%f2601,%f2600,%f2599,%f2598};\n"
@@ -4666,7 +4703,7 @@ static const char qlora__ptx_98[] =
 "add.s32 %r1156,%r924,4096;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1152,%r1153,%r1154,%r1155},[%r1156];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2597,%f2596,%f2595,%f2594},{%r867,%r868,%r869,%r870},{%r1152,%r1153},{%f2597,%f2596,%f2595,%f2594};\n";
-static const char qlora__ptx_99[] =
+static const char qlora__ptx_100[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2593,%f2592,%f2591,%f2590},{%r867,%r868,%r869,%r870},{%r1154,%r1155},{%f2593,%f2592,%f2591,%f2590};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2626,%f2627,%f2628,%f2629},{%r883,%r884,%r885,%r886},{%r1152,%r1153},{%f2626,%f2627,%f2628,%f2629};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2630,%f2631,%f2632,%f2633},{%r883,%r884,%r885,%r886},{%r1154,%r1155},{%f2630,%f2631,%f2632,%f2633};\n"
@@ -4699,7 +4736,7 @@ static const char qlora__ptx_99[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2589,%f2588,%f2587,%f2586},{%r871,%r872,%r873,%r874},{%r1297,%r1298},{%f2589,%f2588,%f2587,%f2586};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2585,%f2584,%f2583,%f2582},{%r871,%r872,%r873,%r874},{%r1299,%r1300},{%f2585,%f2584,%f2583,%f2582};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2634,%f2635,%f2636,%f2637},{%r887,%r888,%r889,%r890},{%r1297,%r1298},{%f2634,%f2635,%f2636,%f2637};\n";
-static const char qlora__ptx_100[] =
+static const char qlora__ptx_101[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2638,%f2639,%f2640,%f2641},{%r887,%r888,%r889,%r890},{%r1299,%r1300},{%f2638,%f2639,%f2640,%f2641};\n"
 "add.s32 %r1330,%r982,6144;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1326,%r1327,%r1328,%r1329},[%r1330];\n"
@@ -4748,7 +4785,7 @@ static const char qlora__ptx_100[] =
 "selp.f32 %f2203,0fC1B80000,0f00000000,%p88;\nmov.b32 %r1379,%f635;\n"
 "add.s32 %r1380,%r1379,-1059760811;\nand.b32 %r1381,%r1380,-8388608;\n"
 "sub.s32 %r1382,%r1379,%r1381;\nmov.b32 %f2204,%r1382;\ncvt.rn.f32.s32 %f2205,%r1381;\n";
-static const char qlora__ptx_101[] =
+static const char qlora__ptx_102[] =
 "mov.f32 %f2206,0f34000000;\nfma.rn.f32 %f2207,%f2205,%f2206,%f2203;\n"
 "add.f32 %f2208,%f2204,0fBF800000;\nmov.f32 %f2209,0f3E1039F6;\nmov.f32 %f2210,0fBE055027;\n"
 "fma.rn.f32 %f2211,%f2210,%f2208,%f2209;\nmov.f32 %f2212,0fBDF8CDCC;\n"
@@ -4803,7 +4840,7 @@ static const char qlora__ptx_101[] =
 "fma.rn.f32 %f2279,%f2278,%f2276,%f2277;\nmov.f32 %f2280,0fBDF8CDCC;\n"
 "fma.rn.f32 %f2281,%f2279,%f2276,%f2280;\nmov.f32 %f2282,0f3E0F2955;\n"
 "fma.rn.f32 %f2283,%f2281,%f2276,%f2282;\n";
-static const char qlora__ptx_102[] =
+static const char qlora__ptx_103[] =
 "mov.f32 %f2284,0fBE2AD8B9;\nfma.rn.f32 %f2285,%f2283,%f2276,%f2284;\nmov.f32 %f2286,0f3E4CED0B;\n"
 "fma.rn.f32 %f2287,%f2285,%f2276,%f2286;\nmov.f32 %f2288,0fBE7FFF22;\n"
 "fma.rn.f32 %f2289,%f2287,%f2276,%f2288;\nmov.f32 %f2290,0f3EAAAA78;\n"
@@ -4856,7 +4893,7 @@ static const char qlora__ptx_102[] =
 "st.shared.b32[%r1452],%r1451;\nadd.s32 %r1455,%r1520,%r1527;\nmul.f32 %f2331,%f2366,%f2617;\n"
 "mul.f32 %f2332,%f2616,%f2366;\ncvt.rn.bf16x2.f32 %r1454,%f2331,%f2332;\n"
 "st.shared.b32[%r1455],%r1454;\nor.b32 %r1528,%r1516,2048;\n";
-static const char qlora__ptx_103[] =
+static const char qlora__ptx_104[] =
 "add.s32 %r1529,%r1515,%r1528;\nadd.s32 %r1458,%r1529,%r1518;\nmul.f32 %f2333,%f2367,%f2619;\n"
 "mul.f32 %f2334,%f2618,%f2367;\ncvt.rn.bf16x2.f32 %r1457,%f2333,%f2334;\n"
 "st.shared.b32[%r1458],%r1457;\nor.b32 %r1530,%r1516,3072;\nadd.s32 %r1531,%r1515,%r1530;\n"
@@ -4906,7 +4943,7 @@ static const char qlora__ptx_103[] =
 "add.s64 %rd122,%rd121,%rd33;\nshl.b64 %rd124,%rd122,1;\nadd.s64 %rd125,%rd1,%rd124;\n"
 "st.global.v4.u32[%rd125],{%r1544,%r1545,%r1546,%r1547};\n$L__BB0_65:\nor.b32 %r1565,%r1550,64;\n"
 "shr.u32 %r1566,%r1565,3;\nshl.b32 %r1567,%r1566,7;\nand.b32 %r1568,%r1566,3;\n";
-static const char qlora__ptx_104[] =
+static const char qlora__ptx_105[] =
 "xor.b32 %r1570,%r1568,%r19;\nshl.b32 %r1571,%r1570,4;\nadd.s32 %r1572,%r1567,%r61;\n"
 "add.s32 %r1562,%r1572,%r1571;\nld.shared.v4.b32{%r1558,%r1559,%r1560,%r1561},[%r1562];\n"
 "add.s32 %r76,%r1566,%r18;\nsetp.ge.s32 %p109,%r76,%r11;\n@%p109 bra $L__BB0_67;\n"
@@ -4948,7 +4985,7 @@ static const char qlora__ptx_104[] =
 "cvt.s64.s32 %rd161,%r101;\nadd.s64 %rd162,%rd161,%rd31;\nmul.lo.s64 %rd163,%rd162,%rd45;\n"
 "add.s64 %rd164,%rd163,%rd33;\nshl.b64 %rd166,%rd164,1;\nadd.s64 %rd167,%rd1,%rd166;\n"
 "st.global.v4.u32[%rd167],{%r1631,%r1632,%r1633,%r1634};\n$L__BB0_97:\nret;\n}\n";
-static const char qlora__ptx_105[] =
+static const char qlora__ptx_106[] =
 ".visible .entry qlora_attn64_stats(\n.param .u64 qlora_attn64_stats_param_0,\n"
 ".param .u64 qlora_attn64_stats_param_1,\n.param .u64 qlora_attn64_stats_param_2,\n"
 ".param .u64 qlora_attn64_stats_param_3,\n.param .u64 qlora_attn64_stats_param_4,\n"
@@ -4993,7 +5030,7 @@ static const char qlora__ptx_105[] =
 "shl.b64 %rd25,%rd23,2;\nadd.s64 %rd26,%rd24,%rd25;\nld.global.f32 %f31,[%rd26];\n"
 "shl.b64 %rd27,%rd23,3;\nadd.s64 %rd28,%rd21,%rd27;\nmul.f32 %f32,%f31,0f3FB8AA3B;\n"
 "st.global.v2.f32[%rd28],{%f32,%f1};\n$L__BB1_2:\nret;\n}\n";
-static const char qlora__ptx_106[] =
+static const char qlora__ptx_107[] =
 ".visible .entry qlora_attn64_bwd_kv(\n.param .u64 qlora_attn64_bwd_kv_param_0,\n"
 ".param .u64 qlora_attn64_bwd_kv_param_1,\n.param .u64 qlora_attn64_bwd_kv_param_2,\n"
 ".param .u64 qlora_attn64_bwd_kv_param_3,\n.param .u64 qlora_attn64_bwd_kv_param_4,\n"
@@ -5052,7 +5089,7 @@ static const char qlora__ptx_106[] =
 "@%p106 bra $L__BB2_123;\nbra.uni $L__BB2_90;\n$L__BB2_123:\nmov.u32 %r2319,%ctaid.z;\n"
 "cvt.u64.u32 %rd55,%r2319;\ncvt.s64.s32 %rd56,%r385;\nmul.wide.s32 %rd57,%r387,64;\n"
 "shl.b32 %r2320,%r1,6;\ncvt.u64.u32 %rd58,%r2320;\n";
-static const char qlora__ptx_107[] =
+static const char qlora__ptx_108[] =
 "shl.b32 %r2321,%r387,6;\ncvt.s64.s32 %rd59,%r2321;\nmov.u32 %r2643,%tid.x;\n"
 "setp.gt.s32 %p127,%r2643,1023;\n@%p127 bra $L__BB2_140;\nmul.lo.s64 %rd346,%rd56,%rd55;\n"
 "add.s64 %rd347,%rd346,%rd53;\nmul.lo.s64 %rd348,%rd57,%rd347;\nadd.s64 %rd60,%rd348,%rd58;\n"
@@ -5103,7 +5140,7 @@ static const char qlora__ptx_107[] =
 "cvt.u64.u32 %rd389,%r301;\nadd.s64 %rd390,%rd389,%rd55;\nmul.lo.s64 %rd391,%rd390,%rd56;\n"
 "add.s64 %rd392,%rd391,%rd53;\nmul.lo.s64 %rd61,%rd57,%rd392;\n@%p127 bra $L__BB2_156;\n"
 "add.s64 %rd62,%rd61,%rd58;\n";
-static const char qlora__ptx_108[] =
+static const char qlora__ptx_109[] =
 "max.s32 %r2376,%r2643,896;\nadd.s32 %r2377,%r2376,127;\nsub.s32 %r364,%r2377,%r2643;\n"
 "shr.u32 %r2378,%r364,7;\nadd.s32 %r2379,%r2378,1;\nand.b32 %r2642,%r2379,3;\n"
 "setp.eq.s32 %p138,%r2642,0;\n@%p138 bra $L__BB2_145;\n$L__BB2_142:\n.pragma \"nounroll\";\n"
@@ -5155,7 +5192,7 @@ static const char qlora__ptx_108[] =
 "cvt.s64.s32 %rd81,%r422;\nmov.u32 %r423,%tid.x;\nshr.s32 %r424,%r423,31;\n"
 "shr.u32 %r425,%r424,29;\nadd.s32 %r426,%r423,%r425;\nshr.s32 %r427,%r426,3;\n"
 "add.s32 %r428,%r421,%r427;\ncvt.s64.s32 %rd82,%r428;\n";
-static const char qlora__ptx_109[] =
+static const char qlora__ptx_110[] =
 "mul.lo.s64 %rd83,%rd82,%rd64;\nand.b32 %r429,%r426,-8;\nsub.s32 %r430,%r423,%r429;\n"
 "shl.b32 %r431,%r430,3;\ncvt.s64.s32 %rd84,%r431;\nadd.s64 %rd85,%rd83,%rd84;\n"
 "add.s64 %rd86,%rd85,%rd81;\nshl.b64 %rd87,%rd86,1;\nadd.s64 %rd454,%rd63,%rd87;\n"
@@ -5208,7 +5245,7 @@ static const char qlora__ptx_109[] =
 "add.s64 %rd276,%rd274,%rd53;\nmul.lo.s64 %rd277,%rd276,%rd73;\nadd.s64 %rd278,%rd275,%rd54;\n"
 "add.s64 %rd279,%rd278,%rd277;\nshl.b64 %rd280,%rd279,1;\nadd.s64 %rd281,%rd2,%rd280;\n"
 "mov.u32 %r2226,0;\nst.global.v4.u32[%rd281],{%r2226,%r2226,%r2226,%r2226};\n";
-static const char qlora__ptx_110[] =
+static const char qlora__ptx_111[] =
 "$L__BB2_100:\nshr.s32 %r2227,%r2629,31;\nshr.u32 %r2228,%r2227,29;\n"
 "add.s32 %r2229,%r2629,%r2228;\nshr.s32 %r2230,%r2229,3;\nadd.s32 %r317,%r2230,%r12;\n"
 "setp.ge.s32 %p113,%r317,%r11;\n@%p113 bra $L__BB2_102;\ncvt.s64.s32 %rd282,%r317;\n"
@@ -5260,7 +5297,7 @@ static const char qlora__ptx_110[] =
 "shr.s32 %r2289,%r2288,3;\nadd.s32 %r337,%r2289,%r12;\nsetp.ge.s32 %p123,%r337,%r11;\n"
 "@%p123 bra $L__BB2_118;\ncvt.s64.s32 %rd322,%r337;\nand.b32 %r2293,%r2288,536870904;\n"
 "sub.s32 %r2294,%r2634,%r2293;\nshl.b32 %r2295,%r2294,3;\ncvt.s64.s32 %rd323,%r2295;\n";
-static const char qlora__ptx_111[] =
+static const char qlora__ptx_112[] =
 "add.s64 %rd324,%rd322,%rd53;\nmul.lo.s64 %rd325,%rd324,%rd75;\nadd.s64 %rd326,%rd323,%rd54;\n"
 "add.s64 %rd327,%rd326,%rd325;\nshl.b64 %rd328,%rd327,1;\nadd.s64 %rd329,%rd3,%rd328;\n"
 "mov.u32 %r2296,0;\nst.global.v4.u32[%rd329],{%r2296,%r2296,%r2296,%r2296};\n$L__BB2_118:\n"
@@ -5312,7 +5349,7 @@ static const char qlora__ptx_111[] =
 "mov.f32 %f2899,%f2886;\nmov.f32 %f2900,%f2886;\nmov.f32 %f2901,%f2886;\nmov.f32 %f2902,%f2886;\n"
 "mov.f32 %f2903,%f2886;\nmov.f32 %f2904,%f2886;\nmov.f32 %f2905,%f2886;\nmov.f32 %f2906,%f2886;\n"
 "mov.f32 %f2907,%f2886;\nmov.f32 %f2908,%f2886;\n";
-static const char qlora__ptx_112[] =
+static const char qlora__ptx_113[] =
 "mov.f32 %f2909,%f2886;\nmov.f32 %f2910,%f2886;\nmov.f32 %f2911,%f2886;\nmov.f32 %f2912,%f2886;\n"
 "mov.f32 %f2913,%f2886;\nmov.f32 %f2914,%f2886;\nmov.f32 %f2915,%f2886;\nmov.f32 %f2916,%f2886;\n"
 "mov.f32 %f2917,%f2886;\nmov.f32 %f2918,%f2886;\nmov.f32 %f2919,%f2886;\nmov.f32 %f2920,%f2886;\n"
@@ -5363,7 +5400,7 @@ static const char qlora__ptx_112[] =
 "selp.b32 %r528,16,0,%p25;\ncp.async.cg.shared.global[%r527],[%rd123],16,%r528;\n"
 "shl.b64 %rd124,%rd439,1;\nadd.s64 %rd446,%rd446,%rd124;\nadd.s32 %r2524,%r2524,16;\n"
 "setp.lt.u32 %p26,%r2524,64;\n@%p26 bra $L__BB2_26;\n$L__BB2_28:\n";
-static const char qlora__ptx_113[] =
+static const char qlora__ptx_114[] =
 "@%p11 bra $L__BB2_49;\nmax.s32 %r540,%r423,-64;\nadd.s32 %r541,%r540,127;\n"
 "sub.s32 %r542,%r541,%r423;\nshr.u32 %r543,%r542,7;\nadd.s32 %r544,%r543,1;\n"
 "and.b32 %r545,%r544,3;\nsetp.eq.s32 %p28,%r545,0;\nmov.u32 %r2525,%r423;\n@%p28 bra $L__BB2_39;\n"
@@ -5416,7 +5453,7 @@ static const char qlora__ptx_113[] =
 "add.s64 %rd157,%rd155,%rd156;\nshl.b64 %rd158,%rd157,3;\nadd.s64 %rd452,%rd456,%rd158;\n"
 "$L__BB2_46:\nsetp.lt.s32 %p43,%r84,%r68;\nselp.b32 %r626,8,0,%p43;\nshl.b32 %r632,%r84,3;\n"
 "add.s32 %r633,%r612,%r632;\n";
-static const char qlora__ptx_114[] =
+static const char qlora__ptx_115[] =
 "add.s32 %r625,%r633,57344;\ncp.async.ca.shared.global[%r625],[%rd452],8,%r626;\n"
 "add.s32 %r85,%r2525,384;\nsetp.ge.s32 %p44,%r85,%r68;\nmov.u64 %rd453,%rd456;\n"
 "@%p44 bra $L__BB2_48;\nshl.b32 %r2447,%r2527,6;\ncvt.s64.s32 %rd160,%r85;\n"
@@ -5463,7 +5500,7 @@ static const char qlora__ptx_114[] =
 "mov.f32 %f2781,%f2761;\nmov.f32 %f2780,%f2761;\nmov.f32 %f2779,%f2761;\nmov.f32 %f2778,%f2761;\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2781,%f2780,%f2779,%f2778},{%r655,%r656,%r657,%r658},{%r689,%r690},{%f2781,%f2780,%f2779,%f2778};\n"
 "mov.f32 %f2777,%f2761;\n";
-static const char qlora__ptx_115[] =
+static const char qlora__ptx_116[] =
 "mov.f32 %f2776,%f2761;\nmov.f32 %f2775,%f2761;\nmov.f32 %f2774,%f2761;\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2777,%f2776,%f2775,%f2774},{%r655,%r656,%r657,%r658},{%r691,%r692},{%f2777,%f2776,%f2775,%f2774};\n"
 "add.s32 %r722,%r664,4096;\n"
@@ -5503,7 +5540,7 @@ static const char qlora__ptx_115[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2781,%f2780,%f2779,%f2778},{%r781,%r782,%r783,%r784},{%r815,%r816},{%f2781,%f2780,%f2779,%f2778};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2777,%f2776,%f2775,%f2774},{%r781,%r782,%r783,%r784},{%r817,%r818},{%f2777,%f2776,%f2775,%f2774};\n"
 "add.s32 %r848,%r790,4096;\n";
-static const char qlora__ptx_116[] =
+static const char qlora__ptx_117[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r844,%r845,%r846,%r847},[%r848];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2805,%f2804,%f2803,%f2802},{%r776,%r777,%r778,%r779},{%r844,%r845},{%f2805,%f2804,%f2803,%f2802};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2801,%f2800,%f2799,%f2798},{%r776,%r777,%r778,%r779},{%r846,%r847},{%f2801,%f2800,%f2799,%f2798};\n"
@@ -5540,7 +5577,7 @@ static const char qlora__ptx_116[] =
 "add.s32 %r1003,%r916,6144;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r999,%r1000,%r1001,%r1002},[%r1003];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2797,%f2796,%f2795,%f2794},{%r902,%r903,%r904,%r905},{%r999,%r1000},{%f2797,%f2796,%f2795,%f2794};\n";
-static const char qlora__ptx_117[] =
+static const char qlora__ptx_118[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2793,%f2792,%f2791,%f2790},{%r902,%r903,%r904,%r905},{%r1001,%r1002},{%f2793,%f2792,%f2791,%f2790};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2765,%f2764,%f2763,%f2762},{%r907,%r908,%r909,%r910},{%r999,%r1000},{%f2765,%f2764,%f2763,%f2762};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2761,%f2760,%f2759,%f2758},{%r907,%r908,%r909,%r910},{%r1001,%r1002},{%f2761,%f2760,%f2759,%f2758};\n"
@@ -5577,7 +5614,7 @@ static const char qlora__ptx_117[] =
 "add.s32 %r1178,%r1176,%r1177;\nadd.s32 %r91,%r1178,57344;\nor.pred %p53,%p51,%p11;\n"
 "@%p53 bra $L__BB2_58;\nadd.s32 %r1179,%r17,31;\nsetp.gt.s32 %p54,%r1179,%r90;\n"
 "@%p54 bra $L__BB2_56;\n";
-static const char qlora__ptx_118[] =
+static const char qlora__ptx_119[] =
 "sub.s32 %r1181,%r1171,%r17;\nsetp.lt.s32 %p55,%r1181,%r388;\nsetp.lt.s32 %p56,%r388,1;\n"
 "or.pred %p57,%p55,%p56;\n@%p57 bra $L__BB2_57;\n$L__BB2_56:\nmov.u32 %r1182,%tid.x;\n"
 "and.b32 %r1183,%r1182,31;\nshr.u32 %r1184,%r1183,2;\nshl.b32 %r1185,%r1182,1;\n"
@@ -5634,7 +5671,7 @@ static const char qlora__ptx_118[] =
 "selp.f32 %f2768,%f2768,0fFF800000,%p68;\nselp.f32 %f2767,%f2767,0fFF800000,%p65;\n"
 "selp.f32 %f2766,%f2766,0fFF800000,%p66;\nselp.f32 %f2765,%f2765,0fFF800000,%p69;\n"
 "selp.f32 %f2764,%f2764,0fFF800000,%p70;\n";
-static const char qlora__ptx_119[] =
+static const char qlora__ptx_120[] =
 "selp.f32 %f2763,%f2763,0fFF800000,%p67;\nselp.f32 %f2762,%f2762,0fFF800000,%p68;\n"
 "selp.f32 %f2761,%f2761,0fFF800000,%p71;\nselp.f32 %f2760,%f2760,0fFF800000,%p72;\n"
 "selp.f32 %f2759,%f2759,0fFF800000,%p69;\nselp.f32 %f2758,%f2758,0fFF800000,%p70;\n$L__BB2_57:\n"
@@ -5688,7 +5725,7 @@ static const char qlora__ptx_119[] =
 "neg.f32 %f1646,%f1527;\nfma.rn.f32 %f1530,%f2805,%f1,%f1645;\nex2.approx.ftz.f32 %f1529,%f1530;\n"
 "fma.rn.f32 %f1532,%f2804,%f1,%f1646;\nex2.approx.ftz.f32 %f1531,%f1532;\n"
 "cvt.rn.bf16x2.f32 %r2615,%f1531,%f1529;\nfma.rn.f32 %f1536,%f2803,%f1,%f1645;\n";
-static const char qlora__ptx_120[] =
+static const char qlora__ptx_121[] =
 "ex2.approx.ftz.f32 %f1535,%f1536;\nfma.rn.f32 %f1538,%f2802,%f1,%f1646;\n"
 "ex2.approx.ftz.f32 %f1537,%f1538;\ncvt.rn.bf16x2.f32 %r2614,%f1537,%f1535;\n"
 "fma.rn.f32 %f1542,%f2773,%f1,%f1645;\nex2.approx.ftz.f32 %f1541,%f1542;\n"
@@ -5742,7 +5779,7 @@ static const char qlora__ptx_120[] =
 "add.s32 %r1287,%r1301,52736;\nst.shared.v4.b32[%r1287],{%r2595,%r2594,%r2593,%r2592};\n"
 "$L__BB2_58:\nsetp.lt.s32 %p83,%r423,64;\nbar.sync 0;\nor.pred %p84,%p83,%p51;\n"
 "@%p84 bra $L__BB2_60;\nadd.s32 %r1304,%r91,4;\n";
-static const char qlora__ptx_121[] =
+static const char qlora__ptx_122[] =
 "ld.shared.f32 %f1653,[%r1304];\nadd.s32 %r1305,%r91,12;\nld.shared.f32 %f1654,[%r1305];\n"
 "add.s32 %r1306,%r91,68;\nld.shared.f32 %f1655,[%r1306];\nadd.s32 %r1307,%r91,76;\n"
 "ld.shared.f32 %f1656,[%r1307];\nand.b32 %r1394,%r450,496;\nadd.s32 %r1396,%r1394,%r443;\n"
@@ -5792,7 +5829,7 @@ static const char qlora__ptx_121[] =
 "sub.f32 %f1778,%f2807,%f1675;\nmul.f32 %f1684,%f1778,%f1777;\nand.b32 %r1425,%r1333,-65536;\n"
 "mov.b32 %f1779,%r1425;\nsub.f32 %f1780,%f2806,%f1676;\nmul.f32 %f1683,%f1780,%f1779;\n"
 "cvt.rn.bf16x2.f32 %r2616,%f1683,%f1684;\nadd.s32 %r1343,%r1401,51712;\n";
-static const char qlora__ptx_122[] =
+static const char qlora__ptx_123[] =
 "ld.shared.v4.b32{%r1339,%r1340,%r1341,%r1342},[%r1343];\nshl.b32 %r1426,%r1339,16;\n"
 "mov.b32 %f1781,%r1426;\nsub.f32 %f1782,%f2781,%f1673;\nmul.f32 %f1686,%f1782,%f1781;\n"
 "and.b32 %r1427,%r1339,-65536;\nmov.b32 %f1783,%r1427;\nsub.f32 %f1784,%f2780,%f1674;\n"
@@ -5843,7 +5880,7 @@ static const char qlora__ptx_122[] =
 "ld.shared.f32 %f1716,[%r1373];\nadd.s32 %r1378,%r1401,50688;\n"
 "ld.shared.v4.b32{%r1374,%r1375,%r1376,%r1377},[%r1378];\nshl.b32 %r1450,%r1374,16;\n"
 "mov.b32 %f1829,%r1450;\nsub.f32 %f1830,%f2797,%f1713;\n";
-static const char qlora__ptx_123[] =
+static const char qlora__ptx_124[] =
 "mul.f32 %f1718,%f1830,%f1829;\nand.b32 %r1451,%r1374,-65536;\nmov.b32 %f1831,%r1451;\n"
 "sub.f32 %f1832,%f2796,%f1714;\nmul.f32 %f1717,%f1832,%f1831;\n"
 "cvt.rn.bf16x2.f32 %r2611,%f1717,%f1718;\nshl.b32 %r1452,%r1375,16;\nmov.b32 %f1833,%r1452;\n"
@@ -5885,7 +5922,7 @@ static const char qlora__ptx_123[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2901,%f2900,%f2899,%f2898},{%r2607,%r2606,%r2605,%r2604},{%r1498,%r1499},{%f2901,%f2900,%f2899,%f2898};\n"
 "xor.b32 %r1529,%r1471,64;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1525,%r1526,%r1527,%r1528},[%r1529];\n";
-static const char qlora__ptx_124[] =
+static const char qlora__ptx_125[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2929,%f2928,%f2927,%f2926},{%r2623,%r2622,%r2621,%r2620},{%r1525,%r1526},{%f2929,%f2928,%f2927,%f2926};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2925,%f2924,%f2923,%f2922},{%r2623,%r2622,%r2621,%r2620},{%r1527,%r1528},{%f2925,%f2924,%f2923,%f2922};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2897,%f2896,%f2895,%f2894},{%r2607,%r2606,%r2605,%r2604},{%r1525,%r1526},{%f2897,%f2896,%f2895,%f2894};\n"
@@ -5917,7 +5954,7 @@ static const char qlora__ptx_124[] =
 "add.s32 %r1674,%r1558,2048;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1670,%r1671,%r1672,%r1673},[%r1674];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2921,%f2920,%f2919,%f2918},{%r2619,%r2618,%r2617,%r2616},{%r1670,%r1671},{%f2921,%f2920,%f2919,%f2918};\n";
-static const char qlora__ptx_125[] =
+static const char qlora__ptx_126[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2917,%f2916,%f2915,%f2914},{%r2619,%r2618,%r2617,%r2616},{%r1672,%r1673},{%f2917,%f2916,%f2915,%f2914};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2889,%f2888,%f2887,%f2886},{%r2603,%r2602,%r2601,%r2600},{%r1670,%r1671},{%f2889,%f2888,%f2887,%f2886};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2946,%f2947,%f2948,%f2949},{%r2603,%r2602,%r2601,%r2600},{%r1672,%r1673},{%f2946,%f2947,%f2948,%f2949};\n"
@@ -5949,7 +5986,7 @@ static const char qlora__ptx_125[] =
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1815,%r1816,%r1817,%r1818},[%r1819];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2945,%f2944,%f2943,%f2942},{%r2611,%r2610,%r2609,%r2608},{%r1815,%r1816},{%f2945,%f2944,%f2943,%f2942};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2941,%f2940,%f2939,%f2938},{%r2611,%r2610,%r2609,%r2608},{%r1817,%r1818},{%f2941,%f2940,%f2939,%f2938};\n";
-static const char qlora__ptx_126[] =
+static const char qlora__ptx_127[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2913,%f2912,%f2911,%f2910},{%r2595,%r2594,%r2593,%r2592},{%r1815,%r1816},{%f2913,%f2912,%f2911,%f2910};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2909,%f2908,%f2907,%f2906},{%r2595,%r2594,%r2593,%r2592},{%r1817,%r1818},{%f2909,%f2908,%f2907,%f2906};\n"
 "add.s32 %r1848,%r1500,6144;\n"
@@ -5988,7 +6025,7 @@ static const char qlora__ptx_126[] =
 "mul.lo.s64 %rd243,%rd242,%rd51;\nadd.s64 %rd244,%rd52,%rd243;\nshl.b64 %rd246,%rd244,2;\n"
 "add.s64 %rd247,%rd1,%rd246;\nmul.f32 %f2437,%f770,%f2945;\nst.global.f32[%rd247],%f2437;\n"
 "mul.f32 %f2438,%f770,%f2944;\nst.global.f32[%rd247+4],%f2438;\n";
-static const char qlora__ptx_127[] =
+static const char qlora__ptx_128[] =
 "mul.f32 %f2439,%f770,%f2940;\nmul.f32 %f2440,%f770,%f2941;\n"
 "st.global.v2.f32[%rd247+32],{%f2440,%f2439};\nmul.f32 %f2441,%f770,%f2936;\n"
 "mul.f32 %f2442,%f770,%f2937;\nst.global.v2.f32[%rd247+64],{%f2442,%f2441};\n"
@@ -6044,7 +6081,7 @@ static const char qlora__ptx_127[] =
 "st.global.v2.f32[%rd265+192],{%f2498,%f2497};\nmul.f32 %f2499,%f770,%f2949;\n"
 "mul.f32 %f2500,%f770,%f2948;\nst.global.v2.f32[%rd265+224],{%f2500,%f2499};\n"
 "bra.uni $L__BB2_156;\n$L__BB2_65:\n";
-static const char qlora__ptx_128[] =
+static const char qlora__ptx_129[] =
 "mov.u32 %r2435,%ctaid.y;\nshl.b32 %r2434,%r2435,6;\nadd.s32 %r2433,%r443,8192;\n"
 "selp.b32 %r2432,%r2433,%r443,%p11;\nld.param.u64 %rd438,[qlora_attn64_bwd_kv_param_11];\n"
 "cvta.to.global.u64 %rd437,%rd438;\nld.param.u64 %rd436,[qlora_attn64_bwd_kv_param_9];\n"
@@ -6097,7 +6134,7 @@ static const char qlora__ptx_128[] =
 "mul.f32 %f2407,%f770,%f2910;\nmul.f32 %f2408,%f2911,%f770;\n"
 "cvt.rn.bf16x2.f32 %r1998,%f2407,%f2408;\nst.shared.b32[%r1999],%r1998;\n"
 "add.s32 %r2002,%r2074,%r2066;\nmul.f32 %f2409,%f770,%f2908;\n";
-static const char qlora__ptx_129[] =
+static const char qlora__ptx_130[] =
 "mul.f32 %f2410,%f2909,%f770;\ncvt.rn.bf16x2.f32 %r2001,%f2409,%f2410;\n"
 "st.shared.b32[%r2002],%r2001;\nadd.s32 %r2005,%r2076,%r2066;\nmul.f32 %f2411,%f770,%f2906;\n"
 "mul.f32 %f2412,%f2907,%f770;\ncvt.rn.bf16x2.f32 %r2004,%f2411,%f2412;\n"
@@ -6148,7 +6185,7 @@ static const char qlora__ptx_129[] =
 "cvt.s64.s32 %rd194,%r271;\nadd.s64 %rd195,%rd194,%rd8;\nmul.lo.s64 %rd196,%rd195,%rd48;\n"
 "add.s64 %rd197,%rd196,%rd50;\nshl.b64 %rd198,%rd197,1;\nadd.s64 %rd199,%rd49,%rd198;\n"
 "st.global.v4.u32[%rd199],{%r2102,%r2103,%r2104,%r2105};\n";
-static const char qlora__ptx_130[] =
+static const char qlora__ptx_131[] =
 "$L__BB2_71:\nor.b32 %r2124,%r2094,96;\nshr.u32 %r2125,%r2124,3;\nshl.b32 %r2126,%r2125,7;\n"
 "xor.b32 %r2127,%r2125,%r423;\nshl.b32 %r2128,%r2127,4;\nand.b32 %r2129,%r2128,112;\n"
 "add.s32 %r2130,%r2126,%r256;\nadd.s32 %r2121,%r2130,%r2129;\n"
@@ -6185,7 +6222,7 @@ static const char qlora__ptx_130[] =
 "cvt.s64.s32 %rd224,%r296;\nadd.s64 %rd225,%rd224,%rd8;\nmul.lo.s64 %rd226,%rd225,%rd48;\n"
 "add.s64 %rd227,%rd226,%rd50;\nshl.b64 %rd228,%rd227,1;\nadd.s64 %rd229,%rd49,%rd228;\n"
 "st.global.v4.u32[%rd229],{%r2175,%r2176,%r2177,%r2178};\n$L__BB2_156:\nret;\n}\n";
-static const char qlora__ptx_131[] =
+static const char qlora__ptx_132[] =
 ".visible .entry qlora_attn64_bwd_sum(\n.param .u64 qlora_attn64_bwd_sum_param_0,\n"
 ".param .u32 qlora_attn64_bwd_sum_param_1,\n.param .u32 qlora_attn64_bwd_sum_param_2,\n"
 ".param .u32 qlora_attn64_bwd_sum_param_3,\n.param .u64 qlora_attn64_bwd_sum_param_4,\n"
@@ -6230,7 +6267,7 @@ static const char qlora__ptx_131[] =
 "cvt.rn.bf16x2.f32 %r23,%f80,%f79;\ncvt.rn.bf16x2.f32 %r22,%f78,%f77;\n"
 "cvt.rn.bf16x2.f32 %r21,%f76,%f75;\ncvt.rn.bf16x2.f32 %r20,%f74,%f73;\n"
 "st.global.v4.u32[%rd46],{%r20,%r21,%r22,%r23};\n$L__BB3_8:\nret;\n}\n";
-static const char qlora__ptx_132[] =
+static const char qlora__ptx_133[] =
 ".visible .entry qlora_attn64_bwd_q(\n.param .u64 qlora_attn64_bwd_q_param_0,\n"
 ".param .u64 qlora_attn64_bwd_q_param_1,\n.param .u64 qlora_attn64_bwd_q_param_2,\n"
 ".param .u64 qlora_attn64_bwd_q_param_3,\n.param .u64 qlora_attn64_bwd_q_param_4,\n"
@@ -6288,7 +6325,7 @@ static const char qlora__ptx_132[] =
 "shr.s32 %r2117,%r2116,3;\nadd.s32 %r111,%r2117,%r12;\nsetp.ge.s32 %p72,%r111,%r11;\n"
 "@%p72 bra $L__BB4_69;\ncvt.s64.s32 %rd186,%r111;\nand.b32 %r2121,%r2116,536870904;\n"
 "sub.s32 %r2122,%r2197,%r2121;\nshl.b32 %r2123,%r2122,3;\n";
-static const char qlora__ptx_133[] =
+static const char qlora__ptx_134[] =
 "cvt.s64.s32 %rd187,%r2123;\nadd.s64 %rd188,%rd186,%rd41;\nmul.lo.s64 %rd189,%rd188,%rd53;\n"
 "add.s64 %rd190,%rd187,%rd42;\nadd.s64 %rd191,%rd190,%rd189;\nshl.b64 %rd192,%rd191,1;\n"
 "add.s64 %rd193,%rd1,%rd192;\nmov.u32 %r2124,0;\n"
@@ -6339,7 +6376,7 @@ static const char qlora__ptx_133[] =
 "sub.s32 %r180,%r16,%r179;\nshl.b32 %r181,%r180,3;\ncvt.s64.s32 %rd61,%r181;\n"
 "add.s64 %rd62,%rd60,%rd61;\nadd.s64 %rd5,%rd62,%rd58;\nmul.lo.s64 %rd63,%rd59,%rd48;\n"
 "add.s64 %rd64,%rd63,%rd61;\nadd.s64 %rd6,%rd64,%rd58;\nand.b32 %r17,%r16,31;\n";
-static const char qlora__ptx_134[] =
+static const char qlora__ptx_135[] =
 "and.b32 %r18,%r16,-32;\nadd.s32 %r19,%r12,%r18;\nand.b32 %r20,%r16,7;\nshl.b32 %r182,%r1,6;\n"
 "cvt.s64.s32 %rd65,%r182;\nadd.s32 %r183,%r12,%r8;\nadd.s32 %r184,%r183,%r177;\n"
 "cvt.s64.s32 %rd7,%r184;\nmul.lo.s64 %rd66,%rd7,%rd44;\nadd.s64 %rd8,%rd61,%rd65;\n"
@@ -6396,7 +6433,7 @@ static const char qlora__ptx_134[] =
 "add.s64 %rd96,%rd231,%rd99;\nadd.s32 %r244,%r22,34816;\n"
 "cp.async.cg.shared.global[%r244],[%rd96],16;\nadd.s64 %rd97,%rd96,%rd99;\n"
 "add.s32 %r245,%r22,36864;\n";
-static const char qlora__ptx_135[] =
+static const char qlora__ptx_136[] =
 "cp.async.cg.shared.global[%r245],[%rd97],16;\nadd.s64 %rd98,%rd97,%rd99;\n"
 "add.s32 %r246,%r22,38912;\ncp.async.cg.shared.global[%r246],[%rd98],16;\nbra.uni $L__BB4_19;\n"
 "$L__BB4_16:\nshl.b64 %rd21,%rd46,5;\nmov.u32 %r2186,0;\nmov.u32 %r2185,%r35;\n$L__BB4_17:\n"
@@ -6447,7 +6484,7 @@ static const char qlora__ptx_135[] =
 "mov.f32 %f2715,%f2676;\nmov.f32 %f2716,%f2676;\nmov.f32 %f2717,%f2676;\nmov.f32 %f2718,%f2676;\n"
 "mov.f32 %f2719,%f2676;\nmov.f32 %f2720,%f2676;\nmov.f32 %f2721,%f2676;\nmov.f32 %f2722,%f2676;\n"
 "mov.f32 %f2723,%f2676;\nmov.f32 %f2724,%f2676;\nmov.f32 %f2725,%f2676;\nmov.f32 %f2726,%f2676;\n";
-static const char qlora__ptx_136[] =
+static const char qlora__ptx_137[] =
 "mov.f32 %f2727,%f2676;\nmov.f32 %f2728,%f2676;\nmov.f32 %f2729,%f2676;\nmov.f32 %f2730,%f2676;\n"
 "mov.f32 %f2731,%f2676;\nmov.f32 %f2732,%f2676;\nmov.f32 %f2733,%f2676;\nmov.f32 %f2734,%f2676;\n"
 "mov.f32 %f2735,%f2676;\nmov.f32 %f2736,%f2676;\nmov.f32 %f2737,%f2676;\nmov.f32 %f2738,%f2676;\n"
@@ -6502,7 +6539,7 @@ static const char qlora__ptx_136[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r317,%r318,%r319,%r320},[%r321];\n"
 "mov.f32 %f1443,0f00000000;\nmov.f32 %f811,%f1443;\nmov.f32 %f812,%f1443;\nmov.f32 %f813,%f1443;\n"
 "mov.f32 %f814,%f1443;\n";
-static const char qlora__ptx_137[] =
+static const char qlora__ptx_138[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f811,%f812,%f813,%f814},{%r307,%r308,%r309,%r310},{%r317,%r318},{%f811,%f812,%f813,%f814};\n"
 "mov.f32 %f819,%f1443;\nmov.f32 %f820,%f1443;\nmov.f32 %f821,%f1443;\nmov.f32 %f822,%f1443;\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f819,%f820,%f821,%f822},{%r307,%r308,%r309,%r310},{%r319,%r320},{%f819,%f820,%f821,%f822};\n"
@@ -6541,7 +6578,7 @@ static const char qlora__ptx_137[] =
 "mov.f32 %f931,%f1443;\nmov.f32 %f932,%f1443;\nmov.f32 %f933,%f1443;\nmov.f32 %f934,%f1443;\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f931,%f932,%f933,%f934},{%r312,%r313,%r314,%r315},{%r406,%r407},{%f931,%f932,%f933,%f934};\n"
 "xor.b32 %r437,%r2191,32;\n";
-static const char qlora__ptx_138[] =
+static const char qlora__ptx_139[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r433,%r434,%r435,%r436},[%r437];\n"
 "add.s32 %r442,%r437,2048;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r438,%r439,%r440,%r441},[%r442];\n"
@@ -6581,7 +6618,7 @@ static const char qlora__ptx_138[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f835,%f836,%f837,%f838},{%r564,%r565,%r566,%r567},{%r571,%r572},{%f835,%f836,%f837,%f838};\n"
 "add.s32 %r602,%r573,2048;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r598,%r599,%r600,%r601},[%r602];\n";
-static const char qlora__ptx_139[] =
+static const char qlora__ptx_140[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f843,%f844,%f845,%f846},{%r559,%r560,%r561,%r562},{%r598,%r599},{%f843,%f844,%f845,%f846};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f851,%f852,%f853,%f854},{%r559,%r560,%r561,%r562},{%r600,%r601},{%f851,%f852,%f853,%f854};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f859,%f860,%f861,%f862},{%r564,%r565,%r566,%r567},{%r598,%r599},{%f859,%f860,%f861,%f862};\n"
@@ -6618,7 +6655,7 @@ static const char qlora__ptx_139[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r753,%r754,%r755,%r756},[%r757];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f875,%f876,%f877,%f878},{%r685,%r686,%r687,%r688},{%r753,%r754},{%f875,%f876,%f877,%f878};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f883,%f884,%f885,%f886},{%r685,%r686,%r687,%r688},{%r755,%r756},{%f883,%f884,%f885,%f886};\n";
-static const char qlora__ptx_140[] =
+static const char qlora__ptx_141[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f891,%f892,%f893,%f894},{%r690,%r691,%r692,%r693},{%r753,%r754},{%f891,%f892,%f893,%f894};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f899,%f900,%f901,%f902},{%r690,%r691,%r692,%r693},{%r755,%r756},{%f899,%f900,%f901,%f902};\n"
 "add.s32 %r786,%r699,6144;\n"
@@ -6657,7 +6694,7 @@ static const char qlora__ptx_140[] =
 "mov.f32 %f1395,%f1443;\nmov.f32 %f1396,%f1443;\nmov.f32 %f1397,%f1443;\nmov.f32 %f1398,%f1443;\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1395,%f1396,%f1397,%f1398},{%r811,%r812,%r813,%r814},{%r881,%r882},{%f1395,%f1396,%f1397,%f1398};\n"
 "mov.f32 %f1403,%f1443;\nmov.f32 %f1404,%f1443;\nmov.f32 %f1405,%f1443;\nmov.f32 %f1406,%f1443;\n";
-static const char qlora__ptx_141[] =
+static const char qlora__ptx_142[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1403,%f1404,%f1405,%f1406},{%r816,%r817,%r818,%r819},{%r879,%r880},{%f1403,%f1404,%f1405,%f1406};\n"
 "mov.f32 %f1411,%f1443;\nmov.f32 %f1412,%f1443;\nmov.f32 %f1413,%f1443;\nmov.f32 %f1414,%f1443;\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1411,%f1412,%f1413,%f1414},{%r816,%r817,%r818,%r819},{%r881,%r882},{%f1411,%f1412,%f1413,%f1414};\n"
@@ -6695,7 +6732,7 @@ static const char qlora__ptx_141[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1411,%f1412,%f1413,%f1414},{%r942,%r943,%r944,%r945},{%r1007,%r1008},{%f1411,%f1412,%f1413,%f1414};\n"
 "add.s32 %r1038,%r951,6144;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1034,%r1035,%r1036,%r1037},[%r1038];\n";
-static const char qlora__ptx_142[] =
+static const char qlora__ptx_143[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1419,%f1420,%f1421,%f1422},{%r937,%r938,%r939,%r940},{%r1034,%r1035},{%f1419,%f1420,%f1421,%f1422};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1427,%f1428,%f1429,%f1430},{%r937,%r938,%r939,%r940},{%r1036,%r1037},{%f1427,%f1428,%f1429,%f1430};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1435,%f1436,%f1437,%f1438},{%r942,%r943,%r944,%r945},{%r1034,%r1035},{%f1435,%f1436,%f1437,%f1438};\n"
@@ -6731,7 +6768,7 @@ static const char qlora__ptx_142[] =
 "xor.b32 %r1193,%r2192,96;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1189,%r1190,%r1191,%r1192},[%r1193];\n"
 "add.s32 %r1198,%r1193,2048;\n";
-static const char qlora__ptx_143[] =
+static const char qlora__ptx_144[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1194,%r1195,%r1196,%r1197},[%r1198];\n"
 "xor.b32 %r1203,%r825,96;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1199,%r1200,%r1201,%r1202},[%r1203];\n"
@@ -6770,7 +6807,7 @@ static const char qlora__ptx_143[] =
 "selp.f32 %f813,%f813,0fFF800000,%p41;\nadd.s32 %r1345,%r1341,7;\n"
 "setp.lt.u32 %p42,%r1345,%r1342;\nselp.f32 %f814,%f814,0fFF800000,%p42;\n"
 "add.s32 %r1346,%r1341,-8;\nsetp.lt.u32 %p43,%r1346,%r1342;\n";
-static const char qlora__ptx_144[] =
+static const char qlora__ptx_145[] =
 "selp.f32 %f819,%f819,0fFF800000,%p43;\nadd.s32 %r1347,%r1341,-9;\n"
 "setp.lt.u32 %p44,%r1347,%r1342;\nselp.f32 %f820,%f820,0fFF800000,%p44;\n"
 "selp.f32 %f821,%f821,0fFF800000,%p39;\nselp.f32 %f822,%f822,0fFF800000,%p40;\n"
@@ -6828,7 +6865,7 @@ static const char qlora__ptx_144[] =
 "mul.f32 %f1717,%f1715,%f2414;\ncvt.rn.bf16x2.f32 %r1365,%f1717,%f1718;\n"
 "fma.rn.f32 %f1720,%f819,%f18,%f22;\nex2.approx.ftz.f32 %f1719,%f1720;\n"
 "fma.rn.f32 %f1722,%f820,%f18,%f22;\n";
-static const char qlora__ptx_145[] =
+static const char qlora__ptx_146[] =
 "ex2.approx.ftz.f32 %f1721,%f1722;\nsub.f32 %f2415,%f1331,%f2541;\nmul.f32 %f1724,%f1719,%f2415;\n"
 "sub.f32 %f2416,%f1332,%f2541;\nmul.f32 %f1723,%f1721,%f2416;\n"
 "cvt.rn.bf16x2.f32 %r1366,%f1723,%f1724;\nfma.rn.f32 %f1726,%f821,%f18,%f23;\n"
@@ -6883,7 +6920,7 @@ static const char qlora__ptx_145[] =
 "ex2.approx.ftz.f32 %f1797,%f1798;\nfma.rn.f32 %f1800,%f918,%f18,%f23;\n"
 "ex2.approx.ftz.f32 %f1799,%f1800;\nsub.f32 %f2441,%f1429,%f2543;\nmul.f32 %f1802,%f1797,%f2441;\n"
 "sub.f32 %f2442,%f1430,%f2543;\n";
-static const char qlora__ptx_146[] =
+static const char qlora__ptx_147[] =
 "mul.f32 %f1801,%f1799,%f2442;\ncvt.rn.bf16x2.f32 %r1379,%f1801,%f1802;\n"
 "fma.rn.f32 %f1804,%f827,%f18,%f24;\nex2.approx.ftz.f32 %f1803,%f1804;\n"
 "fma.rn.f32 %f1806,%f828,%f18,%f24;\nex2.approx.ftz.f32 %f1805,%f1806;\n"
@@ -6938,7 +6975,7 @@ static const char qlora__ptx_146[] =
 "sub.f32 %f2467,%f1435,%f2545;\nmul.f32 %f1880,%f1875,%f2467;\nsub.f32 %f2468,%f1436,%f2545;\n"
 "mul.f32 %f1879,%f1877,%f2468;\ncvt.rn.bf16x2.f32 %r1392,%f1879,%f1880;\n"
 "fma.rn.f32 %f1882,%f925,%f18,%f25;\n";
-static const char qlora__ptx_147[] =
+static const char qlora__ptx_148[] =
 "ex2.approx.ftz.f32 %f1881,%f1882;\nfma.rn.f32 %f1884,%f926,%f18,%f25;\n"
 "ex2.approx.ftz.f32 %f1883,%f1884;\nsub.f32 %f2469,%f1437,%f2547;\nmul.f32 %f1886,%f1881,%f2469;\n"
 "sub.f32 %f2470,%f1438,%f2547;\nmul.f32 %f1885,%f1883,%f2470;\n"
@@ -6976,7 +7013,7 @@ static const char qlora__ptx_147[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2700,%f2701,%f2702,%f2703},{%r1364,%r1365,%r1366,%r1367},{%r1483,%r1484},{%f2700,%f2701,%f2702,%f2703};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2704,%f2705,%f2706,%f2707},{%r1364,%r1365,%r1366,%r1367},{%r1485,%r1486},{%f2704,%f2705,%f2706,%f2707};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2732,%f2733,%f2734,%f2735},{%r1380,%r1381,%r1382,%r1383},{%r1483,%r1484},{%f2732,%f2733,%f2734,%f2735};\n";
-static const char qlora__ptx_148[] =
+static const char qlora__ptx_149[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2736,%f2737,%f2738,%f2739},{%r1380,%r1381,%r1382,%r1383},{%r1485,%r1486},{%f2736,%f2737,%f2738,%f2739};\n"
 "add.s32 %r1516,%r1870,34816;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1512,%r1513,%r1514,%r1515},[%r1516];\n"
@@ -7009,7 +7046,7 @@ static const char qlora__ptx_148[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2708,%f2709,%f2710,%f2711},{%r1388,%r1389,%r1390,%r1391},{%r1628,%r1629},{%f2708,%f2709,%f2710,%f2711};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2712,%f2713,%f2714,%f2715},{%r1388,%r1389,%r1390,%r1391},{%r1630,%r1631},{%f2712,%f2713,%f2714,%f2715};\n"
 "add.s32 %r1661,%r1429,4096;\n";
-static const char qlora__ptx_149[] =
+static const char qlora__ptx_150[] =
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1657,%r1658,%r1659,%r1660},[%r1661];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2687,%f2686,%f2685,%f2684},{%r1372,%r1373,%r1374,%r1375},{%r1657,%r1658},{%f2687,%f2686,%f2685,%f2684};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2683,%f2682,%f2681,%f2680},{%r1372,%r1373,%r1374,%r1375},{%r1659,%r1660},{%f2683,%f2682,%f2681,%f2680};\n"
@@ -7042,7 +7079,7 @@ static const char qlora__ptx_149[] =
 "add.s32 %r1806,%r1458,6144;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1802,%r1803,%r1804,%r1805},[%r1806];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2679,%f2678,%f2677,%f2676},{%r1376,%r1377,%r1378,%r1379},{%r1802,%r1803},{%f2679,%f2678,%f2677,%f2676};\n";
-static const char qlora__ptx_150[] =
+static const char qlora__ptx_151[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2696,%f2697,%f2698,%f2699},{%r1376,%r1377,%r1378,%r1379},{%r1804,%r1805},{%f2696,%f2697,%f2698,%f2699};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2724,%f2725,%f2726,%f2727},{%r1392,%r1393,%r1394,%r1395},{%r1802,%r1803},{%f2724,%f2725,%f2726,%f2727};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2728,%f2729,%f2730,%f2731},{%r1392,%r1393,%r1394,%r1395},{%r1804,%r1805},{%f2728,%f2729,%f2730,%f2731};\n"
@@ -7089,7 +7126,7 @@ static const char qlora__ptx_150[] =
 "st.shared.b32[%r1905],%r1904;\nxor.b32 %r1991,%r1983,96;\nadd.s32 %r1908,%r1982,%r1991;\n"
 "mul.f32 %f2499,%f2701,%f2539;\nmul.f32 %f2500,%f2700,%f2539;\n"
 "cvt.rn.bf16x2.f32 %r1907,%f2499,%f2500;\n";
-static const char qlora__ptx_151[] =
+static const char qlora__ptx_152[] =
 "st.shared.b32[%r1908],%r1907;\nadd.s32 %r1911,%r1985,%r1991;\nmul.f32 %f2501,%f2703,%f2539;\n"
 "mul.f32 %f2502,%f2702,%f2539;\ncvt.rn.bf16x2.f32 %r1910,%f2501,%f2502;\n"
 "st.shared.b32[%r1911],%r1910;\nxor.b32 %r1992,%r1983,112;\nadd.s32 %r1914,%r1982,%r1992;\n"
@@ -7141,7 +7178,7 @@ static const char qlora__ptx_151[] =
 "st.global.v4.u32[%rd136],{%r1967,%r1968,%r1969,%r1970};\n$L__BB4_51:\nand.b32 %r2014,%r16,24;\n"
 "or.b32 %r2015,%r2014,32;\nshr.u32 %r2016,%r2015,3;\nshl.b32 %r2017,%r2016,7;\n"
 "xor.b32 %r2019,%r2016,%r20;\n";
-static const char qlora__ptx_152[] =
+static const char qlora__ptx_153[] =
 "shl.b32 %r2020,%r2019,4;\nadd.s32 %r2021,%r2017,%r65;\nadd.s32 %r2012,%r2021,%r2020;\n"
 "ld.shared.v4.b32{%r2008,%r2009,%r2010,%r2011},[%r2012];\nadd.s32 %r75,%r2016,%r19;\n"
 "setp.ge.s32 %p63,%r75,%r11;\n@%p63 bra $L__BB4_53;\ncvt.s64.s32 %rd137,%r75;\n"
@@ -7191,7 +7228,6 @@ static const char qlora__ptx_152[] =
 "add.s64 %rd182,%rd181,%rd40;\nshl.b64 %rd184,%rd182,1;\nadd.s64 %rd185,%rd1,%rd184;\n"
 "st.global.v4.u32[%rd185],{%r2095,%r2096,%r2097,%r2098};\n$L__BB4_81:\nret;\n}\n";
 static const char* const qlora__ptx_attn64_80[] = {
-qlora__ptx_0,
 qlora__ptx_85,
 qlora__ptx_86,
 qlora__ptx_87,
@@ -7260,9 +7296,17 @@ qlora__ptx_149,
 qlora__ptx_150,
 qlora__ptx_151,
 qlora__ptx_152,
+qlora__ptx_153,
 0};
+#define QLORA__PTX_attn64_80 qlora__ptx_attn64_80, 266780u, 0xfb8bf4e7u, 0
+#endif
+// end
 
-static const char qlora__ptx_153[] =
+// texts attn_f32 sm_75: headany
+#if defined(QLORA_PTX_NO_HEADANY)
+#define QLORA__PTX_attn_f32_75 0, 0u, 0u, "QLORA_PTX_NO_HEADANY"
+#else
+static const char qlora__ptx_154[] =
 ".visible .entry qlora_attn_f32_fwd(\n.param .u64 qlora_attn_f32_fwd_param_0,\n"
 ".param .u64 qlora_attn_f32_fwd_param_1,\n.param .u64 qlora_attn_f32_fwd_param_2,\n"
 ".param .u64 qlora_attn_f32_fwd_param_3,\n.param .u64 qlora_attn_f32_fwd_param_4,\n"
@@ -7319,7 +7363,7 @@ static const char qlora__ptx_153[] =
 "min.s32 %r153,%r16,64;\nsetp.ge.s32 %p381,%r924,%r153;\ncvt.s64.s32 %rd389,%r164;\n"
 "mul.lo.s64 %rd390,%rd389,%rd5;\nadd.s64 %rd39,%rd390,%rd3;\n@%p381 bra $L__BB0_240;\n"
 "and.b32 %r833,%r829,-32;\nsub.s32 %r154,%r1,%r833;\n@%p8 bra $L__BB0_235;\n";
-static const char qlora__ptx_154[] =
+static const char qlora__ptx_155[] =
 "add.s64 %rd40,%rd9,%rd8;\n$L__BB0_231:\n.pragma \"nounroll\";\nsetp.ge.s32 %p383,%r154,%r167;\n"
 "@%p383 bra $L__BB0_234;\ncvt.s64.s32 %rd391,%r924;\nmul.lo.s64 %rd41,%rd391,%rd54;\n"
 "mov.u32 %r925,%r154;\n$L__BB0_233:\n.pragma \"nounroll\";\ncvt.s64.s32 %rd392,%r925;\n"
@@ -7368,7 +7412,7 @@ static const char qlora__ptx_154[] =
 "mov.u32 %r882,0;\nmul.lo.s64 %rd69,%rd18,%rd50;\nadd.s64 %rd70,%rd69,%rd11;\n"
 "mul.lo.s64 %rd71,%rd70,%rd7;\nadd.s64 %rd19,%rd67,%rd71;\nmov.f32 %f1717,0f00000000;\n"
 "mov.f32 %f1718,%f1717;\nmov.f32 %f1719,%f1717;\nmov.f32 %f1720,%f1717;\nmov.f32 %f1721,%f1717;\n";
-static const char qlora__ptx_155[] =
+static const char qlora__ptx_156[] =
 "mov.f32 %f1722,%f1717;\nmov.f32 %f1723,%f1717;\nmov.f32 %f1724,%f1717;\nmov.f32 %f1725,%f1717;\n"
 "mov.f32 %f1726,%f1717;\nmov.f32 %f1727,%f1717;\nmov.f32 %f1728,%f1717;\nmov.f32 %f1729,%f1717;\n"
 "mov.f32 %f1730,%f1717;\nmov.f32 %f1731,%f1717;\nmov.f32 %f1732,%f1717;\n$L__BB0_12:\n"
@@ -7419,7 +7463,7 @@ static const char qlora__ptx_155[] =
 "add.s64 %rd99,%rd98,%rd20;\nshl.b64 %rd100,%rd99,2;\nadd.s64 %rd101,%rd12,%rd100;\n"
 "ld.global.f32 %f1710,[%rd101];\n$L__BB0_33:\nst.shared.f32[%r40+32],%f1710;\n"
 "add.s32 %r42,%r886,16;\nsetp.lt.s32 %p44,%r886,48;\nmov.u32 %r886,%r42;\n";
-static const char qlora__ptx_156[] =
+static const char qlora__ptx_157[] =
 "@%p44 bra $L__BB0_29;\n$L__BB0_34:\n@%p13 bra $L__BB0_56;\ncvt.s64.s32 %rd21,%r30;\n"
 "@%p8 bra $L__BB0_46;\nmax.s32 %r262,%r24,56;\nadd.s32 %r263,%r262,7;\nsub.s32 %r264,%r263,%r24;\n"
 "shr.u32 %r265,%r264,3;\nadd.s32 %r266,%r265,1;\nand.b32 %r267,%r266,1;\n"
@@ -7470,7 +7514,7 @@ static const char qlora__ptx_156[] =
 "add.s64 %rd131,%rd19,%rd130;\nld.global.f32 %f1716,[%rd131];\n$L__BB0_55:\n"
 "add.s32 %r837,%r303,8704;\nst.shared.f32[%r837+32],%f1716;\nadd.s32 %r54,%r890,16;\n"
 "setp.lt.s32 %p76,%r890,48;\nmov.u32 %r890,%r54;\n@%p76 bra $L__BB0_51;\n";
-static const char qlora__ptx_157[] =
+static const char qlora__ptx_158[] =
 "$L__BB0_56:\nbar.sync 0;\nmov.u32 %r891,0;\n$L__BB0_57:\n.pragma \"nounroll\";\n"
 "mov.u32 %r305,_ZZ18qlora_attn_f32_fwdE1s;\nmad.lo.s32 %r306,%r891,272,%r305;\n"
 "shl.b32 %r307,%r22,2;\nadd.s32 %r308,%r306,%r307;\n"
@@ -7523,7 +7567,7 @@ static const char qlora__ptx_157[] =
 "add.f32 %f897,%f896,0fCB40007F;\nneg.f32 %f898,%f897;\nmov.f32 %f899,0f3FB8AA3B;\n"
 "fma.rn.f32 %f900,%f889,%f899,%f898;\nmov.f32 %f901,0f32A57060;\n"
 "fma.rn.f32 %f902,%f889,%f901,%f900;\nmov.b32 %r334,%f896;\nshl.b32 %r335,%r334,23;\n";
-static const char qlora__ptx_158[] =
+static const char qlora__ptx_159[] =
 "mov.b32 %f903,%r335;\nex2.approx.ftz.f32 %f904,%f902;\nmul.f32 %f905,%f904,%f903;\n"
 "mul.f32 %f1786,%f905,%f1786;\nmul.f32 %f1785,%f905,%f1785;\nmul.f32 %f1784,%f905,%f1784;\n"
 "mul.f32 %f1783,%f905,%f1783;\nmul.f32 %f1840,%f905,%f1840;\nmul.f32 %f1839,%f905,%f1839;\n"
@@ -7574,7 +7618,7 @@ static const char qlora__ptx_158[] =
 "max.f32 %f2031,%f970,%f971;\nsub.f32 %f972,%f1683,%f2031;\nfma.rn.f32 %f973,%f972,%f891,%f890;\n"
 "cvt.sat.f32.f32 %f974,%f973;\nfma.rm.f32 %f975,%f974,%f895,%f894;\n"
 "add.f32 %f976,%f975,0fCB40007F;\nneg.f32 %f977,%f976;\nfma.rn.f32 %f978,%f972,%f899,%f977;\n";
-static const char qlora__ptx_159[] =
+static const char qlora__ptx_160[] =
 "fma.rn.f32 %f979,%f972,%f901,%f978;\nmov.b32 %r360,%f975;\nshl.b32 %r361,%r360,23;\n"
 "mov.b32 %f980,%r361;\nex2.approx.ftz.f32 %f981,%f979;\nmul.f32 %f982,%f981,%f980;\n"
 "mul.f32 %f1782,%f982,%f1782;\nmul.f32 %f1781,%f982,%f1781;\nmul.f32 %f1780,%f982,%f1780;\n"
@@ -7626,7 +7670,7 @@ static const char qlora__ptx_159[] =
 "max.f32 %f1047,%f1045,%f1046;\nmov.b32 %r381,%f1047;\n"
 "shfl.sync.bfly.b32 %r382|%p135,%r381,%r315,%r324,%r317;\nmov.b32 %f1048,%r382;\n"
 "max.f32 %f2030,%f1047,%f1048;\n";
-static const char qlora__ptx_160[] =
+static const char qlora__ptx_161[] =
 "sub.f32 %f1049,%f1682,%f2030;\nfma.rn.f32 %f1050,%f1049,%f891,%f890;\n"
 "cvt.sat.f32.f32 %f1051,%f1050;\nfma.rm.f32 %f1052,%f1051,%f895,%f894;\n"
 "add.f32 %f1053,%f1052,0fCB40007F;\nneg.f32 %f1054,%f1053;\n"
@@ -7680,7 +7724,7 @@ static const char qlora__ptx_160[] =
 "shfl.sync.bfly.b32 %r399|%p152,%r398,%r325,%r324,%r317;\nmov.b32 %f1119,%r399;\n"
 "max.f32 %f1120,%f1118,%f1119;\nmov.b32 %r400,%f1120;\n"
 "shfl.sync.bfly.b32 %r401|%p153,%r400,%r328,%r324,%r317;\nmov.b32 %f1121,%r401;\n";
-static const char qlora__ptx_161[] =
+static const char qlora__ptx_162[] =
 "max.f32 %f1122,%f1120,%f1121;\nmov.b32 %r402,%f1122;\n"
 "shfl.sync.bfly.b32 %r403|%p154,%r402,%r312,%r324,%r317;\nmov.b32 %f1123,%r403;\n"
 "max.f32 %f1124,%f1122,%f1123;\nmov.b32 %r404,%f1124;\n"
@@ -7734,7 +7778,7 @@ static const char qlora__ptx_161[] =
 "setp.ge.s32 %p164,%r423,%r167;\nsetp.ge.s32 %p165,%r25,%r60;\nmov.f32 %f1765,0f00000000;\n"
 "or.pred %p166,%p164,%p165;\n@%p166 bra $L__BB0_66;\ncvt.s64.s32 %rd137,%r25;\n"
 "mul.lo.s64 %rd138,%rd137,%rd52;\n";
-static const char qlora__ptx_162[] =
+static const char qlora__ptx_163[] =
 "add.s64 %rd139,%rd138,%rd13;\nshl.b64 %rd140,%rd139,1;\nadd.s64 %rd141,%rd24,%rd140;\n"
 "ld.global.u16 %r424,[%rd141];\nshl.b32 %r425,%r424,16;\nmov.b32 %f1765,%r425;\n$L__BB0_66:\n"
 "mad.lo.s32 %r427,%r25,272,%r338;\nshl.b32 %r428,%r26,2;\nadd.s32 %r429,%r427,%r428;\n"
@@ -7786,7 +7830,7 @@ static const char qlora__ptx_162[] =
 "fma.rn.f32 %f1210,%f1191,%f1198,%f1782;\nfma.rn.f32 %f1211,%f1191,%f1199,%f1781;\n"
 "fma.rn.f32 %f1212,%f1191,%f1200,%f1780;\nfma.rn.f32 %f1213,%f1191,%f1201,%f1779;\n"
 "fma.rn.f32 %f1214,%f1192,%f1198,%f1778;\n";
-static const char qlora__ptx_163[] =
+static const char qlora__ptx_164[] =
 "fma.rn.f32 %f1215,%f1192,%f1199,%f1777;\nfma.rn.f32 %f1216,%f1192,%f1200,%f1776;\n"
 "fma.rn.f32 %f1217,%f1192,%f1201,%f1775;\nfma.rn.f32 %f1218,%f1193,%f1198,%f1774;\n"
 "fma.rn.f32 %f1219,%f1193,%f1199,%f1773;\nfma.rn.f32 %f1220,%f1193,%f1200,%f1772;\n"
@@ -7837,7 +7881,7 @@ static const char qlora__ptx_163[] =
 "setp.eq.b32 %p211,%r509,1;\nmov.pred %p212,0;\nxor.pred %p213,%p211,%p212;\n"
 "not.pred %p214,%p213;\nmov.u32 %r902,%r25;\n@%p214 bra $L__BB0_104;\ncvt.u32.u64 %r510,%rd14;\n"
 "setp.ge.s32 %p215,%r510,%r167;\nsetp.ge.s32 %p216,%r25,%r78;\n";
-static const char qlora__ptx_164[] =
+static const char qlora__ptx_165[] =
 "mov.f32 %f1822,0f00000000;\nor.pred %p217,%p215,%p216;\n@%p217 bra $L__BB0_103;\n"
 "cvt.s64.s32 %rd188,%r25;\nmul.lo.s64 %rd189,%rd188,%rd52;\nadd.s64 %rd191,%rd189,%rd14;\n"
 "shl.b64 %rd192,%rd191,2;\nadd.s64 %rd193,%rd27,%rd192;\nld.global.f32 %f1822,[%rd193];\n"
@@ -7890,7 +7934,7 @@ static const char qlora__ptx_164[] =
 "@%p8 bra $L__BB0_127;\nmax.s32 %r537,%r25,28;\nadd.s32 %r538,%r537,3;\n"
 "sub.s32 %r539,%r538,%r25;\nshr.u32 %r540,%r539,2;\nadd.s32 %r541,%r540,1;\n"
 "and.b32 %r542,%r541,1;\n";
-static const char qlora__ptx_165[] =
+static const char qlora__ptx_166[] =
 "setp.eq.b32 %p232,%r542,1;\nmov.pred %p233,0;\nxor.pred %p234,%p232,%p233;\n"
 "not.pred %p235,%p234;\nmov.u32 %r906,%r25;\n@%p235 bra $L__BB0_121;\ncvt.u32.u64 %r543,%rd15;\n"
 "setp.ge.s32 %p236,%r543,%r167;\nsetp.ge.s32 %p237,%r25,%r96;\nmov.f32 %f1873,0f00000000;\n"
@@ -7941,7 +7985,7 @@ static const char qlora__ptx_165[] =
 "mad.lo.s32 %r592,%r590,272,%r338;\nshl.b32 %r593,%r22,2;\nadd.s32 %r594,%r592,%r593;\n"
 "ld.shared.v4.f32{%f1298,%f1299,%f1300,%f1301},[%r594+17408];\nmad.lo.s32 %r595,%r909,272,%r338;\n"
 "shl.b32 %r596,%r21,2;\n";
-static const char qlora__ptx_166[] =
+static const char qlora__ptx_167[] =
 "add.s32 %r597,%r595,%r596;\nld.shared.v4.f32{%f1306,%f1307,%f1308,%f1309},[%r597+8704];\n"
 "fma.rn.f32 %f1314,%f1298,%f1306,%f1894;\nfma.rn.f32 %f1315,%f1298,%f1307,%f1893;\n"
 "fma.rn.f32 %f1316,%f1298,%f1308,%f1892;\nfma.rn.f32 %f1317,%f1298,%f1309,%f1891;\n"
@@ -7992,7 +8036,7 @@ static const char qlora__ptx_166[] =
 "shl.b64 %rd260,%rd259,1;\nadd.s64 %rd261,%rd33,%rd260;\nld.global.u16 %r626,[%rd261];\n"
 "shl.b32 %r627,%r626,16;\nmov.b32 %f1929,%r627;\n$L__BB0_153:\nadd.s32 %r844,%r625,8704;\n"
 "st.shared.f32[%r844+1088],%f1929;\nadd.s32 %r120,%r912,8;\n";
-static const char qlora__ptx_167[] =
+static const char qlora__ptx_168[] =
 "setp.lt.s32 %p282,%r912,24;\nmov.u32 %r912,%r120;\n@%p282 bra $L__BB0_149;\n"
 "bra.uni $L__BB0_164;\n$L__BB0_154:\nmax.s32 %r628,%r25,28;\nadd.s32 %r629,%r628,3;\n"
 "sub.s32 %r630,%r629,%r25;\nshr.u32 %r631,%r630,2;\nadd.s32 %r632,%r631,1;\n"
@@ -8045,7 +8089,7 @@ static const char qlora__ptx_167[] =
 "add.s32 %r910,%r910,32;\nsetp.lt.u32 %p299,%r910,64;\n@%p299 bra $L__BB0_142;\n$L__BB0_167:\n"
 "add.s32 %r881,%r881,64;\nsetp.lt.s32 %p300,%r881,%r18;\nmov.f32 %f1681,%f2029;\n"
 "mov.f32 %f1682,%f2030;\n";
-static const char qlora__ptx_168[] =
+static const char qlora__ptx_169[] =
 "mov.f32 %f1683,%f2031;\nmov.f32 %f1684,%f2032;\n@%p300 bra $L__BB0_10;\nbra.uni $L__BB0_168;\n"
 "$L__BB0_8:\nmov.f32 %f1933,0f00000000;\nmov.f32 %f2029,0fF149F2CA;\nmov.f32 %f1934,%f1933;\n"
 "mov.f32 %f1935,%f1933;\nmov.f32 %f1936,%f1933;\nmov.f32 %f1937,%f1933;\nmov.f32 %f1938,%f1933;\n"
@@ -8095,7 +8139,7 @@ static const char qlora__ptx_168[] =
 "fma.rn.f32 %f1428,%f1426,%f1413,%f1427;\nmov.f32 %f1429,0fBF000000;\n"
 "fma.rn.f32 %f1430,%f1428,%f1413,%f1429;\nmul.f32 %f1431,%f1413,%f1430;\n"
 "fma.rn.f32 %f1432,%f1431,%f1413,%f1413;\nmov.f32 %f1433,0f3F317218;\n";
-static const char qlora__ptx_169[] =
+static const char qlora__ptx_170[] =
 "fma.rn.f32 %f2037,%f1412,%f1433,%f1432;\nsetp.lt.u32 %p309,%r676,2139095040;\n"
 "@%p309 bra $L__BB0_171;\nmov.f32 %f1434,0f7F800000;\nfma.rn.f32 %f2037,%f611,%f1434,%f1434;\n"
 "$L__BB0_171:\nsetp.eq.f32 %p310,%f611,0f00000000;\nselp.f32 %f1435,0fFF800000,%f2037,%p310;\n"
@@ -8150,7 +8194,7 @@ static const char qlora__ptx_169[] =
 "fma.rn.f32 %f1496,%f1494,%f1487,%f1495;\nmov.f32 %f1497,0f3E4CED0B;\n"
 "fma.rn.f32 %f1498,%f1496,%f1487,%f1497;\nmov.f32 %f1499,0fBE7FFF22;\n"
 "fma.rn.f32 %f1500,%f1498,%f1487,%f1499;\nmov.f32 %f1501,0f3EAAAA78;\n";
-static const char qlora__ptx_170[] =
+static const char qlora__ptx_171[] =
 "fma.rn.f32 %f1502,%f1500,%f1487,%f1501;\nmov.f32 %f1503,0fBF000000;\n"
 "fma.rn.f32 %f1504,%f1502,%f1487,%f1503;\nmul.f32 %f1505,%f1487,%f1504;\n"
 "fma.rn.f32 %f1506,%f1505,%f1487,%f1487;\nmov.f32 %f1507,0f3F317218;\n"
@@ -8204,7 +8248,7 @@ static const char qlora__ptx_170[] =
 "bar.sync 0;\n@%p342 bra $L__BB0_195;\ncvt.s64.s32 %rd35,%r132;\n@%p8 bra $L__BB0_191;\n"
 "mov.u32 %r916,%r922;\n$L__BB0_188:\n.pragma \"nounroll\";\nsetp.ge.s32 %p344,%r132,%r167;\n"
 "@%p344 bra $L__BB0_190;\n";
-static const char qlora__ptx_171[] =
+static const char qlora__ptx_172[] =
 "add.s64 %rd292,%rd9,%rd8;\ncvt.s64.s32 %rd293,%r916;\nmul.lo.s64 %rd294,%rd293,%rd54;\n"
 "add.s64 %rd295,%rd294,%rd35;\nmad.lo.s32 %r748,%r916,272,%r742;\nshl.b32 %r749,%r132,2;\n"
 "add.s32 %r750,%r748,%r749;\nld.shared.u32 %r751,[%r750+17408];\nshr.u32 %r752,%r751,16;\n"
@@ -8254,7 +8298,7 @@ static const char qlora__ptx_171[] =
 "setp.lt.s32 %p357,%r918,%r134;\n@%p357 bra $L__BB0_199;\nbra.uni $L__BB0_206;\n$L__BB0_202:\n"
 "cvt.u32.u64 %r779,%rd36;\nmov.u32 %r919,%r922;\n$L__BB0_203:\n.pragma \"nounroll\";\n"
 "setp.ge.s32 %p358,%r779,%r167;\n";
-static const char qlora__ptx_172[] =
+static const char qlora__ptx_173[] =
 "@%p358 bra $L__BB0_205;\nadd.s64 %rd331,%rd9,%rd8;\ncvt.s64.s32 %rd332,%r919;\n"
 "mul.lo.s64 %rd333,%rd332,%rd54;\nadd.s64 %rd334,%rd333,%rd36;\n"
 "mad.lo.s32 %r782,%r919,272,%r742;\nshl.b32 %r783,%r132,2;\nadd.s32 %r784,%r782,%r783;\n"
@@ -8305,7 +8349,7 @@ static const char qlora__ptx_172[] =
 "@%p8 bra $L__BB0_224;\ncvt.u32.u64 %r807,%rd38;\n$L__BB0_221:\n.pragma \"nounroll\";\n"
 "setp.ge.s32 %p374,%r807,%r167;\n@%p374 bra $L__BB0_223;\nadd.s64 %rd370,%rd9,%rd8;\n"
 "cvt.s64.s32 %rd371,%r922;\n";
-static const char qlora__ptx_173[] =
+static const char qlora__ptx_174[] =
 "mul.lo.s64 %rd372,%rd371,%rd54;\nadd.s64 %rd373,%rd372,%rd38;\n"
 "mad.lo.s32 %r810,%r922,272,%r742;\nshl.b32 %r811,%r132,2;\nadd.s32 %r812,%r810,%r811;\n"
 "ld.shared.u32 %r813,[%r812+17408];\nshr.u32 %r814,%r813,16;\nand.b32 %r815,%r814,1;\n"
@@ -8321,7 +8365,7 @@ static const char qlora__ptx_173[] =
 "ld.shared.f32 %f1615,[%r826+17408];\nshl.b64 %rd387,%rd386,2;\nadd.s64 %rd388,%rd383,%rd387;\n"
 "st.global.f32[%rd388],%f1615;\n$L__BB0_227:\nadd.s32 %r922,%r922,4;\n"
 "setp.lt.s32 %p380,%r922,%r134;\n@%p380 bra $L__BB0_225;\n$L__BB0_242:\nret;\n}\n";
-static const char qlora__ptx_174[] =
+static const char qlora__ptx_175[] =
 ".visible .entry qlora_attn_f32_stats(\n.param .u64 qlora_attn_f32_stats_param_0,\n"
 ".param .u64 qlora_attn_f32_stats_param_1,\n.param .u64 qlora_attn_f32_stats_param_2,\n"
 ".param .u64 qlora_attn_f32_stats_param_3,\n.param .u64 qlora_attn_f32_stats_param_4,\n"
@@ -8373,7 +8417,7 @@ static const char qlora__ptx_174[] =
 "shl.b64 %rd52,%rd50,2;\nadd.s64 %rd53,%rd51,%rd52;\ncvta.to.global.u64 %rd54,%rd21;\n"
 "shl.b64 %rd55,%rd50,3;\nadd.s64 %rd56,%rd54,%rd55;\nld.global.f32 %f23,[%rd53];\n"
 "st.global.v2.f32[%rd56],{%f23,%f6};\n$L__BB1_9:\nret;\n}\n";
-static const char qlora__ptx_175[] =
+static const char qlora__ptx_176[] =
 ".visible .entry qlora_attn_f32_bwd_kv(\n.param .u64 qlora_attn_f32_bwd_kv_param_0,\n"
 ".param .u64 qlora_attn_f32_bwd_kv_param_1,\n.param .u64 qlora_attn_f32_bwd_kv_param_2,\n"
 ".param .u64 qlora_attn_f32_bwd_kv_param_3,\n.param .u64 qlora_attn_f32_bwd_kv_param_4,\n"
@@ -8431,7 +8475,7 @@ static const char qlora__ptx_175[] =
 "mul.lo.s64 %rd69,%rd3,%rd64;\nadd.s64 %rd70,%rd69,%rd4;\nmul.lo.s64 %rd6,%rd70,%rd5;\n"
 "cvta.to.global.u64 %rd7,%rd63;\n@%p20 bra $L__BB2_474;\nbra.uni $L__BB2_7;\n$L__BB2_474:\n"
 "cvta.to.global.u64 %rd684,%rd61;\n";
-static const char qlora__ptx_176[] =
+static const char qlora__ptx_177[] =
 "mul.lo.s64 %rd685,%rd3,%rd62;\nadd.s64 %rd686,%rd685,%rd4;\nmul.lo.s64 %rd687,%rd686,%rd5;\n"
 "add.s64 %rd42,%rd684,%rd687;\nmov.u32 %r257,%tid.x;\nshr.s32 %r945,%r257,31;\n"
 "shr.u32 %r946,%r945,27;\nadd.s32 %r947,%r257,%r946;\nshr.s32 %r1172,%r947,5;\n"
@@ -8481,7 +8525,7 @@ static const char qlora__ptx_176[] =
 "mov.f32 %f3462,%f3501;\nmov.f32 %f3393,%f3501;\nmov.f32 %f3394,%f3501;\nmov.f32 %f3395,%f3501;\n"
 "mov.f32 %f3396,%f3501;\nmov.f32 %f3397,%f3501;\nmov.f32 %f3398,%f3501;\nmov.f32 %f3399,%f3501;\n"
 "mov.f32 %f3400,%f3501;\nmov.f32 %f3401,%f3501;\nmov.f32 %f3402,%f3501;\nmov.f32 %f3403,%f3501;\n";
-static const char qlora__ptx_177[] =
+static const char qlora__ptx_178[] =
 "mov.f32 %f3404,%f3501;\nmov.f32 %f3405,%f3501;\nmov.f32 %f3406,%f3501;\nmov.f32 %f3407,%f3501;\n"
 "mov.f32 %f3408,%f3501;\nmov.f32 %f3339,%f3501;\nmov.f32 %f3340,%f3501;\nmov.f32 %f3341,%f3501;\n"
 "mov.f32 %f3342,%f3501;\nmov.f32 %f3343,%f3501;\nmov.f32 %f3344,%f3501;\nmov.f32 %f3345,%f3501;\n"
@@ -8528,7 +8572,7 @@ static const char qlora__ptx_177[] =
 "shl.b32 %r344,%r343,16;\nmov.b32 %f2973,%r344;\n$L__BB2_21:\nmad.lo.s32 %r346,%r20,272,%r331;\n"
 "shl.b32 %r347,%r21,2;\nadd.s32 %r348,%r346,%r347;\nst.shared.f32[%r348],%f2973;\n"
 "add.s32 %r1086,%r21,8;\n$L__BB2_22:\nsetp.eq.s32 %p36,%r26,0;\n";
-static const char qlora__ptx_178[] =
+static const char qlora__ptx_179[] =
 "@%p36 bra $L__BB2_38;\n$L__BB2_23:\n.pragma \"nounroll\";\nsetp.ge.s32 %p37,%r1086,%r13;\n"
 "setp.ge.s32 %p38,%r38,%r282;\nmov.f32 %f2975,0f00000000;\nor.pred %p39,%p38,%p37;\n"
 "mov.f32 %f2974,%f2975;\n@%p39 bra $L__BB2_25;\ncvt.s64.s32 %rd97,%r1086;\n"
@@ -8579,7 +8623,7 @@ static const char qlora__ptx_178[] =
 "@%p68 bra $L__BB2_49;\ncvt.s64.s32 %rd132,%r55;\nmul.lo.s64 %rd133,%rd132,%rd53;\n"
 "add.s64 %rd134,%rd133,%rd21;\nshl.b64 %rd135,%rd134,1;\nadd.s64 %rd136,%rd19,%rd135;\n"
 "ld.global.u16 %r375,[%rd136];\n";
-static const char qlora__ptx_179[] =
+static const char qlora__ptx_180[] =
 "shl.b32 %r376,%r375,16;\nmov.b32 %f2981,%r376;\n$L__BB2_49:\nadd.s32 %r958,%r374,8704;\n"
 "st.shared.f32[%r958+32],%f2981;\nadd.s32 %r56,%r1090,16;\nsetp.lt.s32 %p69,%r1090,48;\n"
 "mov.u32 %r1090,%r56;\n@%p69 bra $L__BB2_45;\nbra.uni $L__BB2_60;\n$L__BB2_50:\n"
@@ -8631,7 +8675,7 @@ static const char qlora__ptx_179[] =
 "mov.f32 %f3048,%f3045;\nmov.f32 %f3049,%f3045;\nmov.f32 %f3050,%f3045;\nmov.f32 %f3051,%f3045;\n"
 "mov.f32 %f3052,%f3045;\nmov.f32 %f3053,%f3045;\nmov.f32 %f3054,%f3045;\nmov.f32 %f3055,%f3045;\n"
 "mov.f32 %f3056,%f3045;\nmov.f32 %f3057,%f3045;\nmov.f32 %f3058,%f3045;\nmov.f32 %f3059,%f3045;\n";
-static const char qlora__ptx_180[] =
+static const char qlora__ptx_181[] =
 "mov.f32 %f3060,%f3045;\n@%p29 bra $L__BB2_112;\nmov.u32 %r1094,0;\nmov.f32 %f3045,0f00000000;\n"
 "mov.f32 %f3046,%f3045;\nmov.f32 %f3047,%f3045;\nmov.f32 %f3048,%f3045;\nmov.f32 %f3049,%f3045;\n"
 "mov.f32 %f3050,%f3045;\nmov.f32 %f3051,%f3045;\nmov.f32 %f3052,%f3045;\nmov.f32 %f3053,%f3045;\n"
@@ -8681,7 +8725,7 @@ static const char qlora__ptx_180[] =
 "setp.lt.s32 %p110,%r1098,48;\nmov.u32 %r1098,%r79;\n@%p110 bra $L__BB2_82;\n$L__BB2_87:\n"
 "@%p85 bra $L__BB2_109;\nadd.s32 %r1068,%r1094,%r20;\ncvt.s64.s32 %rd24,%r1068;\n"
 "@%p24 bra $L__BB2_99;\nsetp.eq.s32 %p113,%r28,0;\nmov.u32 %r1100,%r21;\n";
-static const char qlora__ptx_181[] =
+static const char qlora__ptx_182[] =
 "@%p113 bra $L__BB2_93;\nadd.s32 %r1069,%r1094,%r20;\nsetp.ge.s32 %p114,%r1069,%r282;\n"
 "setp.ge.s32 %p115,%r21,%r36;\nmov.f32 %f3039,0f00000000;\nor.pred %p116,%p114,%p115;\n"
 "@%p116 bra $L__BB2_92;\ncvt.s64.s32 %rd183,%r21;\nmul.lo.s64 %rd184,%rd183,%rd59;\n"
@@ -8732,7 +8776,7 @@ static const char qlora__ptx_181[] =
 "fma.rn.f32 %f1782,%f1763,%f1770,%f3056;\nfma.rn.f32 %f1783,%f1763,%f1771,%f3055;\n"
 "fma.rn.f32 %f1784,%f1763,%f1772,%f3054;\nfma.rn.f32 %f1785,%f1763,%f1773,%f3053;\n"
 "fma.rn.f32 %f1786,%f1764,%f1770,%f3052;\n";
-static const char qlora__ptx_182[] =
+static const char qlora__ptx_183[] =
 "fma.rn.f32 %f1787,%f1764,%f1771,%f3051;\nfma.rn.f32 %f1788,%f1764,%f1772,%f3050;\n"
 "fma.rn.f32 %f1789,%f1764,%f1773,%f3049;\nfma.rn.f32 %f1790,%f1765,%f1770,%f3048;\n"
 "fma.rn.f32 %f1791,%f1765,%f1771,%f3047;\nfma.rn.f32 %f1792,%f1765,%f1772,%f3046;\n"
@@ -8783,7 +8827,7 @@ static const char qlora__ptx_182[] =
 "cvt.sat.f32.f32 %f1852,%f1851;\nmov.f32 %f1853,0f4B400001;\nmov.f32 %f1854,0f437C0000;\n"
 "fma.rm.f32 %f1855,%f1852,%f1854,%f1853;\nadd.f32 %f1856,%f1855,0fCB40007F;\n"
 "neg.f32 %f1857,%f1856;\nmov.f32 %f1858,0f3FB8AA3B;\n";
-static const char qlora__ptx_183[] =
+static const char qlora__ptx_184[] =
 "fma.rn.f32 %f1859,%f1848,%f1858,%f1857;\nmov.f32 %f1860,0f32A57060;\n"
 "fma.rn.f32 %f1861,%f1848,%f1860,%f1859;\nmov.b32 %r452,%f1855;\nshl.b32 %r453,%r452,23;\n"
 "mov.b32 %f1862,%r453;\nex2.approx.ftz.f32 %f1863,%f1861;\nmul.f32 %f3086,%f1863,%f1862;\n"
@@ -8833,7 +8877,7 @@ static const char qlora__ptx_183[] =
 "mov.pred %p641,0;\nadd.s32 %r1059,%r1083,%r23;\nadd.s32 %r1058,%r1059,1;\n"
 "setp.gt.s32 %p191,%r283,0;\nadd.s32 %r467,%r24,1;\nsetp.lt.s32 %p192,%r1058,%r467;\n"
 "sub.s32 %r469,%r1058,%r467;\nsetp.ge.s32 %p193,%r469,%r283;\n";
-static const char qlora__ptx_184[] =
+static const char qlora__ptx_185[] =
 "and.pred %p194,%p191,%p193;\nor.pred %p195,%p192,%p194;\n@%p195 bra $L__BB2_138;\n"
 "neg.f32 %f1933,%f3079;\nfma.rn.f32 %f1934,%f2995,%f1369,%f1933;\nmov.f32 %f1935,0f3F000000;\n"
 "mov.f32 %f1936,0f3BBB989D;\nfma.rn.f32 %f1937,%f1934,%f1936,%f1935;\n"
@@ -8882,7 +8926,7 @@ static const char qlora__ptx_184[] =
 "mov.f32 %f2009,0f32A57060;\nfma.rn.f32 %f2010,%f1997,%f2009,%f2008;\nmov.b32 %r482,%f2004;\n"
 "shl.b32 %r483,%r482,23;\nmov.b32 %f2011,%r483;\nex2.approx.ftz.f32 %f2012,%f2010;\n"
 "mul.f32 %f3093,%f2012,%f2011;\nmov.pred %p644,-1;\n$L__BB2_147:\nmov.f32 %f3094,0f00000000;\n";
-static const char qlora__ptx_185[] =
+static const char qlora__ptx_186[] =
 "mov.pred %p645,0;\nsub.f32 %f2014,%f3052,%f3078;\nmul.f32 %f2015,%f3093,%f2014;\n"
 "selp.f32 %f483,%f2015,0f00000000,%p644;\n@%p140 bra $L__BB2_150;\nmov.f32 %f3094,0f00000000;\n"
 "mov.pred %p645,0;\nadd.s32 %r1052,%r1083,%r23;\nadd.s32 %r1051,%r1052,1;\n"
@@ -8932,7 +8976,7 @@ static const char qlora__ptx_185[] =
 "neg.f32 %f2080,%f3077;\nfma.rn.f32 %f2081,%f2988,%f1369,%f2080;\nmov.f32 %f2082,0f3F000000;\n"
 "mov.f32 %f2083,0f3BBB989D;\nfma.rn.f32 %f2084,%f2081,%f2083,%f2082;\n"
 "cvt.sat.f32.f32 %f2085,%f2084;\nmov.f32 %f2086,0f4B400001;\nmov.f32 %f2087,0f437C0000;\n";
-static const char qlora__ptx_186[] =
+static const char qlora__ptx_187[] =
 "fma.rm.f32 %f2088,%f2085,%f2087,%f2086;\nadd.f32 %f2089,%f2088,0fCB40007F;\n"
 "neg.f32 %f2090,%f2089;\nmov.f32 %f2091,0f3FB8AA3B;\nfma.rn.f32 %f2092,%f2081,%f2091,%f2090;\n"
 "mov.f32 %f2093,0f32A57060;\nfma.rn.f32 %f2094,%f2081,%f2093,%f2092;\nmov.b32 %r500,%f2088;\n"
@@ -8981,7 +9025,7 @@ static const char qlora__ptx_186[] =
 "mov.pred %p651,-1;\n$L__BB2_168:\nsub.f32 %f2160,%f3045,%f3084;\nmul.f32 %f2161,%f3100,%f2160;\n"
 "selp.f32 %f504,%f2161,0f00000000,%p651;\nbar.sync 0;\nadd.s32 %r962,%r334,17408;\n"
 "st.shared.v4.f32[%r962],{%f3085,%f3089,%f3093,%f3097};\nadd.s32 %r963,%r334,17408;\n";
-static const char qlora__ptx_187[] =
+static const char qlora__ptx_188[] =
 "st.shared.v4.f32[%r963+272],{%f3086,%f3090,%f3094,%f3098};\nadd.s32 %r964,%r334,17408;\n"
 "st.shared.v4.f32[%r964+544],{%f3087,%f3091,%f3095,%f3099};\nadd.s32 %r965,%r334,17408;\n"
 "st.shared.v4.f32[%r965+816],{%f3088,%f3092,%f3096,%f3100};\n@%p29 bra $L__BB2_195;\n"
@@ -9031,7 +9075,7 @@ static const char qlora__ptx_187[] =
 "bar.sync 0;\nmov.u32 %r1109,0;\n$L__BB2_193:\n.pragma \"nounroll\";\nadd.s32 %r538,%r1109,%r1104;\n"
 "mad.lo.s32 %r540,%r538,272,%r331;\nshl.b32 %r541,%r22,2;\nadd.s32 %r542,%r540,%r541;\n"
 "ld.shared.v4.f32{%f2168,%f2169,%f2170,%f2171},[%r542+17408];\n";
-static const char qlora__ptx_188[] =
+static const char qlora__ptx_189[] =
 "mad.lo.s32 %r543,%r1109,272,%r331;\nshl.b32 %r544,%r23,2;\nadd.s32 %r545,%r543,%r544;\n"
 "ld.shared.v4.f32{%f2176,%f2177,%f2178,%f2179},[%r545+8704];\n"
 "fma.rn.f32 %f2184,%f2168,%f2176,%f3138;\nfma.rn.f32 %f2185,%f2168,%f2177,%f3137;\n"
@@ -9082,7 +9126,7 @@ static const char qlora__ptx_188[] =
 "setp.eq.s32 %p331,%r30,0;\nmov.u32 %r1114,%r25;\n@%p331 bra $L__BB2_213;\n"
 "cvt.u32.u64 %r561,%rd15;\nsetp.ge.s32 %p332,%r561,%r282;\nsetp.ge.s32 %p333,%r25,%r115;\n"
 "mov.f32 %f3174,0f00000000;\nor.pred %p334,%p332,%p333;\n@%p334 bra $L__BB2_212;\n";
-static const char qlora__ptx_189[] =
+static const char qlora__ptx_190[] =
 "cvt.s64.s32 %rd269,%r25;\nmul.lo.s64 %rd270,%rd269,%rd59;\nadd.s64 %rd271,%rd270,%rd15;\n"
 "shl.b64 %rd272,%rd271,2;\nadd.s64 %rd273,%rd27,%rd272;\nld.global.f32 %f3174,[%rd273];\n"
 "$L__BB2_212:\nadd.s32 %r972,%r337,8704;\nst.shared.f32[%r972],%f3174;\nmov.u32 %r1114,%r32;\n"
@@ -9134,7 +9178,7 @@ static const char qlora__ptx_189[] =
 "or.pred %p351,%p349,%p350;\n@%p351 bra $L__BB2_229;\ncvt.s64.s32 %rd286,%r25;\n"
 "mul.lo.s64 %rd287,%rd286,%rd59;\nadd.s64 %rd288,%rd287,%rd16;\nshl.b64 %rd289,%rd288,1;\n"
 "add.s64 %rd290,%rd28,%rd289;\nld.global.u16 %r580,[%rd290];\n";
-static const char qlora__ptx_190[] =
+static const char qlora__ptx_191[] =
 "shl.b32 %r581,%r580,16;\nmov.b32 %f3225,%r581;\n$L__BB2_229:\nadd.s32 %r974,%r337,8704;\n"
 "st.shared.f32[%r974],%f3225;\nmov.u32 %r1118,%r32;\n$L__BB2_230:\nsetp.eq.s32 %p352,%r27,0;\n"
 "@%p352 bra $L__BB2_246;\n$L__BB2_231:\n.pragma \"nounroll\";\ncvt.u32.u64 %r582,%rd16;\n"
@@ -9185,7 +9229,7 @@ static const char qlora__ptx_190[] =
 "fma.rn.f32 %f2304,%f2279,%f2284,%f3234;\nfma.rn.f32 %f2305,%f2279,%f2285,%f3233;\n"
 "fma.rn.f32 %f2306,%f2279,%f2286,%f3232;\nfma.rn.f32 %f2307,%f2279,%f2287,%f3231;\n"
 "ld.shared.v4.f32{%f2308,%f2309,%f2310,%f2311},[%r606+17680];\n";
-static const char qlora__ptx_191[] =
+static const char qlora__ptx_192[] =
 "ld.shared.v4.f32{%f2316,%f2317,%f2318,%f2319},[%r609+8976];\n"
 "fma.rn.f32 %f3246,%f2308,%f2316,%f2292;\nfma.rn.f32 %f3245,%f2308,%f2317,%f2293;\n"
 "fma.rn.f32 %f3244,%f2308,%f2318,%f2294;\nfma.rn.f32 %f3243,%f2308,%f2319,%f2295;\n"
@@ -9236,7 +9280,7 @@ static const char qlora__ptx_191[] =
 "add.s64 %rd342,%rd29,%rd341;\nld.global.f32 %f3283,[%rd342];\n$L__BB2_270:\n"
 "cvt.u32.u64 %r628,%rd14;\nmad.lo.s32 %r630,%r1126,272,%r331;\nshl.b32 %r631,%r628,2;\n"
 "add.s32 %r632,%r630,%r631;\n";
-static const char qlora__ptx_192[] =
+static const char qlora__ptx_193[] =
 "st.shared.f32[%r632+8704],%f3283;\nadd.s32 %r154,%r1126,4;\nsetp.ge.s32 %p398,%r154,%r145;\n"
 "or.pred %p399,%p394,%p398;\n@%p399 bra $L__BB2_272;\ncvt.s64.s32 %rd343,%r154;\n"
 "mul.lo.s64 %rd344,%rd343,%rd59;\nadd.s64 %rd345,%rd344,%rd17;\nshl.b64 %rd346,%rd345,2;\n"
@@ -9287,7 +9331,7 @@ static const char qlora__ptx_192[] =
 "mov.f32 %f3335,0f00000000;\nor.pred %p413,%p411,%p412;\nmov.f32 %f3334,%f3335;\n"
 "@%p413 bra $L__BB2_287;\ncvt.s64.s32 %rd355,%r1130;\nmul.lo.s64 %rd356,%rd355,%rd53;\n"
 "add.s64 %rd357,%rd356,%rd14;\nshl.b64 %rd358,%rd357,1;\n";
-static const char qlora__ptx_193[] =
+static const char qlora__ptx_194[] =
 "add.s64 %rd359,%rd30,%rd358;\nld.global.u16 %r647,[%rd359];\nshl.b32 %r648,%r647,16;\n"
 "mov.b32 %f3334,%r648;\n$L__BB2_287:\nmad.lo.s32 %r651,%r1130,272,%r331;\nshl.b32 %r652,%r646,2;\n"
 "add.s32 %r653,%r651,%r652;\nst.shared.f32[%r653+8704],%f3334;\nadd.s32 %r164,%r1130,4;\n"
@@ -9338,7 +9382,7 @@ static const char qlora__ptx_193[] =
 "fma.rn.f32 %f3346,%f2418,%f2424,%f2408;\nfma.rn.f32 %f3345,%f2418,%f2425,%f2409;\n"
 "fma.rn.f32 %f3344,%f2418,%f2426,%f2410;\nfma.rn.f32 %f3343,%f2418,%f2427,%f2411;\n"
 "fma.rn.f32 %f3342,%f2419,%f2424,%f2412;\n";
-static const char qlora__ptx_194[] =
+static const char qlora__ptx_195[] =
 "fma.rn.f32 %f3341,%f2419,%f2425,%f2413;\nfma.rn.f32 %f3340,%f2419,%f2426,%f2414;\n"
 "fma.rn.f32 %f3339,%f2419,%f2427,%f2415;\nadd.s32 %r1133,%r1133,2;\nsetp.ne.s32 %p430,%r1133,32;\n"
 "@%p430 bra $L__BB2_301;\nadd.s32 %r1128,%r1128,32;\nsetp.lt.u32 %p431,%r1128,64;\n"
@@ -9388,7 +9432,7 @@ static const char qlora__ptx_194[] =
 "add.s32 %r185,%r1138,8;\nsetp.lt.s32 %p458,%r1138,24;\nmov.u32 %r1138,%r185;\n"
 "@%p458 bra $L__BB2_322;\n$L__BB2_327:\nbar.sync 0;\nmov.u32 %r1139,0;\n$L__BB2_328:\n"
 ".pragma \"nounroll\";\nadd.s32 %r696,%r1139,%r1134;\nmad.lo.s32 %r698,%r696,272,%r331;\n";
-static const char qlora__ptx_195[] =
+static const char qlora__ptx_196[] =
 "shl.b32 %r699,%r22,2;\nadd.s32 %r700,%r698,%r699;\n"
 "ld.shared.v4.f32{%f2438,%f2439,%f2440,%f2441},[%r700+17408];\n"
 "mad.lo.s32 %r701,%r1139,272,%r331;\nshl.b32 %r702,%r23,2;\nadd.s32 %r703,%r701,%r702;\n"
@@ -9439,7 +9483,7 @@ static const char qlora__ptx_195[] =
 "mov.u32 %r1142,%r195;\n@%p475 bra $L__BB2_339;\nbra.uni $L__BB2_354;\n$L__BB2_344:\n"
 "setp.eq.s32 %p476,%r30,0;\nmov.u32 %r1144,%r25;\n@%p476 bra $L__BB2_348;\n"
 "cvt.u32.u64 %r719,%rd16;\nsetp.ge.s32 %p477,%r719,%r282;\nsetp.ge.s32 %p478,%r25,%r190;\n";
-static const char qlora__ptx_196[] =
+static const char qlora__ptx_197[] =
 "mov.f32 %f3444,0f00000000;\nor.pred %p479,%p477,%p478;\n@%p479 bra $L__BB2_347;\n"
 "cvt.s64.s32 %rd429,%r25;\nmul.lo.s64 %rd430,%rd429,%rd53;\nadd.s64 %rd431,%rd430,%rd16;\n"
 "shl.b64 %rd432,%rd431,2;\nadd.s64 %rd433,%rd32,%rd432;\nld.global.f32 %f3444,[%rd433];\n"
@@ -9491,7 +9535,7 @@ static const char qlora__ptx_196[] =
 "setp.ge.s32 %p495,%r25,%r205;\nmov.f32 %f3495,0f00000000;\nor.pred %p496,%p494,%p495;\n"
 "@%p496 bra $L__BB2_364;\ncvt.s64.s32 %rd446,%r25;\nmul.lo.s64 %rd447,%rd446,%rd53;\n"
 "add.s64 %rd448,%rd447,%rd17;\nshl.b64 %rd449,%rd448,1;\n";
-static const char qlora__ptx_197[] =
+static const char qlora__ptx_198[] =
 "add.s64 %rd450,%rd33,%rd449;\nld.global.u16 %r738,[%rd450];\nshl.b32 %r739,%r738,16;\n"
 "mov.b32 %f3495,%r739;\n$L__BB2_364:\nadd.s32 %r998,%r337,8704;\nst.shared.f32[%r998],%f3495;\n"
 "mov.u32 %r1148,%r32;\n$L__BB2_365:\nsetp.eq.s32 %p497,%r27,0;\n@%p497 bra $L__BB2_381;\n"
@@ -9542,7 +9586,7 @@ static const char qlora__ptx_197[] =
 "fma.rn.f32 %f2572,%f2548,%f2556,%f3506;\nfma.rn.f32 %f2573,%f2548,%f2557,%f3505;\n"
 "fma.rn.f32 %f2574,%f2549,%f2554,%f3504;\nfma.rn.f32 %f2575,%f2549,%f2555,%f3503;\n"
 "fma.rn.f32 %f2576,%f2549,%f2556,%f3502;\nfma.rn.f32 %f2577,%f2549,%f2557,%f3501;\n";
-static const char qlora__ptx_198[] =
+static const char qlora__ptx_199[] =
 "ld.shared.v4.f32{%f2578,%f2579,%f2580,%f2581},[%r764+17680];\n"
 "ld.shared.v4.f32{%f2586,%f2587,%f2588,%f2589},[%r767+8976];\n"
 "fma.rn.f32 %f3516,%f2578,%f2586,%f2562;\nfma.rn.f32 %f3515,%f2578,%f2587,%f2563;\n"
@@ -9589,7 +9633,7 @@ static const char qlora__ptx_198[] =
 "mov.f32 %f3125,%f3501;\nmov.f32 %f3126,%f3501;\nmov.f32 %f3127,%f3501;\nmov.f32 %f3128,%f3501;\n"
 "mov.f32 %f3129,%f3501;\nmov.f32 %f3130,%f3501;\nmov.f32 %f3131,%f3501;\nmov.f32 %f3132,%f3501;\n"
 "mov.f32 %f3133,%f3501;\nmov.f32 %f3134,%f3501;\n";
-static const char qlora__ptx_199[] =
+static const char qlora__ptx_200[] =
 "mov.f32 %f3135,%f3501;\nmov.f32 %f3136,%f3501;\nmov.f32 %f3137,%f3501;\nmov.f32 %f3138,%f3501;\n"
 "$L__BB2_386:\nmov.u32 %r768,%tid.x;\nshr.s32 %r769,%r768,31;\nshr.u32 %r770,%r769,28;\n"
 "add.s32 %r771,%r768,%r770;\nshr.s32 %r772,%r771,4;\nshl.b32 %r773,%r772,2;\n"
@@ -9640,7 +9684,7 @@ static const char qlora__ptx_199[] =
 "bra.uni $L__BB2_498;\n$L__BB2_393:\nmov.u32 %r1153,%r1166;\n$L__BB2_394:\n.pragma \"nounroll\";\n"
 "setp.ge.s32 %p528,%r221,%r282;\n@%p528 bra $L__BB2_396;\nadd.s64 %rd496,%rd7,%rd6;\n"
 "cvt.s64.s32 %rd497,%r1153;\nmul.lo.s64 %rd498,%rd497,%rd64;\nadd.s64 %rd499,%rd498,%rd34;\n";
-static const char qlora__ptx_200[] =
+static const char qlora__ptx_201[] =
 "mad.lo.s32 %r798,%r1153,272,%r779;\nshl.b32 %r799,%r221,2;\nadd.s32 %r800,%r798,%r799;\n"
 "ld.shared.f32 %f2594,[%r800+17408];\nshl.b64 %rd500,%rd499,2;\nadd.s64 %rd501,%rd496,%rd500;\n"
 "st.global.f32[%rd501],%f2594;\n$L__BB2_396:\nadd.s32 %r1153,%r1153,4;\n"
@@ -9691,7 +9735,7 @@ static const char qlora__ptx_200[] =
 "cvt.s64.s32 %rd549,%r1157;\nmul.lo.s64 %rd550,%rd549,%rd64;\nadd.s64 %rd551,%rd550,%rd36;\n"
 "mad.lo.s32 %r840,%r1157,272,%r779;\nshl.b32 %r841,%r221,2;\nadd.s32 %r842,%r840,%r841;\n"
 "ld.shared.f32 %f2596,[%r842+17408];\nshl.b64 %rd552,%rd551,2;\n";
-static const char qlora__ptx_201[] =
+static const char qlora__ptx_202[] =
 "add.s64 %rd553,%rd548,%rd552;\nst.global.f32[%rd553],%f2596;\n$L__BB2_418:\n"
 "add.s32 %r1157,%r1157,4;\nsetp.lt.s32 %p550,%r1157,%r223;\n@%p550 bra $L__BB2_416;\n"
 "$L__BB2_419:\nsetp.lt.s32 %p551,%r282,193;\n@%p551 bra $L__BB2_430;\n"
@@ -9741,7 +9785,7 @@ static const char qlora__ptx_201[] =
 "selp.b32 %r876,32767,%r874,%p566;\nshl.b64 %rd591,%rd590,1;\nadd.s64 %rd592,%rd587,%rd591;\n"
 "st.global.u16[%rd592],%r876;\n$L__BB2_436:\nadd.s32 %r1160,%r1160,4;\n"
 "setp.lt.s32 %p567,%r1160,%r223;\n@%p567 bra $L__BB2_434;\nbra.uni $L__BB2_441;\n$L__BB2_437:\n";
-static const char qlora__ptx_202[] =
+static const char qlora__ptx_203[] =
 "cvta.to.global.u64 %rd593,%rd61;\nmul.lo.s64 %rd595,%rd3,%rd62;\nadd.s64 %rd597,%rd595,%rd4;\n"
 "mov.u32 %r1161,%r1166;\n$L__BB2_438:\n.pragma \"nounroll\";\nsetp.ge.s32 %p568,%r221,%r282;\n"
 "@%p568 bra $L__BB2_440;\nmul.lo.s64 %rd599,%rd597,%rd5;\nadd.s64 %rd600,%rd593,%rd599;\n"
@@ -9791,7 +9835,7 @@ static const char qlora__ptx_202[] =
 "mul.f32 %f2640,%f3451,%f1369;\nmul.f32 %f2641,%f3452,%f1369;\nmul.f32 %f2642,%f3453,%f1369;\n"
 "mul.f32 %f2643,%f3454,%f1369;\nadd.s32 %r1028,%r782,17408;\n"
 "st.shared.v4.f32[%r1028+544],{%f2643,%f2642,%f2641,%f2640};\n";
-static const char qlora__ptx_203[] =
+static const char qlora__ptx_204[] =
 "mul.f32 %f2644,%f3447,%f1369;\nmul.f32 %f2645,%f3448,%f1369;\nmul.f32 %f2646,%f3449,%f1369;\n"
 "mul.f32 %f2647,%f3450,%f1369;\nadd.s32 %r1029,%r782,17408;\n"
 "st.shared.v4.f32[%r1029+816],{%f2647,%f2646,%f2645,%f2644};\nbar.sync 0;\n"
@@ -9841,7 +9885,7 @@ static const char qlora__ptx_203[] =
 "setp.lt.s32 %p597,%r1166,%r223;\n@%p597 bra $L__BB2_467;\nbra.uni $L__BB2_498;\n$L__BB2_470:\n"
 "cvt.u32.u64 %r939,%rd41;\ncvta.to.global.u64 %rd671,%rd61;\nmul.lo.s64 %rd673,%rd3,%rd62;\n"
 "add.s64 %rd675,%rd673,%rd4;\n$L__BB2_471:\n";
-static const char qlora__ptx_204[] =
+static const char qlora__ptx_205[] =
 ".pragma \"nounroll\";\nsetp.ge.s32 %p598,%r939,%r282;\n@%p598 bra $L__BB2_473;\n"
 "mul.lo.s64 %rd677,%rd675,%rd5;\nadd.s64 %rd678,%rd671,%rd677;\ncvt.s64.s32 %rd679,%r1166;\n"
 "mul.lo.s64 %rd680,%rd679,%rd62;\nadd.s64 %rd681,%rd680,%rd41;\n"
@@ -9849,7 +9893,7 @@ static const char qlora__ptx_204[] =
 "ld.shared.f32 %f2665,[%r944+17408];\nshl.b64 %rd682,%rd681,2;\nadd.s64 %rd683,%rd678,%rd682;\n"
 "st.global.f32[%rd683],%f2665;\n$L__BB2_473:\nadd.s32 %r1166,%r1166,4;\n"
 "setp.lt.s32 %p600,%r1166,%r223;\n@%p600 bra $L__BB2_471;\n$L__BB2_498:\nret;\n}\n";
-static const char qlora__ptx_205[] =
+static const char qlora__ptx_206[] =
 ".visible .entry qlora_attn_f32_bwd_q(\n.param .u64 qlora_attn_f32_bwd_q_param_0,\n"
 ".param .u64 qlora_attn_f32_bwd_q_param_1,\n.param .u64 qlora_attn_f32_bwd_q_param_2,\n"
 ".param .u64 qlora_attn_f32_bwd_q_param_3,\n.param .u64 qlora_attn_f32_bwd_q_param_4,\n"
@@ -9907,7 +9951,7 @@ static const char qlora__ptx_205[] =
 "@%p20 bra $L__BB3_317;\nbra.uni $L__BB3_7;\n$L__BB3_317:\nmov.u32 %r171,%tid.x;\n"
 "shr.s32 %r594,%r171,31;\nshr.u32 %r595,%r594,27;\nadd.s32 %r596,%r171,%r595;\n"
 "shr.s32 %r783,%r596,5;\n";
-static const char qlora__ptx_206[] =
+static const char qlora__ptx_207[] =
 "min.s32 %r173,%r13,64;\nsetp.ge.s32 %p435,%r783,%r173;\n@%p435 bra $L__BB3_328;\n"
 "and.b32 %r600,%r596,-32;\nsub.s32 %r174,%r171,%r600;\n@%p24 bra $L__BB3_323;\n$L__BB3_319:\n"
 ".pragma \"nounroll\";\nsetp.ge.s32 %p437,%r174,%r187;\n@%p437 bra $L__BB3_322;\n"
@@ -9958,7 +10002,7 @@ static const char qlora__ptx_206[] =
 "mov.f32 %f1989,%f2042;\nmov.f32 %f1990,%f2042;\nmov.f32 %f1991,%f2042;\nmov.f32 %f1992,%f2042;\n"
 "mov.f32 %f1993,%f2042;\nmov.f32 %f1994,%f2042;\nmov.f32 %f1995,%f2042;\nmov.f32 %f1996,%f2042;\n"
 "mov.f32 %f1997,%f2042;\n";
-static const char qlora__ptx_207[] =
+static const char qlora__ptx_208[] =
 "mov.f32 %f1998,%f2042;\nmov.f32 %f1999,%f2042;\nmov.f32 %f2000,%f2042;\nmov.f32 %f2001,%f2042;\n"
 "mov.f32 %f2002,%f2042;\nmov.f32 %f2003,%f2042;\nmov.f32 %f1934,%f2042;\nmov.f32 %f1935,%f2042;\n"
 "mov.f32 %f1936,%f2042;\nmov.f32 %f1937,%f2042;\nmov.f32 %f1938,%f2042;\nmov.f32 %f1939,%f2042;\n"
@@ -10007,7 +10051,7 @@ static const char qlora__ptx_207[] =
 "or.pred %p50,%p49,%p48;\nmov.f32 %f1734,%f1735;\n@%p50 bra $L__BB3_31;\n"
 "cvt.s64.s32 %rd110,%r735;\nmul.lo.s64 %rd111,%rd110,%rd52;\nadd.s64 %rd112,%rd111,%rd32;\n"
 "shl.b64 %rd113,%rd112,2;\nadd.s64 %rd114,%rd14,%rd113;\n";
-static const char qlora__ptx_208[] =
+static const char qlora__ptx_209[] =
 "ld.global.f32 %f1734,[%rd114];\n$L__BB3_31:\nshl.b32 %r273,%r735,2;\nadd.s32 %r46,%r248,%r273;\n"
 "st.shared.f32[%r46],%f1734;\nadd.s32 %r47,%r735,8;\nsetp.ge.s32 %p51,%r47,%r13;\n"
 "or.pred %p53,%p49,%p51;\n@%p53 bra $L__BB3_33;\ncvt.s64.s32 %rd115,%r47;\n"
@@ -10058,7 +10102,7 @@ static const char qlora__ptx_208[] =
 "fma.rn.f32 %f874,%f856,%f866,%f1755;\nfma.rn.f32 %f875,%f856,%f867,%f1754;\n"
 "fma.rn.f32 %f876,%f857,%f864,%f1753;\nfma.rn.f32 %f877,%f857,%f865,%f1752;\n"
 "fma.rn.f32 %f878,%f857,%f866,%f1751;\n";
-static const char qlora__ptx_209[] =
+static const char qlora__ptx_210[] =
 "fma.rn.f32 %f879,%f857,%f867,%f1750;\nfma.rn.f32 %f880,%f858,%f864,%f1749;\n"
 "fma.rn.f32 %f881,%f858,%f865,%f1748;\nfma.rn.f32 %f882,%f858,%f866,%f1747;\n"
 "fma.rn.f32 %f883,%f858,%f867,%f1746;\nfma.rn.f32 %f884,%f859,%f864,%f1745;\n"
@@ -10108,7 +10152,7 @@ static const char qlora__ptx_209[] =
 "setp.eq.s32 %p98,%r25,0;\nmov.u32 %r745,%r18;\n@%p98 bra $L__BB3_77;\nadd.s32 %r708,%r741,%r17;\n"
 "setp.ge.s32 %p99,%r708,%r187;\nsetp.ge.s32 %p100,%r18,%r13;\nmov.f32 %f1793,0f00000000;\n"
 "or.pred %p101,%p99,%p100;\n@%p101 bra $L__BB3_76;\nadd.s64 %rd160,%rd19,%rd35;\n";
-static const char qlora__ptx_210[] =
+static const char qlora__ptx_211[] =
 "shl.b64 %rd161,%rd160,2;\nadd.s64 %rd162,%rd15,%rd161;\nld.global.f32 %f1793,[%rd162];\n"
 "$L__BB3_76:\nst.shared.f32[%r26],%f1793;\nmov.u32 %r745,%r27;\n$L__BB3_77:\n"
 "setp.eq.s32 %p102,%r23,0;\n@%p102 bra $L__BB3_83;\n$L__BB3_78:\n.pragma \"nounroll\";\n"
@@ -10158,7 +10202,7 @@ static const char qlora__ptx_210[] =
 "add.s32 %r82,%r749,8;\nsetp.ge.s32 %p132,%r82,%r36;\nor.pred %p134,%p130,%p132;\n"
 "@%p134 bra $L__BB3_104;\ncvt.s64.s32 %rd194,%r82;\nmul.lo.s64 %rd195,%rd194,%rd56;\n"
 "add.s64 %rd196,%rd195,%rd36;\nshl.b64 %rd197,%rd196,2;\nadd.s64 %rd198,%rd34,%rd197;\n";
-static const char qlora__ptx_211[] =
+static const char qlora__ptx_212[] =
 "ld.global.f32 %f1801,[%rd198];\n$L__BB3_104:\nadd.s32 %r605,%r321,8704;\n"
 "st.shared.f32[%r605+32],%f1801;\nadd.s32 %r83,%r749,16;\nsetp.lt.s32 %p135,%r749,48;\n"
 "mov.u32 %r749,%r83;\n@%p135 bra $L__BB3_100;\n$L__BB3_105:\nbar.sync 0;\nmov.u32 %r750,0;\n"
@@ -10209,7 +10253,7 @@ static const char qlora__ptx_211[] =
 "setp.le.s32 %p157,%r21,%r692;\nor.pred %p158,%p157,%p156;\n@%p158 bra $L__BB3_122;\n"
 "fma.rn.f32 %f1032,%f1756,%f683,%f257;\nmov.f32 %f1033,0f3F000000;\nmov.f32 %f1034,0f3BBB989D;\n"
 "fma.rn.f32 %f1035,%f1032,%f1034,%f1033;\n";
-static const char qlora__ptx_212[] =
+static const char qlora__ptx_213[] =
 "cvt.sat.f32.f32 %f1036,%f1035;\nmov.f32 %f1037,0f4B400001;\nmov.f32 %f1038,0f437C0000;\n"
 "fma.rm.f32 %f1039,%f1036,%f1038,%f1037;\nadd.f32 %f1040,%f1039,0fCB40007F;\n"
 "neg.f32 %f1041,%f1040;\nmov.f32 %f1042,0f3FB8AA3B;\nfma.rn.f32 %f1043,%f1032,%f1042,%f1041;\n"
@@ -10260,7 +10304,7 @@ static const char qlora__ptx_212[] =
 "selp.f32 %f280,%f1112,0f00000000,%p463;\nmov.f32 %f1847,0f00000000;\n@%p139 bra $L__BB3_134;\n"
 "mov.f32 %f1847,0f00000000;\nmov.pred %p464,0;\nadd.s32 %r698,%r730,%r20;\n"
 "sub.s32 %r345,%r21,%r698;\nsetp.ge.s32 %p191,%r345,%r188;\n";
-static const char qlora__ptx_213[] =
+static const char qlora__ptx_214[] =
 "and.pred %p192,%p25,%p191;\nsetp.le.s32 %p193,%r28,%r698;\nor.pred %p194,%p193,%p192;\n"
 "@%p194 bra $L__BB3_134;\nfma.rn.f32 %f1114,%f1752,%f683,%f277;\nmov.f32 %f1115,0f3F000000;\n"
 "mov.f32 %f1116,0f3BBB989D;\nfma.rn.f32 %f1117,%f1114,%f1116,%f1115;\n"
@@ -10311,7 +10355,7 @@ static const char qlora__ptx_213[] =
 "mov.pred %p467,-1;\n$L__BB3_143:\nmov.pred %p468,0;\nsub.f32 %f1191,%f1809,%f1839;\n"
 "mul.f32 %f1192,%f1850,%f1191;\nselp.f32 %f293,%f1192,0f00000000,%p467;\n"
 "mov.f32 %f1851,0f00000000;\n@%p140 bra $L__BB3_146;\n";
-static const char qlora__ptx_214[] =
+static const char qlora__ptx_215[] =
 "mov.pred %p468,0;\nadd.s32 %r696,%r730,%r20;\nnot.b32 %r357,%r696;\nadd.s32 %r358,%r29,%r357;\n"
 "setp.ge.s32 %p227,%r358,%r188;\nand.pred %p228,%p25,%p227;\nsetp.le.s32 %p229,%r29,%r696;\n"
 "or.pred %p230,%p229,%p228;\n@%p230 bra $L__BB3_146;\nfma.rn.f32 %f1194,%f1748,%f683,%f290;\n"
@@ -10360,7 +10404,7 @@ static const char qlora__ptx_214[] =
 "mov.b32 %f1268,%r369;\nex2.approx.ftz.f32 %f1269,%f1267;\nmul.f32 %f1854,%f1269,%f1268;\n"
 "mov.pred %p471,-1;\n$L__BB3_155:\nsub.f32 %f1271,%f1805,%f1841;\nmul.f32 %f1272,%f1854,%f1271;\n"
 "selp.f32 %f306,%f1272,0f00000000,%p471;\n";
-static const char qlora__ptx_215[] =
+static const char qlora__ptx_216[] =
 "mov.f32 %f1856,0f00000000;\nmov.f32 %f1855,%f1856;\n@%p141 bra $L__BB3_158;\n"
 "add.s32 %r694,%r730,%r20;\nnot.b32 %r370,%r694;\nadd.s32 %r371,%r30,%r370;\n"
 "setp.ge.s32 %p263,%r371,%r188;\nand.pred %p264,%p25,%p263;\nsetp.le.s32 %p265,%r30,%r694;\n"
@@ -10410,7 +10454,7 @@ static const char qlora__ptx_215[] =
 "mov.f32 %f1874,0f00000000;\nor.pred %p292,%p290,%p291;\n@%p292 bra $L__BB3_171;\n"
 "shl.b64 %rd201,%rd22,1;\nadd.s64 %rd202,%rd37,%rd201;\nld.global.u16 %r382,[%rd202];\n"
 "shl.b32 %r383,%r382,16;\nmov.b32 %f1874,%r383;\n$L__BB3_171:\n";
-static const char qlora__ptx_216[] =
+static const char qlora__ptx_217[] =
 "add.s32 %r610,%r255,8704;\nst.shared.f32[%r610],%f1874;\nmov.u32 %r753,%r34;\n$L__BB3_172:\n"
 "setp.eq.s32 %p293,%r24,0;\n@%p293 bra $L__BB3_188;\n$L__BB3_173:\n.pragma \"nounroll\";\n"
 "cvt.u32.u64 %r384,%rd21;\nsetp.ge.s32 %p294,%r384,%r187;\nsetp.ge.s32 %p295,%r753,%r91;\n"
@@ -10461,7 +10505,7 @@ static const char qlora__ptx_216[] =
 "ld.shared.v4.f32{%f1379,%f1380,%f1381,%f1382},[%r409+8976];\n"
 "fma.rn.f32 %f1895,%f1371,%f1379,%f1355;\nfma.rn.f32 %f1894,%f1371,%f1380,%f1356;\n"
 "fma.rn.f32 %f1893,%f1371,%f1381,%f1357;\nfma.rn.f32 %f1892,%f1371,%f1382,%f1358;\n";
-static const char qlora__ptx_217[] =
+static const char qlora__ptx_218[] =
 "fma.rn.f32 %f1891,%f1372,%f1379,%f1359;\nfma.rn.f32 %f1890,%f1372,%f1380,%f1360;\n"
 "fma.rn.f32 %f1889,%f1372,%f1381,%f1361;\nfma.rn.f32 %f1888,%f1372,%f1382,%f1362;\n"
 "fma.rn.f32 %f1887,%f1373,%f1379,%f1363;\nfma.rn.f32 %f1886,%f1373,%f1380,%f1364;\n"
@@ -10512,7 +10556,7 @@ static const char qlora__ptx_217[] =
 "shl.b64 %rd249,%rd248,2;\nadd.s64 %rd250,%rd38,%rd249;\nld.global.f32 %f1933,[%rd250];\n"
 "$L__BB3_214:\nadd.s32 %r617,%r432,8704;\nst.shared.f32[%r617+1088],%f1933;\n"
 "add.s32 %r116,%r761,8;\nsetp.lt.s32 %p341,%r761,24;\n";
-static const char qlora__ptx_218[] =
+static const char qlora__ptx_219[] =
 "mov.u32 %r761,%r116;\n@%p341 bra $L__BB3_210;\n$L__BB3_215:\nbar.sync 0;\nmov.u32 %r762,0;\n"
 "$L__BB3_216:\n.pragma \"nounroll\";\nadd.s32 %r434,%r762,%r757;\n"
 "mad.lo.s32 %r436,%r434,272,%r247;\nshl.b32 %r437,%r19,2;\nadd.s32 %r438,%r436,%r437;\n"
@@ -10564,7 +10608,7 @@ static const char qlora__ptx_218[] =
 "st.shared.f32[%r619+1088],%f1984;\nadd.s32 %r126,%r765,8;\nsetp.lt.s32 %p358,%r765,24;\n"
 "mov.u32 %r765,%r126;\n@%p358 bra $L__BB3_227;\nbra.uni $L__BB3_242;\n$L__BB3_232:\n"
 "setp.eq.s32 %p359,%r32,0;\nmov.u32 %r767,%r22;\n";
-static const char qlora__ptx_219[] =
+static const char qlora__ptx_220[] =
 "@%p359 bra $L__BB3_236;\ncvt.u32.u64 %r457,%rd25;\nsetp.ge.s32 %p360,%r457,%r187;\n"
 "setp.ge.s32 %p361,%r22,%r121;\nmov.f32 %f1985,0f00000000;\nor.pred %p362,%p360,%p361;\n"
 "@%p362 bra $L__BB3_235;\nshl.b64 %rd265,%rd26,2;\nadd.s64 %rd266,%rd39,%rd265;\n"
@@ -10616,7 +10660,7 @@ static const char qlora__ptx_219[] =
 "setp.ge.s32 %p377,%r475,%r187;\nsetp.ge.s32 %p378,%r22,%r136;\nmov.f32 %f2036,0f00000000;\n"
 "or.pred %p379,%p377,%p378;\n@%p379 bra $L__BB3_252;\nshl.b64 %rd279,%rd28,1;\n"
 "add.s64 %rd280,%rd40,%rd279;\nld.global.u16 %r476,[%rd280];\n";
-static const char qlora__ptx_220[] =
+static const char qlora__ptx_221[] =
 "shl.b32 %r477,%r476,16;\nmov.b32 %f2036,%r477;\n$L__BB3_252:\nadd.s32 %r622,%r255,8704;\n"
 "st.shared.f32[%r622],%f2036;\nmov.u32 %r771,%r34;\n$L__BB3_253:\nsetp.eq.s32 %p380,%r24,0;\n"
 "@%p380 bra $L__BB3_269;\n$L__BB3_254:\n.pragma \"nounroll\";\ncvt.u32.u64 %r478,%rd27;\n"
@@ -10668,7 +10712,7 @@ static const char qlora__ptx_220[] =
 "ld.shared.v4.f32{%f1533,%f1534,%f1535,%f1536},[%r502+17680];\n"
 "ld.shared.v4.f32{%f1541,%f1542,%f1543,%f1544},[%r505+8976];\n"
 "fma.rn.f32 %f2057,%f1533,%f1541,%f1517;\n";
-static const char qlora__ptx_221[] =
+static const char qlora__ptx_222[] =
 "fma.rn.f32 %f2056,%f1533,%f1542,%f1518;\nfma.rn.f32 %f2055,%f1533,%f1543,%f1519;\n"
 "fma.rn.f32 %f2054,%f1533,%f1544,%f1520;\nfma.rn.f32 %f2053,%f1534,%f1541,%f1521;\n"
 "fma.rn.f32 %f2052,%f1534,%f1542,%f1522;\nfma.rn.f32 %f2051,%f1534,%f1543,%f1523;\n"
@@ -10716,7 +10760,7 @@ static const char qlora__ptx_221[] =
 "st.shared.f32[%r635+548],%f1558;\nmul.f32 %f1559,%f1885,%f683;\nadd.s32 %r636,%r520,17408;\n"
 "st.shared.f32[%r636+552],%f1559;\nmul.f32 %f1560,%f1884,%f683;\nadd.s32 %r637,%r520,17408;\n"
 "st.shared.f32[%r637+556],%f1560;\n";
-static const char qlora__ptx_222[] =
+static const char qlora__ptx_223[] =
 "mul.f32 %f1561,%f1883,%f683;\nadd.s32 %r638,%r520,17408;\nst.shared.f32[%r638+816],%f1561;\n"
 "mul.f32 %f1562,%f1882,%f683;\nadd.s32 %r639,%r520,17408;\nst.shared.f32[%r639+820],%f1562;\n"
 "mul.f32 %f1563,%f1881,%f683;\nadd.s32 %r640,%r520,17408;\nst.shared.f32[%r640+824],%f1563;\n"
@@ -10765,7 +10809,7 @@ static const char qlora__ptx_222[] =
 "st.shared.f32[%r657+828],%f1581;\nbar.sync 0;\n@%p412 bra $L__BB3_295;\nadd.s32 %r537,%r151,64;\n"
 "cvt.s64.s32 %rd42,%r537;\n@%p24 bra $L__BB3_291;\ncvt.u32.u64 %r538,%rd42;\n"
 "mov.u32 %r777,%r781;\n$L__BB3_288:\n";
-static const char qlora__ptx_223[] =
+static const char qlora__ptx_224[] =
 ".pragma \"nounroll\";\nsetp.ge.s32 %p414,%r538,%r187;\n@%p414 bra $L__BB3_290;\n"
 "cvt.s64.s32 %rd313,%r777;\nmul.lo.s64 %rd314,%rd313,%rd61;\nadd.s64 %rd315,%rd314,%rd42;\n"
 "mad.lo.s32 %r540,%r777,272,%r517;\nshl.b32 %r541,%r151,2;\nadd.s32 %r542,%r540,%r541;\n"
@@ -10816,7 +10860,7 @@ static const char qlora__ptx_223[] =
 "mul.lo.s64 %rd329,%rd328,%rd61;\nadd.s64 %rd330,%rd329,%rd43;\n"
 "mad.lo.s32 %r572,%r780,272,%r517;\nshl.b32 %r573,%r151,2;\nadd.s32 %r574,%r572,%r573;\n"
 "ld.shared.f32 %f1599,[%r574+17408];\n";
-static const char qlora__ptx_224[] =
+static const char qlora__ptx_225[] =
 "shl.b64 %rd331,%rd330,2;\nadd.s64 %rd332,%rd10,%rd331;\nst.global.f32[%rd332],%f1599;\n"
 "$L__BB3_305:\nadd.s32 %r780,%r780,4;\nsetp.lt.s32 %p426,%r780,%r153;\n@%p426 bra $L__BB3_303;\n"
 "$L__BB3_306:\nsetp.lt.s32 %p427,%r187,193;\n@%p427 bra $L__BB3_328;\n"
@@ -10856,7 +10900,6 @@ static const char qlora__ptx_224[] =
 "add.s32 %r781,%r781,4;\nsetp.lt.s32 %p434,%r781,%r153;\n@%p434 bra $L__BB3_314;\n$L__BB3_328:\n"
 "ret;\n}\n";
 static const char* const qlora__ptx_attn_f32_75[] = {
-qlora__ptx_153,
 qlora__ptx_154,
 qlora__ptx_155,
 qlora__ptx_156,
@@ -10928,9 +10971,17 @@ qlora__ptx_221,
 qlora__ptx_222,
 qlora__ptx_223,
 qlora__ptx_224,
+qlora__ptx_225,
 0};
+#define QLORA__PTX_attn_f32_75 qlora__ptx_attn_f32_75, 279882u, 0x4db568e2u, 0
+#endif
+// end
 
-static const char qlora__ptx_225[] =
+// texts cast sm_75: core
+#if defined(QLORA_PTX_NO_CORE)
+#define QLORA__PTX_cast_75 0, 0u, 0u, "QLORA_PTX_NO_CORE"
+#else
+static const char qlora__ptx_226[] =
 ".visible .entry qlora_cast_f32_bf16(\n.param .u64 qlora_cast_f32_bf16_param_0,\n"
 ".param .u64 qlora_cast_f32_bf16_param_1,\n.param .u64 qlora_cast_f32_bf16_param_2,\n"
 ".param .u64 qlora_cast_f32_bf16_param_3,\n.param .u64 qlora_cast_f32_bf16_param_4,\n"
@@ -10983,7 +11034,7 @@ static const char qlora__ptx_225[] =
 "selp.b32 %r60,32767,%r58,%p17;\nshr.u32 %r61,%r51,16;\nand.b32 %r62,%r61,1;\n"
 "add.s32 %r63,%r51,%r62;\nadd.s32 %r64,%r63,32767;\nand.b32 %r65,%r64,-65536;\n"
 "and.b32 %r66,%r51,2147483647;\n";
-static const char qlora__ptx_226[] =
+static const char qlora__ptx_227[] =
 "setp.gt.u32 %p18,%r66,2139095040;\nselp.b32 %r67,2147418112,%r65,%p18;\nshr.u32 %r68,%r52,16;\n"
 "and.b32 %r69,%r68,1;\nadd.s32 %r70,%r52,%r69;\nadd.s32 %r71,%r70,32767;\nshr.u32 %r72,%r71,16;\n"
 "and.b32 %r73,%r52,2147483647;\nsetp.gt.u32 %p19,%r73,2139095040;\n"
@@ -11014,7 +11065,7 @@ static const char qlora__ptx_226[] =
 "add.s64 %rd73,%rd73,%rd4;\nsetp.lt.s64 %p26,%rd73,%rd36;\n@%p26 bra $L__BB0_17;\n$L__BB0_20:\n"
 "mov.u32 %r93,%nctaid.y;\ncvt.u64.u32 %rd67,%r93;\nadd.s64 %rd68,%rd68,%rd67;\n"
 "setp.lt.s64 %p27,%rd68,%rd35;\n@%p27 bra $L__BB0_8;\n$L__BB0_21:\nret;\n}\n";
-static const char qlora__ptx_227[] =
+static const char qlora__ptx_228[] =
 ".visible .entry qlora_cast_f32_f16(\n.param .u64 qlora_cast_f32_f16_param_0,\n"
 ".param .u64 qlora_cast_f32_f16_param_1,\n.param .u64 qlora_cast_f32_f16_param_2,\n"
 ".param .u64 qlora_cast_f32_f16_param_3,\n.param .u64 qlora_cast_f32_f16_param_4,\n"
@@ -11068,13 +11119,13 @@ static const char qlora__ptx_227[] =
 "@%p14 bra $L__BB1_20;\n$L__BB1_19:\n.pragma \"nounroll\";\nadd.s64 %rd59,%rd72,%rd8;\n"
 "shl.b64 %rd60,%rd59,2;\nadd.s64 %rd61,%rd2,%rd60;\nld.global.f32 %f31,[%rd61];\n"
 "mul.f32 %f30,%f32,%f31;\ncvt.rn.f16.f32 %rs15,%f30;\n";
-static const char qlora__ptx_228[] =
+static const char qlora__ptx_229[] =
 "add.s64 %rd62,%rd72,%rd9;\nshl.b64 %rd63,%rd62,1;\nadd.s64 %rd64,%rd1,%rd63;\n"
 "st.global.u16[%rd64],%rs15;\nadd.s64 %rd72,%rd72,256;\nsetp.lt.s64 %p15,%rd72,%rd26;\n"
 "@%p15 bra $L__BB1_19;\n$L__BB1_20:\nadd.s64 %rd71,%rd71,%rd5;\nsetp.lt.s64 %p16,%rd71,%rd35;\n"
 "@%p16 bra $L__BB1_18;\n$L__BB1_21:\ncvt.u64.u32 %rd65,%r11;\nadd.s64 %rd66,%rd66,%rd65;\n"
 "setp.lt.s64 %p17,%rd66,%rd34;\n@%p17 bra $L__BB1_8;\n$L__BB1_22:\nret;\n}\n";
-static const char qlora__ptx_229[] =
+static const char qlora__ptx_230[] =
 ".visible .entry qlora_cast_bf16_f32(\n.param .u64 qlora_cast_bf16_f32_param_0,\n"
 ".param .u64 qlora_cast_bf16_f32_param_1,\n.param .u64 qlora_cast_bf16_f32_param_2,\n"
 ".param .u64 qlora_cast_bf16_f32_param_3,\n.param .u64 qlora_cast_bf16_f32_param_4,\n"
@@ -11126,14 +11177,14 @@ static const char qlora__ptx_229[] =
 "selp.b64 %rd26,%rd35,%rd58,%p13;\nadd.s64 %rd72,%rd71,%rd6;\nsetp.ge.s64 %p14,%rd72,%rd26;\n"
 "@%p14 bra $L__BB2_20;\n$L__BB2_19:\n.pragma \"nounroll\";\nadd.s64 %rd59,%rd72,%rd9;\n"
 "shl.b64 %rd60,%rd59,2;\nadd.s64 %rd61,%rd1,%rd60;\nadd.s64 %rd62,%rd72,%rd8;\n";
-static const char qlora__ptx_230[] =
+static const char qlora__ptx_231[] =
 "shl.b64 %rd63,%rd62,1;\nadd.s64 %rd64,%rd2,%rd63;\nld.global.u16 %r25,[%rd64];\n"
 "shl.b32 %r26,%r25,16;\nmov.b32 %f22,%r26;\nmul.f32 %f23,%f24,%f22;\nst.global.f32[%rd61],%f23;\n"
 "add.s64 %rd72,%rd72,256;\nsetp.lt.s64 %p15,%rd72,%rd26;\n@%p15 bra $L__BB2_19;\n$L__BB2_20:\n"
 "add.s64 %rd71,%rd71,%rd5;\nsetp.lt.s64 %p16,%rd71,%rd35;\n@%p16 bra $L__BB2_18;\n$L__BB2_21:\n"
 "mov.u32 %r27,%nctaid.y;\ncvt.u64.u32 %rd65,%r27;\nadd.s64 %rd66,%rd66,%rd65;\n"
 "setp.lt.s64 %p17,%rd66,%rd34;\n@%p17 bra $L__BB2_8;\n$L__BB2_22:\nret;\n}\n";
-static const char qlora__ptx_231[] =
+static const char qlora__ptx_232[] =
 ".visible .entry qlora_cast_f16_f32(\n.param .u64 qlora_cast_f16_f32_param_0,\n"
 ".param .u64 qlora_cast_f16_f32_param_1,\n.param .u64 qlora_cast_f16_f32_param_2,\n"
 ".param .u64 qlora_cast_f16_f32_param_3,\n.param .u64 qlora_cast_f16_f32_param_4,\n"
@@ -11186,7 +11237,7 @@ static const char qlora__ptx_231[] =
 "setp.lt.s64 %p13,%rd57,2048;\nadd.s64 %rd58,%rd71,2048;\nselp.b64 %rd26,%rd35,%rd58,%p13;\n"
 "add.s64 %rd72,%rd71,%rd6;\nsetp.ge.s64 %p14,%rd72,%rd26;\n@%p14 bra $L__BB3_20;\n$L__BB3_19:\n"
 ".pragma \"nounroll\";\n";
-static const char qlora__ptx_232[] =
+static const char qlora__ptx_233[] =
 "add.s64 %rd59,%rd72,%rd9;\nshl.b64 %rd60,%rd59,2;\nadd.s64 %rd61,%rd1,%rd60;\n"
 "add.s64 %rd62,%rd72,%rd8;\nshl.b64 %rd63,%rd62,1;\nadd.s64 %rd64,%rd2,%rd63;\n"
 "ld.global.u16 %rs15,[%rd64];\ncvt.f32.f16 %f22,%rs15;\nmul.f32 %f23,%f24,%f22;\n"
@@ -11195,7 +11246,7 @@ static const char qlora__ptx_232[] =
 "@%p16 bra $L__BB3_18;\n$L__BB3_21:\nmov.u32 %r19,%nctaid.y;\ncvt.u64.u32 %rd65,%r19;\n"
 "add.s64 %rd66,%rd66,%rd65;\nsetp.lt.s64 %p17,%rd66,%rd34;\n@%p17 bra $L__BB3_8;\n$L__BB3_22:\n"
 "ret;\n}\n";
-static const char qlora__ptx_233[] =
+static const char qlora__ptx_234[] =
 ".visible .entry qlora_cast_bf16_f16(\n.param .u64 qlora_cast_bf16_f16_param_0,\n"
 ".param .u64 qlora_cast_bf16_f16_param_1,\n.param .u64 qlora_cast_bf16_f16_param_2,\n"
 ".param .u64 qlora_cast_bf16_f16_param_3,\n.param .u64 qlora_cast_bf16_f16_param_4,\n"
@@ -11246,7 +11297,7 @@ static const char qlora__ptx_233[] =
 "setp.lt.s64 %p11,%rd69,%rd35;\n@%p11 bra $L__BB4_14;\n$L__BB4_16:\nadd.s64 %rd66,%rd66,%rd5;\n"
 "setp.lt.s64 %p12,%rd66,%rd35;\n@%p12 bra $L__BB4_11;\nbra.uni $L__BB4_21;\n$L__BB4_17:\n"
 "mov.u64 %rd70,%rd4;\n$L__BB4_18:\nsub.s64 %rd56,%rd35,%rd70;\nsetp.lt.s64 %p13,%rd56,2048;\n";
-static const char qlora__ptx_234[] =
+static const char qlora__ptx_235[] =
 "add.s64 %rd57,%rd70,2048;\nselp.b64 %rd26,%rd35,%rd57,%p13;\nadd.s64 %rd71,%rd70,%rd6;\n"
 "setp.ge.s64 %p14,%rd71,%rd26;\n@%p14 bra $L__BB4_20;\n$L__BB4_19:\n.pragma \"nounroll\";\n"
 "add.s64 %rd58,%rd71,%rd8;\nshl.b64 %rd59,%rd58,1;\nadd.s64 %rd60,%rd2,%rd59;\n"
@@ -11257,7 +11308,7 @@ static const char qlora__ptx_234[] =
 "setp.lt.s64 %p16,%rd70,%rd35;\n@%p16 bra $L__BB4_18;\n$L__BB4_21:\nmov.u32 %r31,%nctaid.y;\n"
 "cvt.u64.u32 %rd64,%r31;\nadd.s64 %rd65,%rd65,%rd64;\nsetp.lt.s64 %p17,%rd65,%rd34;\n"
 "@%p17 bra $L__BB4_8;\n$L__BB4_22:\nret;\n}\n";
-static const char qlora__ptx_235[] =
+static const char qlora__ptx_236[] =
 ".visible .entry qlora_cast_f16_bf16(\n.param .u64 qlora_cast_f16_bf16_param_0,\n"
 ".param .u64 qlora_cast_f16_bf16_param_1,\n.param .u64 qlora_cast_f16_bf16_param_2,\n"
 ".param .u64 qlora_cast_f16_bf16_param_3,\n.param .u64 qlora_cast_f16_bf16_param_4,\n"
@@ -11309,7 +11360,7 @@ static const char qlora__ptx_235[] =
 "st.global.u32[%rd59+4],%r62;\nmul.f32 %f18,%f24,%f10;\nmov.b32 %r63,%f18;\n"
 "mul.f32 %f19,%f24,%f11;\nmov.b32 %r64,%f19;\nmul.f32 %f20,%f24,%f12;\nmov.b32 %r65,%f20;\n"
 "mul.f32 %f21,%f24,%f13;\n";
-static const char qlora__ptx_236[] =
+static const char qlora__ptx_237[] =
 "mov.b32 %r66,%f21;\nshr.u32 %r67,%r63,16;\nand.b32 %r68,%r67,1;\nadd.s32 %r69,%r63,%r68;\n"
 "add.s32 %r70,%r69,32767;\nshr.u32 %r71,%r70,16;\nand.b32 %r72,%r63,2147483647;\n"
 "setp.gt.u32 %p17,%r72,2139095040;\nselp.b32 %r73,32767,%r71,%p17;\nshr.u32 %r74,%r64,16;\n"
@@ -11346,7 +11397,7 @@ static const char qlora__ptx_236[] =
 "add.s64 %rd74,%rd74,%rd4;\nsetp.lt.s64 %p26,%rd74,%rd35;\n@%p26 bra $L__BB5_17;\n$L__BB5_20:\n"
 "mov.u32 %r106,%nctaid.y;\ncvt.u64.u32 %rd68,%r106;\nadd.s64 %rd69,%rd69,%rd68;\n"
 "setp.lt.s64 %p27,%rd69,%rd34;\n@%p27 bra $L__BB5_8;\n$L__BB5_21:\nret;\n}\n";
-static const char qlora__ptx_237[] =
+static const char qlora__ptx_238[] =
 ".visible .entry qlora_cast_absmax_f32(\n.param .u64 qlora_cast_absmax_f32_param_0,\n"
 ".param .u64 qlora_cast_absmax_f32_param_1,\n.param .u64 qlora_cast_absmax_f32_param_2,\n"
 ".param .u64 qlora_cast_absmax_f32_param_3,\n.param .u64 qlora_cast_absmax_f32_param_4\n)\n"
@@ -11398,7 +11449,7 @@ static const char qlora__ptx_237[] =
 "ld.shared.u32 %r47,[%r12+256];\nmax.u32 %r48,%r47,%r46;\nst.shared.u32[%r12],%r48;\n$L__BB6_19:\n"
 "bar.sync 0;\nsetp.gt.u32 %p13,%r11,31;\n@%p13 bra $L__BB6_21;\nld.shared.u32 %r49,[%r12];\n"
 "ld.shared.u32 %r50,[%r12+128];\nmax.u32 %r51,%r50,%r49;\nst.shared.u32[%r12],%r51;\n";
-static const char qlora__ptx_238[] =
+static const char qlora__ptx_239[] =
 "$L__BB6_21:\nbar.sync 0;\nsetp.gt.u32 %p14,%r11,15;\n@%p14 bra $L__BB6_23;\n"
 "ld.shared.u32 %r52,[%r12];\nld.shared.u32 %r53,[%r12+64];\nmax.u32 %r54,%r53,%r52;\n"
 "st.shared.u32[%r12],%r54;\n$L__BB6_23:\nbar.sync 0;\nsetp.gt.u32 %p15,%r11,7;\n"
@@ -11414,7 +11465,7 @@ static const char qlora__ptx_238[] =
 "@%p18 bra $L__BB6_33;\nld.shared.u32 %r67,[_ZZ21qlora_cast_absmax_f32E6shared];\n"
 "cvta.to.global.u64 %rd59,%rd32;\nmul.wide.u32 %rd60,%r13,4;\nadd.s64 %rd61,%rd59,%rd60;\n"
 "st.global.u32[%rd61],%r67;\n$L__BB6_33:\nret;\n}\n";
-static const char qlora__ptx_239[] =
+static const char qlora__ptx_240[] =
 ".visible .entry qlora_cast_scale(\n.param .u64 qlora_cast_scale_param_0,\n"
 ".param .u32 qlora_cast_scale_param_1,\n.param .f32 qlora_cast_scale_param_2,\n"
 ".param .u64 qlora_cast_scale_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<13>;\n"
@@ -11452,7 +11503,6 @@ static const char qlora__ptx_239[] =
 "cvta.to.global.u64 %rd8,%rd5;\nst.global.u32[%rd8],%r46;\nsub.s32 %r48,%r47,%r45;\n"
 "mov.b32 %f2,%r48;\nmul.f32 %f3,%f2,%f1;\nst.global.f32[%rd8+4],%f3;\n$L__BB7_21:\nret;\n}\n";
 static const char* const qlora__ptx_cast_75[] = {
-qlora__ptx_225,
 qlora__ptx_226,
 qlora__ptx_227,
 qlora__ptx_228,
@@ -11467,9 +11517,17 @@ qlora__ptx_236,
 qlora__ptx_237,
 qlora__ptx_238,
 qlora__ptx_239,
+qlora__ptx_240,
 0};
+#define QLORA__PTX_cast_75 qlora__ptx_cast_75, 39561u, 0xa694c3ceu, 0
+#endif
+// end
 
-static const char qlora__ptx_240[] =
+// texts clip sm_75: core
+#if defined(QLORA_PTX_NO_CORE)
+#define QLORA__PTX_clip_75 0, 0u, 0u, "QLORA_PTX_NO_CORE"
+#else
+static const char qlora__ptx_241[] =
 ".visible .entry qlora_clip_squares(\n.param .u64 qlora_clip_squares_param_0,\n"
 ".param .u64 qlora_clip_squares_param_1,\n.param .u64 qlora_clip_squares_param_2\n)\n"
 ".maxntid 256,1,1\n{\n.reg .pred %p<14>;\n.reg .f32 %f<121>;\n.reg .b32 %r<14>;\n"
@@ -11524,7 +11582,7 @@ static const char qlora__ptx_240[] =
 "ld.shared.f64 %fd9,[%r6+256];\nadd.f64 %fd10,%fd9,%fd8;\nst.shared.f64[%r6],%fd10;\n$L__BB0_12:\n"
 "bar.sync 0;\nsetp.gt.s32 %p8,%r5,15;\n@%p8 bra $L__BB0_14;\nld.shared.f64 %fd11,[%r6];\n"
 "ld.shared.f64 %fd12,[%r6+128];\n";
-static const char qlora__ptx_241[] =
+static const char qlora__ptx_242[] =
 "add.f64 %fd13,%fd12,%fd11;\nst.shared.f64[%r6],%fd13;\n$L__BB0_14:\nbar.sync 0;\n"
 "setp.gt.s32 %p9,%r5,7;\n@%p9 bra $L__BB0_16;\nld.shared.f64 %fd14,[%r6];\n"
 "ld.shared.f64 %fd15,[%r6+64];\nadd.f64 %fd16,%fd15,%fd14;\nst.shared.f64[%r6],%fd16;\n"
@@ -11539,7 +11597,7 @@ static const char qlora__ptx_241[] =
 "ld.shared.f64 %fd26,[_ZZ18qlora_clip_squaresE6shared];\ncvta.to.global.u64 %rd27,%rd8;\n"
 "mul.wide.u32 %rd28,%r7,8;\nadd.s64 %rd29,%rd27,%rd28;\nst.global.f64[%rd29],%fd26;\n$L__BB0_24:\n"
 "ret;\n}\n";
-static const char qlora__ptx_242[] =
+static const char qlora__ptx_243[] =
 ".visible .entry qlora_clip_scale(\n.param .u64 qlora_clip_scale_param_0,\n"
 ".param .u64 qlora_clip_scale_param_1,\n.param .u64 qlora_clip_scale_param_2,\n"
 ".param .u64 qlora_clip_scale_param_3,\n.param .u64 qlora_clip_scale_param_4\n)\n"
@@ -11592,7 +11650,7 @@ static const char qlora__ptx_242[] =
 "cvt.rn.f32.f64 %f1,%fd45;\nmov.b32 %r16,%f1;\nand.b32 %r17,%r16,2139095040;\n"
 "setp.ne.s32 %p15,%r17,2139095040;\nadd.f32 %f2,%f1,0f358637BD;\ncvta.to.global.u64 %rd40,%rd23;\n"
 "ld.global.f32 %f3,[%rd40];\n";
-static const char qlora__ptx_243[] =
+static const char qlora__ptx_244[] =
 "div.rn.f32 %f4,%f3,%f2;\nsetp.ge.f32 %p16,%f3,0f00000000;\nand.pred %p17,%p16,%p15;\n"
 "setp.lt.f32 %p18,%f4,0f3F800000;\nand.pred %p19,%p18,%p17;\nselp.f32 %f5,%f4,0f3F800000,%p19;\n"
 "shl.b32 %r18,%r15,1;\ncvta.to.global.u64 %rd41,%rd24;\nmul.wide.u32 %rd42,%r18,4;\n"
@@ -11600,7 +11658,7 @@ static const char qlora__ptx_243[] =
 "setp.eq.s32 %p20,%r17,2139095040;\nselp.u32 %r19,1,0,%p20;\ncvta.to.global.u64 %rd44,%rd25;\n"
 "shl.b64 %rd45,%rd2,2;\nadd.s64 %rd46,%rd44,%rd45;\nst.global.u32[%rd46],%r19;\n$L__BB1_25:\n"
 "ret;\n}\n";
-static const char qlora__ptx_244[] =
+static const char qlora__ptx_245[] =
 ".visible .entry qlora_clip_apply(\n.param .u64 qlora_clip_apply_param_0,\n"
 ".param .u64 qlora_clip_apply_param_1,\n.param .u64 qlora_clip_apply_param_2,\n"
 ".param .u64 qlora_clip_apply_param_3,\n.param .u64 qlora_clip_apply_param_4,\n"
@@ -11650,7 +11708,7 @@ static const char qlora__ptx_244[] =
 "ld.f32 %f2,[%rd48];\nmul.f32 %f3,%f1,%f2;\nst.f32[%rd48],%f3;\nadd.s64 %rd48,%rd48,1024;\n"
 "add.s32 %r76,%r76,256;\nsetp.lt.s32 %p14,%r76,%r28;\n@%p14 bra $L__BB2_19;\nbra.uni $L__BB2_21;\n"
 "$L__BB2_20:\nmov.u32 %r63,%tid.x;\nmul.wide.u32 %rd44,%r63,16;\nadd.s64 %rd45,%rd14,%rd44;\n";
-static const char qlora__ptx_245[] =
+static const char qlora__ptx_246[] =
 "ld.v4.f32{%f4,%f5,%f6,%f7},[%rd45];\nld.v4.f32{%f12,%f13,%f14,%f15},[%rd45+4096];\n"
 "ld.v4.f32{%f20,%f21,%f22,%f23},[%rd45+8192];\nld.v4.f32{%f28,%f29,%f30,%f31},[%rd45+12288];\n"
 "ld.v4.f32{%f36,%f37,%f38,%f39},[%rd45+16384];\nld.v4.f32{%f44,%f45,%f46,%f47},[%rd45+20480];\n"
@@ -11669,15 +11727,22 @@ static const char qlora__ptx_245[] =
 "mul.f32 %f98,%f1,%f61;\nmul.f32 %f99,%f1,%f60;\nst.v4.f32[%rd45+28672],{%f99,%f98,%f97,%f96};\n"
 "bra.uni $L__BB2_21;\n}\n";
 static const char* const qlora__ptx_clip_75[] = {
-qlora__ptx_240,
 qlora__ptx_241,
 qlora__ptx_242,
 qlora__ptx_243,
 qlora__ptx_244,
 qlora__ptx_245,
+qlora__ptx_246,
 0};
+#define QLORA__PTX_clip_75 qlora__ptx_clip_75, 14979u, 0x83df86e5u, 0
+#endif
+// end
 
-static const char qlora__ptx_246[] =
+// texts dropout sm_75: core
+#if defined(QLORA_PTX_NO_CORE)
+#define QLORA__PTX_dropout_75 0, 0u, 0u, "QLORA_PTX_NO_CORE"
+#else
+static const char qlora__ptx_247[] =
 ".visible .entry qlora_dropout_f32(\n.param .u64 qlora_dropout_f32_param_0,\n"
 ".param .u64 qlora_dropout_f32_param_1,\n.param .u64 qlora_dropout_f32_param_2,\n"
 ".param .u64 qlora_dropout_f32_param_3,\n.param .u64 qlora_dropout_f32_param_4,\n"
@@ -11731,7 +11796,7 @@ static const char qlora__ptx_246[] =
 "add.s64 %rd8,%rd41,%rd42;\nsetp.eq.s32 %p9,%r58,0;\n@%p9 bra $L__BB0_20;\n@%p1 bra $L__BB0_19;\n"
 "bra.uni $L__BB0_13;\n$L__BB0_19:\nld.global.v4.u32{%r186,%r187,%r188,%r189},[%rd8];\n"
 "bra.uni $L__BB0_21;\n$L__BB0_20:\n";
-static const char qlora__ptx_247[] =
+static const char qlora__ptx_248[] =
 "mov.u32 %r186,0;\nmov.u32 %r187,%r186;\nmov.u32 %r188,%r186;\nmov.u32 %r189,%r186;\n"
 "bra.uni $L__BB0_21;\n$L__BB0_13:\nsetp.lt.s64 %p10,%rd3,2;\nld.global.u32 %r186,[%rd8];\n"
 "mov.u32 %r188,0;\nmov.u32 %r187,%r188;\n@%p10 bra $L__BB0_15;\nld.global.u32 %r187,[%rd8+4];\n"
@@ -11781,16 +11846,25 @@ static const char qlora__ptx_247[] =
 "@%p17 bra $L__BB0_24;\nst.global.f32[%rd8+4],%f2;\n$L__BB0_24:\nsetp.lt.s64 %p18,%rd3,3;\n"
 "@%p18 bra $L__BB0_26;\nst.global.f32[%rd8+8],%f3;\n$L__BB0_26:\nsetp.lt.s64 %p19,%rd3,4;\n"
 "@%p19 bra $L__BB0_29;\nst.global.f32[%rd8+12],%f4;\n$L__BB0_29:\n";
-static const char qlora__ptx_248[] =
+static const char qlora__ptx_249[] =
 "ld.param.u64 %rd48,[qlora_dropout_f32_param_8];\nadd.s64 %rd53,%rd53,%rd5;\n"
 "setp.lt.s64 %p20,%rd53,%rd48;\n@%p20 bra $L__BB0_3;\n$L__BB0_30:\nret;\n}\n";
 static const char* const qlora__ptx_dropout_75[] = {
-qlora__ptx_246,
 qlora__ptx_247,
 qlora__ptx_248,
+qlora__ptx_249,
 0};
+#define QLORA__PTX_dropout_75 qlora__ptx_dropout_75, 8134u, 0xc62c8892u, 0
+#endif
+// end
 
-static const char qlora__ptx_249[] =
+// texts dropout_bf16 sm_80: bf16
+#if defined(QLORA_PTX_NO_BF16)
+#define QLORA__PTX_dropout_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_BF16"
+#elif defined(QLORA_PTX_NO_SM80)
+#define QLORA__PTX_dropout_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_SM80"
+#else
+static const char qlora__ptx_250[] =
 ".visible .entry qlora_dropout_bf16(\n.param .u64 qlora_dropout_bf16_param_0,\n"
 ".param .u64 qlora_dropout_bf16_param_1,\n.param .u64 qlora_dropout_bf16_param_2,\n"
 ".param .u64 qlora_dropout_bf16_param_3,\n.param .u64 qlora_dropout_bf16_param_4,\n"
@@ -11845,7 +11919,7 @@ static const char qlora__ptx_249[] =
 "mov.u32 %r331,0;\n@%p12 bra $L__BB0_18;\nld.global.u16 %r89,[%rd7+14];\nshl.b32 %r331,%r89,16;\n"
 "$L__BB0_18:\nmov.b32 %f2,%r325;\ncvt.u32.u16 %r94,%rs1;\nshl.b32 %r95,%r94,16;\n"
 "mov.b32 %f3,%r95;\nmov.b32 %f4,%r327;\nmov.b32 %f5,%r326;\n";
-static const char qlora__ptx_250[] =
+static const char qlora__ptx_251[] =
 "mov.b32 %f6,%r329;\nmov.b32 %f7,%r328;\nmov.b32 %f8,%r331;\nmov.b32 %f9,%r330;\n"
 "cvt.rn.bf16x2.f32 %r335,%f8,%f9;\ncvt.rn.bf16x2.f32 %r334,%f6,%f7;\n"
 "cvt.rn.bf16x2.f32 %r333,%f4,%f5;\ncvt.rn.bf16x2.f32 %r332,%f2,%f3;\n$L__BB0_20:\n"
@@ -11898,7 +11972,7 @@ static const char qlora__ptx_250[] =
 "mul.hi.u32 %r191,%r149,%r188;\nmul.lo.s32 %r192,%r188,-845247145;\n"
 "add.s32 %r193,%r4,2027808484;\nxor.b32 %r194,%r191,%r193;\nxor.b32 %r195,%r194,%r182;\n"
 "add.s32 %r196,%r1,-308364780;\n";
-static const char qlora__ptx_251[] =
+static const char qlora__ptx_252[] =
 "xor.b32 %r197,%r189,%r196;\nxor.b32 %r198,%r197,%r180;\nmul.hi.u32 %r199,%r155,%r195;\n"
 "mul.lo.s32 %r200,%r195,-766435501;\nmul.hi.u32 %r201,%r149,%r198;\n"
 "mul.lo.s32 %r202,%r198,-845247145;\nadd.s32 %r203,%r4,387276957;\nxor.b32 %r204,%r201,%r203;\n"
@@ -11950,7 +12024,7 @@ static const char qlora__ptx_251[] =
 "mul.lo.s32 %r304,%r300,-845247145;\nxor.b32 %r305,%r303,%r5;\nxor.b32 %r306,%r305,%r296;\n"
 "xor.b32 %r307,%r301,%r6;\nxor.b32 %r308,%r307,%r294;\nmul.hi.u32 %r309,%r155,%r306;\n"
 "mul.lo.s32 %r310,%r306,-766435501;\n";
-static const char qlora__ptx_252[] =
+static const char qlora__ptx_253[] =
 "mul.hi.u32 %r311,%r149,%r308;\nmul.lo.s32 %r312,%r308,-845247145;\nxor.b32 %r313,%r311,%r7;\n"
 "xor.b32 %r314,%r313,%r304;\nxor.b32 %r315,%r309,%r8;\nxor.b32 %r316,%r315,%r302;\n"
 "setp.lt.u32 %p25,%r314,%r68;\nmov.b32 %f42,%r136;\nmul.f32 %f43,%f42,%f1;\n"
@@ -11983,13 +12057,20 @@ static const char qlora__ptx_252[] =
 "add.s64 %rd55,%rd55,%rd5;\nsetp.lt.s64 %p36,%rd55,%rd50;\n@%p36 bra $L__BB0_3;\n$L__BB0_56:\n"
 "ret;\n}\n";
 static const char* const qlora__ptx_dropout_bf16_80[] = {
-qlora__ptx_249,
 qlora__ptx_250,
 qlora__ptx_251,
 qlora__ptx_252,
+qlora__ptx_253,
 0};
+#define QLORA__PTX_dropout_bf16_80 qlora__ptx_dropout_bf16_80, 14378u, 0xbff135cau, 0
+#endif
+// end
 
-static const char qlora__ptx_253[] =
+// texts elementwise sm_75: f32
+#if defined(QLORA_PTX_NO_F32)
+#define QLORA__PTX_elementwise_75 0, 0u, 0u, "QLORA_PTX_NO_F32"
+#else
+static const char qlora__ptx_254[] =
 ".visible .entry qlora_elementwise_silu_f32(\n.param .u64 qlora_elementwise_silu_f32_param_0,\n"
 ".param .u64 qlora_elementwise_silu_f32_param_1,\n"
 ".param .u64 qlora_elementwise_silu_f32_param_2,\n"
@@ -12043,7 +12124,7 @@ static const char qlora__ptx_253[] =
 "@%p1 bra $L__BB0_22;\nbra.uni $L__BB0_14;\n$L__BB0_22:\ncvta.to.global.u64 %rd59,%rd11;\n"
 "mul.lo.s64 %rd60,%rd65,%rd12;\nadd.s64 %rd61,%rd60,%rd1;\nshl.b64 %rd62,%rd61,2;\n"
 "add.s64 %rd63,%rd59,%rd62;\n";
-static const char qlora__ptx_254[] =
+static const char qlora__ptx_255[] =
 "st.global.v4.f32[%rd63],{%f1,%f2,%f3,%f4};\nbra.uni $L__BB0_23;\n$L__BB0_14:\n"
 "setp.lt.s64 %p10,%rd3,1;\n@%p10 bra $L__BB0_16;\ncvta.to.global.u64 %rd35,%rd11;\n"
 "mul.lo.s64 %rd40,%rd65,%rd12;\nadd.s64 %rd41,%rd40,%rd1;\nshl.b64 %rd42,%rd41,2;\n"
@@ -12058,7 +12139,7 @@ static const char qlora__ptx_254[] =
 "add.s64 %rd58,%rd56,%rd57;\nst.global.f32[%rd58+12],%f4;\n$L__BB0_23:\nmov.u32 %r50,%nctaid.y;\n"
 "cvt.u64.u32 %rd64,%r50;\nadd.s64 %rd65,%rd65,%rd64;\nsetp.lt.s64 %p14,%rd65,%rd13;\n"
 "@%p14 bra $L__BB0_3;\n$L__BB0_24:\nret;\n}\n";
-static const char qlora__ptx_255[] =
+static const char qlora__ptx_256[] =
 ".visible .entry qlora_elementwise_silu_bwd_f32(\n"
 ".param .u64 qlora_elementwise_silu_bwd_f32_param_0,\n"
 ".param .u64 qlora_elementwise_silu_bwd_f32_param_1,\n"
@@ -12114,7 +12195,7 @@ static const char qlora__ptx_255[] =
 "fma.rn.f32 %f23,%f22,%f21,0f3F800000;\nmov.f32 %f24,0f3F800000;\nrcp.rn.f32 %f25,%f23;\n"
 "mul.f32 %f26,%f25,%f6;\nsub.f32 %f27,%f24,%f25;\nfma.rn.f32 %f28,%f27,%f5,0f3F800000;\n"
 "mul.f32 %f1,%f26,%f28;\n";
-static const char qlora__ptx_256[] =
+static const char qlora__ptx_257[] =
 "mov.b32 %f29,%r75;\nmov.b32 %f30,%r83;\nneg.f32 %f31,%f29;\nfma.rn.f32 %f32,%f31,%f9,%f8;\n"
 "cvt.sat.f32.f32 %f33,%f32;\nfma.rm.f32 %f34,%f33,%f13,%f12;\nadd.f32 %f35,%f34,0fCB40007F;\n"
 "neg.f32 %f36,%f35;\nfma.rn.f32 %f37,%f31,%f17,%f36;\nfma.rn.f32 %f38,%f31,%f19,%f37;\n"
@@ -12142,7 +12223,7 @@ static const char qlora__ptx_256[] =
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB1_36;\nst.global.f32[%rd14+12],%f4;\n$L__BB1_36:\n"
 "add.s64 %rd45,%rd45,%rd4;\nsetp.lt.s64 %p21,%rd45,%rd22;\n@%p21 bra $L__BB1_6;\n$L__BB1_37:\n"
 "ret;\n}\n";
-static const char qlora__ptx_257[] =
+static const char qlora__ptx_258[] =
 ".visible .entry qlora_elementwise_swiglu_f32(\n"
 ".param .u64 qlora_elementwise_swiglu_f32_param_0,\n"
 ".param .u64 qlora_elementwise_swiglu_f32_param_1,\n"
@@ -12197,7 +12278,7 @@ static const char qlora__ptx_257[] =
 "mul.f32 %f1,%f25,%f6;\nmov.b32 %f26,%r84;\nmov.b32 %f27,%r92;\nneg.f32 %f28,%f26;\n"
 "fma.rn.f32 %f29,%f28,%f9,%f8;\ncvt.sat.f32.f32 %f30,%f29;\nfma.rm.f32 %f31,%f30,%f13,%f12;\n"
 "add.f32 %f32,%f31,0fCB40007F;\nneg.f32 %f33,%f32;\n";
-static const char qlora__ptx_258[] =
+static const char qlora__ptx_259[] =
 "fma.rn.f32 %f34,%f28,%f17,%f33;\nfma.rn.f32 %f35,%f28,%f19,%f34;\nmov.b32 %r63,%f31;\n"
 "shl.b32 %r64,%r63,23;\nmov.b32 %f36,%r64;\nex2.approx.ftz.f32 %f37,%f35;\n"
 "fma.rn.f32 %f38,%f37,%f36,0f3F800000;\nrcp.rn.f32 %f39,%f38;\nmul.f32 %f40,%f39,%f26;\n"
@@ -12222,7 +12303,7 @@ static const char qlora__ptx_258[] =
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB2_36;\nst.global.f32[%rd9+12],%f4;\n$L__BB2_36:\n"
 "mov.u32 %r78,%nctaid.y;\ncvt.u64.u32 %rd70,%r78;\nadd.s64 %rd71,%rd71,%rd70;\n"
 "setp.lt.s64 %p21,%rd71,%rd17;\n@%p21 bra $L__BB2_6;\n$L__BB2_37:\nret;\n}\n";
-static const char qlora__ptx_259[] =
+static const char qlora__ptx_260[] =
 ".visible .entry qlora_elementwise_swiglu_bwd_f32(\n"
 ".param .u64 qlora_elementwise_swiglu_bwd_f32_param_0,\n"
 ".param .u64 qlora_elementwise_swiglu_bwd_f32_param_1,\n"
@@ -12280,7 +12361,7 @@ static const char qlora__ptx_259[] =
 "mov.u32 %r98,0;\n@%p15 bra $L__BB3_18;\nld.global.u32 %r98,[%rd13+12];\n$L__BB3_18:\n"
 "mul.lo.s64 %rd61,%rd76,%rd26;\nadd.s64 %rd62,%rd61,%rd1;\nshl.b64 %rd63,%rd62,2;\n"
 "add.s64 %rd15,%rd6,%rd63;\n@%p1 bra $L__BB3_25;\nbra.uni $L__BB3_19;\n$L__BB3_25:\n";
-static const char qlora__ptx_260[] =
+static const char qlora__ptx_261[] =
 "ld.global.v4.u32{%r102,%r103,%r104,%r105},[%rd15];\nbra.uni $L__BB3_26;\n$L__BB3_19:\n"
 "setp.lt.s64 %p16,%rd2,2;\nld.global.u32 %r102,[%rd15];\nmov.u32 %r104,0;\nmov.u32 %r103,%r104;\n"
 "@%p16 bra $L__BB3_21;\nld.global.u32 %r103,[%rd15+4];\n$L__BB3_21:\nsetp.lt.s64 %p17,%rd2,3;\n"
@@ -12329,7 +12410,7 @@ static const char qlora__ptx_260[] =
 "add.s64 %rd68,%rd67,%rd1;\nshl.b64 %rd69,%rd68,2;\nadd.s64 %rd18,%rd8,%rd69;\n"
 "@%p1 bra $L__BB3_41;\nbra.uni $L__BB3_35;\n$L__BB3_41:\n"
 "st.global.v4.f32[%rd18],{%f2,%f5,%f8,%f11};\nbra.uni $L__BB3_42;\n$L__BB3_35:\n";
-static const char qlora__ptx_261[] =
+static const char qlora__ptx_262[] =
 "setp.lt.s64 %p22,%rd2,2;\nst.global.f32[%rd18],%f2;\n@%p22 bra $L__BB3_37;\n"
 "st.global.f32[%rd18+4],%f5;\n$L__BB3_37:\nsetp.lt.s64 %p23,%rd2,3;\n@%p23 bra $L__BB3_39;\n"
 "st.global.f32[%rd18+8],%f8;\n$L__BB3_39:\nsetp.lt.s64 %p24,%rd2,4;\n@%p24 bra $L__BB3_42;\n"
@@ -12349,7 +12430,7 @@ static const char qlora__ptx_261[] =
 "st.global.f32[%rd21+8],%f9;\n$L__BB3_56:\nsetp.lt.s64 %p31,%rd2,4;\n@%p31 bra $L__BB3_59;\n"
 "st.global.f32[%rd21+12],%f12;\n$L__BB3_59:\nadd.s64 %rd76,%rd76,%rd4;\n"
 "setp.lt.s64 %p32,%rd76,%rd35;\n@%p32 bra $L__BB3_10;\n$L__BB3_60:\nret;\n}\n";
-static const char qlora__ptx_262[] =
+static const char qlora__ptx_263[] =
 ".visible .entry qlora_elementwise_mul_f32(\n.param .u64 qlora_elementwise_mul_f32_param_0,\n"
 ".param .u64 qlora_elementwise_mul_f32_param_1,\n.param .u64 qlora_elementwise_mul_f32_param_2,\n"
 ".param .u64 qlora_elementwise_mul_f32_param_3,\n.param .u64 qlora_elementwise_mul_f32_param_4,\n"
@@ -12402,10 +12483,10 @@ static const char qlora__ptx_262[] =
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB4_31;\nst.global.f32[%rd14+4],%f2;\n$L__BB4_31:\n"
 "setp.lt.s64 %p19,%rd3,3;\n@%p19 bra $L__BB4_33;\nst.global.f32[%rd14+8],%f3;\n$L__BB4_33:\n"
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB4_36;\n";
-static const char qlora__ptx_263[] =
+static const char qlora__ptx_264[] =
 "st.global.f32[%rd14+12],%f4;\n$L__BB4_36:\nadd.s64 %rd45,%rd45,%rd4;\n"
 "setp.lt.s64 %p21,%rd45,%rd22;\n@%p21 bra $L__BB4_6;\n$L__BB4_37:\nret;\n}\n";
-static const char qlora__ptx_264[] =
+static const char qlora__ptx_265[] =
 ".visible .entry qlora_elementwise_gather_f32_f32(\n"
 ".param .u64 qlora_elementwise_gather_f32_f32_param_0,\n"
 ".param .u64 qlora_elementwise_gather_f32_f32_param_1,\n"
@@ -12461,7 +12542,7 @@ static const char qlora__ptx_264[] =
 "ld.global.u32 %r60,[%rd24+8];\n$L__BB5_44:\nadd.s64 %rd57,%rd59,%rd7;\nshl.b64 %rd58,%rd57,2;\n"
 "add.s64 %rd26,%rd1,%rd58;\nsetp.gt.s64 %p32,%rd21,3;\nsetp.eq.s64 %p33,%rd4,0;\n"
 "and.pred %p34,%p33,%p32;\n@%p34 bra $L__BB5_53;\n";
-static const char qlora__ptx_265[] =
+static const char qlora__ptx_266[] =
 "bra.uni $L__BB5_45;\n$L__BB5_53:\nst.global.v4.u32[%rd26],{%r58,%r59,%r60,%r61};\n"
 "bra.uni $L__BB5_54;\n$L__BB5_45:\nsetp.lt.s64 %p35,%rd21,1;\n@%p35 bra $L__BB5_47;\n"
 "st.global.u32[%rd26],%r58;\n$L__BB5_47:\nsetp.lt.s64 %p36,%rd21,2;\n@%p36 bra $L__BB5_49;\n"
@@ -12480,7 +12561,7 @@ static const char qlora__ptx_265[] =
 "@%p14 bra $L__BB5_15;\nmov.u32 %r38,0;\nst.global.u32[%rd12+12],%r38;\n$L__BB5_15:\n"
 "add.s64 %rd59,%rd59,%rd8;\nsetp.lt.s64 %p15,%rd59,%rd32;\n@%p15 bra $L__BB5_5;\n$L__BB5_55:\n"
 "ret;\n}\n";
-static const char qlora__ptx_266[] =
+static const char qlora__ptx_267[] =
 ".visible .entry qlora_elementwise_gather_bf16_f32(\n"
 ".param .u64 qlora_elementwise_gather_bf16_f32_param_0,\n"
 ".param .u64 qlora_elementwise_gather_bf16_f32_param_1,\n"
@@ -12536,7 +12617,7 @@ static const char qlora__ptx_266[] =
 "add.s64 %rd42,%rd48,%rd6;\nshl.b64 %rd43,%rd42,2;\nadd.s64 %rd16,%rd1,%rd43;\n"
 "sub.s64 %rd14,%rd30,%rd48;\nsetp.gt.s64 %p13,%rd14,3;\n@%p13 bra $L__BB6_21;\n"
 "bra.uni $L__BB6_15;\n$L__BB6_21:\n";
-static const char qlora__ptx_267[] =
+static const char qlora__ptx_268[] =
 "mov.u32 %r20,0;\nst.global.v4.u32[%rd16],{%r20,%r20,%r20,%r20};\nbra.uni $L__BB6_22;\n"
 "$L__BB6_15:\nsetp.lt.s64 %p14,%rd14,1;\n@%p14 bra $L__BB6_17;\nmov.u32 %r17,0;\n"
 "st.global.u32[%rd16],%r17;\n$L__BB6_17:\nsetp.lt.s64 %p15,%rd14,2;\n@%p15 bra $L__BB6_19;\n"
@@ -12544,7 +12625,7 @@ static const char qlora__ptx_267[] =
 "@%p16 bra $L__BB6_22;\nmov.u32 %r19,0;\nst.global.u32[%rd16+8],%r19;\n$L__BB6_22:\n"
 "add.s64 %rd48,%rd48,%rd7;\nsetp.lt.s64 %p17,%rd48,%rd30;\n@%p17 bra $L__BB6_14;\n$L__BB6_43:\n"
 "ret;\n}\n";
-static const char qlora__ptx_268[] =
+static const char qlora__ptx_269[] =
 ".visible .entry qlora_elementwise_gather_f16_f32(\n"
 ".param .u64 qlora_elementwise_gather_f16_f32_param_0,\n"
 ".param .u64 qlora_elementwise_gather_f16_f32_param_1,\n"
@@ -12599,7 +12680,7 @@ static const char qlora__ptx_268[] =
 "st.global.u32[%rd11+12],%r16;\n$L__BB7_13:\nadd.s64 %rd48,%rd48,%rd7;\n"
 "setp.lt.s64 %p12,%rd48,%rd30;\n@%p12 bra $L__BB7_5;\nbra.uni $L__BB7_43;\n$L__BB7_14:\n"
 "add.s64 %rd42,%rd48,%rd6;\nshl.b64 %rd43,%rd42,2;\nadd.s64 %rd16,%rd1,%rd43;\n";
-static const char qlora__ptx_269[] =
+static const char qlora__ptx_270[] =
 "sub.s64 %rd14,%rd30,%rd48;\nsetp.gt.s64 %p13,%rd14,3;\n@%p13 bra $L__BB7_21;\n"
 "bra.uni $L__BB7_15;\n$L__BB7_21:\nmov.u32 %r20,0;\n"
 "st.global.v4.u32[%rd16],{%r20,%r20,%r20,%r20};\nbra.uni $L__BB7_22;\n$L__BB7_15:\n"
@@ -12609,7 +12690,6 @@ static const char qlora__ptx_269[] =
 "mov.u32 %r19,0;\nst.global.u32[%rd16+8],%r19;\n$L__BB7_22:\nadd.s64 %rd48,%rd48,%rd7;\n"
 "setp.lt.s64 %p17,%rd48,%rd30;\n@%p17 bra $L__BB7_14;\n$L__BB7_43:\nret;\n}\n";
 static const char* const qlora__ptx_elementwise_75[] = {
-qlora__ptx_253,
 qlora__ptx_254,
 qlora__ptx_255,
 qlora__ptx_256,
@@ -12626,9 +12706,19 @@ qlora__ptx_266,
 qlora__ptx_267,
 qlora__ptx_268,
 qlora__ptx_269,
+qlora__ptx_270,
 0};
+#define QLORA__PTX_elementwise_75 qlora__ptx_elementwise_75, 45305u, 0xe048301au, 0
+#endif
+// end
 
-static const char qlora__ptx_270[] =
+// texts elementwise_bf16 sm_80: bf16
+#if defined(QLORA_PTX_NO_BF16)
+#define QLORA__PTX_elementwise_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_BF16"
+#elif defined(QLORA_PTX_NO_SM80)
+#define QLORA__PTX_elementwise_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_SM80"
+#else
+static const char qlora__ptx_271[] =
 ".visible .entry qlora_elementwise_silu_bf16(\n.param .u64 qlora_elementwise_silu_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_silu_bf16_param_1,\n"
 ".param .u64 qlora_elementwise_silu_bf16_param_2,\n"
@@ -12682,7 +12772,7 @@ static const char qlora__ptx_270[] =
 "div.approx.f32 %f45,%f35,%f44;\nmul.f32 %f27,%f45,%f43;\nmov.b32 %f46,%r72;\n"
 "mul.f32 %f18,%f46,0fBFB8AA3B;\nex2.approx.ftz.f32 %f17,%f18;\nadd.f32 %f47,%f17,0f3F800000;\n"
 "div.approx.f32 %f48,%f35,%f47;\nmul.f32 %f30,%f48,%f46;\n";
-static const char qlora__ptx_271[] =
+static const char qlora__ptx_272[] =
 "mov.b32 %f49,%r73;\nmul.f32 %f20,%f49,0fBFB8AA3B;\nex2.approx.ftz.f32 %f19,%f20;\n"
 "add.f32 %f50,%f19,0f3F800000;\ndiv.approx.f32 %f51,%f35,%f50;\nmul.f32 %f29,%f51,%f49;\n"
 "mov.b32 %f52,%r74;\nmul.f32 %f22,%f52,0fBFB8AA3B;\nex2.approx.ftz.f32 %f21,%f22;\n"
@@ -12725,7 +12815,7 @@ static const char qlora__ptx_271[] =
 "add.s64 %rd114,%rd112,%rd113;\nst.global.u16[%rd114+14],%rs8;\n$L__BB0_40:\n"
 "mov.u32 %r111,%nctaid.y;\ncvt.u64.u32 %rd120,%r111;\nadd.s64 %rd121,%rd121,%rd120;\n"
 "setp.lt.s64 %p25,%rd121,%rd13;\n@%p25 bra $L__BB0_3;\n$L__BB0_41:\nret;\n}\n";
-static const char qlora__ptx_272[] =
+static const char qlora__ptx_273[] =
 ".visible .entry qlora_elementwise_silu_bwd_bf16(\n"
 ".param .u64 qlora_elementwise_silu_bwd_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_silu_bwd_bf16_param_1,\n"
@@ -12779,7 +12869,7 @@ static const char qlora__ptx_272[] =
 "$L__BB1_26:\nsetp.lt.s64 %p17,%rd3,1;\nmov.u32 %r191,0;\nmov.u32 %r190,%r191;\n"
 "@%p17 bra $L__BB1_28;\nld.global.u16 %r96,[%rd8];\nshl.b32 %r190,%r96,16;\n$L__BB1_28:\n"
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB1_30;\nld.global.u16 %r98,[%rd8+2];\n";
-static const char qlora__ptx_273[] =
+static const char qlora__ptx_274[] =
 "shl.b32 %r191,%r98,16;\n$L__BB1_30:\nsetp.lt.s64 %p19,%rd3,3;\nmov.u32 %r193,0;\n"
 "mov.u32 %r192,%r193;\n@%p19 bra $L__BB1_32;\nld.global.u16 %r100,[%rd8+4];\n"
 "shl.b32 %r192,%r100,16;\n$L__BB1_32:\nsetp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB1_34;\n"
@@ -12829,7 +12919,7 @@ static const char qlora__ptx_273[] =
 "mul.f32 %f39,%f95,%f97;\ncvt.rn.bf16x2.f32 %r122,%f33,%f34;\ncvt.rn.bf16x2.f32 %r123,%f35,%f36;\n"
 "cvt.rn.bf16x2.f32 %r124,%f37,%f38;\ncvt.rn.bf16x2.f32 %r125,%f39,%f40;\n@%p1 bra $L__BB1_61;\n"
 "bra.uni $L__BB1_45;\n$L__BB1_61:\ncvta.to.global.u64 %rd131,%rd14;\n";
-static const char qlora__ptx_274[] =
+static const char qlora__ptx_275[] =
 "mul.lo.s64 %rd132,%rd137,%rd15;\nadd.s64 %rd133,%rd132,%rd1;\nshl.b64 %rd134,%rd133,1;\n"
 "add.s64 %rd135,%rd131,%rd134;\nst.global.v4.u32[%rd135],{%r122,%r123,%r124,%r125};\n"
 "bra.uni $L__BB1_62;\n$L__BB1_45:\nsetp.lt.s64 %p25,%rd3,1;\n@%p25 bra $L__BB1_47;\n"
@@ -12864,7 +12954,7 @@ static const char qlora__ptx_274[] =
 "add.s64 %rd126,%rd124,%rd125;\nst.global.u16[%rd126+14],%rs12;\n$L__BB1_62:\n"
 "mov.u32 %r177,%nctaid.y;\ncvt.u64.u32 %rd136,%r177;\nadd.s64 %rd137,%rd137,%rd136;\n"
 "setp.lt.s64 %p33,%rd137,%rd16;\n@%p33 bra $L__BB1_6;\n$L__BB1_63:\nret;\n}\n";
-static const char qlora__ptx_275[] =
+static const char qlora__ptx_276[] =
 ".visible .entry qlora_elementwise_swiglu_bf16(\n"
 ".param .u64 qlora_elementwise_swiglu_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_swiglu_bf16_param_1,\n"
@@ -12919,7 +13009,7 @@ static const char qlora__ptx_275[] =
 "@%p17 bra $L__BB2_28;\nld.global.u16 %r96,[%rd8];\nshl.b32 %r190,%r96,16;\n$L__BB2_28:\n"
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB2_30;\nld.global.u16 %r98,[%rd8+2];\n"
 "shl.b32 %r191,%r98,16;\n$L__BB2_30:\n";
-static const char qlora__ptx_276[] =
+static const char qlora__ptx_277[] =
 "setp.lt.s64 %p19,%rd3,3;\nmov.u32 %r193,0;\nmov.u32 %r192,%r193;\n@%p19 bra $L__BB2_32;\n"
 "ld.global.u16 %r100,[%rd8+4];\nshl.b32 %r192,%r100,16;\n$L__BB2_32:\nsetp.lt.s64 %p20,%rd3,4;\n"
 "@%p20 bra $L__BB2_34;\nld.global.u16 %r102,[%rd8+6];\nshl.b32 %r193,%r102,16;\n$L__BB2_34:\n"
@@ -12969,7 +13059,7 @@ static const char qlora__ptx_276[] =
 "mul.lo.s64 %rd59,%rd137,%rd15;\nadd.s64 %rd60,%rd59,%rd1;\ncvta.to.global.u64 %rd61,%rd14;\n"
 "shl.b64 %rd62,%rd60,1;\nadd.s64 %rd63,%rd61,%rd62;\nst.global.u16[%rd63],%rs5;\n$L__BB2_47:\n"
 "setp.lt.s64 %p26,%rd3,2;\n@%p26 bra $L__BB2_49;\n";
-static const char qlora__ptx_277[] =
+static const char qlora__ptx_278[] =
 "and.b32 %r146,%r122,-65536;\nmov.b32 %f83,%r146;\ncvt.rn.bf16.f32 %rs6,%f83;\n"
 "mul.lo.s64 %rd68,%rd137,%rd15;\nadd.s64 %rd69,%rd68,%rd1;\ncvta.to.global.u64 %rd70,%rd14;\n"
 "shl.b64 %rd71,%rd69,1;\nadd.s64 %rd72,%rd70,%rd71;\nst.global.u16[%rd72+2],%rs6;\n$L__BB2_49:\n"
@@ -12997,7 +13087,7 @@ static const char qlora__ptx_277[] =
 "add.s64 %rd126,%rd124,%rd125;\nst.global.u16[%rd126+14],%rs12;\n$L__BB2_62:\n"
 "mov.u32 %r177,%nctaid.y;\ncvt.u64.u32 %rd136,%r177;\nadd.s64 %rd137,%rd137,%rd136;\n"
 "setp.lt.s64 %p33,%rd137,%rd16;\n@%p33 bra $L__BB2_6;\n$L__BB2_63:\nret;\n}\n";
-static const char qlora__ptx_278[] =
+static const char qlora__ptx_279[] =
 ".visible .entry qlora_elementwise_swiglu_bwd_bf16(\n"
 ".param .u64 qlora_elementwise_swiglu_bwd_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_swiglu_bwd_bf16_param_1,\n"
@@ -13055,7 +13145,7 @@ static const char qlora__ptx_278[] =
 "shl.b32 %r229,%r99,16;\n$L__BB3_15:\nsetp.lt.s64 %p15,%rd2,4;\nmov.u32 %r231,0;\n"
 "mov.u32 %r230,%r231;\n@%p15 bra $L__BB3_17;\nld.global.u16 %r101,[%rd13+6];\n"
 "shl.b32 %r230,%r101,16;\n$L__BB3_17:\nsetp.lt.s64 %p16,%rd2,5;\n";
-static const char qlora__ptx_279[] =
+static const char qlora__ptx_280[] =
 "@%p16 bra $L__BB3_19;\nld.global.u16 %r103,[%rd13+8];\nshl.b32 %r231,%r103,16;\n$L__BB3_19:\n"
 "setp.lt.s64 %p17,%rd2,6;\nmov.u32 %r233,0;\nmov.u32 %r232,%r233;\n@%p17 bra $L__BB3_21;\n"
 "ld.global.u16 %r105,[%rd13+10];\nshl.b32 %r232,%r105,16;\n$L__BB3_21:\nsetp.lt.s64 %p18,%rd2,7;\n"
@@ -13105,7 +13195,7 @@ static const char qlora__ptx_279[] =
 "cvt.rn.bf16x2.f32 %r260,%f39,%f40;\ncvt.rn.bf16x2.f32 %r259,%f37,%f38;\n"
 "cvt.rn.bf16x2.f32 %r258,%f35,%f36;\ncvt.rn.bf16x2.f32 %r257,%f33,%f34;\n$L__BB3_61:\n"
 "shl.b32 %r172,%r235,16;\n";
-static const char qlora__ptx_280[] =
+static const char qlora__ptx_281[] =
 "and.b32 %r173,%r235,-65536;\nshl.b32 %r174,%r236,16;\nand.b32 %r175,%r236,-65536;\n"
 "shl.b32 %r176,%r237,16;\nand.b32 %r177,%r237,-65536;\nshl.b32 %r178,%r238,16;\n"
 "and.b32 %r179,%r238,-65536;\nshl.b32 %r180,%r246,16;\nand.b32 %r181,%r246,-65536;\n"
@@ -13155,7 +13245,7 @@ static const char qlora__ptx_280[] =
 "mul.f32 %f63,%f143,%f145;\nmul.f32 %f16,%f139,%f141;\nmul.lo.s64 %rd67,%rd76,%rd30;\n"
 "add.s64 %rd68,%rd67,%rd1;\nshl.b64 %rd69,%rd68,1;\nadd.s64 %rd18,%rd8,%rd69;\n"
 "cvt.rn.bf16x2.f32 %r168,%f57,%f58;\n";
-static const char qlora__ptx_281[] =
+static const char qlora__ptx_282[] =
 "cvt.rn.bf16x2.f32 %r169,%f59,%f60;\ncvt.rn.bf16x2.f32 %r170,%f61,%f62;\n"
 "cvt.rn.bf16x2.f32 %r171,%f63,%f64;\n@%p1 bra $L__BB3_76;\nbra.uni $L__BB3_62;\n$L__BB3_76:\n"
 "st.global.v4.u32[%rd18],{%r168,%r169,%r170,%r171};\nbra.uni $L__BB3_77;\n$L__BB3_62:\n"
@@ -13206,7 +13296,7 @@ static const char qlora__ptx_281[] =
 "cvt.rn.bf16.f32 %rs29,%f179;\nst.global.u16[%rd21+2],%rs29;\n$L__BB3_97:\n"
 "setp.lt.s64 %p50,%rd2,3;\n@%p50 bra $L__BB3_99;\nshl.b32 %r222,%r217,16;\nmov.b32 %f180,%r222;\n"
 "cvt.rn.bf16.f32 %rs30,%f180;\nst.global.u16[%rd21+4],%rs30;\n";
-static const char qlora__ptx_282[] =
+static const char qlora__ptx_283[] =
 "$L__BB3_99:\nsetp.lt.s64 %p51,%rd2,4;\n@%p51 bra $L__BB3_101;\nand.b32 %r223,%r217,-65536;\n"
 "mov.b32 %f181,%r223;\ncvt.rn.bf16.f32 %rs31,%f181;\nst.global.u16[%rd21+6],%rs31;\n$L__BB3_101:\n"
 "setp.lt.s64 %p52,%rd2,5;\n@%p52 bra $L__BB3_103;\nshl.b32 %r224,%r218,16;\nmov.b32 %f182,%r224;\n"
@@ -13219,7 +13309,7 @@ static const char qlora__ptx_282[] =
 "mov.b32 %f185,%r227;\ncvt.rn.bf16.f32 %rs35,%f185;\nst.global.u16[%rd21+14],%rs35;\n"
 "$L__BB3_110:\nadd.s64 %rd76,%rd76,%rd4;\nsetp.lt.s64 %p56,%rd76,%rd35;\n@%p56 bra $L__BB3_10;\n"
 "$L__BB3_111:\nret;\n}\n";
-static const char qlora__ptx_283[] =
+static const char qlora__ptx_284[] =
 ".visible .entry qlora_elementwise_mul_bf16(\n.param .u64 qlora_elementwise_mul_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_mul_bf16_param_1,\n"
 ".param .u64 qlora_elementwise_mul_bf16_param_2,\n"
@@ -13273,7 +13363,7 @@ static const char qlora__ptx_283[] =
 "@%p17 bra $L__BB4_28;\nld.global.u16 %r91,[%rd10];\nshl.b32 %r154,%r91,16;\n$L__BB4_28:\n"
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB4_30;\nld.global.u16 %r93,[%rd10+2];\n"
 "shl.b32 %r155,%r93,16;\n";
-static const char qlora__ptx_284[] =
+static const char qlora__ptx_285[] =
 "$L__BB4_30:\nsetp.lt.s64 %p19,%rd3,3;\nmov.u32 %r157,0;\nmov.u32 %r156,%r157;\n"
 "@%p19 bra $L__BB4_32;\nld.global.u16 %r95,[%rd10+4];\nshl.b32 %r156,%r95,16;\n$L__BB4_32:\n"
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB4_34;\nld.global.u16 %r97,[%rd10+6];\n"
@@ -13321,7 +13411,7 @@ static const char qlora__ptx_284[] =
 "and.b32 %r141,%r117,-65536;\nmov.b32 %f48,%r141;\ncvt.rn.bf16.f32 %rs12,%f48;\n"
 "st.global.u16[%rd12+14],%rs12;\n$L__BB4_62:\nadd.s64 %rd45,%rd45,%rd4;\n"
 "setp.lt.s64 %p33,%rd45,%rd20;\n@%p33 bra $L__BB4_6;\n$L__BB4_63:\nret;\n}\n";
-static const char qlora__ptx_285[] =
+static const char qlora__ptx_286[] =
 ".visible .entry qlora_elementwise_add_bf16(\n.param .u64 qlora_elementwise_add_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_add_bf16_param_1,\n"
 ".param .u64 qlora_elementwise_add_bf16_param_2,\n"
@@ -13375,7 +13465,7 @@ static const char qlora__ptx_285[] =
 "@%p17 bra $L__BB5_28;\nld.global.u16 %r91,[%rd10];\nshl.b32 %r154,%r91,16;\n$L__BB5_28:\n"
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB5_30;\nld.global.u16 %r93,[%rd10+2];\n"
 "shl.b32 %r155,%r93,16;\n";
-static const char qlora__ptx_286[] =
+static const char qlora__ptx_287[] =
 "$L__BB5_30:\nsetp.lt.s64 %p19,%rd3,3;\nmov.u32 %r157,0;\nmov.u32 %r156,%r157;\n"
 "@%p19 bra $L__BB5_32;\nld.global.u16 %r95,[%rd10+4];\nshl.b32 %r156,%r95,16;\n$L__BB5_32:\n"
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB5_34;\nld.global.u16 %r97,[%rd10+6];\n"
@@ -13423,7 +13513,7 @@ static const char qlora__ptx_286[] =
 "and.b32 %r141,%r117,-65536;\nmov.b32 %f48,%r141;\ncvt.rn.bf16.f32 %rs12,%f48;\n"
 "st.global.u16[%rd12+14],%rs12;\n$L__BB5_62:\nadd.s64 %rd45,%rd45,%rd4;\n"
 "setp.lt.s64 %p33,%rd45,%rd20;\n@%p33 bra $L__BB5_6;\n$L__BB5_63:\nret;\n}\n";
-static const char qlora__ptx_287[] =
+static const char qlora__ptx_288[] =
 ".visible .entry qlora_elementwise_scale_bf16(\n"
 ".param .u64 qlora_elementwise_scale_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_scale_bf16_param_1,\n"
@@ -13479,7 +13569,7 @@ static const char qlora__ptx_287[] =
 "cvt.rn.bf16x2.f32 %r64,%f14,%f15;\ncvt.rn.bf16x2.f32 %r65,%f16,%f17;\n@%p1 bra $L__BB6_39;\n"
 "bra.uni $L__BB6_23;\n$L__BB6_39:\nst.global.v4.u32[%rd10],{%r62,%r63,%r64,%r65};\n"
 "bra.uni $L__BB6_40;\n";
-static const char qlora__ptx_288[] =
+static const char qlora__ptx_289[] =
 "$L__BB6_23:\nsetp.lt.s64 %p14,%rd3,1;\n@%p14 bra $L__BB6_25;\nshl.b32 %r74,%r62,16;\n"
 "mov.b32 %f26,%r74;\ncvt.rn.bf16.f32 %rs1,%f26;\nst.global.u16[%rd10],%rs1;\n$L__BB6_25:\n"
 "setp.lt.s64 %p15,%rd3,2;\n@%p15 bra $L__BB6_27;\nand.b32 %r75,%r62,-65536;\nmov.b32 %f27,%r75;\n"
@@ -13497,7 +13587,7 @@ static const char qlora__ptx_288[] =
 "and.b32 %r81,%r65,-65536;\nmov.b32 %f33,%r81;\ncvt.rn.bf16.f32 %rs8,%f33;\n"
 "st.global.u16[%rd10+14],%rs8;\n$L__BB6_40:\nadd.s64 %rd34,%rd34,%rd4;\n"
 "setp.lt.s64 %p22,%rd34,%rd16;\n@%p22 bra $L__BB6_3;\n$L__BB6_41:\nret;\n}\n";
-static const char qlora__ptx_289[] =
+static const char qlora__ptx_290[] =
 ".visible .entry qlora_elementwise_fill_bf16(\n.param .u64 qlora_elementwise_fill_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_fill_bf16_param_1,\n"
 ".param .u64 qlora_elementwise_fill_bf16_param_2,\n"
@@ -13536,7 +13626,7 @@ static const char qlora__ptx_289[] =
 "@%p12 bra $L__BB7_18;\nst.global.u16[%rd6+12],%rs7;\n$L__BB7_18:\nsetp.lt.s64 %p13,%rd3,8;\n"
 "@%p13 bra $L__BB7_21;\nst.global.u16[%rd6+14],%rs8;\n$L__BB7_21:\nadd.s64 %rd22,%rd22,%rd4;\n"
 "setp.lt.s64 %p14,%rd22,%rd10;\n@%p14 bra $L__BB7_3;\n$L__BB7_22:\nret;\n}\n";
-static const char qlora__ptx_290[] =
+static const char qlora__ptx_291[] =
 ".visible .entry qlora_elementwise_gather_f32_bf16(\n"
 ".param .u64 qlora_elementwise_gather_f32_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_gather_f32_bf16_param_1,\n"
@@ -13590,7 +13680,7 @@ static const char qlora__ptx_290[] =
 "mov.b32 %f52,%r32;\ncvt.rn.bf16.f32 %rs12,%f52;\nst.global.u16[%rd19+6],%rs12;\n$L__BB8_50:\n"
 "@%p23 bra $L__BB8_52;\nshl.b32 %r33,%r27,16;\nmov.b32 %f53,%r33;\ncvt.rn.bf16.f32 %rs13,%f53;\n"
 "st.global.u16[%rd19+8],%rs13;\n";
-static const char qlora__ptx_291[] =
+static const char qlora__ptx_292[] =
 "$L__BB8_52:\n@%p24 bra $L__BB8_54;\nand.b32 %r34,%r27,-65536;\nmov.b32 %f54,%r34;\n"
 "cvt.rn.bf16.f32 %rs14,%f54;\nst.global.u16[%rd19+10],%rs14;\n$L__BB8_54:\n@%p25 bra $L__BB8_56;\n"
 "shl.b32 %r35,%r28,16;\nmov.b32 %f55,%r35;\ncvt.rn.bf16.f32 %rs15,%f55;\n"
@@ -13622,7 +13712,7 @@ static const char qlora__ptx_291[] =
 "cvt.rn.bf16.f32 %rs8,%f32;\nst.global.u16[%rd12+14],%rs8;\n$L__BB8_23:\n"
 "add.s64 %rd43,%rd43,%rd6;\nsetp.lt.s64 %p18,%rd43,%rd25;\n@%p18 bra $L__BB8_5;\n$L__BB8_60:\n"
 "ret;\n}\n";
-static const char qlora__ptx_292[] =
+static const char qlora__ptx_293[] =
 ".visible .entry qlora_elementwise_gather_bf16_bf16(\n"
 ".param .u64 qlora_elementwise_gather_bf16_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_gather_bf16_bf16_param_1,\n"
@@ -13677,7 +13767,7 @@ static const char qlora__ptx_292[] =
 "shl.b64 %rd46,%rd44,1;\nadd.s64 %rd11,%rd45,%rd46;\ncvt.rn.bf16x2.f32 %r75,%f9,%f10;\n"
 "cvt.rn.bf16x2.f32 %r76,%f11,%f12;\ncvt.rn.bf16x2.f32 %r77,%f13,%f14;\n"
 "cvt.rn.bf16x2.f32 %r78,%f15,%f16;\n";
-static const char qlora__ptx_293[] =
+static const char qlora__ptx_294[] =
 "setp.gt.s64 %p16,%rd7,7;\nsetp.eq.s64 %p17,%rd2,0;\nand.pred %p18,%p17,%p16;\n"
 "@%p18 bra $L__BB9_38;\nbra.uni $L__BB9_22;\n$L__BB9_38:\n"
 "st.global.v4.u32[%rd11],{%r75,%r76,%r77,%r78};\nbra.uni $L__BB9_39;\n$L__BB9_22:\n"
@@ -13727,7 +13817,7 @@ static const char qlora__ptx_293[] =
 "cvt.rn.bf16x2.f32 %r120,%f37,%f38;\ncvt.rn.bf16x2.f32 %r121,%f39,%f40;\n"
 "setp.gt.s64 %p36,%rd14,7;\nsetp.eq.s64 %p37,%rd2,0;\nand.pred %p38,%p37,%p36;\n"
 "@%p38 bra $L__BB9_75;\nbra.uni $L__BB9_59;\n$L__BB9_75:\n";
-static const char qlora__ptx_294[] =
+static const char qlora__ptx_295[] =
 "st.global.v4.u32[%rd19],{%r118,%r119,%r120,%r121};\nbra.uni $L__BB9_76;\n$L__BB9_59:\n"
 "setp.lt.s64 %p39,%rd14,1;\n@%p39 bra $L__BB9_61;\nshl.b32 %r131,%r118,16;\nmov.b32 %f41,%r131;\n"
 "cvt.rn.bf16.f32 %rs9,%f41;\nst.global.u16[%rd19],%rs9;\n$L__BB9_61:\nsetp.lt.s64 %p40,%rd14,2;\n"
@@ -13747,7 +13837,7 @@ static const char qlora__ptx_294[] =
 "mov.b32 %f48,%r138;\ncvt.rn.bf16.f32 %rs16,%f48;\nst.global.u16[%rd19+14],%rs16;\n$L__BB9_76:\n"
 "add.s64 %rd55,%rd55,%rd5;\nsetp.lt.s64 %p47,%rd55,%rd25;\n@%p47 bra $L__BB9_41;\n$L__BB9_77:\n"
 "ret;\n}\n";
-static const char qlora__ptx_295[] =
+static const char qlora__ptx_296[] =
 ".visible .entry qlora_elementwise_gather_f16_bf16(\n"
 ".param .u64 qlora_elementwise_gather_f16_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_gather_f16_bf16_param_1,\n"
@@ -13802,7 +13892,7 @@ static const char qlora__ptx_295[] =
 "mov.b32 %f58,%r30;\ncvt.rn.bf16.f32 %rs18,%f58;\nst.global.u16[%rd19+2],%rs18;\n$L__BB10_46:\n"
 "@%p21 bra $L__BB10_48;\nshl.b32 %r31,%r26,16;\nmov.b32 %f59,%r31;\ncvt.rn.bf16.f32 %rs19,%f59;\n"
 "st.global.u16[%rd19+4],%rs19;\n$L__BB10_48:\n@%p22 bra $L__BB10_50;\n";
-static const char qlora__ptx_296[] =
+static const char qlora__ptx_297[] =
 "and.b32 %r32,%r26,-65536;\nmov.b32 %f60,%r32;\ncvt.rn.bf16.f32 %rs20,%f60;\n"
 "st.global.u16[%rd19+6],%rs20;\n$L__BB10_50:\n@%p23 bra $L__BB10_52;\nshl.b32 %r33,%r27,16;\n"
 "mov.b32 %f61,%r33;\ncvt.rn.bf16.f32 %rs21,%f61;\nst.global.u16[%rd19+8],%rs21;\n$L__BB10_52:\n"
@@ -13838,7 +13928,6 @@ static const char qlora__ptx_296[] =
 "add.s64 %rd43,%rd43,%rd6;\nsetp.lt.s64 %p18,%rd43,%rd25;\n@%p18 bra $L__BB10_5;\n$L__BB10_60:\n"
 "ret;\n}\n";
 static const char* const qlora__ptx_elementwise_bf16_80[] = {
-qlora__ptx_270,
 qlora__ptx_271,
 qlora__ptx_272,
 qlora__ptx_273,
@@ -13865,9 +13954,17 @@ qlora__ptx_293,
 qlora__ptx_294,
 qlora__ptx_295,
 qlora__ptx_296,
+qlora__ptx_297,
 0};
+#define QLORA__PTX_elementwise_bf16_80 qlora__ptx_elementwise_bf16_80, 91738u, 0xee3fb961u, 0
+#endif
+// end
 
-static const char qlora__ptx_297[] =
+// texts gemm sm_75: gemm
+#if defined(QLORA_PTX_NO_GEMM)
+#define QLORA__PTX_gemm_75 0, 0u, 0u, "QLORA_PTX_NO_GEMM"
+#else
+static const char qlora__ptx_298[] =
 ".visible .entry qlora_gemm_big_f32(\n.param .u64 qlora_gemm_big_f32_param_0,\n"
 ".param .u64 qlora_gemm_big_f32_param_1,\n.param .u64 qlora_gemm_big_f32_param_2,\n"
 ".param .u32 qlora_gemm_big_f32_param_3,\n.param .u32 qlora_gemm_big_f32_param_4,\n"
@@ -13923,7 +14020,7 @@ static const char qlora__ptx_297[] =
 "mad.lo.s32 %r21,%r11,132,%r10;\nmad.lo.s32 %r22,%r16,132,%r15;\nadd.s32 %r23,%r21,%r269;\n"
 "add.s32 %r271,%r269,%r11;\nmul.lo.s32 %r24,%r271,132;\nadd.s32 %r272,%r270,%r16;\n"
 "mad.lo.s32 %r25,%r272,132,%r15;\n";
-static const char qlora__ptx_298[] =
+static const char qlora__ptx_299[] =
 "mov.u32 %r273,_ZZ5tiledIfLi8EEvPKvS1_PviiillllllPKfffiE6shared;\nadd.s32 %r689,%r273,8448;\n"
 "mov.u16 %rs5,1;\nmov.u64 %rd160,0;\nmov.f32 %f632,0f00000000;\nmov.f32 %f633,%f632;\n"
 "mov.f32 %f634,%f632;\nmov.f32 %f635,%f632;\nmov.f32 %f636,%f632;\nmov.f32 %f637,%f632;\n"
@@ -13972,7 +14069,7 @@ static const char qlora__ptx_298[] =
 "sub.s32 %r558,%r614,%r11;\nshl.b32 %r302,%r227,30;\nshr.s32 %r303,%r302,31;\nmov.u32 %r668,0;\n"
 "and.b32 %r305,%r303,-8;\nadd.s32 %r306,%r305,%r558;\nselp.b32 %r307,-64,0,%p1;\n"
 "add.s32 %r308,%r12,%r307;\n";
-static const char qlora__ptx_299[] =
+static const char qlora__ptx_300[] =
 "selp.b32 %r309,%r306,%r308,%p1;\nselp.b32 %r310,%r308,%r306,%p1;\nsetp.gt.s32 %p24,%r310,0;\n"
 "selp.b32 %r71,%r309,0,%p24;\nsetp.lt.s32 %p25,%r71,1;\nmov.u32 %r667,%r668;\n"
 "@%p25 bra $L__BB0_29;\nld.global.u32 %r667,[%rd15];\n$L__BB0_29:\nsetp.lt.s32 %p26,%r71,2;\n"
@@ -14020,7 +14117,7 @@ static const char qlora__ptx_299[] =
 "setp.gt.s32 %p60,%r135,3;\nand.pred %p61,%p42,%p60;\n@%p61 bra $L__BB0_80;\nbra.uni $L__BB0_72;\n"
 "$L__BB0_80:\nld.global.v4.u32{%r658,%r657,%r656,%r655},[%rd16];\nbra.uni $L__BB0_81;\n"
 "$L__BB0_72:\nsetp.lt.s32 %p62,%r135,1;\nmov.u32 %r657,0;\n";
-static const char qlora__ptx_300[] =
+static const char qlora__ptx_301[] =
 "mov.u32 %r658,%r657;\n@%p62 bra $L__BB0_74;\nld.global.u32 %r658,[%rd16];\n$L__BB0_74:\n"
 "setp.lt.s32 %p63,%r135,2;\n@%p63 bra $L__BB0_76;\nld.global.u32 %r657,[%rd16+4];\n$L__BB0_76:\n"
 "setp.lt.s32 %p64,%r135,3;\nmov.u32 %r655,0;\nmov.u32 %r656,%r655;\n@%p64 bra $L__BB0_78;\n"
@@ -14075,7 +14172,7 @@ static const char qlora__ptx_300[] =
 "fma.rn.f32 %f694,%f445,%f454,%f382;\nfma.rn.f32 %f693,%f445,%f455,%f383;\n"
 "fma.rn.f32 %f692,%f445,%f456,%f384;\nfma.rn.f32 %f691,%f445,%f469,%f385;\n"
 "fma.rn.f32 %f690,%f445,%f470,%f386;\nfma.rn.f32 %f689,%f445,%f471,%f387;\n";
-static const char qlora__ptx_301[] =
+static const char qlora__ptx_302[] =
 "fma.rn.f32 %f688,%f445,%f472,%f388;\nfma.rn.f32 %f687,%f446,%f453,%f389;\n"
 "fma.rn.f32 %f686,%f446,%f454,%f390;\nfma.rn.f32 %f685,%f446,%f455,%f391;\n"
 "fma.rn.f32 %f684,%f446,%f456,%f392;\nfma.rn.f32 %f683,%f446,%f469,%f393;\n"
@@ -14128,7 +14225,7 @@ static const char qlora__ptx_301[] =
 "st.shared.u32[%r445+1584],%r670;\n@%p2 bra $L__BB0_100;\nbra.uni $L__BB0_99;\n$L__BB0_100:\n"
 "shl.b32 %r448,%r190,2;\nadd.s32 %r449,%r689,%r448;\nst.shared.u32[%r449],%r658;\n"
 "st.shared.u32[%r449+528],%r657;\nst.shared.u32[%r449+1056],%r656;\n";
-static const char qlora__ptx_302[] =
+static const char qlora__ptx_303[] =
 "mov.u32 %r695,396;\nbra.uni $L__BB0_101;\n$L__BB0_89:\nshl.b32 %r564,%r22,2;\n"
 "add.s32 %r563,%r689,%r564;\nst.shared.v2.u32[%r563],{%r662,%r661};\n"
 "st.shared.u32[%r563+8],%r660;\nmov.u32 %r690,3;\n$L__BB0_91:\nshl.b32 %r566,%r22,2;\n"
@@ -14182,7 +14279,7 @@ static const char qlora__ptx_302[] =
 "st.shared.f32[%r201],%f695;\nst.shared.f32[%r201+4],%f694;\nst.shared.f32[%r201+8],%f693;\n"
 "st.shared.f32[%r201+12],%f692;\nst.shared.v4.f32[%r201+256],{%f691,%f690,%f689,%f688};\n"
 "st.shared.v4.f32[%r201+528],{%f687,%f686,%f685,%f684};\n";
-static const char qlora__ptx_303[] =
+static const char qlora__ptx_304[] =
 "st.shared.v4.f32[%r201+784],{%f683,%f682,%f681,%f680};\n"
 "st.shared.v4.f32[%r201+1056],{%f679,%f678,%f677,%f676};\n"
 "st.shared.v4.f32[%r201+1312],{%f675,%f674,%f673,%f672};\n"
@@ -14235,7 +14332,7 @@ static const char qlora__ptx_303[] =
 "mov.b32 %r536,%f703;\nshr.u32 %r537,%r536,16;\nand.b32 %r538,%r537,1;\n"
 "add.s32 %r539,%r536,%r538;\nadd.s32 %r540,%r539,32767;\nshr.u32 %r541,%r540,16;\n"
 "and.b32 %r542,%r536,2147483647;\n";
-static const char qlora__ptx_304[] =
+static const char qlora__ptx_305[] =
 "setp.gt.u32 %p115,%r542,2139095040;\nselp.b32 %r543,32767,%r541,%p115;\nmov.b32 %r544,%f704;\n"
 "shr.u32 %r545,%r544,16;\nand.b32 %r546,%r545,1;\nadd.s32 %r547,%r544,%r546;\n"
 "add.s32 %r548,%r547,32767;\nand.b32 %r549,%r548,-65536;\nand.b32 %r550,%r544,2147483647;\n"
@@ -14268,7 +14365,7 @@ static const char qlora__ptx_304[] =
 "@%p97 bra $L__BB0_121;\n$L__BB0_137:\nadd.s32 %r697,%r207,256;\nsetp.lt.s32 %p117,%r207,1792;\n"
 "@%p117 bra $L__BB0_115;\n$L__BB0_138:\nadd.s32 %r696,%r696,1;\nsetp.lt.u32 %p118,%r696,2;\n"
 "@%p118 bra $L__BB0_109;\nret;\n}\n";
-static const char qlora__ptx_305[] =
+static const char qlora__ptx_306[] =
 ".visible .entry qlora_gemm_big_half(\n.param .u64 qlora_gemm_big_half_param_0,\n"
 ".param .u64 qlora_gemm_big_half_param_1,\n.param .u64 qlora_gemm_big_half_param_2,\n"
 ".param .u32 qlora_gemm_big_half_param_3,\n.param .u32 qlora_gemm_big_half_param_4,\n"
@@ -14323,7 +14420,7 @@ static const char qlora__ptx_305[] =
 "add.s32 %r22,%r21,%r10;\nmad.lo.s32 %r23,%r16,132,%r15;\nadd.s32 %r24,%r22,396;\n"
 "add.s32 %r275,%r273,%r11;\nmul.lo.s32 %r25,%r275,132;\nadd.s32 %r26,%r23,%r274;\n"
 "add.s32 %r276,%r274,%r16;\n";
-static const char qlora__ptx_306[] =
+static const char qlora__ptx_307[] =
 "mad.lo.s32 %r27,%r276,132,%r15;\n"
 "mov.u32 %r277,_ZZ5tiledI4bf16Li8EEvPKvS2_PviiillllllPKfffiE6shared;\nadd.s32 %r696,%r277,8448;\n"
 "mov.u16 %rs21,1;\nmov.u64 %rd157,0;\nmov.f32 %f664,0f00000000;\nmov.f32 %f665,%f664;\n"
@@ -14373,7 +14470,7 @@ static const char qlora__ptx_306[] =
 "setp.lt.s32 %p22,%r51,4;\n@%p22 bra $L__BB1_26;\nld.global.u16 %r647,[%rd156+6];\n$L__BB1_26:\n"
 "shl.b32 %r303,%r645,16;\nor.b32 %r678,%r303,%r644;\nshl.b32 %r304,%r647,16;\n"
 "or.b32 %r679,%r304,%r646;\n$L__BB1_28:\nsub.s32 %r616,%r639,%r11;\nshl.b32 %r308,%r231,30;\n";
-static const char qlora__ptx_307[] =
+static const char qlora__ptx_308[] =
 "shr.s32 %r309,%r308,31;\nmov.u32 %r651,0;\nand.b32 %r311,%r309,-8;\nadd.s32 %r312,%r311,%r616;\n"
 "selp.b32 %r313,-64,0,%p1;\nadd.s32 %r314,%r12,%r313;\nselp.b32 %r315,%r312,%r314,%p1;\n"
 "selp.b32 %r316,%r314,%r312,%p1;\nsetp.gt.s32 %p24,%r316,0;\nselp.b32 %r66,%r315,0,%p24;\n"
@@ -14421,7 +14518,7 @@ static const char qlora__ptx_307[] =
 "ld.global.u16 %r669,[%rd15];\n$L__BB1_70:\nsetp.lt.s32 %p55,%r116,2;\n@%p55 bra $L__BB1_72;\n"
 "ld.global.u16 %r670,[%rd15+2];\n$L__BB1_72:\nsetp.lt.s32 %p56,%r116,3;\nmov.u32 %r685,0;\n"
 "@%p56 bra $L__BB1_74;\nld.global.u16 %r685,[%rd15+4];\n$L__BB1_74:\nshl.b32 %r370,%r670,16;\n";
-static const char qlora__ptx_308[] =
+static const char qlora__ptx_309[] =
 "or.b32 %r684,%r370,%r669;\n$L__BB1_76:\nsub.s32 %r610,%r639,%r16;\nselp.b32 %r376,0,-8,%p9;\n"
 "add.s32 %r377,%r376,%r610;\nselp.b32 %r378,-64,0,%p9;\nadd.s32 %r379,%r17,%r378;\n"
 "selp.b32 %r380,%r377,%r379,%p9;\nselp.b32 %r381,%r379,%r377,%p9;\nsetp.gt.s32 %p59,%r381,0;\n"
@@ -14475,7 +14572,7 @@ static const char qlora__ptx_308[] =
 "fma.rn.f32 %f450,%f383,%f390,%f670;\nfma.rn.f32 %f451,%f383,%f391,%f669;\n"
 "fma.rn.f32 %f452,%f383,%f392,%f668;\nfma.rn.f32 %f453,%f384,%f373,%f667;\n"
 "fma.rn.f32 %f454,%f384,%f374,%f666;\nfma.rn.f32 %f455,%f384,%f375,%f665;\n";
-static const char qlora__ptx_309[] =
+static const char qlora__ptx_310[] =
 "fma.rn.f32 %f456,%f384,%f376,%f664;\nfma.rn.f32 %f457,%f384,%f389,%f724;\n"
 "fma.rn.f32 %f458,%f384,%f390,%f725;\nfma.rn.f32 %f459,%f384,%f391,%f726;\n"
 "fma.rn.f32 %f460,%f384,%f392,%f727;\nld.shared.v4.f32{%f461,%f462,%f463,%f464},[%r398+528];\n"
@@ -14530,7 +14627,7 @@ static const char qlora__ptx_309[] =
 "add.s32 %r416,%r277,%r414;\nst.shared.f32[%r416],%f493;\nst.shared.f32[%r416+528],%f494;\n"
 "st.shared.f32[%r416+1056],%f495;\nmov.u32 %r697,%r24;\nmov.u32 %r698,%r163;\n"
 "bra.uni $L__BB1_97;\n";
-static const char qlora__ptx_310[] =
+static const char qlora__ptx_311[] =
 "$L__BB1_108:\nadd.s32 %r620,%r163,%r10;\nadd.s32 %r704,%r620,%r21;\nshl.b32 %r463,%r704,2;\n"
 "add.s32 %r465,%r277,%r463;\nst.shared.u32[%r465],%r177;\nst.shared.u32[%r465+4],%r178;\n"
 "st.shared.u32[%r465+8],%r179;\nmov.u32 %r705,3;\n$L__BB1_110:\nadd.s32 %r471,%r705,%r704;\n"
@@ -14580,7 +14677,7 @@ static const char qlora__ptx_310[] =
 "st.shared.f32[%r435],%f501;\nst.shared.f32[%r435+4],%f502;\nst.shared.f32[%r435+8],%f503;\n"
 "mov.u32 %r163,3;\n$L__BB1_103:\nadd.s32 %r444,%r163,%r700;\nshl.b32 %r445,%r444,2;\n"
 "add.s32 %r447,%r277,%r445;\nst.shared.f32[%r447],%f504;\n";
-static const char qlora__ptx_311[] =
+static const char qlora__ptx_312[] =
 "cvt.u16.u32 %rs16,%r680;\ncvt.f32.f16 %f505,%rs16;\nshr.u32 %r448,%r680,16;\n"
 "cvt.u16.u32 %rs17,%r448;\ncvt.f32.f16 %f506,%rs17;\ncvt.u16.u32 %rs18,%r681;\n"
 "cvt.f32.f16 %f507,%rs18;\nshr.u32 %r449,%r681,16;\ncvt.u16.u32 %rs19,%r449;\n"
@@ -14635,7 +14732,7 @@ static const char qlora__ptx_311[] =
 "add.s32 %r205,%r517,%r4;\nmov.u32 %r712,%r1;\n$L__BB1_133:\n.pragma \"nounroll\";\n"
 "mov.u32 %r208,%r712;\nld.param.u32 %r611,[qlora_gemm_big_half_param_3];\n"
 "shr.s32 %r521,%r208,31;\n";
-static const char qlora__ptx_312[] =
+static const char qlora__ptx_313[] =
 "shr.u32 %r522,%r521,27;\nadd.s32 %r523,%r208,%r522;\nshr.s32 %r209,%r523,5;\n"
 "add.s32 %r210,%r205,%r209;\nand.b32 %r524,%r523,1073741792;\nsub.s32 %r525,%r208,%r524;\n"
 "shl.b32 %r211,%r525,2;\nadd.s32 %r212,%r211,%r5;\nsetp.ge.s32 %p90,%r210,%r611;\n"
@@ -14687,7 +14784,7 @@ static const char qlora__ptx_312[] =
 "bra.uni $L__BB1_155;\n$L__BB1_153:\nst.global.v4.f32[%rd34],{%f733,%f734,%f735,%f736};\n"
 "bra.uni $L__BB1_155;\n$L__BB1_137:\nsetp.neu.f32 %p98,%f300,0f00000000;\n@%p98 bra $L__BB1_140;\n"
 "bra.uni $L__BB1_138;\n$L__BB1_140:\nmov.u32 %r715,0;\n$L__BB1_141:\n";
-static const char qlora__ptx_313[] =
+static const char qlora__ptx_314[] =
 ".pragma \"nounroll\";\nadd.s32 %r530,%r715,%r213;\nshl.b32 %r531,%r530,2;\n"
 "add.s32 %r533,%r277,%r531;\nld.shared.f32 %f512,[%r533];\nmul.f32 %f513,%f728,%f512;\n"
 "cvt.s64.s32 %rd130,%r715;\nadd.s64 %rd131,%rd30,%rd130;\nshl.b64 %rd132,%rd131,2;\n"
@@ -14711,7 +14808,7 @@ static const char qlora__ptx_313[] =
 "add.s64 %rd160,%rd160,4;\nadd.s32 %r713,%r713,4;\n@%p101 bra $L__BB1_139;\n$L__BB1_155:\n"
 "add.s32 %r712,%r208,256;\nsetp.lt.s32 %p121,%r208,1792;\n@%p121 bra $L__BB1_133;\n$L__BB1_156:\n"
 "add.s32 %r711,%r711,1;\nsetp.lt.u32 %p122,%r711,2;\n@%p122 bra $L__BB1_127;\nret;\n}\n";
-static const char qlora__ptx_314[] =
+static const char qlora__ptx_315[] =
 ".visible .entry qlora_gemm_mid_f32(\n.param .u64 qlora_gemm_mid_f32_param_0,\n"
 ".param .u64 qlora_gemm_mid_f32_param_1,\n.param .u64 qlora_gemm_mid_f32_param_2,\n"
 ".param .u32 qlora_gemm_mid_f32_param_3,\n.param .u32 qlora_gemm_mid_f32_param_4,\n"
@@ -14767,7 +14864,7 @@ static const char qlora__ptx_314[] =
 "mad.lo.s32 %r20,%r13,68,%r139;\nmov.u32 %r141,_ZZ5tiledIfLi4EEvPKvS1_PviiillllllPKfffiE6shared;\n"
 "add.s32 %r323,%r141,4352;\nmov.u16 %rs5,1;\nmov.u64 %rd130,0;\nmov.f32 %f257,0f00000000;\n"
 "mov.f32 %f258,%f257;\n";
-static const char qlora__ptx_315[] =
+static const char qlora__ptx_316[] =
 "mov.f32 %f259,%f257;\nmov.f32 %f260,%f257;\nmov.f32 %f261,%f257;\nmov.f32 %f262,%f257;\n"
 "mov.f32 %f263,%f257;\nmov.f32 %f264,%f257;\nmov.f32 %f265,%f257;\nmov.f32 %f266,%f257;\n"
 "mov.f32 %f267,%f257;\nmov.f32 %f268,%f257;\nmov.f32 %f269,%f257;\nmov.f32 %f270,%f257;\n"
@@ -14819,7 +14916,7 @@ static const char qlora__ptx_315[] =
 "fma.rn.f32 %f165,%f137,%f145,%f257;\nld.shared.v4.f32{%f166,%f167,%f168,%f169},[%r177+272];\n"
 "ld.shared.v4.f32{%f174,%f175,%f176,%f177},[%r180+272];\nfma.rn.f32 %f272,%f166,%f174,%f150;\n"
 "fma.rn.f32 %f271,%f166,%f175,%f151;\n";
-static const char qlora__ptx_316[] =
+static const char qlora__ptx_317[] =
 "fma.rn.f32 %f270,%f166,%f176,%f152;\nfma.rn.f32 %f269,%f166,%f177,%f153;\n"
 "fma.rn.f32 %f268,%f167,%f174,%f154;\nfma.rn.f32 %f267,%f167,%f175,%f155;\n"
 "fma.rn.f32 %f266,%f167,%f176,%f156;\nfma.rn.f32 %f265,%f167,%f177,%f157;\n"
@@ -14873,7 +14970,7 @@ static const char qlora__ptx_316[] =
 "add.s32 %r78,%r77,%r301;\nsetp.ge.s32 %p34,%r76,%r300;\nsetp.ge.s32 %p35,%r78,%r94;\n"
 "or.pred %p36,%p34,%p35;\n@%p36 bra $L__BB2_70;\nsetp.eq.s64 %p37,%rd27,0;\n"
 "mad.lo.s32 %r79,%r75,68,%r77;\ncvt.s64.s32 %rd97,%r76;\n";
-static const char qlora__ptx_317[] =
+static const char qlora__ptx_318[] =
 "mul.lo.s64 %rd98,%rd97,%rd39;\ncvt.s64.s32 %rd99,%r78;\nadd.s64 %rd28,%rd98,%rd99;\n"
 "sub.s32 %r80,%r94,%r78;\nsetp.gt.s32 %p38,%r80,3;\nand.pred %p39,%p37,%p38;\n"
 "@%p39 bra $L__BB2_62;\nbra.uni $L__BB2_50;\n$L__BB2_62:\nsetp.eq.f32 %p58,%f116,0f00000000;\n"
@@ -14925,7 +15022,7 @@ static const char qlora__ptx_317[] =
 "ld.global.f32 %f187,[%rd104];\nfma.rn.f32 %f188,%f116,%f187,%f186;\n"
 "st.global.f32[%rd104],%f188;\nadd.s32 %r330,%r330,1;\nsetp.lt.u32 %p46,%r330,4;\n"
 "setp.lt.s32 %p47,%r330,%r80;\nand.pred %p48,%p46,%p47;\n@%p48 bra $L__BB2_56;\n";
-static const char qlora__ptx_318[] =
+static const char qlora__ptx_319[] =
 "bra.uni $L__BB2_70;\n$L__BB2_58:\nmov.u32 %r331,0;\n$L__BB2_59:\n.pragma \"nounroll\";\n"
 "add.s32 %r222,%r331,%r79;\nshl.b32 %r223,%r222,2;\nadd.s32 %r225,%r141,%r223;\n"
 "ld.shared.f32 %f189,[%r225];\nmul.f32 %f190,%f273,%f189;\ncvt.s64.s32 %rd105,%r331;\n"
@@ -14943,7 +15040,7 @@ static const char qlora__ptx_318[] =
 "add.s64 %rd133,%rd133,4;\nadd.s32 %r328,%r328,4;\n@%p45 bra $L__BB2_54;\n$L__BB2_70:\n"
 "add.s32 %r327,%r74,256;\nsetp.lt.s32 %p65,%r74,768;\n@%p65 bra $L__BB2_48;\n$L__BB2_71:\nret;\n"
 "}\n";
-static const char qlora__ptx_319[] =
+static const char qlora__ptx_320[] =
 ".visible .entry qlora_gemm_mid_half(\n.param .u64 qlora_gemm_mid_half_param_0,\n"
 ".param .u64 qlora_gemm_mid_half_param_1,\n.param .u64 qlora_gemm_mid_half_param_2,\n"
 ".param .u32 qlora_gemm_mid_half_param_3,\n.param .u32 qlora_gemm_mid_half_param_4,\n"
@@ -14999,7 +15096,7 @@ static const char qlora__ptx_319[] =
 "mad.lo.s32 %r20,%r13,68,%r146;\n"
 "mov.u32 %r148,_ZZ5tiledI4bf16Li4EEvPKvS2_PviiillllllPKfffiE6shared;\nadd.s32 %r351,%r148,4352;\n"
 "mov.u16 %rs13,1;\nmov.u64 %rd130,0;\n";
-static const char qlora__ptx_320[] =
+static const char qlora__ptx_321[] =
 "mov.f32 %f254,0f00000000;\nmov.f32 %f255,%f254;\nmov.f32 %f256,%f254;\nmov.f32 %f257,%f254;\n"
 "mov.f32 %f258,%f254;\nmov.f32 %f259,%f254;\nmov.f32 %f260,%f254;\nmov.f32 %f261,%f254;\n"
 "mov.f32 %f262,%f254;\nmov.f32 %f263,%f254;\nmov.f32 %f264,%f254;\nmov.f32 %f265,%f254;\n"
@@ -15050,7 +15147,7 @@ static const char qlora__ptx_320[] =
 "fma.rn.f32 %f168,%f142,%f148,%f267;\nfma.rn.f32 %f169,%f142,%f149,%f268;\n"
 "fma.rn.f32 %f170,%f142,%f150,%f269;\nld.shared.v4.f32{%f171,%f172,%f173,%f174},[%r184+272];\n"
 "ld.shared.v4.f32{%f179,%f180,%f181,%f182},[%r187+272];\n";
-static const char qlora__ptx_321[] =
+static const char qlora__ptx_322[] =
 "fma.rn.f32 %f265,%f171,%f179,%f155;\nfma.rn.f32 %f264,%f171,%f180,%f156;\n"
 "fma.rn.f32 %f263,%f171,%f181,%f157;\nfma.rn.f32 %f262,%f171,%f182,%f158;\n"
 "fma.rn.f32 %f261,%f172,%f179,%f159;\nfma.rn.f32 %f260,%f172,%f180,%f160;\n"
@@ -15103,7 +15200,7 @@ static const char qlora__ptx_321[] =
 "ld.param.u64 %rd117,[qlora_gemm_mid_half_param_2];\ncvta.to.global.u64 %rd86,%rd117;\n"
 "mul.lo.s64 %rd88,%rd121,%rd118;\nshl.b64 %rd89,%rd88,2;\nadd.s64 %rd131,%rd86,%rd89;\n"
 "add.s64 %rd132,%rd117,%rd89;\n";
-static const char qlora__ptx_322[] =
+static const char qlora__ptx_323[] =
 "$L__BB3_54:\nmov.u32 %r315,%tid.x;\nbar.sync 0;\nmad.lo.s32 %r222,%r3,272,%r17;\n"
 "shl.b32 %r223,%r222,2;\nadd.s32 %r225,%r148,%r223;\nst.shared.f32[%r225],%f265;\n"
 "st.shared.f32[%r225+4],%f264;\nst.shared.f32[%r225+8],%f263;\nst.shared.f32[%r225+12],%f262;\n"
@@ -15156,7 +15253,7 @@ static const char qlora__ptx_322[] =
 "add.s32 %r293,%r292,32767;\nand.b32 %r294,%r293,-65536;\nand.b32 %r295,%r289,2147483647;\n"
 "setp.gt.u32 %p64,%r295,2139095040;\nselp.b32 %r296,2147418112,%r294,%p64;\nmov.b32 %r297,%f285;\n"
 "shr.u32 %r298,%r297,16;\nand.b32 %r299,%r298,1;\n";
-static const char qlora__ptx_323[] =
+static const char qlora__ptx_324[] =
 "add.s32 %r300,%r297,%r299;\nadd.s32 %r301,%r300,32767;\nshr.u32 %r302,%r301,16;\n"
 "and.b32 %r303,%r297,2147483647;\nsetp.gt.u32 %p65,%r303,2139095040;\n"
 "selp.b32 %r304,32767,%r302,%p65;\nmov.b32 %r305,%f286;\nshr.u32 %r306,%r305,16;\n"
@@ -15190,7 +15287,7 @@ static const char qlora__ptx_323[] =
 "add.s64 %rd133,%rd133,4;\nadd.s32 %r356,%r356,4;\n@%p47 bra $L__BB3_62;\n$L__BB3_78:\n"
 "add.s32 %r355,%r80,256;\nsetp.lt.s32 %p67,%r80,768;\n@%p67 bra $L__BB3_56;\n$L__BB3_79:\nret;\n"
 "}\n";
-static const char qlora__ptx_324[] =
+static const char qlora__ptx_325[] =
 ".visible .entry qlora_gemm_skinny_f32(\n.param .u64 qlora_gemm_skinny_f32_param_0,\n"
 ".param .u64 qlora_gemm_skinny_f32_param_1,\n.param .u64 qlora_gemm_skinny_f32_param_2,\n"
 ".param .u32 qlora_gemm_skinny_f32_param_3,\n.param .u32 qlora_gemm_skinny_f32_param_4,\n"
@@ -15244,7 +15341,7 @@ static const char qlora__ptx_324[] =
 "shr.u32 %r395,%r394,29;\nadd.s32 %r396,%r1,%r395;\nshr.s32 %r18,%r396,3;\nshl.b32 %r19,%r18,2;\n"
 "and.b32 %r397,%r396,2147483640;\nsub.s32 %r398,%r1,%r397;\nshl.b32 %r20,%r398,1;\n"
 "and.b32 %r21,%r20,-4;\nand.b32 %r399,%r20,2;\nor.b32 %r22,%r399,528;\nsetp.gt.s32 %p5,%r10,15;\n";
-static const char qlora__ptx_325[] =
+static const char qlora__ptx_326[] =
 "selp.b32 %r400,16,0,%p5;\nshl.b32 %r401,%r10,4;\nadd.s32 %r402,%r400,%r401;\n"
 "setp.gt.s32 %p6,%r15,15;\nselp.b32 %r403,16,0,%p6;\nshl.b32 %r404,%r15,4;\n"
 "add.s32 %r405,%r403,%r404;\nand.b32 %r406,%r9,-4;\nand.b32 %r407,%r10,12;\n"
@@ -15296,7 +15393,7 @@ static const char qlora__ptx_325[] =
 "sub.s32 %r70,%r978,%r10;\nselp.b32 %r503,%r70,%r11,%p1;\nselp.b32 %r504,%r11,%r70,%p1;\n"
 "setp.gt.s32 %p16,%r504,0;\nselp.b32 %r71,%r503,0,%p16;\n@%p14 bra $L__BB4_81;\n"
 "setp.lt.s32 %p17,%r71,1;\nmov.u32 %r1081,0;\nmov.u32 %r1082,%r1081;\n@%p17 bra $L__BB4_11;\n";
-static const char qlora__ptx_326[] =
+static const char qlora__ptx_327[] =
 "ld.global.u32 %r1082,[%rd213];\n$L__BB4_11:\nsetp.lt.s32 %p18,%r71,2;\n@%p18 bra $L__BB4_13;\n"
 "ld.global.u32 %r1081,[%rd213+4];\n$L__BB4_13:\nsetp.lt.s32 %p19,%r71,3;\nmov.u32 %r1079,0;\n"
 "mov.u32 %r1080,%r1079;\n@%p19 bra $L__BB4_15;\nld.global.u32 %r1080,[%rd213+8];\n$L__BB4_15:\n"
@@ -15345,7 +15442,7 @@ static const char qlora__ptx_326[] =
 "setp.gt.s32 %p50,%r560,0;\nselp.b32 %r122,%r559,0,%p50;\nsetp.lt.s32 %p51,%r122,1;\n"
 "mov.u32 %r1074,%r1073;\n@%p51 bra $L__BB4_47;\nselp.b64 %rd98,4,8,%p1;\n"
 "mul.lo.s64 %rd99,%rd98,%rd33;\nshl.b64 %rd100,%rd99,3;\n";
-static const char qlora__ptx_327[] =
+static const char qlora__ptx_328[] =
 "add.s64 %rd101,%rd213,%rd100;\nld.global.u32 %r1074,[%rd101];\n$L__BB4_47:\n"
 "setp.lt.s32 %p53,%r122,2;\n@%p53 bra $L__BB4_49;\nselp.b64 %rd102,4,8,%p1;\n"
 "mul.lo.s64 %rd103,%rd102,%rd33;\nshl.b64 %rd104,%rd103,1;\nadd.s64 %rd105,%rd103,%rd104;\n"
@@ -15394,7 +15491,7 @@ static const char qlora__ptx_327[] =
 "add.s64 %rd16,%rd212,%rd150;\nsetp.gt.s32 %p79,%r607,0;\nselp.b32 %r156,%r606,0,%p79;\n"
 "setp.gt.s32 %p80,%r156,3;\nand.pred %p82,%p24,%p80;\n@%p82 bra $L__BB4_80;\nbra.uni $L__BB4_72;\n"
 "$L__BB4_80:\nld.global.v4.u32{%r1086,%r1085,%r1084,%r1083},[%rd16];\nbra.uni $L__BB4_153;\n";
-static const char qlora__ptx_328[] =
+static const char qlora__ptx_329[] =
 "$L__BB4_72:\nsetp.lt.s32 %p83,%r156,1;\nmov.u32 %r1085,0;\nmov.u32 %r1086,%r1085;\n"
 "@%p83 bra $L__BB4_74;\nld.global.u32 %r1086,[%rd16];\n$L__BB4_74:\nsetp.lt.s32 %p84,%r156,2;\n"
 "@%p84 bra $L__BB4_76;\nld.global.u32 %r1085,[%rd16+4];\n$L__BB4_76:\nsetp.lt.s32 %p85,%r156,3;\n"
@@ -15444,7 +15541,7 @@ static const char qlora__ptx_328[] =
 "selp.b32 %r675,%r672,%r674,%p1;\nselp.b32 %r676,%r674,%r672,%p1;\nshl.b64 %rd159,%rd152,3;\n"
 "add.s64 %rd19,%rd213,%rd159;\nsetp.gt.s32 %p116,%r676,0;\nselp.b32 %r228,%r675,0,%p116;\n"
 "setp.gt.s32 %p117,%r228,3;\n@%p117 bra $L__BB4_124;\n";
-static const char qlora__ptx_329[] =
+static const char qlora__ptx_330[] =
 "bra.uni $L__BB4_118;\n$L__BB4_124:\nld.global.v4.u32{%r1074,%r1073,%r1072,%r1071},[%rd19];\n"
 "bra.uni $L__BB4_125;\n$L__BB4_118:\nsetp.lt.s32 %p118,%r228,1;\nmov.u32 %r1073,0;\n"
 "mov.u32 %r1074,%r1073;\n@%p118 bra $L__BB4_120;\nld.global.u32 %r1074,[%rd19];\n$L__BB4_120:\n"
@@ -15494,7 +15591,7 @@ static const char qlora__ptx_329[] =
 "shl.b64 %rd174,%rd189,5;\nadd.s64 %rd212,%rd212,%rd174;\n$L__BB4_154:\nand.b16 %rs3,%rs5,255;\n"
 "setp.ne.s16 %p147,%rs3,0;\n@%p147 bra $L__BB4_158;\nmov.u32 %r1131,0;\n$L__BB4_156:\n"
 ".pragma \"nounroll\";\nsetp.gt.u32 %p148,%r1131,3;\n";
-static const char qlora__ptx_330[] =
+static const char qlora__ptx_331[] =
 "selp.b32 %r737,16,0,%p148;\nshl.b32 %r738,%r1131,6;\nor.b32 %r739,%r737,%r738;\n"
 "shl.b32 %r740,%r1131,2;\nand.b32 %r741,%r740,12;\nxor.b32 %r742,%r741,%r19;\n"
 "add.s32 %r743,%r739,%r742;\nxor.b32 %r744,%r741,%r21;\nadd.s32 %r745,%r739,%r22;\n"
@@ -15548,7 +15645,7 @@ static const char qlora__ptx_330[] =
 "st.shared.u32[%r26+8],%r1076;\nst.shared.u32[%r26+12],%r1075;\n@%p2 bra $L__BB4_165;\n"
 "bra.uni $L__BB4_164;\n$L__BB4_165:\nshl.b32 %r777,%r27,2;\nadd.s32 %r778,%r414,%r777;\n"
 "st.shared.u32[%r778+2112],%r1094;\n";
-static const char qlora__ptx_331[] =
+static const char qlora__ptx_332[] =
 "st.shared.u32[%r778+2176],%r1093;\nst.shared.u32[%r778+2240],%r1092;\nmov.u32 %r1134,576;\n"
 "mov.u32 %r1133,%r27;\nbra.uni $L__BB4_166;\n$L__BB4_177:\nshl.b32 %r832,%r29,2;\n"
 "add.s32 %r833,%r414,%r832;\nst.shared.v2.u32[%r833+2112],{%r1094,%r1093};\n"
@@ -15599,7 +15696,7 @@ static const char qlora__ptx_331[] =
 "add.s32 %r915,%r918,%r916;\nld.param.u32 %r914,[qlora_gemm_skinny_f32_param_3];\n"
 "and.b32 %r913,%r915,2147483640;\nsub.s32 %r912,%r918,%r913;\nshl.b32 %r911,%r912,1;\n"
 "shr.s32 %r910,%r915,3;\n";
-static const char qlora__ptx_332[] =
+static const char qlora__ptx_333[] =
 "mov.u32 %r909,%ctaid.y;\nshl.b32 %r908,%r909,4;\n"
 "ld.param.u32 %r907,[qlora_gemm_skinny_f32_param_4];\nmov.u32 %r906,%ctaid.x;\n"
 "shl.b32 %r905,%r906,4;\nshl.b32 %r874,%r910,6;\nadd.s32 %r875,%r874,%r911;\n"
@@ -15646,7 +15743,7 @@ static const char qlora__ptx_332[] =
 "add.s32 %r900,%r897,%r899;\nadd.s32 %r901,%r900,32767;\nshr.u32 %r902,%r901,16;\n"
 "and.b32 %r903,%r897,2147483647;\nsetp.gt.u32 %p169,%r903,2139095040;\n"
 "selp.b32 %r904,32767,%r902,%p169;\nst.global.u16[%rd28],%r904;\n$L__BB4_197:\nret;\n}\n";
-static const char qlora__ptx_333[] =
+static const char qlora__ptx_334[] =
 ".visible .entry qlora_gemm_skinny_half(\n.param .u64 qlora_gemm_skinny_half_param_0,\n"
 ".param .u64 qlora_gemm_skinny_half_param_1,\n.param .u64 qlora_gemm_skinny_half_param_2,\n"
 ".param .u32 qlora_gemm_skinny_half_param_3,\n.param .u32 qlora_gemm_skinny_half_param_4,\n"
@@ -15700,7 +15797,7 @@ static const char qlora__ptx_333[] =
 "setp.gt.s32 %p5,%r10,15;\nselp.b32 %r347,16,0,%p5;\nshl.b32 %r348,%r10,4;\n"
 "add.s32 %r349,%r347,%r348;\nand.b32 %r350,%r10,12;\nand.b32 %r351,%r9,-4;\n"
 "xor.b32 %r352,%r351,%r350;\nand.b32 %r353,%r9,3;\n";
-static const char qlora__ptx_334[] =
+static const char qlora__ptx_335[] =
 "or.b32 %r354,%r349,%r353;\nadd.s32 %r20,%r354,%r352;\nshl.b32 %r355,%r339,1;\n"
 "shl.b32 %r356,%r343,1;\nsetp.gt.s32 %p6,%r15,15;\nselp.b32 %r357,16,0,%p6;\n"
 "shl.b32 %r358,%r15,4;\nadd.s32 %r359,%r357,%r358;\nand.b32 %r360,%r15,12;\n"
@@ -15752,7 +15849,7 @@ static const char qlora__ptx_334[] =
 "ld.global.u16 %r911,[%rd287+6];\n$L__BB5_17:\nshl.b64 %rd76,%rd47,1;\n"
 "add.s64 %rd77,%rd30,%rd76;\nand.b64 %rd78,%rd77,7;\nand.b64 %rd79,%rd33,3;\n"
 "or.b64 %rd80,%rd78,%rd79;\nsetp.eq.s64 %p21,%rd80,0;\n";
-static const char qlora__ptx_335[] =
+static const char qlora__ptx_336[] =
 "shl.b32 %r441,%r909,16;\nor.b32 %r995,%r441,%r908;\nshl.b32 %r442,%r911,16;\n"
 "or.b32 %r994,%r442,%r910;\nsub.s32 %r63,%r907,%r15;\nselp.b32 %r443,%r63,%r16,%p2;\n"
 "selp.b32 %r444,%r16,%r63,%p2;\nsetp.gt.s32 %p23,%r444,0;\nselp.b32 %r64,%r443,0,%p23;\n"
@@ -15802,7 +15899,7 @@ static const char qlora__ptx_335[] =
 "selp.b64 %rd111,4,8,%p1;\nmul.lo.s64 %rd112,%rd111,%rd32;\nshl.b64 %rd113,%rd112,2;\n"
 "add.s64 %rd114,%rd287,%rd113;\nld.global.u16 %r928,[%rd114];\n$L__BB5_49:\n"
 "setp.lt.s32 %p54,%r105,2;\n@%p54 bra $L__BB5_51;\nselp.b64 %rd115,4,8,%p1;\n";
-static const char qlora__ptx_336[] =
+static const char qlora__ptx_337[] =
 "mul.lo.s64 %rd116,%rd115,%rd32;\nshl.b64 %rd117,%rd116,2;\nadd.s64 %rd118,%rd287,%rd117;\n"
 "ld.global.u16 %r929,[%rd118+2];\n$L__BB5_51:\nsetp.lt.s32 %p56,%r105,3;\nmov.u32 %r931,0;\n"
 "mov.u32 %r930,%r931;\n@%p56 bra $L__BB5_53;\nselp.b64 %rd119,4,8,%p1;\n"
@@ -15851,7 +15948,7 @@ static const char qlora__ptx_336[] =
 "ld.global.u16 %r942,[%rd15];\n$L__BB5_77:\nsetp.lt.s32 %p87,%r142,2;\n@%p87 bra $L__BB5_79;\n"
 "ld.global.u16 %r943,[%rd15+2];\n$L__BB5_79:\nsetp.lt.s32 %p88,%r142,3;\nmov.u32 %r945,0;\n"
 "mov.u32 %r944,%r945;\n@%p88 bra $L__BB5_81;\nld.global.u16 %r944,[%rd15+4];\n$L__BB5_81:\n";
-static const char qlora__ptx_337[] =
+static const char qlora__ptx_338[] =
 "setp.lt.s32 %p89,%r142,4;\n@%p89 bra $L__BB5_83;\nld.global.u16 %r945,[%rd15+6];\n$L__BB5_83:\n"
 "shl.b32 %r534,%r943,16;\nor.b32 %r997,%r534,%r942;\nshl.b32 %r535,%r945,16;\n"
 "or.b32 %r996,%r535,%r944;\nbra.uni $L__BB5_165;\n$L__BB5_86:\nsetp.lt.s32 %p91,%r52,1;\n"
@@ -15901,7 +15998,7 @@ static const char qlora__ptx_337[] =
 "selp.b32 %r583,0,%r582,%p1;\nadd.s32 %r584,%r583,%r885;\nselp.b32 %r585,%r582,0,%p1;\n"
 "add.s32 %r586,%r11,%r585;\nselp.b32 %r587,%r584,%r586,%p1;\nselp.b32 %r588,%r586,%r584,%p1;\n"
 "shl.b64 %rd201,%rd274,2;\n";
-static const char qlora__ptx_338[] =
+static const char qlora__ptx_339[] =
 "add.s64 %rd18,%rd287,%rd201;\nsetp.gt.s32 %p121,%r588,0;\nselp.b32 %r209,%r587,0,%p121;\n"
 "setp.gt.s32 %p122,%r209,3;\n@%p122 bra $L__BB5_133;\nbra.uni $L__BB5_126;\n$L__BB5_133:\n"
 "ld.global.v2.u32{%r991,%r990},[%rd18];\nbra.uni $L__BB5_134;\n$L__BB5_126:\n"
@@ -15951,7 +16048,7 @@ static const char qlora__ptx_338[] =
 "$L__BB5_163:\nshl.b32 %r636,%r985,16;\nor.b32 %r997,%r636,%r984;\nshl.b32 %r637,%r987,16;\n"
 "or.b32 %r996,%r637,%r986;\n$L__BB5_165:\nshl.b64 %rd262,%rd33,5;\n"
 "selp.b64 %rd261,32,%rd262,%p2;\nshl.b64 %rd260,%rd32,5;\n";
-static const char qlora__ptx_339[] =
+static const char qlora__ptx_340[] =
 "selp.b64 %rd259,32,%rd260,%p1;\nshl.b64 %rd243,%rd259,4;\nadd.s64 %rd287,%rd287,%rd243;\n"
 "shl.b64 %rd246,%rd261,4;\nadd.s64 %rd286,%rd286,%rd246;\n$L__BB5_166:\nand.b16 %rs3,%rs37,255;\n"
 "setp.ne.s16 %p156,%rs3,0;\n@%p156 bra $L__BB5_170;\nmov.u32 %r1020,0;\n$L__BB5_168:\n"
@@ -16005,7 +16102,7 @@ static const char qlora__ptx_339[] =
 "mov.u32 %r677,_ZZ6skinnyI4bf16EvPKvS2_PviiillllllPKfffiE6shared;\n"
 "mad.lo.s32 %r678,%r2,4224,%r677;\nshl.b32 %r679,%r676,2;\nadd.s32 %r680,%r678,%r679;\n"
 "st.shared.f32[%r680],%f326;\n@%p160 bra $L__BB5_179;\nbra.uni $L__BB5_178;\n";
-static const char qlora__ptx_340[] =
+static const char qlora__ptx_341[] =
 "$L__BB5_179:\nshl.b32 %r683,%r1003,16;\nand.b32 %r684,%r1003,-65536;\nshl.b32 %r685,%r1002,16;\n"
 "and.b32 %r686,%r1002,-65536;\nmov.b32 %f330,%r686;\nmov.b32 %f329,%r685;\nmov.b32 %f328,%r684;\n"
 "mov.b32 %f327,%r683;\nbra.uni $L__BB5_180;\n$L__BB5_178:\ncvt.u16.u32 %rs8,%r1003;\n"
@@ -16056,7 +16153,7 @@ static const char qlora__ptx_340[] =
 "bra.uni $L__BB5_199;\n$L__BB5_200:\nshl.b32 %r761,%r26,2;\nadd.s32 %r762,%r678,%r761;\n"
 "st.shared.f32[%r762],%f339;\nst.shared.f32[%r762+64],%f340;\nst.shared.f32[%r762+128],%f341;\n"
 "mov.u32 %r1028,48;\n";
-static const char qlora__ptx_341[] =
+static const char qlora__ptx_342[] =
 "mov.u32 %r1027,%r26;\nbra.uni $L__BB5_201;\n$L__BB5_199:\nshl.b32 %r756,%r27,2;\n"
 "add.s32 %r757,%r678,%r756;\nst.shared.f32[%r757],%f339;\nst.shared.f32[%r757+4],%f340;\n"
 "st.shared.f32[%r757+8],%f341;\nmov.u32 %r1028,3;\nmov.u32 %r1027,%r27;\n$L__BB5_201:\n"
@@ -16108,7 +16205,7 @@ static const char qlora__ptx_341[] =
 "shl.b32 %r867,%r868,4;\nshl.b32 %r834,%r17,6;\nadd.s32 %r835,%r834,%r19;\n"
 "mov.u32 %r836,_ZZ6skinnyI4bf16EvPKvS2_PviiillllllPKfffiE6shared;\n"
 "mad.lo.s32 %r837,%r2,4224,%r836;\n";
-static const char qlora__ptx_342[] =
+static const char qlora__ptx_343[] =
 "shl.b32 %r838,%r835,2;\nadd.s32 %r839,%r837,%r838;\nst.shared.v2.f32[%r839],{%f322,%f321};\n"
 "st.shared.v2.f32[%r839+64],{%f320,%f319};\nst.shared.v2.f32[%r839+128],{%f318,%f317};\n"
 "st.shared.v2.f32[%r839+192],{%f316,%f315};\nbar.sync 0;\nshr.u32 %r841,%r872,28;\n"
@@ -16152,7 +16249,6 @@ static const char qlora__ptx_342[] =
 "and.b32 %r863,%r857,2147483647;\nsetp.gt.u32 %p185,%r863,2139095040;\n"
 "selp.b32 %r864,32767,%r862,%p185;\nst.global.u16[%rd27],%r864;\n$L__BB5_230:\nret;\n}\n";
 static const char* const qlora__ptx_gemm_75[] = {
-qlora__ptx_297,
 qlora__ptx_298,
 qlora__ptx_299,
 qlora__ptx_300,
@@ -16198,9 +16294,21 @@ qlora__ptx_339,
 qlora__ptx_340,
 qlora__ptx_341,
 qlora__ptx_342,
+qlora__ptx_343,
 0};
+#define QLORA__PTX_gemm_75 qlora__ptx_gemm_75, 174380u, 0x2ab26e11u, 0
+#endif
+// end
 
-static const char qlora__ptx_343[] =
+// texts gemm_tc sm_80: bf16 gemm
+#if defined(QLORA_PTX_NO_BF16)
+#define QLORA__PTX_gemm_tc_80 0, 0u, 0u, "QLORA_PTX_NO_BF16"
+#elif defined(QLORA_PTX_NO_GEMM)
+#define QLORA__PTX_gemm_tc_80 0, 0u, 0u, "QLORA_PTX_NO_GEMM"
+#elif defined(QLORA_PTX_NO_SM80)
+#define QLORA__PTX_gemm_tc_80 0, 0u, 0u, "QLORA_PTX_NO_SM80"
+#else
+static const char qlora__ptx_344[] =
 ".visible .entry qlora_gemm_tc_bf16_nn(\n.param .u64 qlora_gemm_tc_bf16_nn_param_0,\n"
 ".param .u64 qlora_gemm_tc_bf16_nn_param_1,\n.param .u64 qlora_gemm_tc_bf16_nn_param_2,\n"
 ".param .u32 qlora_gemm_tc_bf16_nn_param_3,\n.param .u32 qlora_gemm_tc_bf16_nn_param_4,\n"
@@ -16252,7 +16360,7 @@ static const char qlora__ptx_343[] =
 "add.s64 %rd31,%rd30,%rd28;\nshr.u32 %r92,%r62,30;\nadd.s32 %r93,%r1,%r92;\n"
 "and.b32 %r94,%r93,-4;\nsub.s32 %r9,%r1,%r94;\nshr.s32 %r10,%r93,2;\nadd.s32 %r95,%r10,%r85;\n"
 "cvt.s64.s32 %rd32,%r95;\nmul.lo.s64 %rd1,%rd32,%rd21;\nadd.s32 %r96,%r1,256;\n";
-static const char qlora__ptx_344[] =
+static const char qlora__ptx_345[] =
 "shr.s32 %r97,%r96,31;\nshr.u32 %r98,%r97,30;\nadd.s32 %r99,%r96,%r98;\nshr.s32 %r11,%r99,2;\n"
 "and.b32 %r100,%r99,-4;\nsub.s32 %r12,%r96,%r100;\nshr.u32 %r101,%r89,1;\nand.b32 %r102,%r101,3;\n"
 "add.s32 %r103,%r89,16;\nshr.u32 %r104,%r103,1;\nand.b32 %r105,%r104,3;\n"
@@ -16305,7 +16413,7 @@ static const char qlora__ptx_344[] =
 "shl.b32 %r181,%r26,8;\nadd.s32 %r182,%r178,%r181;\nand.b32 %r183,%r26,7;\n"
 "xor.b32 %r184,%r183,%r23;\nshl.b32 %r185,%r184,4;\nadd.s32 %r145,%r182,%r185;\n"
 "shl.b32 %r146,%r179,1;\ncp.async.cg.shared.global[%r145],[%rd38],16,%r146;\n";
-static const char qlora__ptx_345[] =
+static const char qlora__ptx_346[] =
 "setp.gt.s32 %p18,%r155,%r28;\nand.pred %p19,%p18,%p5;\nselp.b32 %r186,%r30,0,%p19;\n"
 "setp.gt.s32 %p20,%r186,0;\nadd.s32 %r187,%r28,%r154;\ncvt.s64.s32 %rd60,%r187;\n"
 "mul.lo.s64 %rd61,%rd60,%rd22;\nadd.s64 %rd62,%rd4,%rd61;\nselp.b64 %rd63,%rd62,%rd30,%p20;\n"
@@ -16345,7 +16453,7 @@ static const char qlora__ptx_345[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f787,%f788,%f789,%f790},{%r209,%r210,%r211,%r212},{%r214,%r215},{%f787,%f788,%f789,%f790};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f791,%f792,%f793,%f794},{%r209,%r210,%r211,%r212},{%r216,%r217},{%f791,%f792,%f793,%f794};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f795,%f796,%f797,%f798},{%r209,%r210,%r211,%r212},{%r219,%r220},{%f795,%f796,%f797,%f798};\n";
-static const char qlora__ptx_346[] =
+static const char qlora__ptx_347[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f799,%f800,%f801,%f802},{%r209,%r210,%r211,%r212},{%r221,%r222},{%f799,%f800,%f801,%f802};\n"
 "add.s32 %r324,%r453,%r17;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r320,%r321,%r322,%r323},[%r324];\n"
@@ -16387,7 +16495,7 @@ static const char qlora__ptx_346[] =
 "ld.param.u64 %rd93,[qlora_gemm_tc_bf16_nn_param_2];\ncvta.to.global.u64 %rd70,%rd93;\n"
 "mov.u32 %r471,%ctaid.z;\ncvt.u64.u32 %rd71,%r471;\nmul.lo.s64 %rd72,%rd71,%rd94;\n"
 "shl.b64 %rd73,%rd72,1;\nadd.s64 %rd95,%rd70,%rd73;\n";
-static const char qlora__ptx_347[] =
+static const char qlora__ptx_348[] =
 "add.s64 %rd96,%rd93,%rd73;\nbra.uni $L__BB0_14;\n$L__BB0_12:\n"
 "ld.param.u64 %rd92,[qlora_gemm_tc_bf16_nn_param_11];\n"
 "ld.param.u64 %rd91,[qlora_gemm_tc_bf16_nn_param_2];\ncvta.to.global.u64 %rd66,%rd91;\n"
@@ -16438,7 +16546,7 @@ static const char qlora__ptx_347[] =
 "st.shared.f32[%r39+4],%f745;\nst.shared.f32[%r39+1056],%f744;\nst.shared.f32[%r39+1060],%f743;\n"
 "st.shared.f32[%r39+32],%f742;\nst.shared.f32[%r39+36],%f741;\nst.shared.f32[%r39+1088],%f740;\n"
 "st.shared.f32[%r39+1092],%f739;\nst.shared.f32[%r39+64],%f779;\n";
-static const char qlora__ptx_348[] =
+static const char qlora__ptx_349[] =
 "st.shared.f32[%r39+68],%f780;\nst.shared.f32[%r39+1120],%f781;\nst.shared.f32[%r39+1124],%f782;\n"
 "st.shared.f32[%r39+96],%f783;\nst.shared.f32[%r39+100],%f784;\nst.shared.f32[%r39+1152],%f785;\n"
 "st.shared.f32[%r39+1156],%f786;\n$L__BB0_24:\nbar.warp.sync -1;\nshl.b32 %r44,%r535,4;\n"
@@ -16486,7 +16594,7 @@ static const char qlora__ptx_348[] =
 "add.s32 %r536,%r536,264;\nsetp.lt.s32 %p40,%r537,14;\n@%p40 bra $L__BB0_27;\n$L__BB0_52:\n"
 "bar.warp.sync -1;\nadd.s32 %r535,%r535,1;\nsetp.lt.u32 %p54,%r535,4;\n@%p54 bra $L__BB0_15;\n"
 "ret;\n}\n";
-static const char qlora__ptx_349[] =
+static const char qlora__ptx_350[] =
 ".visible .entry qlora_gemm_tc_bf16_nt(\n.param .u64 qlora_gemm_tc_bf16_nt_param_0,\n"
 ".param .u64 qlora_gemm_tc_bf16_nt_param_1,\n.param .u64 qlora_gemm_tc_bf16_nt_param_2,\n"
 ".param .u32 qlora_gemm_tc_bf16_nt_param_3,\n.param .u32 qlora_gemm_tc_bf16_nt_param_4,\n"
@@ -16538,7 +16646,7 @@ static const char qlora__ptx_349[] =
 "shl.b32 %r94,%r93,7;\nshl.b32 %r95,%r90,3;\nand.b32 %r96,%r85,-8;\nsub.s32 %r97,%r2,%r96;\n"
 "add.s32 %r98,%r82,%r97;\nadd.s32 %r99,%r98,%r6;\nshr.u32 %r101,%r60,30;\n"
 "add.s32 %r102,%r1,%r101;\nand.b32 %r103,%r102,-4;\nsub.s32 %r9,%r1,%r103;\n";
-static const char qlora__ptx_350[] =
+static const char qlora__ptx_351[] =
 "shr.s32 %r10,%r102,2;\nadd.s32 %r104,%r10,%r92;\ncvt.s64.s32 %rd28,%r104;\n"
 "mul.lo.s64 %rd1,%rd28,%rd21;\nshr.u32 %r105,%r10,1;\nand.b32 %r106,%r105,3;\n"
 "xor.b32 %r107,%r106,%r9;\nshl.b32 %r11,%r107,4;\nadd.s32 %r108,%r1,256;\n"
@@ -16592,7 +16700,7 @@ static const char qlora__ptx_350[] =
 "shl.b32 %r157,%r185,1;\ncp.async.cg.shared.global[%r156],[%rd34],16,%r157;\n"
 "and.pred %p17,%p5,%p12;\nselp.b32 %r187,%r180,0,%p17;\nsetp.gt.s32 %p18,%r187,0;\n"
 "add.s64 %rd56,%rd51,%rd36;\n";
-static const char qlora__ptx_351[] =
+static const char qlora__ptx_352[] =
 "add.s64 %rd57,%rd56,%rd4;\nselp.b64 %rd58,%rd57,%rd50,%p18;\nshl.b64 %rd59,%rd58,1;\n"
 "add.s64 %rd35,%rd19,%rd59;\nadd.s32 %r188,%r184,%r182;\nadd.s32 %r158,%r188,%r28;\n"
 "shl.b32 %r159,%r187,1;\ncp.async.cg.shared.global[%r158],[%rd35],16,%r159;\n$L__BB1_6:\n"
@@ -16636,7 +16744,7 @@ static const char qlora__ptx_351[] =
 "add.s32 %r330,%r450,%r24;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r326,%r327,%r328,%r329},[%r330];\n"
 "add.s32 %r335,%r451,%r25;\n";
-static const char qlora__ptx_352[] =
+static const char qlora__ptx_353[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r331,%r332,%r333,%r334},[%r335];\n"
 "add.s32 %r340,%r452,%r26;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r336,%r337,%r338,%r339},[%r340];\n"
@@ -16676,7 +16784,7 @@ static const char qlora__ptx_352[] =
 "shl.b64 %rd64,%rd63,2;\nadd.s64 %rd90,%rd61,%rd64;\nadd.s64 %rd91,%rd86,%rd64;\n$L__BB1_14:\n"
 "mov.u32 %r516,%tid.x;\nshr.s32 %r515,%r516,31;\nshr.u32 %r514,%r515,25;\n"
 "add.s32 %r513,%r516,%r514;\nshr.s32 %r512,%r513,7;\nshl.b32 %r511,%r512,6;\n";
-static const char qlora__ptx_353[] =
+static const char qlora__ptx_354[] =
 "sub.s32 %r510,%r516,%r63;\nshr.u32 %r509,%r515,27;\nadd.s32 %r508,%r516,%r509;\n"
 "and.b32 %r507,%r508,-32;\nsub.s32 %r506,%r516,%r507;\nshr.s32 %r505,%r506,31;\n"
 "mov.u32 %r504,%tid.x;\nshr.s32 %r503,%r504,31;\nshr.u32 %r502,%r503,27;\n"
@@ -16726,7 +16834,7 @@ static const char qlora__ptx_353[] =
 "add.s32 %r43,%r34,%r42;\n@%p24 bra $L__BB1_42;\nbra.uni $L__BB1_25;\n$L__BB1_42:\n"
 "mov.u32 %r523,%r4;\n$L__BB1_43:\n.pragma \"nounroll\";\nmov.u32 %r52,%r523;\n"
 "cvt.u32.u64 %r489,%rd11;\nsetp.ge.s32 %p45,%r489,%r57;\nadd.s32 %r53,%r43,%r52;\n";
-static const char qlora__ptx_354[] =
+static const char qlora__ptx_355[] =
 "setp.ge.s32 %p46,%r53,%r56;\nor.pred %p47,%p45,%p46;\n@%p47 bra $L__BB1_51;\n"
 "setp.eq.f32 %p48,%f272,0f00000000;\nmad.lo.s32 %r490,%r52,33,%r35;\nshl.b32 %r491,%r490,2;\n"
 "add.s32 %r493,%r475,%r491;\ncvt.s64.s32 %rd80,%r53;\nmul.lo.s64 %rd81,%rd80,%rd23;\n"
@@ -16768,7 +16876,7 @@ static const char qlora__ptx_354[] =
 "add.s32 %r520,%r520,264;\nsetp.lt.s32 %p38,%r521,14;\n@%p38 bra $L__BB1_27;\n$L__BB1_52:\n"
 "bar.warp.sync -1;\nadd.s32 %r519,%r519,1;\nsetp.lt.u32 %p52,%r519,4;\n@%p52 bra $L__BB1_15;\n"
 "ret;\n}\n";
-static const char qlora__ptx_355[] =
+static const char qlora__ptx_356[] =
 ".visible .entry qlora_gemm_tc_bf16_tn(\n.param .u64 qlora_gemm_tc_bf16_tn_param_0,\n"
 ".param .u64 qlora_gemm_tc_bf16_tn_param_1,\n.param .u64 qlora_gemm_tc_bf16_tn_param_2,\n"
 ".param .u32 qlora_gemm_tc_bf16_tn_param_3,\n.param .u32 qlora_gemm_tc_bf16_tn_param_4,\n"
@@ -16820,7 +16928,7 @@ static const char qlora__ptx_355[] =
 "cvt.u64.u32 %rd28,%r96;\nshr.u32 %r97,%r88,31;\nshr.s32 %r98,%r88,3;\nadd.s32 %r99,%r98,%r97;\n"
 "and.b32 %r100,%r99,536870910;\nsub.s32 %r101,%r98,%r100;\nshl.b32 %r102,%r101,3;\n"
 "cvt.s64.s32 %rd29,%r93;\nmul.lo.s64 %rd30,%rd28,%rd24;\n";
-static const char qlora__ptx_356[] =
+static const char qlora__ptx_357[] =
 "add.s64 %rd31,%rd30,%rd29;\nadd.s32 %r103,%r102,%r5;\ncvt.s64.s32 %rd32,%r95;\n"
 "mul.lo.s64 %rd33,%rd28,%rd25;\nadd.s64 %rd34,%rd33,%rd32;\nshr.u32 %r105,%r63,28;\n"
 "add.s32 %r106,%r1,%r105;\nand.b32 %r107,%r106,-16;\nsub.s32 %r9,%r1,%r107;\n"
@@ -16874,7 +16982,7 @@ static const char qlora__ptx_356[] =
 "add.s64 %rd59,%rd4,%rd58;\nselp.b64 %rd60,%rd59,%rd33,%p18;\nshl.b64 %rd61,%rd60,1;\n"
 "add.s64 %rd40,%rd19,%rd61;\nadd.s32 %r180,%r176,%r171;\nadd.s32 %r149,%r180,%r175;\n"
 "shl.b32 %r150,%r179,1;\ncp.async.cg.shared.global[%r149],[%rd40],16,%r150;\n$L__BB2_6:\n";
-static const char qlora__ptx_357[] =
+static const char qlora__ptx_358[] =
 "setp.lt.u32 %p53,%r518,2;\ncp.async.commit_group;\nadd.s32 %r181,%r519,1;\n"
 "setp.eq.s32 %p19,%r519,2;\nselp.b32 %r519,0,%r181,%p19;\n@%p53 bra $L__BB2_8;\n"
 "shl.b32 %r434,%r519,14;\n"
@@ -16918,7 +17026,7 @@ static const char qlora__ptx_357[] =
 "add.s32 %r327,%r448,%r26;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r323,%r324,%r325,%r326},[%r327];\n"
 "shl.b32 %r450,%r139,8;\nadd.s32 %r451,%r437,%r450;\nadd.s32 %r332,%r451,%r27;\n";
-static const char qlora__ptx_358[] =
+static const char qlora__ptx_359[] =
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r328,%r329,%r330,%r331},[%r332];\n"
 "xor.b32 %r453,%r444,%r140;\nshl.b32 %r454,%r453,4;\nadd.s32 %r337,%r451,%r454;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r333,%r334,%r335,%r336},[%r337];\n"
@@ -16957,7 +17065,7 @@ static const char qlora__ptx_358[] =
 "mov.u32 %r517,%tid.x;\nshr.s32 %r516,%r517,31;\nshr.u32 %r515,%r516,25;\n"
 "add.s32 %r514,%r517,%r515;\nshr.s32 %r513,%r514,7;\nshl.b32 %r512,%r513,6;\n"
 "sub.s32 %r511,%r517,%r66;\nshr.u32 %r510,%r516,27;\n";
-static const char qlora__ptx_359[] =
+static const char qlora__ptx_360[] =
 "add.s32 %r509,%r517,%r510;\nand.b32 %r508,%r509,-32;\nsub.s32 %r507,%r517,%r508;\n"
 "shr.s32 %r506,%r507,31;\nmov.u32 %r505,%tid.x;\nshr.s32 %r504,%r505,31;\n"
 "shr.u32 %r503,%r504,27;\nadd.s32 %r502,%r505,%r503;\nshr.s32 %r501,%r502,5;\n"
@@ -17007,7 +17115,7 @@ static const char qlora__ptx_359[] =
 "mov.u32 %r524,%r4;\n$L__BB2_43:\n.pragma \"nounroll\";\nmov.u32 %r55,%r524;\n"
 "cvt.u32.u64 %r490,%rd11;\nsetp.ge.s32 %p45,%r490,%r60;\nadd.s32 %r56,%r46,%r55;\n"
 "setp.ge.s32 %p46,%r56,%r59;\nor.pred %p47,%p45,%p46;\n";
-static const char qlora__ptx_360[] =
+static const char qlora__ptx_361[] =
 "@%p47 bra $L__BB2_51;\nsetp.eq.f32 %p48,%f272,0f00000000;\nmad.lo.s32 %r491,%r55,33,%r38;\n"
 "shl.b32 %r492,%r491,2;\nadd.s32 %r494,%r476,%r492;\ncvt.s64.s32 %rd82,%r56;\n"
 "mul.lo.s64 %rd83,%rd82,%rd23;\nadd.s64 %rd84,%rd83,%rd11;\nld.shared.f32 %f665,[%r494];\n"
@@ -17048,7 +17156,7 @@ static const char qlora__ptx_360[] =
 "add.s64 %rd94,%rd94,2;\nadd.s32 %r521,%r521,264;\nsetp.lt.s32 %p38,%r522,14;\n"
 "@%p38 bra $L__BB2_27;\n$L__BB2_52:\nbar.warp.sync -1;\nadd.s32 %r520,%r520,1;\n"
 "setp.lt.u32 %p52,%r520,4;\n@%p52 bra $L__BB2_15;\nret;\n}\n";
-static const char qlora__ptx_361[] =
+static const char qlora__ptx_362[] =
 ".visible .entry qlora_gemm_tc_f16_nn(\n.param .u64 qlora_gemm_tc_f16_nn_param_0,\n"
 ".param .u64 qlora_gemm_tc_f16_nn_param_1,\n.param .u64 qlora_gemm_tc_f16_nn_param_2,\n"
 ".param .u32 qlora_gemm_tc_f16_nn_param_3,\n.param .u32 qlora_gemm_tc_f16_nn_param_4,\n"
@@ -17101,7 +17209,7 @@ static const char qlora__ptx_361[] =
 "and.b32 %r94,%r93,-4;\nsub.s32 %r9,%r1,%r94;\nshr.s32 %r10,%r93,2;\nadd.s32 %r95,%r10,%r85;\n"
 "cvt.s64.s32 %rd32,%r95;\nmul.lo.s64 %rd1,%rd32,%rd21;\nadd.s32 %r96,%r1,256;\n"
 "shr.s32 %r97,%r96,31;\n";
-static const char qlora__ptx_362[] =
+static const char qlora__ptx_363[] =
 "shr.u32 %r98,%r97,30;\nadd.s32 %r99,%r96,%r98;\nshr.s32 %r11,%r99,2;\nand.b32 %r100,%r99,-4;\n"
 "sub.s32 %r12,%r96,%r100;\nshr.u32 %r101,%r89,1;\nand.b32 %r102,%r101,3;\nadd.s32 %r103,%r89,16;\n"
 "shr.u32 %r104,%r103,1;\nand.b32 %r105,%r104,3;\nxor.b32 %r106,%r105,%r4;\nshl.b32 %r13,%r106,4;\n"
@@ -17155,7 +17263,7 @@ static const char qlora__ptx_362[] =
 "xor.b32 %r184,%r183,%r23;\nshl.b32 %r185,%r184,4;\nadd.s32 %r145,%r182,%r185;\n"
 "shl.b32 %r146,%r179,1;\ncp.async.cg.shared.global[%r145],[%rd38],16,%r146;\n"
 "setp.gt.s32 %p18,%r155,%r28;\n";
-static const char qlora__ptx_363[] =
+static const char qlora__ptx_364[] =
 "and.pred %p19,%p18,%p5;\nselp.b32 %r186,%r30,0,%p19;\nsetp.gt.s32 %p20,%r186,0;\n"
 "add.s32 %r187,%r28,%r154;\ncvt.s64.s32 %rd60,%r187;\nmul.lo.s64 %rd61,%rd60,%rd22;\n"
 "add.s64 %rd62,%rd4,%rd61;\nselp.b64 %rd63,%rd62,%rd30,%p20;\nshl.b64 %rd64,%rd63,1;\n"
@@ -17197,7 +17305,7 @@ static const char qlora__ptx_363[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32{%f795,%f796,%f797,%f798},{%r209,%r210,%r211,%r212},{%r219,%r220},{%f795,%f796,%f797,%f798};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32{%f799,%f800,%f801,%f802},{%r209,%r210,%r211,%r212},{%r221,%r222},{%f799,%f800,%f801,%f802};\n"
 "add.s32 %r324,%r453,%r17;\n";
-static const char qlora__ptx_364[] =
+static const char qlora__ptx_365[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r320,%r321,%r322,%r323},[%r324];\n"
 "add.s32 %r329,%r458,%r18;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r325,%r326,%r327,%r328},[%r329];\n"
@@ -17240,7 +17348,7 @@ static const char qlora__ptx_364[] =
 "bra.uni $L__BB3_14;\n$L__BB3_12:\nld.param.u64 %rd92,[qlora_gemm_tc_f16_nn_param_11];\n"
 "ld.param.u64 %rd91,[qlora_gemm_tc_f16_nn_param_2];\ncvta.to.global.u64 %rd66,%rd91;\n"
 "mov.u32 %r470,%ctaid.z;\n";
-static const char qlora__ptx_365[] =
+static const char qlora__ptx_366[] =
 "cvt.u64.u32 %rd67,%r470;\nmul.lo.s64 %rd68,%rd67,%rd92;\nshl.b64 %rd69,%rd68,2;\n"
 "add.s64 %rd95,%rd66,%rd69;\nadd.s64 %rd96,%rd91,%rd69;\n$L__BB3_14:\nmov.u32 %r532,%tid.x;\n"
 "shr.s32 %r531,%r532,31;\nsub.s32 %r530,%r532,%r65;\nshr.u32 %r529,%r531,27;\n"
@@ -17290,7 +17398,7 @@ static const char qlora__ptx_365[] =
 "st.shared.f32[%r39+1120],%f781;\nst.shared.f32[%r39+1124],%f782;\nst.shared.f32[%r39+96],%f783;\n"
 "st.shared.f32[%r39+100],%f784;\nst.shared.f32[%r39+1152],%f785;\n"
 "st.shared.f32[%r39+1156],%f786;\n";
-static const char qlora__ptx_366[] =
+static const char qlora__ptx_367[] =
 "$L__BB3_24:\nbar.warp.sync -1;\nshl.b32 %r44,%r535,4;\nadd.s32 %r45,%r36,%r44;\n"
 "@%p26 bra $L__BB3_42;\nbra.uni $L__BB3_25;\n$L__BB3_42:\nmov.u32 %r539,%r4;\n$L__BB3_43:\n"
 ".pragma \"nounroll\";\nmov.u32 %r54,%r539;\ncvt.u32.u64 %r505,%rd11;\n"
@@ -17336,7 +17444,7 @@ static const char qlora__ptx_366[] =
 "add.s32 %r536,%r536,264;\nsetp.lt.s32 %p40,%r537,14;\n@%p40 bra $L__BB3_27;\n$L__BB3_52:\n"
 "bar.warp.sync -1;\nadd.s32 %r535,%r535,1;\nsetp.lt.u32 %p54,%r535,4;\n@%p54 bra $L__BB3_15;\n"
 "ret;\n}\n";
-static const char qlora__ptx_367[] =
+static const char qlora__ptx_368[] =
 ".visible .entry qlora_gemm_tc_f16_nt(\n.param .u64 qlora_gemm_tc_f16_nt_param_0,\n"
 ".param .u64 qlora_gemm_tc_f16_nt_param_1,\n.param .u64 qlora_gemm_tc_f16_nt_param_2,\n"
 ".param .u32 qlora_gemm_tc_f16_nt_param_3,\n.param .u32 qlora_gemm_tc_f16_nt_param_4,\n"
@@ -17389,7 +17497,7 @@ static const char qlora__ptx_367[] =
 "add.s32 %r98,%r82,%r97;\nadd.s32 %r99,%r98,%r6;\nshr.u32 %r101,%r60,30;\n"
 "add.s32 %r102,%r1,%r101;\nand.b32 %r103,%r102,-4;\nsub.s32 %r9,%r1,%r103;\n"
 "shr.s32 %r10,%r102,2;\n";
-static const char qlora__ptx_368[] =
+static const char qlora__ptx_369[] =
 "add.s32 %r104,%r10,%r92;\ncvt.s64.s32 %rd28,%r104;\nmul.lo.s64 %rd1,%rd28,%rd21;\n"
 "shr.u32 %r105,%r10,1;\nand.b32 %r106,%r105,3;\nxor.b32 %r107,%r106,%r9;\nshl.b32 %r11,%r107,4;\n"
 "add.s32 %r108,%r1,256;\nshr.s32 %r109,%r108,31;\nshr.u32 %r110,%r109,30;\n"
@@ -17442,7 +17550,7 @@ static const char qlora__ptx_368[] =
 "shl.b32 %r157,%r185,1;\ncp.async.cg.shared.global[%r156],[%rd34],16,%r157;\n"
 "and.pred %p17,%p5,%p12;\nselp.b32 %r187,%r180,0,%p17;\nsetp.gt.s32 %p18,%r187,0;\n"
 "add.s64 %rd56,%rd51,%rd36;\n";
-static const char qlora__ptx_369[] =
+static const char qlora__ptx_370[] =
 "add.s64 %rd57,%rd56,%rd4;\nselp.b64 %rd58,%rd57,%rd50,%p18;\nshl.b64 %rd59,%rd58,1;\n"
 "add.s64 %rd35,%rd19,%rd59;\nadd.s32 %r188,%r184,%r182;\nadd.s32 %r158,%r188,%r28;\n"
 "shl.b32 %r159,%r187,1;\ncp.async.cg.shared.global[%r158],[%rd35],16,%r159;\n$L__BB4_6:\n"
@@ -17486,7 +17594,7 @@ static const char qlora__ptx_369[] =
 "add.s32 %r330,%r450,%r24;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r326,%r327,%r328,%r329},[%r330];\n"
 "add.s32 %r335,%r451,%r25;\n";
-static const char qlora__ptx_370[] =
+static const char qlora__ptx_371[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r331,%r332,%r333,%r334},[%r335];\n"
 "add.s32 %r340,%r452,%r26;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r336,%r337,%r338,%r339},[%r340];\n"
@@ -17527,7 +17635,7 @@ static const char qlora__ptx_370[] =
 "mov.u32 %r516,%tid.x;\nshr.s32 %r515,%r516,31;\nshr.u32 %r514,%r515,25;\n"
 "add.s32 %r513,%r516,%r514;\nshr.s32 %r512,%r513,7;\nshl.b32 %r511,%r512,6;\n"
 "sub.s32 %r510,%r516,%r63;\nshr.u32 %r509,%r515,27;\n";
-static const char qlora__ptx_371[] =
+static const char qlora__ptx_372[] =
 "add.s32 %r508,%r516,%r509;\nand.b32 %r507,%r508,-32;\nsub.s32 %r506,%r516,%r507;\n"
 "shr.s32 %r505,%r506,31;\nmov.u32 %r504,%tid.x;\nshr.s32 %r503,%r504,31;\n"
 "shr.u32 %r502,%r503,27;\nadd.s32 %r501,%r504,%r502;\nshr.s32 %r500,%r501,5;\n"
@@ -17577,7 +17685,7 @@ static const char qlora__ptx_371[] =
 "mov.u32 %r523,%r4;\n$L__BB4_43:\n.pragma \"nounroll\";\nmov.u32 %r52,%r523;\n"
 "cvt.u32.u64 %r489,%rd11;\nsetp.ge.s32 %p45,%r489,%r57;\nadd.s32 %r53,%r43,%r52;\n"
 "setp.ge.s32 %p46,%r53,%r56;\nor.pred %p47,%p45,%p46;\n";
-static const char qlora__ptx_372[] =
+static const char qlora__ptx_373[] =
 "@%p47 bra $L__BB4_51;\nsetp.eq.f32 %p48,%f272,0f00000000;\nmad.lo.s32 %r490,%r52,33,%r35;\n"
 "shl.b32 %r491,%r490,2;\nadd.s32 %r493,%r475,%r491;\ncvt.s64.s32 %rd80,%r53;\n"
 "mul.lo.s64 %rd81,%rd80,%rd23;\nadd.s64 %rd82,%rd81,%rd11;\nld.shared.f32 %f665,[%r493];\n"
@@ -17618,7 +17726,7 @@ static const char qlora__ptx_372[] =
 "add.s64 %rd92,%rd92,2;\nadd.s32 %r520,%r520,264;\nsetp.lt.s32 %p38,%r521,14;\n"
 "@%p38 bra $L__BB4_27;\n$L__BB4_52:\nbar.warp.sync -1;\nadd.s32 %r519,%r519,1;\n"
 "setp.lt.u32 %p52,%r519,4;\n@%p52 bra $L__BB4_15;\nret;\n}\n";
-static const char qlora__ptx_373[] =
+static const char qlora__ptx_374[] =
 ".visible .entry qlora_gemm_tc_f16_tn(\n.param .u64 qlora_gemm_tc_f16_tn_param_0,\n"
 ".param .u64 qlora_gemm_tc_f16_tn_param_1,\n.param .u64 qlora_gemm_tc_f16_tn_param_2,\n"
 ".param .u32 qlora_gemm_tc_f16_tn_param_3,\n.param .u32 qlora_gemm_tc_f16_tn_param_4,\n"
@@ -17670,7 +17778,7 @@ static const char qlora__ptx_373[] =
 "cvt.u64.u32 %rd28,%r96;\nshr.u32 %r97,%r88,31;\nshr.s32 %r98,%r88,3;\nadd.s32 %r99,%r98,%r97;\n"
 "and.b32 %r100,%r99,536870910;\nsub.s32 %r101,%r98,%r100;\nshl.b32 %r102,%r101,3;\n"
 "cvt.s64.s32 %rd29,%r93;\nmul.lo.s64 %rd30,%rd28,%rd24;\nadd.s64 %rd31,%rd30,%rd29;\n";
-static const char qlora__ptx_374[] =
+static const char qlora__ptx_375[] =
 "add.s32 %r103,%r102,%r5;\ncvt.s64.s32 %rd32,%r95;\nmul.lo.s64 %rd33,%rd28,%rd25;\n"
 "add.s64 %rd34,%rd33,%rd32;\nshr.u32 %r105,%r63,28;\nadd.s32 %r106,%r1,%r105;\n"
 "and.b32 %r107,%r106,-16;\nsub.s32 %r9,%r1,%r107;\nshl.b32 %r108,%r9,3;\n"
@@ -17725,7 +17833,7 @@ static const char qlora__ptx_374[] =
 "add.s64 %rd40,%rd19,%rd61;\nadd.s32 %r180,%r176,%r171;\nadd.s32 %r149,%r180,%r175;\n"
 "shl.b32 %r150,%r179,1;\ncp.async.cg.shared.global[%r149],[%rd40],16,%r150;\n$L__BB5_6:\n"
 "setp.lt.u32 %p53,%r518,2;\n";
-static const char qlora__ptx_375[] =
+static const char qlora__ptx_376[] =
 "cp.async.commit_group;\nadd.s32 %r181,%r519,1;\nsetp.eq.s32 %p19,%r519,2;\n"
 "selp.b32 %r519,0,%r181,%p19;\n@%p53 bra $L__BB5_8;\nshl.b32 %r434,%r519,14;\n"
 "mov.u32 %r435,_ZZ6tensorI3f16Lb1ELb0EEvPKvS2_PviiillllllPKfffiE6shared;\n"
@@ -17770,7 +17878,7 @@ static const char qlora__ptx_375[] =
 "shl.b32 %r450,%r139,8;\nadd.s32 %r451,%r437,%r450;\nadd.s32 %r332,%r451,%r27;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r328,%r329,%r330,%r331},[%r332];\n"
 "xor.b32 %r453,%r444,%r140;\n";
-static const char qlora__ptx_376[] =
+static const char qlora__ptx_377[] =
 "shl.b32 %r454,%r453,4;\nadd.s32 %r337,%r451,%r454;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r333,%r334,%r335,%r336},[%r337];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32{%f778,%f777,%f776,%f775},{%r308,%r309,%r310,%r311},{%r328,%r329},{%f778,%f777,%f776,%f775};\n"
@@ -17810,7 +17918,7 @@ static const char qlora__ptx_376[] =
 "sub.s32 %r511,%r517,%r66;\nshr.u32 %r510,%r516,27;\nadd.s32 %r509,%r517,%r510;\n"
 "and.b32 %r508,%r509,-32;\nsub.s32 %r507,%r517,%r508;\nshr.s32 %r506,%r507,31;\n"
 "mov.u32 %r505,%tid.x;\nshr.s32 %r504,%r505,31;\n";
-static const char qlora__ptx_377[] =
+static const char qlora__ptx_378[] =
 "shr.u32 %r503,%r504,27;\nadd.s32 %r502,%r505,%r503;\nshr.s32 %r501,%r502,5;\n"
 "setp.ne.s32 %p24,%r36,0;\nmov.u32 %r520,0;\nselp.b64 %rd71,3,7,%p24;\n"
 "and.b64 %rd72,%rd71,%rd93;\nand.b64 %rd73,%rd23,1;\nor.b64 %rd74,%rd72,%rd73;\n"
@@ -17860,7 +17968,7 @@ static const char qlora__ptx_377[] =
 "setp.ge.s32 %p46,%r56,%r59;\nor.pred %p47,%p45,%p46;\n@%p47 bra $L__BB5_51;\n"
 "setp.eq.f32 %p48,%f272,0f00000000;\nmad.lo.s32 %r491,%r55,33,%r38;\nshl.b32 %r492,%r491,2;\n"
 "add.s32 %r494,%r476,%r492;\n";
-static const char qlora__ptx_378[] =
+static const char qlora__ptx_379[] =
 "cvt.s64.s32 %rd82,%r56;\nmul.lo.s64 %rd83,%rd82,%rd23;\nadd.s64 %rd84,%rd83,%rd11;\n"
 "ld.shared.f32 %f665,[%r494];\nmul.f32 %f869,%f867,%f665;\nld.shared.f32 %f666,[%r494+4];\n"
 "mul.f32 %f870,%f867,%f666;\nshl.b64 %rd85,%rd84,1;\nadd.s64 %rd17,%rd92,%rd85;\n"
@@ -17901,7 +18009,6 @@ static const char qlora__ptx_378[] =
 "bar.warp.sync -1;\nadd.s32 %r520,%r520,1;\nsetp.lt.u32 %p52,%r520,4;\n@%p52 bra $L__BB5_15;\n"
 "ret;\n}\n";
 static const char* const qlora__ptx_gemm_tc_80[] = {
-qlora__ptx_343,
 qlora__ptx_344,
 qlora__ptx_345,
 qlora__ptx_346,
@@ -17937,9 +18044,17 @@ qlora__ptx_375,
 qlora__ptx_376,
 qlora__ptx_377,
 qlora__ptx_378,
+qlora__ptx_379,
 0};
+#define QLORA__PTX_gemm_tc_80 qlora__ptx_gemm_tc_80, 139593u, 0xdbb1014bu, 0
+#endif
+// end
 
-static const char qlora__ptx_379[] =
+// texts linear sm_75: core
+#if defined(QLORA_PTX_NO_CORE)
+#define QLORA__PTX_linear_75 0, 0u, 0u, "QLORA_PTX_NO_CORE"
+#else
+static const char qlora__ptx_380[] =
 ".visible .entry qlora_linear_place_f32(\n.param .u64 qlora_linear_place_f32_param_0,\n"
 ".param .u64 qlora_linear_place_f32_param_1,\n.param .u64 qlora_linear_place_f32_param_2,\n"
 ".param .u32 qlora_linear_place_f32_param_3,\n.param .u64 qlora_linear_place_f32_param_4,\n"
@@ -17996,7 +18111,7 @@ static const char qlora__ptx_379[] =
 "setp.lt.s64 %p44,%rd113,%rd57;\nsetp.ge.s64 %p45,%rd113,%rd57;\nand.pred %p46,%p43,%p45;\n"
 "selp.b64 %rd121,%rd61,%rd66,%p46;\nselp.b64 %rd122,%rd56,%rd121,%p44;\n"
 "mul.lo.s64 %rd123,%rd23,%rd122;\nshl.b64 %rd124,%rd123,2;\nselp.b32 %r57,0,%r19,%p46;\n";
-static const char qlora__ptx_380[] =
+static const char qlora__ptx_381[] =
 "add.s32 %r58,%r57,%r18;\nselp.b32 %r59,0,%r58,%p44;\nsub.s32 %r60,%r121,%r59;\n"
 "mul.wide.s32 %rd125,%r60,4;\nadd.s64 %rd126,%rd124,%rd125;\nadd.s64 %rd177,%rd24,%rd126;\n"
 "$L__BB0_59:\n.pragma \"nounroll\";\nsetp.lt.s32 %p51,%r121,%r59;\nselp.b32 %r69,%r19,%r20,%p46;\n"
@@ -18047,7 +18162,7 @@ static const char qlora__ptx_380[] =
 "add.s32 %r31,%r19,%r18;\ncvt.s64.s32 %rd81,%r31;\nsetp.lt.s64 %p3,%rd7,%rd81;\n"
 "add.s32 %r32,%r31,%r20;\ncvt.s64.s32 %rd82,%r32;\nsetp.lt.s64 %p4,%rd7,%rd82;\n"
 "selp.b32 %r33,2,3,%p4;\nselp.b32 %r118,1,%r33,%p3;\n";
-static const char qlora__ptx_381[] =
+static const char qlora__ptx_382[] =
 "cvt.u16.u32 %rs1,%r118;\nsetp.eq.s16 %p5,%rs1,0;\n@%p5 bra $L__BB0_6;\nsetp.ne.s16 %p6,%rs1,1;\n"
 "@%p6 bra $L__BB0_5;\ncvta.to.global.u64 %rd176,%rd58;\nbra.uni $L__BB0_6;\n$L__BB0_5:\n"
 "setp.eq.s32 %p7,%r118,2;\ncvta.to.global.u64 %rd83,%rd63;\nselp.b64 %rd176,%rd83,0,%p7;\n"
@@ -18098,7 +18213,7 @@ static const char qlora__ptx_381[] =
 "st.global.u32[%rd13+6144],%r43;\n$L__BB0_21:\nadd.s64 %rd100,%rd8,1792;\n"
 "setp.ge.s64 %p19,%rd100,%rd6;\n@%p19 bra $L__BB0_73;\nmov.u32 %r44,0;\n"
 "st.global.u32[%rd13+7168],%r44;\n$L__BB0_73:\nret;\n}\n";
-static const char qlora__ptx_382[] =
+static const char qlora__ptx_383[] =
 ".visible .entry qlora_linear_bias_f32(\n.param .u64 qlora_linear_bias_f32_param_0,\n"
 ".param .u64 qlora_linear_bias_f32_param_1,\n.param .u64 qlora_linear_bias_f32_param_2,\n"
 ".param .u64 qlora_linear_bias_f32_param_3,\n.param .u64 qlora_linear_bias_f32_param_4,\n"
@@ -18125,13 +18240,22 @@ static const char qlora__ptx_382[] =
 "add.s64 %rd27,%rd27,%rd4;\nsetp.lt.s64 %p5,%rd27,%rd10;\n@%p5 bra $L__BB1_4;\n$L__BB1_5:\nret;\n"
 "}\n";
 static const char* const qlora__ptx_linear_75[] = {
-qlora__ptx_379,
 qlora__ptx_380,
 qlora__ptx_381,
 qlora__ptx_382,
+qlora__ptx_383,
 0};
+#define QLORA__PTX_linear_75 qlora__ptx_linear_75, 13620u, 0x6cf8333fu, 0
+#endif
+// end
 
-static const char qlora__ptx_383[] =
+// texts linear_bf16 sm_80: bf16
+#if defined(QLORA_PTX_NO_BF16)
+#define QLORA__PTX_linear_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_BF16"
+#elif defined(QLORA_PTX_NO_SM80)
+#define QLORA__PTX_linear_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_SM80"
+#else
+static const char qlora__ptx_384[] =
 ".visible .entry qlora_linear_place_bf16(\n.param .u64 qlora_linear_place_bf16_param_0,\n"
 ".param .u64 qlora_linear_place_bf16_param_1,\n.param .u64 qlora_linear_place_bf16_param_2,\n"
 ".param .u32 qlora_linear_place_bf16_param_3,\n.param .u64 qlora_linear_place_bf16_param_4,\n"
@@ -18187,7 +18311,7 @@ static const char qlora__ptx_383[] =
 "mul.lo.s64 %rd106,%rd23,%rd25;\nshl.b64 %rd107,%rd106,1;\nsub.s32 %r52,%r104,%r4;\n"
 "mul.wide.s32 %rd108,%r52,2;\nadd.s64 %rd109,%rd107,%rd108;\nadd.s64 %rd169,%rd24,%rd109;\n"
 "mul.lo.s64 %rd110,%rd45,%rd22;\nadd.s64 %rd111,%rd46,%rd110;\ncvt.s64.s32 %rd112,%r104;\n";
-static const char qlora__ptx_384[] =
+static const char qlora__ptx_385[] =
 "add.s64 %rd113,%rd111,%rd112;\ncvta.to.global.u64 %rd114,%rd44;\nshl.b64 %rd115,%rd113,1;\n"
 "add.s64 %rd168,%rd114,%rd115;\nadd.s32 %r9,%r6,%r4;\n$L__BB0_59:\n.pragma \"nounroll\";\n"
 "setp.ge.s32 %p43,%r104,%r9;\nsetp.lt.s32 %p44,%r104,%r4;\nor.pred %p45,%p43,%p44;\n"
@@ -18238,7 +18362,7 @@ static const char qlora__ptx_384[] =
 "selp.b32 %r101,1,%r37,%p5;\ncvt.u16.u32 %rs13,%r101;\nsetp.eq.s16 %p7,%rs13,0;\n"
 "@%p7 bra $L__BB0_6;\nsetp.ne.s16 %p8,%rs13,1;\n@%p8 bra $L__BB0_5;\n"
 "cvta.to.global.u64 %rd167,%rd52;\nbra.uni $L__BB0_6;\n$L__BB0_5:\nsetp.eq.s32 %p9,%r101,2;\n";
-static const char qlora__ptx_385[] =
+static const char qlora__ptx_386[] =
 "cvta.to.global.u64 %rd77,%rd57;\nselp.b64 %rd167,%rd77,0,%p9;\n$L__BB0_6:\n"
 "setp.eq.s32 %p10,%r101,1;\nselp.b32 %r38,0,%r23,%p10;\nadd.s32 %r39,%r38,%r22;\n"
 "setp.eq.s32 %p11,%r101,0;\nselp.b32 %r40,0,%r39,%p11;\ncvt.s64.s32 %rd78,%r40;\n"
@@ -18290,9 +18414,9 @@ static const char qlora__ptx_385[] =
 "setp.ge.s64 %p36,%rd21,%rd6;\n@%p36 bra $L__BB0_73;\nsetp.lt.s64 %p37,%rd21,%rd46;\n"
 "@%p37 bra $L__BB0_54;\nbra.uni $L__BB0_53;\n$L__BB0_54:\nld.global.u16 %rs21,[%rd14+3584];\n"
 "st.global.u16[%rd13+3584],%rs21;\nbra.uni $L__BB0_73;\n";
-static const char qlora__ptx_386[] =
-"$L__BB0_53:\nst.global.u16[%rd13+3584],%rs12;\n$L__BB0_73:\nret;\n}\n";
 static const char qlora__ptx_387[] =
+"$L__BB0_53:\nst.global.u16[%rd13+3584],%rs12;\n$L__BB0_73:\nret;\n}\n";
+static const char qlora__ptx_388[] =
 ".visible .entry qlora_linear_bias_bf16(\n.param .u64 qlora_linear_bias_bf16_param_0,\n"
 ".param .u64 qlora_linear_bias_bf16_param_1,\n.param .u64 qlora_linear_bias_bf16_param_2,\n"
 ".param .u64 qlora_linear_bias_bf16_param_3,\n.param .u64 qlora_linear_bias_bf16_param_4,\n"
@@ -18320,14 +18444,21 @@ static const char qlora__ptx_387[] =
 "st.global.u16[%rd28],%rs2;\nadd.s64 %rd30,%rd30,%rd3;\nsetp.lt.s64 %p5,%rd30,%rd11;\n"
 "@%p5 bra $L__BB1_6;\n$L__BB1_7:\nret;\n}\n";
 static const char* const qlora__ptx_linear_bf16_80[] = {
-qlora__ptx_383,
 qlora__ptx_384,
 qlora__ptx_385,
 qlora__ptx_386,
 qlora__ptx_387,
+qlora__ptx_388,
 0};
+#define QLORA__PTX_linear_bf16_80 qlora__ptx_linear_bf16_80, 13984u, 0x2eb055b0u, 0
+#endif
+// end
 
-static const char qlora__ptx_388[] =
+// texts loss sm_75: f32
+#if defined(QLORA_PTX_NO_F32)
+#define QLORA__PTX_loss_75 0, 0u, 0u, "QLORA_PTX_NO_F32"
+#else
+static const char qlora__ptx_389[] =
 ".visible .entry qlora_loss_cross_entropy_f32(\n"
 ".param .u64 qlora_loss_cross_entropy_f32_param_0,\n"
 ".param .u64 qlora_loss_cross_entropy_f32_param_1,\n"
@@ -18384,7 +18515,7 @@ static const char qlora__ptx_388[] =
 "mul.lo.s64 %rd86,%rd7,12;\nadd.s64 %rd9,%rd86,4;\nadd.s64 %rd87,%rd9,%rd173;\n"
 "setp.gt.s64 %p5,%rd87,%rd75;\nmov.f32 %f970,0f00000000;\nmov.f32 %f959,0fFF61B1E6;\n"
 "or.pred %p6,%p4,%p5;\n@%p6 bra $L__BB0_4;\n";
-static const char qlora__ptx_389[] =
+static const char qlora__ptx_390[] =
 "shl.b64 %rd10,%rd7,4;\nadd.s64 %rd88,%rd173,%rd3;\nshl.b64 %rd89,%rd88,2;\n"
 "add.s64 %rd172,%rd1,%rd89;\nmov.f32 %f959,0fFF61B1E6;\nmov.f32 %f970,0f00000000;\n$L__BB0_3:\n"
 "add.s64 %rd90,%rd172,%rd10;\nadd.s64 %rd91,%rd90,%rd10;\nadd.s64 %rd92,%rd91,%rd10;\n"
@@ -18435,7 +18566,7 @@ static const char qlora__ptx_389[] =
 "fma.rn.f32 %f189,%f188,%f82,%f81;\ncvt.sat.f32.f32 %f190,%f189;\n"
 "fma.rm.f32 %f191,%f190,%f86,%f85;\nadd.f32 %f192,%f191,0fCB40007F;\nneg.f32 %f193,%f192;\n"
 "fma.rn.f32 %f194,%f188,%f90,%f193;\nfma.rn.f32 %f195,%f188,%f92,%f194;\nmov.b32 %r72,%f191;\n";
-static const char qlora__ptx_390[] =
+static const char qlora__ptx_391[] =
 "shl.b32 %r73,%r72,23;\nmov.b32 %f196,%r73;\nex2.approx.ftz.f32 %f197,%f195;\n"
 "fma.rn.f32 %f198,%f197,%f196,%f187;\nsub.f32 %f199,%f145,%f153;\n"
 "fma.rn.f32 %f200,%f199,%f82,%f81;\ncvt.sat.f32.f32 %f201,%f200;\n"
@@ -18487,7 +18618,7 @@ static const char qlora__ptx_390[] =
 "fma.rn.f32 %f322,%f321,%f320,%f311;\nsub.f32 %f323,%f280,%f959;\n"
 "fma.rn.f32 %f324,%f323,%f82,%f81;\ncvt.sat.f32.f32 %f325,%f324;\n"
 "fma.rm.f32 %f326,%f325,%f86,%f85;\n";
-static const char qlora__ptx_391[] =
+static const char qlora__ptx_392[] =
 "add.f32 %f327,%f326,0fCB40007F;\nneg.f32 %f328,%f327;\nfma.rn.f32 %f329,%f323,%f90,%f328;\n"
 "fma.rn.f32 %f330,%f323,%f92,%f329;\nmov.b32 %r92,%f326;\nshl.b32 %r93,%r92,23;\n"
 "mov.b32 %f331,%r93;\nex2.approx.ftz.f32 %f332,%f330;\nfma.rn.f32 %f333,%f332,%f331,%f322;\n"
@@ -18538,7 +18669,7 @@ static const char qlora__ptx_391[] =
 "sub.s64 %rd175,%rd175,%rd97;\nmul.wide.u32 %rd98,%r106,16;\nadd.s64 %rd174,%rd174,%rd98;\n"
 "setp.lt.s64 %p14,%rd173,%rd75;\nmov.f32 %f962,%f959;\n@%p14 bra $L__BB0_7;\nbra.uni $L__BB0_26;\n"
 "$L__BB0_16:\nsub.s64 %rd178,%rd75,%rd173;\n";
-static const char qlora__ptx_392[] =
+static const char qlora__ptx_393[] =
 "add.s64 %rd99,%rd173,%rd3;\nshl.b64 %rd100,%rd99,2;\nadd.s64 %rd177,%rd1,%rd100;\n"
 "mov.f32 %f968,%f959;\n$L__BB0_17:\nsetp.gt.s64 %p15,%rd178,3;\n@%p15 bra $L__BB0_24;\n"
 "bra.uni $L__BB0_18;\n$L__BB0_24:\nld.global.v4.u32{%r334,%r335,%r336,%r337},[%rd177];\n"
@@ -18589,7 +18720,7 @@ static const char qlora__ptx_392[] =
 "@%p35 bra $L__BB0_32;\nbra.uni $L__BB0_33;\n$L__BB0_27:\nmov.b32 %r130,%f959;\n"
 "mov.u32 %r131,31;\nmov.u32 %r132,16;\nmov.u32 %r133,-1;\n"
 "shfl.sync.bfly.b32 %r134|%p21,%r130,%r132,%r131,%r133;\nmov.b32 %f480,%r134;\n";
-static const char qlora__ptx_393[] =
+static const char qlora__ptx_394[] =
 "max.f32 %f481,%f959,%f480;\nmov.b32 %r135,%f481;\nmov.u32 %r136,8;\n"
 "shfl.sync.bfly.b32 %r137|%p22,%r135,%r136,%r131,%r133;\nmov.b32 %f482,%r137;\n"
 "max.f32 %f483,%f481,%f482;\nmov.b32 %r138,%f483;\nmov.u32 %r139,4;\n"
@@ -18645,7 +18776,7 @@ static const char qlora__ptx_393[] =
 "add.f32 %f528,%f973,%f527;\nmov.b32 %r207,%f528;\nmov.u32 %r208,8;\n"
 "shfl.sync.bfly.b32 %r209|%p45,%r207,%r208,%r203,%r205;\nmov.b32 %f529,%r209;\n"
 "add.f32 %f530,%f528,%f529;\nmov.b32 %r210,%f530;\nmov.u32 %r211,4;\n";
-static const char qlora__ptx_394[] =
+static const char qlora__ptx_395[] =
 "shfl.sync.bfly.b32 %r212|%p46,%r210,%r211,%r203,%r205;\nmov.b32 %f531,%r212;\n"
 "add.f32 %f532,%f530,%f531;\nmov.b32 %r213,%f532;\nmov.u32 %r214,2;\n"
 "shfl.sync.bfly.b32 %r215|%p47,%r213,%r214,%r203,%r205;\nmov.b32 %f533,%r215;\n"
@@ -18697,7 +18828,7 @@ static const char qlora__ptx_394[] =
 "sub.f32 %f596,%f572,%f972;\nfma.rn.f32 %f597,%f596,%f578,%f577;\ncvt.sat.f32.f32 %f598,%f597;\n"
 "fma.rm.f32 %f599,%f598,%f582,%f581;\nadd.f32 %f600,%f599,0fCB40007F;\nneg.f32 %f601,%f600;\n"
 "fma.rn.f32 %f602,%f596,%f586,%f601;\nfma.rn.f32 %f603,%f596,%f588,%f602;\n";
-static const char qlora__ptx_395[] =
+static const char qlora__ptx_396[] =
 "mov.b32 %r240,%f599;\nshl.b32 %r241,%r240,23;\nmov.b32 %f604,%r241;\n"
 "ex2.approx.ftz.f32 %f605,%f603;\nmul.f32 %f606,%f605,%f604;\nmul.f32 %f607,%f47,%f606;\n"
 "setp.eq.s32 %p66,%r237,1;\nsub.f32 %f608,%f607,%f978;\nsub.f32 %f610,%f573,%f972;\n"
@@ -18749,7 +18880,7 @@ static const char qlora__ptx_395[] =
 "add.s64 %rd125,%rd123,%rd38;\nsetp.le.s64 %p76,%rd125,%rd4;\nadd.s64 %rd126,%rd125,4;\n"
 "setp.gt.s64 %p77,%rd126,%rd4;\nand.pred %p78,%p76,%p77;\ncvt.u32.u64 %r257,%rd125;\n"
 "sub.s32 %r258,%r235,%r257;\nselp.b32 %r259,%r258,-1,%p78;\n";
-static const char qlora__ptx_396[] =
+static const char qlora__ptx_397[] =
 "sub.f32 %f714,%f645,%f972;\nfma.rn.f32 %f715,%f714,%f578,%f577;\ncvt.sat.f32.f32 %f716,%f715;\n"
 "fma.rm.f32 %f717,%f716,%f582,%f581;\nadd.f32 %f718,%f717,0fCB40007F;\nneg.f32 %f719,%f718;\n"
 "fma.rn.f32 %f720,%f714,%f586,%f719;\nfma.rn.f32 %f721,%f714,%f588,%f720;\nmov.b32 %r260,%f717;\n"
@@ -18799,7 +18930,7 @@ static const char qlora__ptx_396[] =
 "fma.rn.f32 %f820,%f819,%f578,%f577;\ncvt.sat.f32.f32 %f821,%f820;\n"
 "fma.rm.f32 %f822,%f821,%f582,%f581;\nadd.f32 %f823,%f822,0fCB40007F;\nneg.f32 %f824,%f823;\n"
 "fma.rn.f32 %f825,%f819,%f586,%f824;\n";
-static const char qlora__ptx_397[] =
+static const char qlora__ptx_398[] =
 "fma.rn.f32 %f826,%f819,%f588,%f825;\nmov.b32 %r277,%f822;\nshl.b32 %r278,%r277,23;\n"
 "mov.b32 %f827,%r278;\nex2.approx.ftz.f32 %f828,%f826;\nmul.f32 %f829,%f828,%f827;\n"
 "mul.f32 %f830,%f47,%f829;\nsetp.eq.s32 %p89,%r270,3;\nsub.f32 %f831,%f830,%f978;\n"
@@ -18849,7 +18980,7 @@ static const char qlora__ptx_397[] =
 "add.s64 %rd148,%rd137,%rd182;\nst.global.f32[%rd148],%f56;\n$L__BB0_67:\n@%p94 bra $L__BB0_69;\n"
 "add.s64 %rd149,%rd47,%rd182;\nst.global.f32[%rd149],%f57;\n$L__BB0_69:\n@%p95 bra $L__BB0_71;\n"
 "add.s64 %rd150,%rd47,%rd182;\nst.global.f32[%rd150+4],%f58;\n$L__BB0_71:\n@%p96 bra $L__BB0_73;\n";
-static const char qlora__ptx_398[] =
+static const char qlora__ptx_399[] =
 "add.s64 %rd151,%rd47,%rd182;\nst.global.f32[%rd151+8],%f59;\n$L__BB0_73:\n"
 "add.s64 %rd181,%rd181,%rd8;\nsub.s64 %rd183,%rd183,%rd8;\nshl.b32 %r293,%r55,2;\n"
 "sub.s32 %r340,%r340,%r293;\nmul.wide.u32 %rd153,%r55,16;\nadd.s64 %rd182,%rd182,%rd153;\n"
@@ -18898,10 +19029,10 @@ static const char qlora__ptx_398[] =
 "$L__BB0_88:\nsetp.lt.s64 %p123,%rd186,3;\n@%p123 bra $L__BB0_91;\nst.global.f32[%rd185+8],%f62;\n"
 "$L__BB0_91:\nadd.s64 %rd181,%rd181,%rd8;\nshl.b32 %r318,%r55,2;\nsub.s32 %r341,%r341,%r318;\n"
 "sub.s64 %rd186,%rd186,%rd8;\n";
-static const char qlora__ptx_399[] =
+static const char qlora__ptx_400[] =
 "mul.wide.u32 %rd161,%r55,16;\nadd.s64 %rd185,%rd185,%rd161;\nsetp.lt.s64 %p124,%rd181,%rd75;\n"
 "@%p124 bra $L__BB0_75;\n$L__BB0_115:\nret;\n}\n";
-static const char qlora__ptx_400[] =
+static const char qlora__ptx_401[] =
 ".visible .entry qlora_loss_arg_max_f32(\n.param .u64 qlora_loss_arg_max_f32_param_0,\n"
 ".param .u64 qlora_loss_arg_max_f32_param_1,\n.param .u64 qlora_loss_arg_max_f32_param_2,\n"
 ".param .u64 qlora_loss_arg_max_f32_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<88>;\n"
@@ -18954,7 +19085,7 @@ static const char qlora__ptx_400[] =
 "ld.shared.u32 %r15,[%r12];\nld.shared.u32 %r16,[%r12+256];\nsetp.lt.s32 %p39,%r16,0;\n"
 "@%p39 bra $L__BB1_19;\nsetp.lt.s32 %p40,%r15,0;\n@%p40 bra $L__BB1_18;\n"
 "ld.shared.f32 %f11,[%r11];\nsetp.gt.f32 %p41,%f10,%f11;\n";
-static const char qlora__ptx_401[] =
+static const char qlora__ptx_402[] =
 "@%p41 bra $L__BB1_18;\nsetp.neu.f32 %p42,%f10,%f11;\nsetp.ge.s32 %p43,%r16,%r15;\n"
 "or.pred %p44,%p43,%p42;\n@%p44 bra $L__BB1_19;\n$L__BB1_18:\nst.shared.f32[%r11],%f10;\n"
 "st.shared.u32[%r12],%r16;\n$L__BB1_19:\nbar.sync 0;\nsetp.gt.s32 %p45,%r31,31;\n"
@@ -19000,7 +19131,6 @@ static const char qlora__ptx_401[] =
 "max.s32 %r57,%r56,0;\ncvta.to.global.u64 %rd36,%rd19;\nmul.wide.u32 %rd37,%r30,4;\n"
 "add.s64 %rd38,%rd36,%rd37;\nst.global.u32[%rd38],%r57;\n$L__BB1_57:\nret;\n}\n";
 static const char* const qlora__ptx_loss_75[] = {
-qlora__ptx_388,
 qlora__ptx_389,
 qlora__ptx_390,
 qlora__ptx_391,
@@ -19014,9 +19144,19 @@ qlora__ptx_398,
 qlora__ptx_399,
 qlora__ptx_400,
 qlora__ptx_401,
+qlora__ptx_402,
 0};
+#define QLORA__PTX_loss_75 qlora__ptx_loss_75, 51408u, 0x8aa8baf4u, 0
+#endif
+// end
 
-static const char qlora__ptx_402[] =
+// texts loss_bf16 sm_80: bf16
+#if defined(QLORA_PTX_NO_BF16)
+#define QLORA__PTX_loss_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_BF16"
+#elif defined(QLORA_PTX_NO_SM80)
+#define QLORA__PTX_loss_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_SM80"
+#else
+static const char qlora__ptx_403[] =
 ".visible .entry qlora_loss_cross_entropy_bf16(\n"
 ".param .u64 qlora_loss_cross_entropy_bf16_param_0,\n"
 ".param .u64 qlora_loss_cross_entropy_bf16_param_1,\n"
@@ -19072,7 +19212,7 @@ static const char qlora__ptx_402[] =
 "@%p162 bra $L__BB0_147;\nbra.uni $L__BB0_133;\n$L__BB0_147:\nmov.u32 %r473,0;\n"
 "st.global.v4.u32[%rd48],{%r473,%r473,%r473,%r473};\nbra.uni $L__BB0_148;\n$L__BB0_133:\n"
 "setp.lt.s64 %p163,%rd46,1;\n@%p163 bra $L__BB0_135;\nmov.f32 %f741,0f00000000;\n";
-static const char qlora__ptx_403[] =
+static const char qlora__ptx_404[] =
 "cvt.rn.bf16.f32 %rs18,%f741;\nst.global.u16[%rd48],%rs18;\n$L__BB0_135:\n"
 "setp.lt.s64 %p164,%rd46,2;\n@%p164 bra $L__BB0_137;\nmov.f32 %f742,0f00000000;\n"
 "cvt.rn.bf16.f32 %rs19,%f742;\nst.global.u16[%rd48+2],%rs19;\n$L__BB0_137:\n"
@@ -19124,7 +19264,7 @@ static const char qlora__ptx_403[] =
 "mov.b32 %f150,%r129;\nmax.f32 %f151,%f149,%f150;\nmov.b32 %f152,%r130;\n"
 "max.f32 %f153,%f151,%f152;\nmov.b32 %f154,%r131;\nmax.f32 %f155,%f153,%f154;\n"
 "mov.b32 %f156,%r132;\nmax.f32 %f157,%f155,%f156;\nmov.b32 %f158,%r133;\n";
-static const char qlora__ptx_404[] =
+static const char qlora__ptx_405[] =
 "max.f32 %f159,%f157,%f158;\nmov.b32 %f160,%r134;\nmax.f32 %f161,%f159,%f160;\n"
 "mov.b32 %f162,%r135;\nmax.f32 %f163,%f161,%f162;\nsub.f32 %f164,%f130,%f163;\n"
 "mul.f32 %f62,%f164,0f3FB8AA3B;\nex2.approx.ftz.f32 %f61,%f62;\nsub.f32 %f165,%f148,%f163;\n"
@@ -19175,7 +19315,7 @@ static const char qlora__ptx_404[] =
 "sub.f32 %f236,%f220,%f750;\nmul.f32 %f106,%f236,0f3FB8AA3B;\nex2.approx.ftz.f32 %f105,%f106;\n"
 "add.f32 %f237,%f235,%f105;\nsub.f32 %f238,%f222,%f750;\nmul.f32 %f108,%f238,0f3FB8AA3B;\n"
 "ex2.approx.ftz.f32 %f107,%f108;\n";
-static const char qlora__ptx_405[] =
+static const char qlora__ptx_406[] =
 "add.f32 %f239,%f237,%f107;\nsub.f32 %f240,%f224,%f750;\nmul.f32 %f110,%f240,0f3FB8AA3B;\n"
 "ex2.approx.ftz.f32 %f109,%f110;\nadd.f32 %f241,%f239,%f109;\nsub.f32 %f242,%f226,%f750;\n"
 "mul.f32 %f112,%f242,0f3FB8AA3B;\nex2.approx.ftz.f32 %f111,%f112;\nadd.f32 %f243,%f241,%f111;\n"
@@ -19225,7 +19365,7 @@ static const char qlora__ptx_405[] =
 "ex2.approx.ftz.f32 %f261,%f262;\nadd.f32 %f294,%f292,%f261;\nsub.f32 %f295,%f279,%f750;\n"
 "mul.f32 %f264,%f295,0f3FB8AA3B;\nex2.approx.ftz.f32 %f263,%f264;\nadd.f32 %f296,%f294,%f263;\n"
 "sub.f32 %f297,%f281,%f750;\n";
-static const char qlora__ptx_406[] =
+static const char qlora__ptx_407[] =
 "mul.f32 %f266,%f297,0f3FB8AA3B;\nex2.approx.ftz.f32 %f265,%f266;\nadd.f32 %f298,%f296,%f265;\n"
 "sub.f32 %f299,%f283,%f750;\nmul.f32 %f268,%f299,0f3FB8AA3B;\nex2.approx.ftz.f32 %f267,%f268;\n"
 "add.f32 %f300,%f298,%f267;\nsub.f32 %f301,%f285,%f750;\nmul.f32 %f270,%f301,0f3FB8AA3B;\n"
@@ -19276,7 +19416,7 @@ static const char qlora__ptx_406[] =
 "ex2.approx.ftz.f32 %f318,%f319;\nadd.f32 %f351,%f349,%f318;\nsub.f32 %f352,%f336,%f750;\n"
 "mul.f32 %f321,%f352,0f3FB8AA3B;\nex2.approx.ftz.f32 %f320,%f321;\nadd.f32 %f353,%f351,%f320;\n"
 "sub.f32 %f354,%f338,%f750;\n";
-static const char qlora__ptx_407[] =
+static const char qlora__ptx_408[] =
 "mul.f32 %f323,%f354,0f3FB8AA3B;\nex2.approx.ftz.f32 %f322,%f323;\nadd.f32 %f355,%f353,%f322;\n"
 "sub.f32 %f356,%f340,%f750;\nmul.f32 %f325,%f356,0f3FB8AA3B;\nex2.approx.ftz.f32 %f324,%f325;\n"
 "add.f32 %f357,%f355,%f324;\nsub.f32 %f358,%f342,%f750;\nmul.f32 %f327,%f358,0f3FB8AA3B;\n"
@@ -19332,7 +19472,7 @@ static const char qlora__ptx_407[] =
 "add.f32 %f387,%f385,%f386;\nmov.b32 %r279,%f387;\nmov.u32 %r280,2;\n"
 "shfl.sync.bfly.b32 %r281|%p49,%r279,%r280,%r269,%r271;\nmov.b32 %f388,%r281;\n"
 "add.f32 %f389,%f387,%f388;\n";
-static const char qlora__ptx_408[] =
+static const char qlora__ptx_409[] =
 "mov.b32 %r282,%f389;\nmov.u32 %r283,1;\nshfl.sync.bfly.b32 %r284|%p50,%r282,%r283,%r269,%r271;\n"
 "mov.b32 %f390,%r284;\nadd.f32 %f23,%f389,%f390;\nbar.sync 0;\nand.b32 %r49,%r1,31;\n"
 "setp.ne.s32 %p51,%r49,0;\n@%p51 bra $L__BB0_53;\nst.shared.f32[%r44],%f23;\n$L__BB0_53:\n"
@@ -19387,7 +19527,7 @@ static const char qlora__ptx_408[] =
 "cvt.u32.u64 %r376,%rd4;\n$L__BB0_70:\nadd.s64 %rd153,%rd197,%rd3;\nshl.b64 %rd154,%rd153,1;\n"
 "add.s64 %rd155,%rd1,%rd154;\nld.global.v4.u32{%r343,%r344,%r345,%r346},[%rd155];\n"
 "shl.b64 %rd156,%rd8,1;\n";
-static const char qlora__ptx_409[] =
+static const char qlora__ptx_410[] =
 "add.s64 %rd157,%rd155,%rd156;\nld.global.v4.u32{%r351,%r352,%r353,%r354},[%rd157];\n"
 "add.s64 %rd158,%rd157,%rd156;\nld.global.v4.u32{%r359,%r360,%r361,%r362},[%rd158];\n"
 "add.s64 %rd159,%rd158,%rd156;\nld.global.v4.u32{%r367,%r368,%r369,%r370},[%rd159];\n"
@@ -19437,7 +19577,7 @@ static const char qlora__ptx_409[] =
 "mul.f32 %f468,%f578,0f3FB8AA3B;\nex2.approx.ftz.f32 %f467,%f468;\nmul.f32 %f579,%f38,%f467;\n"
 "setp.eq.s32 %p88,%r389,3;\nsub.f32 %f580,%f579,%f765;\nselp.f32 %f479,%f580,%f579,%p88;\n"
 "mov.b32 %f581,%r394;\n";
-static const char qlora__ptx_410[] =
+static const char qlora__ptx_411[] =
 "sub.f32 %f582,%f581,%f759;\nmul.f32 %f470,%f582,0f3FB8AA3B;\nex2.approx.ftz.f32 %f469,%f470;\n"
 "mul.f32 %f583,%f38,%f469;\nsetp.eq.s32 %p89,%r389,4;\nsub.f32 %f584,%f583,%f765;\n"
 "selp.f32 %f482,%f584,%f583,%p89;\nmov.b32 %f585,%r395;\nsub.f32 %f586,%f585,%f759;\n"
@@ -19487,7 +19627,7 @@ static const char qlora__ptx_410[] =
 "cvt.u32.u64 %r409,%rd165;\nsub.s32 %r410,%r376,%r409;\nselp.b32 %r411,%r410,-1,%p106;\n"
 "shl.b32 %r412,%r367,16;\nand.b32 %r413,%r367,-65536;\nshl.b32 %r414,%r368,16;\n"
 "and.b32 %r415,%r368,-65536;\n";
-static const char qlora__ptx_411[] =
+static const char qlora__ptx_412[] =
 "shl.b32 %r416,%r369,16;\nand.b32 %r417,%r369,-65536;\nshl.b32 %r418,%r370,16;\n"
 "and.b32 %r419,%r370,-65536;\nmov.b32 %f629,%r412;\nsub.f32 %f630,%f629,%f759;\n"
 "mul.f32 %f510,%f630,0f3FB8AA3B;\nex2.approx.ftz.f32 %f509,%f510;\nmul.f32 %f631,%f38,%f509;\n"
@@ -19537,7 +19677,7 @@ static const char qlora__ptx_411[] =
 "shl.b32 %r507,%r436,16;\n$L__BB0_89:\nmov.b32 %f661,%r501;\nmov.b32 %f662,%r500;\n"
 "mov.b32 %f663,%r503;\nmov.b32 %f664,%r502;\nmov.b32 %f665,%r505;\nmov.b32 %f666,%r504;\n"
 "mov.b32 %f667,%r507;\nmov.b32 %f668,%r506;\ncvt.rn.bf16x2.f32 %r511,%f667,%f668;\n";
-static const char qlora__ptx_412[] =
+static const char qlora__ptx_413[] =
 "cvt.rn.bf16x2.f32 %r510,%f665,%f666;\ncvt.rn.bf16x2.f32 %r509,%f663,%f664;\n"
 "cvt.rn.bf16x2.f32 %r508,%f661,%f662;\n$L__BB0_91:\nadd.s64 %rd176,%rd197,8;\n"
 "setp.gt.s64 %p127,%rd176,%rd4;\nsetp.le.s64 %p128,%rd197,%rd4;\nand.pred %p129,%p128,%p127;\n"
@@ -19586,10 +19726,10 @@ static const char qlora__ptx_412[] =
 "mov.b32 %f731,%r467;\ncvt.rn.bf16.f32 %rs8,%f731;\nst.global.u16[%rd39+12],%rs8;\n$L__BB0_106:\n"
 "setp.lt.s64 %p145,%rd37,8;\n@%p145 bra $L__BB0_109;\nand.b32 %r468,%r448,-65536;\n"
 "mov.b32 %f732,%r468;\ncvt.rn.bf16.f32 %rs9,%f732;\nst.global.u16[%rd39+14],%rs9;\n$L__BB0_109:\n";
-static const char qlora__ptx_413[] =
+static const char qlora__ptx_414[] =
 "add.s64 %rd197,%rd197,%rd8;\nsetp.lt.s64 %p146,%rd197,%rd55;\n@%p146 bra $L__BB0_72;\n"
 "$L__BB0_149:\nret;\n}\n";
-static const char qlora__ptx_414[] =
+static const char qlora__ptx_415[] =
 ".visible .entry qlora_loss_arg_max_bf16(\n.param .u64 qlora_loss_arg_max_bf16_param_0,\n"
 ".param .u64 qlora_loss_arg_max_bf16_param_1,\n.param .u64 qlora_loss_arg_max_bf16_param_2,\n"
 ".param .u64 qlora_loss_arg_max_bf16_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<88>;\n"
@@ -19642,7 +19782,7 @@ static const char qlora__ptx_414[] =
 "or.pred %p37,%p36,%p35;\n@%p37 bra $L__BB1_13;\n$L__BB1_12:\nst.shared.f32[%r11],%f8;\n"
 "st.shared.u32[%r12],%r14;\n$L__BB1_13:\nbar.sync 0;\nsetp.gt.s32 %p38,%r31,63;\n"
 "@%p38 bra $L__BB1_19;\n";
-static const char qlora__ptx_415[] =
+static const char qlora__ptx_416[] =
 "ld.shared.f32 %f10,[%r11+256];\nld.shared.u32 %r15,[%r12];\nld.shared.u32 %r16,[%r12+256];\n"
 "setp.lt.s32 %p39,%r16,0;\n@%p39 bra $L__BB1_19;\nsetp.lt.s32 %p40,%r15,0;\n"
 "@%p40 bra $L__BB1_18;\nld.shared.f32 %f11,[%r11];\nsetp.gt.f32 %p41,%f10,%f11;\n"
@@ -19691,7 +19831,6 @@ static const char qlora__ptx_415[] =
 "max.s32 %r67,%r66,0;\ncvta.to.global.u64 %rd36,%rd19;\nmul.wide.u32 %rd37,%r30,4;\n"
 "add.s64 %rd38,%rd36,%rd37;\nst.global.u32[%rd38],%r67;\n$L__BB1_57:\nret;\n}\n";
 static const char* const qlora__ptx_loss_bf16_80[] = {
-qlora__ptx_402,
 qlora__ptx_403,
 qlora__ptx_404,
 qlora__ptx_405,
@@ -19705,9 +19844,17 @@ qlora__ptx_412,
 qlora__ptx_413,
 qlora__ptx_414,
 qlora__ptx_415,
+qlora__ptx_416,
 0};
+#define QLORA__PTX_loss_bf16_80 qlora__ptx_loss_bf16_80, 51642u, 0xe20ba0c6u, 0
+#endif
+// end
 
-static const char qlora__ptx_416[] =
+// texts nf4 sm_75: nf4
+#if defined(QLORA_PTX_NO_NF4)
+#define QLORA__PTX_nf4_75 0, 0u, 0u, "QLORA_PTX_NO_NF4"
+#else
+static const char qlora__ptx_417[] =
 ".visible .entry qlora_nf4_quantise_f32(\n.param .u64 qlora_nf4_quantise_f32_param_0,\n"
 ".param .u64 qlora_nf4_quantise_f32_param_1,\n.param .u32 qlora_nf4_quantise_f32_param_2,\n"
 ".param .u64 qlora_nf4_quantise_f32_param_3,\n.param .u64 qlora_nf4_quantise_f32_param_4\n)\n"
@@ -19758,7 +19905,7 @@ static const char qlora__ptx_416[] =
 "selp.u32 %r61,1,0,%p25;\nadd.s32 %r62,%r60,%r61;\nsetp.gt.f32 %p26,%f23,0f3F248DAF;\n"
 "selp.u32 %r63,1,0,%p26;\nadd.s32 %r64,%r62,%r63;\nsetp.gt.f32 %p27,%f23,0f3F5C89DA;\n"
 "selp.u32 %r65,1,0,%p27;\nadd.s32 %r103,%r64,%r65;\n$L__BB0_8:\nmul.rn.f32 %f24,%f6,%f5;\n";
-static const char qlora__ptx_417[] =
+static const char qlora__ptx_418[] =
 "setp.gt.f32 %p28,%f24,0f3F5C89DA;\nselp.u32 %r66,1,0,%p28;\nsetp.gt.f32 %p29,%f24,0f3F248DAF;\n"
 "selp.u32 %r67,1,0,%p29;\nsetp.gt.f32 %p30,%f24,0f3F006D04;\nselp.u32 %r68,1,0,%p30;\n"
 "setp.gt.f32 %p31,%f24,0f3EC753F9;\nselp.u32 %r69,1,0,%p31;\nsetp.gt.f32 %p32,%f24,0f3E9582D4;\n"
@@ -19780,7 +19927,7 @@ static const char qlora__ptx_417[] =
 "@%p44 bra $L__BB0_6;\n$L__BB0_9:\nsetp.ne.s32 %p45,%r2,0;\n@%p45 bra $L__BB0_11;\n"
 "cvta.to.global.u64 %rd64,%rd23;\nshl.b64 %rd68,%rd26,2;\nadd.s64 %rd69,%rd64,%rd68;\n"
 "st.global.f32[%rd69],%f4;\n$L__BB0_11:\nret;\n}\n";
-static const char qlora__ptx_418[] =
+static const char qlora__ptx_419[] =
 ".visible .entry qlora_nf4_quantise_bf16(\n.param .u64 qlora_nf4_quantise_bf16_param_0,\n"
 ".param .u64 qlora_nf4_quantise_bf16_param_1,\n.param .u32 qlora_nf4_quantise_bf16_param_2,\n"
 ".param .u64 qlora_nf4_quantise_bf16_param_3,\n.param .u64 qlora_nf4_quantise_bf16_param_4\n)\n"
@@ -19831,7 +19978,7 @@ static const char qlora__ptx_418[] =
 "add.s32 %r64,%r62,%r63;\nsetp.gt.f32 %p25,%f22,0f3F006D04;\nselp.u32 %r65,1,0,%p25;\n"
 "add.s32 %r66,%r64,%r65;\nsetp.gt.f32 %p26,%f22,0f3F248DAF;\nselp.u32 %r67,1,0,%p26;\n"
 "add.s32 %r68,%r66,%r67;\n";
-static const char qlora__ptx_419[] =
+static const char qlora__ptx_420[] =
 "setp.gt.f32 %p27,%f22,0f3F5C89DA;\nselp.u32 %r69,1,0,%p27;\nadd.s32 %r109,%r68,%r69;\n"
 "$L__BB1_8:\ncvt.u32.u16 %r70,%rs1;\nshl.b32 %r71,%r70,16;\nmov.b32 %f23,%r71;\n"
 "mul.rn.f32 %f24,%f23,%f5;\nsetp.gt.f32 %p28,%f24,0f3F5C89DA;\nselp.u32 %r72,1,0,%p28;\n"
@@ -19856,7 +20003,7 @@ static const char qlora__ptx_419[] =
 "setp.ne.s32 %p45,%r2,0;\n@%p45 bra $L__BB1_11;\ncvta.to.global.u64 %rd64,%rd23;\n"
 "shl.b64 %rd68,%rd26,2;\nadd.s64 %rd69,%rd64,%rd68;\nst.global.f32[%rd69],%f4;\n$L__BB1_11:\n"
 "ret;\n}\n";
-static const char qlora__ptx_420[] =
+static const char qlora__ptx_421[] =
 ".visible .entry qlora_nf4_quantise_f16(\n.param .u64 qlora_nf4_quantise_f16_param_0,\n"
 ".param .u64 qlora_nf4_quantise_f16_param_1,\n.param .u32 qlora_nf4_quantise_f16_param_2,\n"
 ".param .u64 qlora_nf4_quantise_f16_param_3,\n.param .u64 qlora_nf4_quantise_f16_param_4\n)\n"
@@ -19907,7 +20054,7 @@ static const char qlora__ptx_420[] =
 "setp.gt.f32 %p25,%f24,0f3F006D04;\nselp.u32 %r61,1,0,%p25;\nadd.s32 %r62,%r60,%r61;\n"
 "setp.gt.f32 %p26,%f24,0f3F248DAF;\nselp.u32 %r63,1,0,%p26;\nadd.s32 %r64,%r62,%r63;\n"
 "setp.gt.f32 %p27,%f24,0f3F5C89DA;\n";
-static const char qlora__ptx_421[] =
+static const char qlora__ptx_422[] =
 "selp.u32 %r65,1,0,%p27;\nadd.s32 %r103,%r64,%r65;\n$L__BB2_8:\nmul.rn.f32 %f25,%f22,%f5;\n"
 "setp.gt.f32 %p28,%f25,0f3F5C89DA;\nselp.u32 %r66,1,0,%p28;\nsetp.gt.f32 %p29,%f25,0f3F248DAF;\n"
 "selp.u32 %r67,1,0,%p29;\nsetp.gt.f32 %p30,%f25,0f3F006D04;\nselp.u32 %r68,1,0,%p30;\n"
@@ -19930,7 +20077,7 @@ static const char qlora__ptx_421[] =
 "@%p44 bra $L__BB2_6;\n$L__BB2_9:\nsetp.ne.s32 %p45,%r2,0;\n@%p45 bra $L__BB2_11;\n"
 "cvta.to.global.u64 %rd64,%rd23;\nshl.b64 %rd68,%rd26,2;\nadd.s64 %rd69,%rd64,%rd68;\n"
 "st.global.f32[%rd69],%f4;\n$L__BB2_11:\nret;\n}\n";
-static const char qlora__ptx_422[] =
+static const char qlora__ptx_423[] =
 ".visible .entry qlora_nf4_offset(\n.param .u64 qlora_nf4_offset_param_0,\n"
 ".param .u64 qlora_nf4_offset_param_1,\n.param .f32 qlora_nf4_offset_param_2,\n"
 ".param .u64 qlora_nf4_offset_param_3\n)\n.maxntid 1024,1,1\n{\n.reg .pred %p<17>;\n"
@@ -19982,9 +20129,9 @@ static const char qlora__ptx_422[] =
 "$L__BB3_27:\nbar.sync 0;\nsetp.ne.s32 %p16,%r3,0;\n@%p16 bra $L__BB3_29;\n"
 "ld.shared.f64 %fd50,[_ZZ16qlora_nf4_offsetE6shared];\ncvt.rn.f32.f64 %f7,%fd50;\n"
 "mul.rn.f32 %f8,%f7,%f1;\ncvta.to.global.u64 %rd28,%rd20;\n";
-static const char qlora__ptx_423[] =
-"st.global.f32[%rd28],%f8;\n$L__BB3_29:\nret;\n}\n";
 static const char qlora__ptx_424[] =
+"st.global.f32[%rd28],%f8;\n$L__BB3_29:\nret;\n}\n";
+static const char qlora__ptx_425[] =
 ".visible .entry qlora_nf4_quantise_scales(\n.param .u64 qlora_nf4_quantise_scales_param_0,\n"
 ".param .u64 qlora_nf4_quantise_scales_param_1,\n.param .u32 qlora_nf4_quantise_scales_param_2,\n"
 ".param .u64 qlora_nf4_quantise_scales_param_3,\n.param .u64 qlora_nf4_quantise_scales_param_4,\n"
@@ -20036,7 +20183,7 @@ static const char qlora__ptx_424[] =
 "ld.shared.f32 %f31,[%r53];\nsetp.lt.f32 %p14,%f31,%f8;\nselp.b32 %r54,%r50,%r48,%p14;\n"
 "selp.b32 %r55,8,-8,%p14;\nadd.s32 %r56,%r55,%r50;\nselp.b32 %r57,%r51,%r50,%p14;\n"
 "shl.b32 %r58,%r55,2;\nadd.s32 %r59,%r53,%r58;\nld.shared.f32 %f32,[%r59];\n";
-static const char qlora__ptx_425[] =
+static const char qlora__ptx_426[] =
 "setp.lt.f32 %p15,%f32,%f8;\nselp.b32 %r60,%r56,%r54,%p15;\nselp.b32 %r61,4,-4,%p15;\n"
 "add.s32 %r62,%r61,%r56;\nselp.b32 %r63,%r57,%r56,%p15;\nshl.b32 %r64,%r61,2;\n"
 "add.s32 %r65,%r59,%r64;\nld.shared.f32 %f33,[%r65];\nsetp.lt.f32 %p16,%f33,%f8;\n"
@@ -20056,7 +20203,7 @@ static const char qlora__ptx_425[] =
 "setp.lt.s64 %p22,%rd53,%rd4;\n@%p22 bra $L__BB4_6;\n$L__BB4_10:\nsetp.ne.s32 %p23,%r2,0;\n"
 "@%p23 bra $L__BB4_12;\ncvta.to.global.u64 %rd44,%rd19;\nshl.b64 %rd48,%rd27,2;\n"
 "add.s64 %rd49,%rd44,%rd48;\nst.global.f32[%rd49],%f5;\n$L__BB4_12:\nret;\n}\n";
-static const char qlora__ptx_426[] =
+static const char qlora__ptx_427[] =
 ".visible .entry qlora_nf4_dequantise_f32(\n.param .u64 qlora_nf4_dequantise_f32_param_0,\n"
 ".param .u64 qlora_nf4_dequantise_f32_param_1,\n.param .u64 qlora_nf4_dequantise_f32_param_2,\n"
 ".param .u64 qlora_nf4_dequantise_f32_param_3,\n.param .u64 qlora_nf4_dequantise_f32_param_4,\n"
@@ -20111,7 +20258,7 @@ static const char qlora__ptx_426[] =
 "cvta.to.global.u64 %rd102,%rd39;\nadd.s64 %rd103,%rd102,%rd101;\nld.global.u32 %r675,[%rd103];\n"
 "selp.b32 %r54,%r39,0,%p5;\nadd.s32 %r55,%r54,%r38;\nshr.s64 %rd104,%rd100,%r55;\n"
 "selp.b64 %rd105,%rd42,%rd40,%p5;\ncvta.to.global.u64 %rd106,%rd105;\nshl.b64 %rd107,%rd104,2;\n";
-static const char qlora__ptx_427[] =
+static const char qlora__ptx_428[] =
 "add.s64 %rd108,%rd106,%rd107;\nld.global.f32 %f211,[%rd108];\n$L__BB5_5:\n"
 "cvt.u32.u64 %r57,%rd1;\nshl.b32 %r58,%r57,1;\ncvt.s64.s32 %rd5,%r58;\nadd.s64 %rd109,%rd3,%rd5;\n"
 "setp.ge.s64 %p15,%rd109,%rd49;\nmov.f32 %f209,0f00000000;\nmov.u32 %r677,0;\n"
@@ -20160,7 +20307,7 @@ static const char qlora__ptx_427[] =
 "@%p45 bra $L__BB5_17;\nmul.lo.s64 %rd251,%rd8,%rd45;\nadd.s64 %rd252,%rd251,%rd4;\n"
 "shr.s64 %rd253,%rd252,1;\ncvta.to.global.u64 %rd254,%rd39;\nadd.s64 %rd255,%rd254,%rd253;\n"
 "ld.global.u32 %r673,[%rd255];\nselp.b32 %r97,%r39,0,%p5;\nadd.s32 %r98,%r97,%r38;\n";
-static const char qlora__ptx_428[] =
+static const char qlora__ptx_429[] =
 "shr.s64 %rd256,%rd252,%r98;\nselp.b64 %rd257,%rd42,%rd40,%p5;\n"
 "cvta.to.global.u64 %rd258,%rd257;\nshl.b64 %rd259,%rd256,2;\nadd.s64 %rd260,%rd258,%rd259;\n"
 "ld.global.f32 %f209,[%rd260];\nshr.s64 %rd261,%rd252,%r38;\ncvta.to.global.u64 %rd262,%rd41;\n"
@@ -20212,7 +20359,7 @@ static const char qlora__ptx_428[] =
 "and.b32 %r348,%r347,1;\nadd.s32 %r349,%r346,%r348;\nadd.s32 %r350,%r349,32767;\n"
 "and.b32 %r351,%r350,-65536;\nand.b32 %r352,%r346,2147483647;\n"
 "setp.gt.u32 %p89,%r352,2139095040;\nmov.u32 %r353,17475;\n";
-static const char qlora__ptx_429[] =
+static const char qlora__ptx_430[] =
 "prmt.b32 %r354,%r292,%r290,%r353;\nadd.s32 %r355,%r295,%r354;\nld.shared.f32 %f142,[%r355];\n"
 "mul.rn.f32 %f143,%f142,%f129;\nmov.b32 %r356,%f143;\nshr.u32 %r357,%r356,16;\n"
 "and.b32 %r358,%r357,1;\nadd.s32 %r359,%r356,%r358;\nadd.s32 %r360,%r359,32767;\n"
@@ -20264,7 +20411,7 @@ static const char qlora__ptx_429[] =
 "add.s32 %r448,%r388,%r447;\nld.shared.f32 %f161,[%r448];\nmul.rn.f32 %f162,%f161,%f148;\n"
 "mov.b32 %r449,%f162;\nshr.u32 %r450,%r449,16;\nand.b32 %r451,%r450,1;\n"
 "add.s32 %r452,%r449,%r451;\nadd.s32 %r453,%r452,32767;\nand.b32 %r454,%r453,-65536;\n";
-static const char qlora__ptx_430[] =
+static const char qlora__ptx_431[] =
 "and.b32 %r455,%r449,2147483647;\nsetp.gt.u32 %p99,%r455,2139095040;\n"
 "prmt.b32 %r456,%r398,%r383,%r446;\nadd.s32 %r457,%r388,%r456;\nld.shared.f32 %f163,[%r457];\n"
 "mul.rn.f32 %f164,%f163,%f148;\nmov.b32 %r458,%f164;\nshr.u32 %r459,%r458,16;\n"
@@ -20316,7 +20463,7 @@ static const char qlora__ptx_430[] =
 "add.s32 %r547,%r544,%r546;\nadd.s32 %r548,%r547,32767;\nand.b32 %r549,%r548,-65536;\n"
 "and.b32 %r550,%r544,2147483647;\nsetp.gt.u32 %p108,%r550,2139095040;\n"
 "prmt.b32 %r551,%r493,%r478,%r541;\nadd.s32 %r552,%r483,%r551;\n";
-static const char qlora__ptx_431[] =
+static const char qlora__ptx_432[] =
 "ld.shared.f32 %f182,[%r552];\nmul.rn.f32 %f183,%f182,%f167;\nmov.b32 %r553,%f183;\n"
 "shr.u32 %r554,%r553,16;\nand.b32 %r555,%r554,1;\nadd.s32 %r556,%r553,%r555;\n"
 "add.s32 %r557,%r556,32767;\nand.b32 %r558,%r557,-65536;\nand.b32 %r559,%r553,2147483647;\n"
@@ -20368,7 +20515,7 @@ static const char qlora__ptx_431[] =
 "prmt.b32 %r646,%r588,%r573,%r636;\nadd.s32 %r647,%r578,%r646;\nld.shared.f32 %f201,[%r647];\n"
 "mul.rn.f32 %f202,%f201,%f186;\nmov.b32 %r648,%f202;\nshr.u32 %r649,%r648,16;\n"
 "and.b32 %r650,%r649,1;\nadd.s32 %r651,%r648,%r650;\n";
-static const char qlora__ptx_432[] =
+static const char qlora__ptx_433[] =
 "add.s32 %r652,%r651,32767;\nand.b32 %r653,%r652,-65536;\nand.b32 %r654,%r648,2147483647;\n"
 "setp.gt.u32 %p118,%r654,2139095040;\nmul.lo.s64 %rd390,%rd38,%rd51;\n"
 "add.s64 %rd391,%rd390,%rd9;\ncvta.to.global.u64 %rd392,%rd48;\nshl.b64 %rd393,%rd391,2;\n"
@@ -20420,7 +20567,7 @@ static const char qlora__ptx_432[] =
 "mov.u32 %r155,_ZZ14nf4_dequantiseIfEvPKhPKfS1_S3_S3_S3_lllPT_llliiiiE5level;\n"
 "add.s32 %r156,%r155,%r154;\nld.shared.f32 %f50,[%r156];\nmul.rn.f32 %f214,%f50,%f49;\n"
 "setp.eq.s32 %p70,%r41,0;\n@%p70 bra $L__BB5_36;\n";
-static const char qlora__ptx_433[] =
+static const char qlora__ptx_434[] =
 "mov.b32 %r157,%f214;\nshr.u32 %r158,%r157,16;\nand.b32 %r159,%r158,1;\n"
 "add.s32 %r160,%r157,%r159;\nadd.s32 %r161,%r160,32767;\nand.b32 %r162,%r161,-65536;\n"
 "and.b32 %r163,%r157,2147483647;\nsetp.gt.u32 %p71,%r163,2139095040;\n"
@@ -20473,7 +20620,7 @@ static const char qlora__ptx_433[] =
 "add.s32 %r198,%r106,%r196;\nld.shared.f32 %f70,[%r198];\nmov.u32 %r199,0;\n"
 "mul.rn.f32 %f71,%f70,%f211;\nadd.rn.f32 %f72,%f71,%f213;\nshr.u32 %r200,%r675,2;\n"
 "and.b32 %r201,%r200,1010580540;\n";
-static const char qlora__ptx_434[] =
+static const char qlora__ptx_435[] =
 "mov.u32 %r202,17472;\nprmt.b32 %r203,%r201,%r199,%r202;\n"
 "mov.u32 %r204,_ZZ14nf4_dequantiseIfEvPKhPKfS1_S3_S3_S3_lllPT_llliiiiE5level;\n"
 "add.s32 %r205,%r204,%r203;\nld.shared.f32 %f73,[%r205];\nshl.b32 %r206,%r675,2;\n"
@@ -20523,7 +20670,7 @@ static const char qlora__ptx_434[] =
 "and.b32 %r269,%r268,1010580540;\nprmt.b32 %r270,%r269,%r261,%r264;\nadd.s32 %r271,%r266,%r270;\n"
 "ld.shared.f32 %f112,[%r271];\nmov.u32 %r272,17473;\nprmt.b32 %r273,%r263,%r261,%r272;\n"
 "add.s32 %r274,%r266,%r273;\nld.shared.f32 %f113,[%r274];\nprmt.b32 %r275,%r269,%r261,%r272;\n";
-static const char qlora__ptx_435[] =
+static const char qlora__ptx_436[] =
 "add.s32 %r276,%r266,%r275;\nld.shared.f32 %f114,[%r276];\nmov.u32 %r277,17474;\n"
 "prmt.b32 %r278,%r263,%r261,%r277;\nadd.s32 %r279,%r266,%r278;\nld.shared.f32 %f115,[%r279];\n"
 "prmt.b32 %r280,%r269,%r261,%r277;\nadd.s32 %r281,%r266,%r280;\nld.shared.f32 %f116,[%r281];\n"
@@ -20537,7 +20684,6 @@ static const char qlora__ptx_435[] =
 "mul.rn.f32 %f126,%f115,%f110;\nst.global.v4.f32[%rd373+16],{%f126,%f125,%f124,%f123};\n"
 "$L__BB5_55:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_75[] = {
-qlora__ptx_416,
 qlora__ptx_417,
 qlora__ptx_418,
 qlora__ptx_419,
@@ -20557,9 +20703,21 @@ qlora__ptx_432,
 qlora__ptx_433,
 qlora__ptx_434,
 qlora__ptx_435,
+qlora__ptx_436,
 0};
+#define QLORA__PTX_nf4_75 qlora__ptx_nf4_75, 63660u, 0xa399e032u, 0
+#endif
+// end
 
-static const char qlora__ptx_436[] =
+// texts nf4_bf16 sm_80: bf16 nf4
+#if defined(QLORA_PTX_NO_BF16)
+#define QLORA__PTX_nf4_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_BF16"
+#elif defined(QLORA_PTX_NO_NF4)
+#define QLORA__PTX_nf4_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_NF4"
+#elif defined(QLORA_PTX_NO_SM80)
+#define QLORA__PTX_nf4_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_SM80"
+#else
+static const char qlora__ptx_437[] =
 ".visible .entry qlora_nf4_dequantise_bf16(\n.param .u64 qlora_nf4_dequantise_bf16_param_0,\n"
 ".param .u64 qlora_nf4_dequantise_bf16_param_1,\n.param .u64 qlora_nf4_dequantise_bf16_param_2,\n"
 ".param .u64 qlora_nf4_dequantise_bf16_param_3,\n.param .u64 qlora_nf4_dequantise_bf16_param_4,\n"
@@ -20615,7 +20773,7 @@ static const char qlora__ptx_436[] =
 "cvta.to.global.u64 %rd103,%rd40;\nadd.s64 %rd104,%rd103,%rd102;\nld.global.u32 %r292,[%rd104];\n"
 "selp.b32 %r53,%r39,0,%p5;\nadd.s32 %r54,%r53,%r38;\nshr.s64 %rd105,%rd101,%r54;\n"
 "selp.b64 %rd106,%rd43,%rd41,%p5;\ncvta.to.global.u64 %rd107,%rd106;\nshl.b64 %rd108,%rd105,2;\n";
-static const char qlora__ptx_437[] =
+static const char qlora__ptx_438[] =
 "add.s64 %rd109,%rd107,%rd108;\nld.global.f32 %f128,[%rd109];\n$L__BB0_5:\n"
 "cvt.u32.u64 %r56,%rd1;\nshl.b32 %r57,%r56,1;\ncvt.s64.s32 %rd5,%r57;\nadd.s64 %rd110,%rd3,%rd5;\n"
 "setp.ge.s64 %p15,%rd110,%rd50;\nmov.f32 %f126,0f00000000;\nmov.u32 %r294,0;\n"
@@ -20664,7 +20822,7 @@ static const char qlora__ptx_437[] =
 "@%p45 bra $L__BB0_17;\nmul.lo.s64 %rd252,%rd8,%rd46;\nadd.s64 %rd253,%rd252,%rd4;\n"
 "shr.s64 %rd254,%rd253,1;\ncvta.to.global.u64 %rd255,%rd40;\nadd.s64 %rd256,%rd255,%rd254;\n"
 "ld.global.u32 %r290,[%rd256];\nselp.b32 %r96,%r39,0,%p5;\nadd.s32 %r97,%r96,%r38;\n";
-static const char qlora__ptx_438[] =
+static const char qlora__ptx_439[] =
 "shr.s64 %rd257,%rd253,%r97;\nselp.b64 %rd258,%rd43,%rd41,%p5;\n"
 "cvta.to.global.u64 %rd259,%rd258;\nshl.b64 %rd260,%rd257,2;\nadd.s64 %rd261,%rd259,%rd260;\n"
 "ld.global.f32 %f126,[%rd261];\nshr.s64 %rd262,%rd253,%r38;\ncvta.to.global.u64 %rd263,%rd42;\n"
@@ -20715,7 +20873,7 @@ static const char qlora__ptx_438[] =
 "mov.u32 %r195,17473;\nprmt.b32 %r196,%r186,%r184,%r195;\nadd.s32 %r197,%r189,%r196;\n"
 "ld.shared.f32 %f76,[%r197];\nmul.rn.f32 %f66,%f76,%f73;\nprmt.b32 %r198,%r192,%r184,%r195;\n"
 "add.s32 %r199,%r189,%r198;\n";
-static const char qlora__ptx_439[] =
+static const char qlora__ptx_440[] =
 "ld.shared.f32 %f77,[%r199];\nmul.rn.f32 %f65,%f77,%f73;\nmov.u32 %r200,17474;\n"
 "prmt.b32 %r201,%r186,%r184,%r200;\nadd.s32 %r202,%r189,%r201;\nld.shared.f32 %f78,[%r202];\n"
 "mul.rn.f32 %f68,%f78,%f73;\nprmt.b32 %r203,%r192,%r184,%r200;\nadd.s32 %r204,%r189,%r203;\n"
@@ -20765,7 +20923,7 @@ static const char qlora__ptx_439[] =
 "mov.u32 %r270,17474;\nprmt.b32 %r271,%r256,%r254,%r270;\nadd.s32 %r272,%r259,%r271;\n"
 "ld.shared.f32 %f116,[%r272];\nmul.rn.f32 %f106,%f116,%f111;\nprmt.b32 %r273,%r262,%r254,%r270;\n"
 "add.s32 %r274,%r259,%r273;\n";
-static const char qlora__ptx_440[] =
+static const char qlora__ptx_441[] =
 "ld.shared.f32 %f117,[%r274];\nmul.rn.f32 %f105,%f117,%f111;\nmov.u32 %r275,17475;\n"
 "prmt.b32 %r276,%r256,%r254,%r275;\nadd.s32 %r277,%r259,%r276;\nld.shared.f32 %f118,[%r277];\n"
 "mul.rn.f32 %f108,%f118,%f111;\nprmt.b32 %r278,%r262,%r254,%r275;\nadd.s32 %r279,%r259,%r278;\n"
@@ -20816,7 +20974,7 @@ static const char qlora__ptx_440[] =
 "add.rn.f32 %f42,%f41,%f130;\nand.b64 %rd336,%rd365,1;\nsetp.eq.b64 %p66,%rd336,1;\n"
 "shr.s64 %rd337,%rd365,1;\nadd.s64 %rd338,%rd28,%rd337;\nld.global.u8 %r134,[%rd338];\n"
 "and.b32 %r135,%r134,15;\nshr.u32 %r136,%r134,4;\n";
-static const char qlora__ptx_441[] =
+static const char qlora__ptx_442[] =
 "selp.b32 %r137,%r135,%r136,%p66;\nshl.b32 %r138,%r137,2;\n"
 "mov.u32 %r139,_ZZ14nf4_dequantiseI4bf16EvPKhPKfS2_S4_S4_S4_lllPT_llliiiiE5level;\n"
 "add.s32 %r140,%r139,%r138;\nld.shared.f32 %f43,[%r140];\nmul.rn.f32 %f38,%f43,%f42;\n"
@@ -20827,7 +20985,7 @@ static const char qlora__ptx_441[] =
 "setp.lt.u32 %p70,%r300,4;\nmul.lo.s32 %r143,%r300,%r142;\ncvt.s64.s32 %rd364,%r143;\n"
 "add.s64 %rd339,%rd3,%rd364;\nsetp.lt.s64 %p71,%rd339,%rd50;\nand.pred %p72,%p70,%p71;\n"
 "@%p72 bra $L__BB0_32;\n$L__BB0_44:\nret;\n}\n";
-static const char qlora__ptx_442[] =
+static const char qlora__ptx_443[] =
 ".visible .entry qlora_nf4_dequantise_f16(\n.param .u64 qlora_nf4_dequantise_f16_param_0,\n"
 ".param .u64 qlora_nf4_dequantise_f16_param_1,\n.param .u64 qlora_nf4_dequantise_f16_param_2,\n"
 ".param .u64 qlora_nf4_dequantise_f16_param_3,\n.param .u64 qlora_nf4_dequantise_f16_param_4,\n"
@@ -20882,7 +21040,7 @@ static const char qlora__ptx_442[] =
 "selp.b32 %r53,%r39,0,%p5;\nadd.s32 %r54,%r53,%r38;\nshr.s64 %rd105,%rd101,%r54;\n"
 "selp.b64 %rd106,%rd43,%rd41,%p5;\ncvta.to.global.u64 %rd107,%rd106;\nshl.b64 %rd108,%rd105,2;\n"
 "add.s64 %rd109,%rd107,%rd108;\n";
-static const char qlora__ptx_443[] =
+static const char qlora__ptx_444[] =
 "ld.global.f32 %f128,[%rd109];\n$L__BB1_5:\ncvt.u32.u64 %r56,%rd1;\nshl.b32 %r57,%r56,1;\n"
 "cvt.s64.s32 %rd5,%r57;\nadd.s64 %rd110,%rd3,%rd5;\nsetp.ge.s64 %p15,%rd110,%rd50;\n"
 "mov.f32 %f126,0f00000000;\nmov.u32 %r294,0;\nor.pred %p19,%p12,%p15;\nmov.u32 %r291,%r294;\n"
@@ -20932,7 +21090,7 @@ static const char qlora__ptx_443[] =
 "shr.s64 %rd254,%rd253,1;\ncvta.to.global.u64 %rd255,%rd40;\nadd.s64 %rd256,%rd255,%rd254;\n"
 "ld.global.u32 %r290,[%rd256];\nselp.b32 %r96,%r39,0,%p5;\nadd.s32 %r97,%r96,%r38;\n"
 "shr.s64 %rd257,%rd253,%r97;\n";
-static const char qlora__ptx_444[] =
+static const char qlora__ptx_445[] =
 "selp.b64 %rd258,%rd43,%rd41,%p5;\ncvta.to.global.u64 %rd259,%rd258;\nshl.b64 %rd260,%rd257,2;\n"
 "add.s64 %rd261,%rd259,%rd260;\nld.global.f32 %f126,[%rd261];\nshr.s64 %rd262,%rd253,%r38;\n"
 "cvta.to.global.u64 %rd263,%rd42;\nadd.s64 %rd264,%rd263,%rd262;\nld.global.u8 %r294,[%rd264];\n"
@@ -20982,7 +21140,7 @@ static const char qlora__ptx_444[] =
 "shl.b32 %r187,%r292,2;\nand.b32 %r188,%r187,1010580540;\nprmt.b32 %r189,%r188,%r180,%r183;\n"
 "add.s32 %r190,%r185,%r189;\nld.shared.f32 %f75,[%r190];\nmul.rn.f32 %f64,%f75,%f73;\n"
 "mov.u32 %r191,17473;\nprmt.b32 %r192,%r182,%r180,%r191;\n";
-static const char qlora__ptx_445[] =
+static const char qlora__ptx_446[] =
 "add.s32 %r193,%r185,%r192;\nld.shared.f32 %f76,[%r193];\nmul.rn.f32 %f65,%f76,%f73;\n"
 "prmt.b32 %r194,%r188,%r180,%r191;\nadd.s32 %r195,%r185,%r194;\nld.shared.f32 %f77,[%r195];\n"
 "mul.rn.f32 %f66,%f77,%f73;\nmov.u32 %r196,17474;\nprmt.b32 %r197,%r182,%r180,%r196;\n"
@@ -21032,7 +21190,7 @@ static const char qlora__ptx_445[] =
 "add.s32 %r256,%r255,%r254;\nld.shared.f32 %f112,[%r256];\nmul.rn.f32 %f101,%f112,%f111;\n"
 "shl.b32 %r257,%r290,2;\nand.b32 %r258,%r257,1010580540;\nprmt.b32 %r259,%r258,%r250,%r253;\n"
 "add.s32 %r260,%r255,%r259;\n";
-static const char qlora__ptx_446[] =
+static const char qlora__ptx_447[] =
 "ld.shared.f32 %f113,[%r260];\nmul.rn.f32 %f102,%f113,%f111;\nmov.u32 %r261,17473;\n"
 "prmt.b32 %r262,%r252,%r250,%r261;\nadd.s32 %r263,%r255,%r262;\nld.shared.f32 %f114,[%r263];\n"
 "mul.rn.f32 %f103,%f114,%f111;\nprmt.b32 %r264,%r258,%r250,%r261;\nadd.s32 %r265,%r255,%r264;\n"
@@ -21082,7 +21240,7 @@ static const char qlora__ptx_446[] =
 "mov.u64 %rd367,1;\nadd.s64 %rd328,%rd22,%rd364;\nmul.lo.s64 %rd329,%rd46,%rd328;\n"
 "add.s64 %rd365,%rd21,%rd329;\ncvta.to.global.u64 %rd26,%rd42;\ncvt.u64.u32 %rd27,%r38;\n"
 "cvta.to.global.u64 %rd28,%rd40;\nselp.b64 %rd330,%rd43,%rd41,%p5;\n";
-static const char qlora__ptx_447[] =
+static const char qlora__ptx_448[] =
 "cvta.to.global.u64 %rd29,%rd330;\nselp.b32 %r127,%r39,0,%p5;\nadd.s32 %r128,%r127,%r38;\n"
 "cvt.u64.u32 %rd30,%r128;\n$L__BB1_34:\n.pragma \"nounroll\";\ncvt.u32.u64 %r129,%rd27;\n"
 "shr.s64 %rd331,%rd365,%r129;\nadd.s64 %rd332,%rd26,%rd331;\nld.global.u8 %rs3,[%rd332];\n"
@@ -21103,7 +21261,6 @@ static const char qlora__ptx_447[] =
 "add.s64 %rd339,%rd3,%rd364;\nsetp.lt.s64 %p71,%rd339,%rd50;\nand.pred %p72,%p70,%p71;\n"
 "@%p72 bra $L__BB1_32;\n$L__BB1_44:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_bf16_80[] = {
-qlora__ptx_436,
 qlora__ptx_437,
 qlora__ptx_438,
 qlora__ptx_439,
@@ -21115,9 +21272,23 @@ qlora__ptx_444,
 qlora__ptx_445,
 qlora__ptx_446,
 qlora__ptx_447,
+qlora__ptx_448,
 0};
+#define QLORA__PTX_nf4_bf16_80 qlora__ptx_nf4_bf16_80, 42045u, 0x9c08fd92u, 0
+#endif
+// end
 
-static const char qlora__ptx_448[] =
+// texts nf4_gemm sm_80: bf16 nf4
+#if defined(QLORA_PTX_NO_BF16)
+#define QLORA__PTX_nf4_gemm_80 0, 0u, 0u, "QLORA_PTX_NO_BF16"
+#elif defined(QLORA_PTX_NO_NF4)
+#define QLORA__PTX_nf4_gemm_80 0, 0u, 0u, "QLORA_PTX_NO_NF4"
+#elif defined(QLORA_PTX_NO_SM80)
+#define QLORA__PTX_nf4_gemm_80 0, 0u, 0u, "QLORA_PTX_NO_SM80"
+#else
+static const char qlora__ptx_449[] =
+".extern .shared .align 128 .b8 shared[];\n";
+static const char qlora__ptx_450[] =
 ".visible .entry qlora_nf4_gemm_16(\n.param .u64 qlora_nf4_gemm_16_param_0,\n"
 ".param .u64 qlora_nf4_gemm_16_param_1,\n.param .u32 qlora_nf4_gemm_16_param_2,\n"
 ".param .u32 qlora_nf4_gemm_16_param_3,\n.param .u32 qlora_nf4_gemm_16_param_4,\n"
@@ -21179,7 +21350,7 @@ static const char qlora__ptx_448[] =
 "add.s32 %r11,%r443,%r10;\nshr.u32 %r12,%r424,5;\nsetp.gt.s32 %p6,%r2,4095;\n@%p6 bra $L__BB0_9;\n"
 "mov.u32 %r444,4095;\nsub.s32 %r445,%r444,%r2;\ndiv.u32 %r13,%r445,%r1;\nadd.s32 %r446,%r13,1;\n"
 "and.b32 %r1702,%r446,3;\nsetp.eq.s32 %p7,%r1702,0;\nmov.u32 %r1703,%r2;\n@%p7 bra $L__BB0_6;\n";
-static const char qlora__ptx_449[] =
+static const char qlora__ptx_451[] =
 "mov.u32 %r1703,%r2;\n$L__BB0_5:\n.pragma \"nounroll\";\nshr.s32 %r447,%r1703,31;\n"
 "shr.u32 %r448,%r447,24;\nadd.s32 %r449,%r1703,%r448;\nshr.s32 %r450,%r449,8;\n"
 "mul.wide.s32 %rd60,%r450,4;\nadd.s64 %rd61,%rd3,%rd60;\nshr.u32 %r451,%r447,28;\n"
@@ -21231,7 +21402,7 @@ static const char qlora__ptx_449[] =
 "setp.lt.u32 %p15,%r26,3;\n@%p15 bra $L__BB0_23;\nshl.b32 %r525,%r1708,2;\nmov.u32 %r526,shared;\n"
 "add.s32 %r527,%r526,%r525;\nadd.s32 %r1710,%r527,32768;\nshl.b32 %r34,%r1,2;\n$L__BB0_16:\n"
 "mov.u32 %r528,1065353216;\n";
-static const char qlora__ptx_450[] =
+static const char qlora__ptx_452[] =
 "st.shared.u32[%r1710],%r528;\nadd.s32 %r529,%r1710,%r34;\nst.shared.u32[%r529],%r528;\n"
 "add.s32 %r530,%r1708,%r1;\nadd.s32 %r531,%r530,%r1;\nadd.s32 %r532,%r529,%r34;\n"
 "st.shared.u32[%r532],%r528;\nadd.s32 %r533,%r531,%r1;\nadd.s32 %r534,%r532,%r34;\n"
@@ -21282,7 +21453,7 @@ static const char qlora__ptx_450[] =
 "ld.global.v4.u32{%r1762,%r1761,%r1760,%r1759},[%rd20+16];\n$L__BB0_33:\n"
 "shr.u32 %r595,%r58,%r11;\nmul.wide.u32 %rd95,%r595,4;\nadd.s64 %rd96,%rd9,%rd95;\n"
 "ld.global.f32 %f740,[%rd96];\n";
-static const char qlora__ptx_451[] =
+static const char qlora__ptx_453[] =
 "shr.u32 %r596,%r58,%r10;\ncvt.u64.u32 %rd97,%r596;\nadd.s64 %rd98,%rd8,%rd97;\n"
 "ld.global.u8 %r1865,[%rd98];\n$L__BB0_34:\nadd.s32 %r606,%r56,8;\nsetp.gt.s32 %p27,%r9,%r606;\n"
 "selp.b32 %r607,%r606,%r57,%p27;\nmad.lo.s32 %r85,%r607,%r12,%r55;\nmov.u32 %r1750,%r1879;\n"
@@ -21331,7 +21502,7 @@ static const char qlora__ptx_451[] =
 "ld.global.v4.u32{%r1782,%r1781,%r1780,%r1779},[%rd24+16];\n$L__BB0_54:\nadd.s32 %r196,%r53,16;\n"
 "setp.ge.s32 %p47,%r196,%r424;\nmov.u32 %r1787,0;\nor.pred %p49,%p35,%p47;\n"
 "mov.u32 %r1783,%r1787;\nmov.u32 %r1784,%r1787;\nmov.u32 %r1785,%r1787;\nmov.u32 %r1786,%r1787;\n";
-static const char qlora__ptx_452[] =
+static const char qlora__ptx_454[] =
 "@%p49 bra $L__BB0_56;\nld.global.v4.u32{%r1786,%r1785,%r1784,%r1783},[%rd23+32];\n$L__BB0_56:\n"
 "or.pred %p52,%p38,%p47;\nmov.u32 %r1788,%r1787;\nmov.u32 %r1789,%r1787;\nmov.u32 %r1790,%r1787;\n"
 "@%p52 bra $L__BB0_58;\nld.global.v4.u32{%r1790,%r1789,%r1788,%r1787},[%rd24+32];\n$L__BB0_58:\n"
@@ -21381,7 +21552,7 @@ static const char qlora__ptx_452[] =
 "shr.u32 %r817,%r816,29;\nadd.s32 %r818,%r815,%r817;\nshr.s32 %r819,%r818,3;\n"
 "shr.s32 %r820,%r813,4;\nshr.s32 %r821,%r813,31;\nshr.u32 %r822,%r821,29;\n"
 "add.s32 %r823,%r820,%r822;\nand.b32 %r824,%r823,268435448;\n";
-static const char qlora__ptx_453[] =
+static const char qlora__ptx_455[] =
 "sub.s32 %r825,%r820,%r824;\nshl.b32 %r826,%r825,4;\nand.b32 %r827,%r818,-8;\n"
 "sub.s32 %r828,%r815,%r827;\nshr.u32 %r829,%r828,31;\nadd.s32 %r830,%r828,%r829;\n"
 "shl.b32 %r831,%r830,1;\nand.b32 %r832,%r831,-4;\nshr.u32 %r833,%r434,25;\n"
@@ -21431,7 +21602,7 @@ static const char qlora__ptx_453[] =
 "shl.b32 %r974,%r324,7;\nand.b32 %r975,%r974,32640;\nor.b32 %r976,%r975,%r959;\n"
 "add.s32 %r977,%r805,%r976;\nld.shared.v2.f32{%f180,%f181},[%r977];\n"
 "mul.rn.f32 %f90,%f180,%f745;\nmul.rn.f32 %f89,%f181,%f745;\n";
-static const char qlora__ptx_454[] =
+static const char qlora__ptx_456[] =
 "cvt.rn.bf16x2.f32 %r903,%f89,%f90;\nshr.u32 %r978,%r324,1;\nand.b32 %r979,%r978,32640;\n"
 "or.b32 %r980,%r979,%r959;\nadd.s32 %r981,%r805,%r980;\nld.shared.v2.f32{%f184,%f185},[%r981];\n"
 "mul.rn.f32 %f92,%f184,%f745;\nmul.rn.f32 %f91,%f185,%f745;\ncvt.rn.bf16x2.f32 %r904,%f91,%f92;\n"
@@ -21479,7 +21650,7 @@ static const char qlora__ptx_454[] =
 "mad.lo.s32 %r1033,%r1031,%r12,%r55;\nadd.s32 %r358,%r1033,1;\nadd.s32 %r1037,%r443,%r8;\n"
 "add.s32 %r1038,%r1037,-5;\nshr.u32 %r1039,%r358,%r1038;\nmul.wide.u32 %rd154,%r1039,4;\n"
 "add.s64 %rd155,%rd9,%rd154;\n";
-static const char qlora__ptx_455[] =
+static const char qlora__ptx_457[] =
 "ld.global.f32 %f744,[%rd155];\n@%p24 bra $L__BB0_91;\nshr.u32 %r1043,%r358,%r10;\n"
 "cvt.u64.u32 %rd156,%r1043;\nadd.s64 %rd161,%rd8,%rd156;\nld.global.u8 %r1866,[%rd161];\n"
 "$L__BB0_91:\nsetp.lt.s32 %p108,%r54,%r424;\nshl.b32 %r1045,%r1866,2;\n"
@@ -21528,7 +21699,7 @@ static const char qlora__ptx_455[] =
 "and.b32 %r1170,%r1169,32640;\nor.b32 %r1171,%r1170,%r959;\nadd.s32 %r1172,%r805,%r1171;\n"
 "ld.shared.v2.f32{%f373,%f374},[%r1172];\nmul.rn.f32 %f287,%f373,%f745;\n"
 "mul.rn.f32 %f286,%f374,%f745;\ncvt.rn.bf16x2.f32 %r1083,%f286,%f287;\n";
-static const char qlora__ptx_456[] =
+static const char qlora__ptx_458[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f81,%f82,%f83,%f84},{%r1818,%r1822,%r1817,%r1821},{%r1080,%r1081},{%f81,%f82,%f83,%f84};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f81,%f82,%f83,%f84},{%r1816,%r1820,%r1815,%r1819},{%r1082,%r1083},{%f81,%f82,%f83,%f84};\n"
 "shl.b32 %r1173,%r318,7;\nand.b32 %r1174,%r1173,32640;\nor.b32 %r1175,%r1174,%r959;\n"
@@ -21576,7 +21747,7 @@ static const char qlora__ptx_456[] =
 "ld.shared.v2.f32{%f504,%f505},[%r1311];\nmul.rn.f32 %f400,%f504,%f748;\n"
 "mul.rn.f32 %f399,%f505,%f748;\ncvt.rn.bf16x2.f32 %r1226,%f399,%f400;\nmov.f32 %f410,%f409;\n"
 "mov.f32 %f411,%f409;\nmov.f32 %f412,%f409;\n";
-static const char qlora__ptx_457[] =
+static const char qlora__ptx_459[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1770,%r1774,%r1769,%r1773},{%r1223,%r1224},{%f409,%f410,%f411,%f412};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1768,%r1772,%r1767,%r1771},{%r1225,%r1226},{%f409,%f410,%f411,%f412};\n"
 "shl.b32 %r1312,%r315,7;\nand.b32 %r1313,%r1312,32640;\nor.b32 %r1314,%r1313,%r959;\n"
@@ -21622,7 +21793,7 @@ static const char qlora__ptx_457[] =
 "and.b32 %r1357,%r1356,32640;\nor.b32 %r1358,%r1357,%r959;\nadd.s32 %r1359,%r805,%r1358;\n"
 "ld.shared.v2.f32{%f552,%f553},[%r1359];\nmul.rn.f32 %f472,%f552,%f748;\n"
 "mul.rn.f32 %f471,%f553,%f748;\ncvt.rn.bf16x2.f32 %r1274,%f471,%f472;\n";
-static const char qlora__ptx_458[] =
+static const char qlora__ptx_460[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1794,%r1798,%r1793,%r1797},{%r1271,%r1272},{%f409,%f410,%f411,%f412};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1792,%r1796,%r1791,%r1795},{%r1273,%r1274},{%f409,%f410,%f411,%f412};\n"
 "@%p100 bra $L__BB0_102;\nmov.u32 %r1880,0;\nmov.f32 %f747,0f00000000;\n@%p59 bra $L__BB0_101;\n"
@@ -21669,7 +21840,7 @@ static const char qlora__ptx_458[] =
 "mul.rn.f32 %f609,%f688,%f748;\nmul.rn.f32 %f608,%f689,%f748;\n"
 "cvt.rn.bf16x2.f32 %r1415,%f608,%f609;\nshr.u32 %r1487,%r310,1;\nand.b32 %r1488,%r1487,32640;\n"
 "or.b32 %r1489,%r1488,%r959;\n";
-static const char qlora__ptx_459[] =
+static const char qlora__ptx_461[] =
 "add.s32 %r1490,%r805,%r1489;\nld.shared.v2.f32{%f692,%f693},[%r1490];\n"
 "mul.rn.f32 %f611,%f692,%f748;\nmul.rn.f32 %f610,%f693,%f748;\n"
 "cvt.rn.bf16x2.f32 %r1416,%f610,%f611;\nshr.u32 %r1491,%r310,9;\nand.b32 %r1492,%r1491,32640;\n"
@@ -21718,7 +21889,7 @@ static const char qlora__ptx_459[] =
 "sub.s32 %r1886,%r302,%r1685;\nmov.u32 %r1887,1;\n$L__BB0_122:\n.pragma \"nounroll\";\n"
 "mad.lo.s32 %r1686,%r1887,1152,%r411;\nld.shared.f32 %f725,[%r1686];\nadd.f32 %f726,%f752,%f725;\n"
 "ld.shared.f32 %f727,[%r1686+1152];\n";
-static const char qlora__ptx_460[] =
+static const char qlora__ptx_462[] =
 "add.f32 %f728,%f726,%f727;\nld.shared.f32 %f729,[%r1686+2304];\nadd.f32 %f730,%f728,%f729;\n"
 "ld.shared.f32 %f731,[%r1686+3456];\nadd.f32 %f752,%f730,%f731;\nadd.s32 %r1887,%r1887,4;\n"
 "add.s32 %r1886,%r1886,-4;\nsetp.ne.s32 %p145,%r1886,0;\n@%p145 bra $L__BB0_122;\n$L__BB0_123:\n"
@@ -21768,7 +21939,7 @@ static const char qlora__ptx_460[] =
 "shr.s32 %r1576,%r403,31;\nshr.u32 %r1577,%r1576,29;\nadd.s32 %r1578,%r403,%r1577;\n"
 "shr.s32 %r1579,%r1578,3;\nshr.s32 %r1580,%r1569,31;\nshr.u32 %r1581,%r1580,29;\n"
 "add.s32 %r1582,%r1575,%r1581;\nand.b32 %r1583,%r1582,268435448;\n";
-static const char qlora__ptx_461[] =
+static const char qlora__ptx_463[] =
 "sub.s32 %r1584,%r1575,%r1583;\nshl.b32 %r1585,%r1584,4;\nand.b32 %r1586,%r1578,-8;\n"
 "sub.s32 %r1587,%r403,%r1586;\nshr.u32 %r1588,%r1587,31;\nadd.s32 %r1589,%r1587,%r1588;\n"
 "shl.b32 %r1590,%r1589,1;\nand.b32 %r1591,%r1590,1073741820;\nshr.u32 %r1592,%r1567,25;\n"
@@ -21802,7 +21973,7 @@ static const char qlora__ptx_461[] =
 "cvt.u32.u64 %r1692,%rd227;\nshl.b32 %r1690,%r1851,2;\nadd.s32 %r1852,%r1852,%r1690;\n"
 "neg.s32 %r1851,%r1851;\nadd.s32 %r1850,%r1850,2;\nsetp.lt.s32 %p151,%r1850,%r1692;\n"
 "@%p151 bra $L__BB0_82;\n$L__BB0_132:\nret;\n}\n";
-static const char qlora__ptx_462[] =
+static const char qlora__ptx_464[] =
 ".visible .entry qlora_nf4_gemm_32(\n.param .u64 qlora_nf4_gemm_32_param_0,\n"
 ".param .u64 qlora_nf4_gemm_32_param_1,\n.param .u32 qlora_nf4_gemm_32_param_2,\n"
 ".param .u32 qlora_nf4_gemm_32_param_3,\n.param .u32 qlora_nf4_gemm_32_param_4,\n"
@@ -21862,7 +22033,7 @@ static const char qlora__ptx_462[] =
 "mul.wide.s32 %rd71,%r366,4;\nadd.s64 %rd72,%rd2,%rd71;\nshr.u32 %r367,%r363,28;\n"
 "add.s32 %r368,%r1901,%r367;\nshr.s32 %r369,%r368,4;\nshr.s32 %r370,%r368,31;\n"
 "shr.u32 %r371,%r370,28;\n";
-static const char qlora__ptx_463[] =
+static const char qlora__ptx_465[] =
 "add.s32 %r372,%r369,%r371;\nand.b32 %r373,%r372,-16;\nsub.s32 %r374,%r369,%r373;\n"
 "mul.wide.s32 %rd73,%r374,4;\nadd.s64 %rd74,%rd2,%rd73;\nld.global.f32 %f130,[%rd74];\n"
 "ld.global.f32 %f131,[%rd72];\nst.shared.v2.f32[%r1898],{%f131,%f130};\n"
@@ -21913,7 +22084,7 @@ static const char qlora__ptx_463[] =
 "st.shared.u32[%r1909],%r441;\nadd.s32 %r442,%r1909,%r40;\nst.shared.u32[%r442],%r441;\n"
 "add.s32 %r443,%r1907,%r27;\nadd.s32 %r444,%r443,%r27;\nadd.s32 %r445,%r442,%r40;\n"
 "st.shared.u32[%r445],%r441;\nadd.s32 %r446,%r444,%r27;\nadd.s32 %r447,%r445,%r40;\n";
-static const char qlora__ptx_464[] =
+static const char qlora__ptx_466[] =
 "add.s32 %r1909,%r447,%r40;\nst.shared.u32[%r447],%r441;\nadd.s32 %r1907,%r446,%r27;\n"
 "setp.lt.s32 %p24,%r1907,256;\n@%p24 bra $L__BB1_16;\nbra.uni $L__BB1_23;\n$L__BB1_17:\n"
 "setp.eq.s32 %p25,%r1906,0;\nmov.u32 %r1913,%r1;\n@%p25 bra $L__BB1_20;\nshl.b32 %r448,%r1,2;\n"
@@ -21963,7 +22134,7 @@ static const char qlora__ptx_464[] =
 "mov.u32 %r1974,%r1989;\nmov.u32 %r1975,%r1989;\nmov.u32 %r1976,%r1989;\n@%p33 bra $L__BB1_42;\n"
 "add.s32 %r523,%r1987,32;\nsetp.ge.s32 %p37,%r523,%r63;\nmul.wide.u32 %rd104,%r98,16;\n"
 "add.s64 %rd14,%rd10,%rd104;\n";
-static const char qlora__ptx_465[] =
+static const char qlora__ptx_467[] =
 "ld.global.v4.u32{%r1976,%r1975,%r1974,%r1973},[%rd14];\nmov.u32 %r1954,0;\n"
 "mov.u32 %r1953,%r1954;\nmov.u32 %r1952,%r1954;\nmov.u32 %r1951,%r1954;\n@%p37 bra $L__BB1_33;\n"
 "ld.global.v4.u32{%r1954,%r1953,%r1952,%r1951},[%rd14+16];\n$L__BB1_33:\nshr.u32 %r532,%r98,%r6;\n"
@@ -22014,7 +22185,7 @@ static const char qlora__ptx_465[] =
 "not.pred %p51,%p5;\nmov.u64 %rd295,%rd48;\n@%p51 bra $L__BB1_48;\ncvt.s64.s32 %rd124,%r179;\n"
 "mul.lo.s64 %rd125,%rd124,%rd49;\nadd.s64 %rd126,%rd125,%rd16;\nshl.b64 %rd127,%rd126,1;\n"
 "add.s64 %rd295,%rd48,%rd127;\n$L__BB1_48:\n";
-static const char qlora__ptx_466[] =
+static const char qlora__ptx_468[] =
 "shl.b32 %r622,%r179,9;\nadd.s32 %r624,%r622,%r597;\nshr.u32 %r625,%r179,31;\n"
 "add.s32 %r626,%r179,%r625;\nand.b32 %r627,%r626,67108862;\nsub.s32 %r628,%r179,%r627;\n"
 "shl.b32 %r629,%r628,2;\nxor.b32 %r630,%r629,%r175;\nshl.b32 %r180,%r630,4;\n"
@@ -22067,7 +22238,7 @@ static const char qlora__ptx_466[] =
 "mul.lo.s64 %rd145,%rd144,%rd49;\nadd.s64 %rd146,%rd145,%rd25;\nshl.b64 %rd147,%rd146,1;\n"
 "add.s64 %rd299,%rd48,%rd147;\n$L__BB1_59:\nadd.s32 %r709,%r693,%r180;\n"
 "add.s32 %r703,%r709,8192;\n";
-static const char qlora__ptx_467[] =
+static const char qlora__ptx_469[] =
 "selp.b32 %r704,16,0,%p9;\ncp.async.cg.shared.global[%r703],[%rd299],16,%r704;\n"
 "and.pred %p10,%p60,%p53;\nnot.pred %p68,%p10;\nmov.u64 %rd300,%rd48;\n@%p68 bra $L__BB1_61;\n"
 "cvt.s64.s32 %rd149,%r181;\nmul.lo.s64 %rd150,%rd149,%rd49;\nadd.s64 %rd151,%rd150,%rd25;\n"
@@ -22117,7 +22288,7 @@ static const char qlora__ptx_467[] =
 "cvt.rn.bf16x2.f32 %r780,%f200,%f201;\nshl.b32 %r973,%r1976,7;\nand.b32 %r974,%r973,32640;\n"
 "or.b32 %r975,%r974,%r957;\nadd.s32 %r976,%r597,%r975;\nld.shared.v2.f32{%f458,%f459},[%r976];\n"
 "mul.rn.f32 %f203,%f458,%f1192;\nmul.rn.f32 %f202,%f459,%f1192;\n";
-static const char qlora__ptx_468[] =
+static const char qlora__ptx_470[] =
 "cvt.rn.bf16x2.f32 %r781,%f202,%f203;\nshr.u32 %r977,%r1976,1;\nand.b32 %r978,%r977,32640;\n"
 "or.b32 %r979,%r978,%r957;\nadd.s32 %r980,%r597,%r979;\nld.shared.v2.f32{%f462,%f463},[%r980];\n"
 "mul.rn.f32 %f205,%f462,%f1192;\nmul.rn.f32 %f204,%f463,%f1192;\n"
@@ -22162,7 +22333,7 @@ static const char qlora__ptx_468[] =
 "mul.rn.f32 %f284,%f495,%f1192;\ncvt.rn.bf16x2.f32 %r838,%f284,%f285;\nshr.u32 %r1034,%r1975,9;\n"
 "and.b32 %r1035,%r1034,32640;\nor.b32 %r1036,%r1035,%r957;\nadd.s32 %r1037,%r597,%r1036;\n"
 "ld.shared.v2.f32{%f498,%f499},[%r1037];\nmul.rn.f32 %f287,%f498,%f1192;\n";
-static const char qlora__ptx_469[] =
+static const char qlora__ptx_471[] =
 "mul.rn.f32 %f286,%f499,%f1192;\ncvt.rn.bf16x2.f32 %r839,%f286,%f287;\nshr.u32 %r1038,%r1975,17;\n"
 "and.b32 %r1039,%r1038,32640;\nor.b32 %r1040,%r1039,%r957;\nadd.s32 %r1041,%r597,%r1040;\n"
 "ld.shared.v2.f32{%f502,%f503},[%r1041];\nmul.rn.f32 %f289,%f502,%f1192;\n"
@@ -22208,7 +22379,7 @@ static const char qlora__ptx_469[] =
 "add.s32 %r1092,%r187,%r991;\nadd.s32 %r1093,%r597,%r1092;\n"
 "ld.shared.v4.u32{%r1094,%r1095,%r1096,%r1097},[%r1093];\n"
 "ld.shared.v4.u32{%r1098,%r1099,%r1100,%r1101},[%r1093+4096];\n";
-static const char qlora__ptx_470[] =
+static const char qlora__ptx_472[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1094,%r1098,%r1095,%r1099},{%r889,%r890},{%f218,%f219,%f220,%f221};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1096,%r1100,%r1097,%r1101},{%r891,%r892},{%f218,%f219,%f220,%f221};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1094,%r1098,%r1095,%r1099},{%r893,%r894},{%f234,%f235,%f236,%f237};\n"
@@ -22254,7 +22425,7 @@ static const char qlora__ptx_470[] =
 "selp.b32 %r1165,%r1160,%r70,%p94;\nmad.lo.s32 %r1166,%r1165,%r7,%r1886;\n"
 "mul.wide.u32 %rd195,%r1166,16;\nadd.s64 %rd198,%rd10,%rd195;\n"
 "ld.global.v4.u32{%r1976,%r1975,%r1974,%r1973},[%rd198];\n$L__BB1_75:\n";
-static const char qlora__ptx_471[] =
+static const char qlora__ptx_473[] =
 "shl.b32 %r1872,%r1986,14;\nand.b32 %r1871,%r1872,16384;\nadd.s32 %r1221,%r188,%r1871;\n"
 "add.s32 %r1223,%r597,%r1221;\nld.shared.v4.u32{%r1224,%r1225,%r1226,%r1227},[%r1223+33792];\n"
 "ld.shared.v4.u32{%r1228,%r1229,%r1230,%r1231},[%r1223+37888];\n"
@@ -22300,7 +22471,7 @@ static const char qlora__ptx_471[] =
 "ld.global.f32 %f1191,[%rd220];\n@%p32 bra $L__BB1_83;\nshr.u32 %r1350,%r263,%r5;\n"
 "cvt.u64.u32 %rd221,%r1350;\nadd.s64 %rd226,%rd11,%rd221;\nld.global.u8 %r2000,[%rd226];\n"
 "$L__BB1_83:\nshl.b32 %r1355,%r2000,2;\n";
-static const char qlora__ptx_472[] =
+static const char qlora__ptx_474[] =
 "add.s32 %r1357,%r597,%r1355;\nld.shared.f32 %f727,[%r1357+32768];\n"
 "mul.rn.f32 %f728,%f727,%f1191;\nadd.rn.f32 %f729,%f728,%f1162;\n"
 "selp.f32 %f1192,%f729,0f00000000,%p107;\nshl.b32 %r1358,%r1954,7;\nand.b32 %r1359,%r1358,32640;\n"
@@ -22350,7 +22521,7 @@ static const char qlora__ptx_472[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1552,%r1556,%r1553,%r1557},{%r2006,%r2005},{%f218,%f219,%f220,%f221};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1550,%r1554,%r1551,%r1555},{%r2004,%r2003},{%f234,%f235,%f236,%f237};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1552,%r1556,%r1553,%r1557},{%r2002,%r2001},{%f234,%f235,%f236,%f237};\n";
-static const char qlora__ptx_473[] =
+static const char qlora__ptx_475[] =
 "ld.shared.v4.u32{%r1558,%r1559,%r1560,%r1561},[%r1549+8192];\n"
 "ld.shared.v4.u32{%r1562,%r1563,%r1564,%r1565},[%r1549+12288];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1558,%r1562,%r1559,%r1563},{%r2008,%r2007},{%f250,%f251,%f252,%f253};\n"
@@ -22394,7 +22565,7 @@ static const char qlora__ptx_473[] =
 "ld.shared.v4.u32{%r1614,%r1615,%r1616,%r1617},[%r1601+12288];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1610,%r1614,%r1611,%r1615},{%r1425,%r1426},{%f250,%f251,%f252,%f253};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1612,%r1616,%r1613,%r1617},{%r1427,%r1428},{%f250,%f251,%f252,%f253};\n";
-static const char qlora__ptx_474[] =
+static const char qlora__ptx_476[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1610,%r1614,%r1611,%r1615},{%r1429,%r1430},{%f266,%f267,%f268,%f269};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1612,%r1616,%r1613,%r1617},{%r1431,%r1432},{%f266,%f267,%f268,%f269};\n"
 "shl.b32 %r1618,%r1961,7;\nand.b32 %r1619,%r1618,32640;\nor.b32 %r1620,%r1619,%r957;\n"
@@ -22440,7 +22611,7 @@ static const char qlora__ptx_474[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1662,%r1666,%r1663,%r1667},{%r1487,%r1488},{%f266,%f267,%f268,%f269};\n"
 "add.s32 %r280,%r1987,288;\nshr.u32 %r281,%r280,5;\nsetp.ge.s32 %p115,%r280,%r63;\n"
 "shl.b32 %r1668,%r1960,7;\nand.b32 %r1669,%r1668,32640;\nor.b32 %r1670,%r1669,%r957;\n";
-static const char qlora__ptx_475[] =
+static const char qlora__ptx_477[] =
 "add.s32 %r1671,%r597,%r1670;\nld.shared.v2.f32{%f1042,%f1043},[%r1671];\n"
 "mul.rn.f32 %f971,%f1042,%f1193;\nmul.rn.f32 %f970,%f1043,%f1193;\n"
 "cvt.rn.bf16x2.f32 %r1537,%f970,%f971;\nshr.u32 %r1672,%r1960,1;\nand.b32 %r1673,%r1672,32640;\n"
@@ -22487,7 +22658,7 @@ static const char qlora__ptx_475[] =
 "ld.shared.v4.u32{%r1793,%r1794,%r1795,%r1796},[%r1780+12288];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1789,%r1793,%r1790,%r1794},{%r1537,%r1538},{%f250,%f251,%f252,%f253};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1791,%r1795,%r1792,%r1796},{%r1539,%r1540},{%f250,%f251,%f252,%f253};\n";
-static const char qlora__ptx_476[] =
+static const char qlora__ptx_478[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1789,%r1793,%r1790,%r1794},{%r1695,%r1696},{%f266,%f267,%f268,%f269};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1791,%r1795,%r1792,%r1796},{%r1697,%r1698},{%f266,%f267,%f268,%f269};\n"
 "mov.f32 %f1165,%f1187;\n@%p122 bra $L__BB1_52;\n$L__BB1_89:\n"
@@ -22539,7 +22710,7 @@ static const char qlora__ptx_476[] =
 "or.pred %p162,%p161,%p136;\n@%p162 bra $L__BB1_110;\ncvt.rn.bf16.f32 %rs9,%f250;\n"
 "st.global.u16[%rd42],%rs9;\n$L__BB1_110:\nor.pred %p166,%p161,%p133;\n@%p166 bra $L__BB1_112;\n"
 "cvt.rn.bf16.f32 %rs10,%f251;\nst.global.u16[%rd42+2],%rs10;\n$L__BB1_112:\n";
-static const char qlora__ptx_477[] =
+static const char qlora__ptx_479[] =
 "ld.param.u32 %r1893,[qlora_nf4_gemm_32_param_2];\nadd.s32 %r332,%r67,24;\n"
 "setp.ge.s32 %p169,%r332,%r1893;\ncvt.s64.s32 %rd261,%r332;\nmul.lo.s64 %rd262,%rd301,%rd261;\n"
 "add.s64 %rd264,%rd262,%rd248;\nshl.b64 %rd265,%rd264,1;\nadd.s64 %rd43,%rd302,%rd265;\n"
@@ -22586,7 +22757,7 @@ static const char qlora__ptx_477[] =
 "or.pred %p247,%p230,%p206;\n@%p247 bra $L__BB1_154;\nst.global.f32[%rd47+32],%f268;\n"
 "$L__BB1_154:\nor.pred %p251,%p230,%p210;\n@%p251 bra $L__BB1_156;\n"
 "st.global.f32[%rd47+36],%f269;\n$L__BB1_156:\nret;\n}\n";
-static const char qlora__ptx_478[] =
+static const char qlora__ptx_480[] =
 ".visible .entry qlora_nf4_gemm_reduce(\n.param .u64 qlora_nf4_gemm_reduce_param_0,\n"
 ".param .u32 qlora_nf4_gemm_reduce_param_1,\n.param .u32 qlora_nf4_gemm_reduce_param_2,\n"
 ".param .u32 qlora_nf4_gemm_reduce_param_3,\n.param .u64 qlora_nf4_gemm_reduce_param_4,\n"
@@ -22632,8 +22803,6 @@ static const char qlora__ptx_478[] =
 "bra.uni $L__BB2_11;\n$L__BB2_10:\nshl.b64 %rd46,%rd16,2;\nadd.s64 %rd47,%rd15,%rd46;\n"
 "st.global.f32[%rd47],%f25;\n$L__BB2_11:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_gemm_80[] = {
-qlora__ptx_0,
-qlora__ptx_448,
 qlora__ptx_449,
 qlora__ptx_450,
 qlora__ptx_451,
@@ -22664,9 +22833,18 @@ qlora__ptx_475,
 qlora__ptx_476,
 qlora__ptx_477,
 qlora__ptx_478,
+qlora__ptx_479,
+qlora__ptx_480,
 0};
+#define QLORA__PTX_nf4_gemm_80 qlora__ptx_nf4_gemm_80, 121000u, 0xd0a52caeu, 0
+#endif
+// end
 
-static const char qlora__ptx_479[] =
+// texts norm sm_75: f32
+#if defined(QLORA_PTX_NO_F32)
+#define QLORA__PTX_norm_75 0, 0u, 0u, "QLORA_PTX_NO_F32"
+#else
+static const char qlora__ptx_481[] =
 ".visible .entry qlora_norm_rms_fwd_f32(\n.param .u64 qlora_norm_rms_fwd_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_fwd_f32_param_1,\n.param .u64 qlora_norm_rms_fwd_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_fwd_f32_param_3,\n.param .u64 qlora_norm_rms_fwd_f32_param_4,\n"
@@ -22722,7 +22900,7 @@ static const char qlora__ptx_479[] =
 "setp.eq.s64 %p13,%rd7,0;\nor.pred %p14,%p13,%p11;\nmov.u32 %r431,%r430;\nmov.u32 %r432,%r430;\n"
 "mov.u32 %r433,%r430;\n@%p14 bra $L__BB0_12;\nmul.wide.s32 %rd95,%r2,4;\n"
 "add.s64 %rd96,%rd6,%rd95;\n";
-static const char qlora__ptx_480[] =
+static const char qlora__ptx_482[] =
 "ld.global.v4.u32{%r430,%r431,%r432,%r433},[%rd96];\n$L__BB0_12:\nadd.s32 %r24,%r4,%r2;\n"
 "setp.le.s32 %p15,%r3,%r24;\nmov.u32 %r438,0;\nmov.u32 %r457,%r438;\nmov.u32 %r456,%r438;\n"
 "mov.u32 %r455,%r438;\nmov.u32 %r454,%r438;\n@%p15 bra $L__BB0_14;\nmul.wide.s32 %rd97,%r24,4;\n"
@@ -22771,7 +22949,7 @@ static const char qlora__ptx_480[] =
 "@%p47 bra $L__BB0_38;\nbra.uni $L__BB0_39;\n$L__BB0_100:\nsetp.le.s32 %p83,%r3,%r2;\n"
 "mov.f32 %f427,0f00000000;\n@%p83 bra $L__BB0_129;\nmov.f32 %f323,0f00000000;\n"
 "mov.u32 %r486,%r2;\n";
-static const char qlora__ptx_481[] =
+static const char qlora__ptx_483[] =
 "mov.f32 %f427,%f323;\n$L__BB0_102:\nsub.s32 %r186,%r3,%r486;\nsetp.lt.s32 %p84,%r186,1;\n"
 "cvt.s64.s32 %rd30,%r486;\nmul.wide.s32 %rd153,%r486,4;\nadd.s64 %rd31,%rd4,%rd153;\n"
 "mov.f32 %f420,%f323;\n@%p84 bra $L__BB0_104;\nld.global.f32 %f420,[%rd31];\n$L__BB0_104:\n"
@@ -22823,7 +23001,7 @@ static const char qlora__ptx_481[] =
 "add.f32 %f200,%f198,%f199;\nmov.b32 %r314,%f200;\nmov.u32 %r315,2;\n"
 "shfl.sync.bfly.b32 %r316|%p43,%r314,%r315,%r304,%r306;\nmov.b32 %f201,%r316;\n"
 "add.f32 %f202,%f200,%f201;\nmov.b32 %r317,%f202;\nmov.u32 %r318,1;\n";
-static const char qlora__ptx_482[] =
+static const char qlora__ptx_484[] =
 "shfl.sync.bfly.b32 %r319|%p44,%r317,%r318,%r304,%r306;\nmov.b32 %f203,%r319;\n"
 "add.f32 %f391,%f202,%f203;\n$L__BB0_39:\ncvt.rn.f32.s32 %f205,%r213;\n"
 "div.rn.f32 %f206,%f391,%f205;\nadd.f32 %f207,%f206,%f126;\nsqrt.rn.f32 %f208,%f207;\n"
@@ -22875,7 +23053,7 @@ static const char qlora__ptx_482[] =
 "$L__BB0_147:\nshl.b64 %rd157,%rd35,1;\nadd.s64 %rd37,%rd2,%rd157;\nmov.f32 %f433,0f00000000;\n"
 "mov.f32 %f432,%f433;\n@%p118 bra $L__BB0_149;\nld.global.u16 %r416,[%rd37];\n"
 "shl.b32 %r417,%r416,16;\nmov.b32 %f432,%r417;\n$L__BB0_149:\n@%p119 bra $L__BB0_151;\n";
-static const char qlora__ptx_483[] =
+static const char qlora__ptx_485[] =
 "ld.global.u16 %r418,[%rd37+2];\nshl.b32 %r419,%r418,16;\nmov.b32 %f433,%r419;\n$L__BB0_151:\n"
 "mov.f32 %f435,0f00000000;\nmov.f32 %f434,%f435;\n@%p120 bra $L__BB0_153;\n"
 "ld.global.u16 %r420,[%rd37+4];\nshl.b32 %r421,%r420,16;\nmov.b32 %f434,%r421;\n$L__BB0_153:\n"
@@ -22926,7 +23104,7 @@ static const char qlora__ptx_483[] =
 "ld.global.v2.u32{%r341,%r342},[%rd18];\nshl.b32 %r476,%r341,16;\nand.b32 %r475,%r341,-65536;\n"
 "shl.b32 %r477,%r342,16;\nand.b32 %r345,%r342,-65536;\nmov.b32 %f396,%r345;\nbra.uni $L__BB0_59;\n"
 "$L__BB0_52:\nsetp.lt.s32 %p56,%r144,1;\nmov.u32 %r475,0;\n";
-static const char qlora__ptx_484[] =
+static const char qlora__ptx_486[] =
 "mov.u32 %r476,%r475;\n@%p56 bra $L__BB0_54;\nld.global.u16 %r336,[%rd18];\n"
 "shl.b32 %r476,%r336,16;\n$L__BB0_54:\nsetp.lt.s32 %p57,%r144,2;\n@%p57 bra $L__BB0_56;\n"
 "ld.global.u16 %r338,[%rd18+2];\nshl.b32 %r475,%r338,16;\n$L__BB0_56:\nsetp.lt.s32 %p58,%r144,3;\n"
@@ -22976,7 +23154,7 @@ static const char qlora__ptx_484[] =
 "mul.f32 %f295,%f15,%f294;\nmov.b32 %f296,%r484;\nadd.s64 %rd145,%rd9,%rd23;\n"
 "shl.b64 %rd146,%rd145,2;\nadd.s64 %rd147,%rd1,%rd146;\nmul.f32 %f297,%f286,%f287;\n"
 "mul.f32 %f298,%f289,%f290;\nmul.f32 %f299,%f292,%f293;\nmul.f32 %f300,%f295,%f296;\n";
-static const char qlora__ptx_485[] =
+static const char qlora__ptx_487[] =
 "st.global.v4.f32[%rd147],{%f297,%f298,%f299,%f300};\ncvt.u32.u64 %r362,%rd23;\n"
 "add.s32 %r478,%r362,%r4;\nsetp.gt.s32 %p77,%r3,%r478;\n@%p77 bra $L__BB0_82;\n"
 "bra.uni $L__BB0_189;\n$L__BB0_91:\ncvt.s64.s32 %rd27,%r478;\nmul.wide.s32 %rd148,%r478,4;\n"
@@ -23001,7 +23179,7 @@ static const char qlora__ptx_485[] =
 "mov.u16 %rs9,%rs3;\n@%p6 bra $L__BB0_7;\nadd.s64 %rd72,%rd47,%rd55;\nshl.b64 %rd73,%rd48,2;\n"
 "or.b64 %rd74,%rd73,%rd72;\nand.b64 %rd75,%rd74,15;\nsetp.eq.s64 %p7,%rd75,0;\n"
 "selp.u16 %rs9,1,0,%p7;\nbra.uni $L__BB0_7;\n}\n";
-static const char qlora__ptx_486[] =
+static const char qlora__ptx_488[] =
 ".visible .entry qlora_norm_rms_bwd_f32(\n.param .u64 qlora_norm_rms_bwd_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_bwd_f32_param_1,\n.param .u64 qlora_norm_rms_bwd_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_bwd_f32_param_3,\n.param .u64 qlora_norm_rms_bwd_f32_param_4,\n"
@@ -23056,7 +23234,7 @@ static const char qlora__ptx_486[] =
 "ld.global.v4.u32{%r673,%r674,%r675,%r676},[%rd98];\n$L__BB1_10:\nmov.u32 %r678,%r677;\n"
 "mov.u32 %r679,%r677;\nmov.u32 %r680,%r677;\n@%p11 bra $L__BB1_12;\ncvt.s64.s32 %rd99,%r749;\n"
 "add.s64 %rd100,%rd6,%rd99;\nshl.b64 %rd101,%rd100,2;\n";
-static const char qlora__ptx_487[] =
+static const char qlora__ptx_489[] =
 "add.s64 %rd102,%rd2,%rd101;\nld.global.v4.u32{%r677,%r678,%r679,%r680},[%rd102];\n$L__BB1_12:\n"
 "setp.eq.s64 %p14,%rd10,0;\nor.pred %p15,%p14,%p11;\nmov.u32 %r685,0;\nmov.u32 %r681,%r685;\n"
 "mov.u32 %r682,%r685;\nmov.u32 %r683,%r685;\nmov.u32 %r684,%r685;\n@%p15 bra $L__BB1_14;\n"
@@ -23109,7 +23287,7 @@ static const char qlora__ptx_487[] =
 "fma.rn.f32 %f662,%f843,%f843,%f870;\nmul.f32 %f663,%f847,%f851;\n"
 "fma.rn.f32 %f664,%f663,%f843,%f869;\nfma.rn.f32 %f665,%f844,%f844,%f662;\n"
 "mul.f32 %f666,%f848,%f852;\n";
-static const char qlora__ptx_488[] =
+static const char qlora__ptx_490[] =
 "fma.rn.f32 %f667,%f666,%f844,%f664;\nfma.rn.f32 %f668,%f845,%f845,%f665;\n"
 "mul.f32 %f669,%f849,%f853;\nfma.rn.f32 %f670,%f669,%f845,%f667;\n"
 "fma.rn.f32 %f870,%f846,%f846,%f668;\nmul.f32 %f671,%f850,%f854;\n"
@@ -23160,7 +23338,7 @@ static const char qlora__ptx_488[] =
 "@%p141 bra $L__BB1_199;\nld.global.f32 %f860,[%rd40+12];\n$L__BB1_199:\n"
 "add.s64 %rd198,%rd6,%rd39;\nshl.b64 %rd199,%rd198,2;\nadd.s64 %rd41,%rd2,%rd199;\n"
 "@%p138 bra $L__BB1_201;\n";
-static const char qlora__ptx_489[] =
+static const char qlora__ptx_491[] =
 "ld.global.f32 %f861,[%rd41];\n$L__BB1_201:\nmov.f32 %f863,0f00000000;\nmov.f32 %f862,%f863;\n"
 "@%p139 bra $L__BB1_203;\nld.global.f32 %f862,[%rd41+4];\n$L__BB1_203:\n@%p140 bra $L__BB1_205;\n"
 "ld.global.f32 %f863,[%rd41+8];\n$L__BB1_205:\nmov.f32 %f865,0f00000000;\nmov.f32 %f864,%f865;\n"
@@ -23215,7 +23393,7 @@ static const char qlora__ptx_489[] =
 "shr.u32 %r240,%r2,5;\nsetp.ge.u32 %p163,%r7,%r240;\nmov.f32 %f872,0f00000000;\n"
 "mov.f32 %f871,%f872;\n@%p163 bra $L__BB1_221;\nld.shared.f32 %f871,[%r239];\n$L__BB1_221:\n"
 "mov.b32 %r586,%f871;\nmov.u32 %r587,31;\nmov.u32 %r588,16;\nmov.u32 %r589,-1;\n";
-static const char qlora__ptx_490[] =
+static const char qlora__ptx_492[] =
 "shfl.sync.bfly.b32 %r590|%p164,%r586,%r588,%r587,%r589;\nmov.b32 %f716,%r590;\n"
 "add.f32 %f717,%f871,%f716;\nmov.b32 %r591,%f717;\nmov.u32 %r592,8;\n"
 "shfl.sync.bfly.b32 %r593|%p165,%r591,%r592,%r587,%r589;\nmov.b32 %f718,%r593;\n"
@@ -23268,7 +23446,7 @@ static const char qlora__ptx_490[] =
 "mov.b32 %f894,%r641;\n$L__BB1_263:\n@%p185 bra $L__BB1_273;\nld.global.u16 %r642,[%rd48+6];\n"
 "shl.b32 %r643,%r642,16;\nmov.b32 %f895,%r643;\nbra.uni $L__BB1_273;\n$L__BB1_265:\n"
 "shl.b64 %rd207,%rd44,2;\nadd.s64 %rd49,%rd1,%rd207;\nmov.f32 %f893,0f00000000;\n";
-static const char qlora__ptx_491[] =
+static const char qlora__ptx_493[] =
 "mov.f32 %f892,%f893;\n@%p182 bra $L__BB1_267;\nld.global.f32 %f892,[%rd49];\n$L__BB1_267:\n"
 "@%p183 bra $L__BB1_269;\nld.global.f32 %f893,[%rd49+4];\n$L__BB1_269:\n"
 "mov.f32 %f895,0f00000000;\nmov.f32 %f894,%f895;\n@%p184 bra $L__BB1_271;\n"
@@ -23320,7 +23498,7 @@ static const char qlora__ptx_491[] =
 "ld.global.v4.u32{%r350,%r351,%r352,%r353},[%rd122];\nadd.s64 %rd123,%rd6,%rd16;\n"
 "shl.b64 %rd125,%rd123,2;\nadd.s64 %rd126,%rd2,%rd125;\n"
 "ld.global.v4.u32{%r354,%r355,%r356,%r357},[%rd126];\n";
-static const char qlora__ptx_492[] =
+static const char qlora__ptx_494[] =
 "sub.s32 %r113,%r5,%r709;\nsetp.gt.s32 %p44,%r113,3;\nmul.wide.s32 %rd128,%r709,2;\n"
 "add.s64 %rd17,%rd1,%rd128;\n@%p44 bra $L__BB1_71;\nbra.uni $L__BB1_65;\n$L__BB1_71:\n"
 "ld.global.v2.u32{%r366,%r367},[%rd17];\nshl.b32 %r712,%r366,16;\nand.b32 %r713,%r366,-65536;\n"
@@ -23371,7 +23549,7 @@ static const char qlora__ptx_492[] =
 "add.f32 %f813,%f813,%f429;\nsetp.gt.s32 %p80,%r717,3;\nmov.u32 %r717,%r142;\n"
 "@%p80 bra $L__BB1_93;\n$L__BB1_94:\n@%p78 bra $L__BB1_97;\n"
 "ld.param.u32 %r718,[qlora_norm_rms_bwd_f32_param_14];\n";
-static const char qlora__ptx_493[] =
+static const char qlora__ptx_495[] =
 "$L__BB1_96:\nmov.b32 %r464,%f812;\nshr.s32 %r144,%r718,1;\nmov.u32 %r465,31;\nmov.u32 %r466,-1;\n"
 "shfl.sync.bfly.b32 %r467|%p82,%r464,%r144,%r465,%r466;\nmov.b32 %f430,%r467;\n"
 "add.f32 %f812,%f812,%f430;\nsetp.gt.s32 %p83,%r718,3;\nmov.u32 %r718,%r144;\n"
@@ -23427,7 +23605,7 @@ static const char qlora__ptx_493[] =
 "shfl.sync.bfly.b32 %r456|%p76,%r454,%r433,%r422,%r424;\nmov.b32 %f426,%r456;\n"
 "add.f32 %f427,%f425,%f426;\nmov.b32 %r457,%f427;\n"
 "shfl.sync.bfly.b32 %r459|%p77,%r457,%r436,%r422,%r424;\nmov.b32 %f428,%r459;\n";
-static const char qlora__ptx_494[] =
+static const char qlora__ptx_496[] =
 "add.f32 %f812,%f427,%f428;\n$L__BB1_97:\nld.param.f32 %f781,[qlora_norm_rms_bwd_f32_param_13];\n"
 "ld.param.u32 %r648,[qlora_norm_rms_bwd_f32_param_5];\nsetp.eq.s32 %p214,%r648,0;\n"
 "ld.param.u32 %r647,[qlora_norm_rms_bwd_f32_param_12];\n"
@@ -23478,7 +23656,7 @@ static const char qlora__ptx_494[] =
 "mov.b32 %f486,%r728;\nmov.b32 %f487,%r691;\nmul.f32 %f488,%f487,%f486;\nmov.b32 %f489,%r687;\n"
 "mul.f32 %f490,%f80,%f489;\nsub.f32 %f491,%f488,%f490;\nmov.b32 %f492,%r695;\n"
 "mov.b32 %f493,%r692;\nmul.f32 %f494,%f822,%f493;\nmov.b32 %f495,%r688;\n";
-static const char qlora__ptx_495[] =
+static const char qlora__ptx_497[] =
 "mul.f32 %f496,%f80,%f495;\nsub.f32 %f497,%f494,%f496;\nmov.b32 %f498,%r696;\n"
 "fma.rn.f32 %f499,%f896,%f497,%f498;\nfma.rn.f32 %f500,%f896,%f491,%f492;\n"
 "fma.rn.f32 %f501,%f896,%f484,%f485;\nfma.rn.f32 %f502,%f896,%f477,%f478;\n"
@@ -23530,7 +23708,7 @@ static const char qlora__ptx_495[] =
 "and.b32 %r739,%r522,-65536;\nbra.uni $L__BB1_150;\n$L__BB1_143:\nsetp.lt.s32 %p111,%r197,1;\n"
 "mov.u32 %r737,0;\nmov.u32 %r736,%r737;\n@%p111 bra $L__BB1_145;\nld.global.u16 %r514,[%rd28];\n"
 "shl.b32 %r736,%r514,16;\n";
-static const char qlora__ptx_496[] =
+static const char qlora__ptx_498[] =
 "$L__BB1_145:\nsetp.lt.s32 %p112,%r197,2;\n@%p112 bra $L__BB1_147;\n"
 "ld.global.u16 %r516,[%rd28+2];\nshl.b32 %r737,%r516,16;\n$L__BB1_147:\n"
 "setp.lt.s32 %p113,%r197,3;\nmov.u32 %r739,0;\nmov.u32 %r738,%r739;\n@%p113 bra $L__BB1_150;\n"
@@ -23581,9 +23759,9 @@ static const char qlora__ptx_496[] =
 "cvt.u64.u32 %rd221,%r649;\nld.param.u64 %rd220,[qlora_norm_rms_bwd_f32_param_10];\n"
 "mov.u32 %r645,%nctaid.y;\ncvt.u64.u32 %rd210,%r645;\nmul.lo.s64 %rd211,%rd4,%rd210;\n"
 "add.s64 %rd213,%rd211,%rd221;\ncvta.to.global.u64 %rd214,%rd220;\nshl.b64 %rd215,%rd213,2;\n";
-static const char qlora__ptx_497[] =
+static const char qlora__ptx_499[] =
 "add.s64 %rd216,%rd214,%rd215;\nst.global.f32[%rd216],%f896;\n$L__BB1_284:\nret;\n}\n";
-static const char qlora__ptx_498[] =
+static const char qlora__ptx_500[] =
 ".visible .entry qlora_norm_rms_dw_f32(\n.param .u64 qlora_norm_rms_dw_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_f32_param_1,\n.param .u64 qlora_norm_rms_dw_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_dw_f32_param_3,\n.param .u64 qlora_norm_rms_dw_f32_param_4,\n"
@@ -23636,7 +23814,7 @@ static const char qlora__ptx_498[] =
 "add.s64 %rd67,%rd63,%rd20;\nshl.b64 %rd68,%rd67,2;\nadd.s64 %rd69,%rd2,%rd68;\n"
 "ld.global.f32 %f35,[%rd69];\nld.global.f32 %f36,[%rd66];\nmul.f32 %f37,%f36,%f35;\n"
 "add.s64 %rd70,%rd21,%rd61;\nshl.b64 %rd71,%rd70,2;\nadd.s64 %rd28,%rd1,%rd71;\n";
-static const char qlora__ptx_499[] =
+static const char qlora__ptx_501[] =
 "ld.global.f32 %f38,[%rd28];\nfma.rn.f32 %f66,%f37,%f38,%f66;\n@%p7 bra $L__BB2_11;\n"
 "setp.eq.s32 %p8,%r5,2;\nadd.s32 %r19,%r39,1;\ncvt.s64.s32 %rd72,%r19;\n"
 "mul.lo.s64 %rd73,%rd72,%rd9;\nadd.s64 %rd74,%rd73,%rd10;\nadd.s64 %rd75,%rd74,%rd19;\n"
@@ -23666,8 +23844,6 @@ static const char qlora__ptx_499[] =
 "cvta.to.global.u64 %rd94,%rd33;\nshl.b64 %rd95,%rd93,2;\nadd.s64 %rd96,%rd94,%rd95;\n"
 "st.global.f32[%rd96],%f60;\n$L__BB2_14:\nret;\n}\n";
 static const char* const qlora__ptx_norm_75[] = {
-qlora__ptx_479,
-qlora__ptx_480,
 qlora__ptx_481,
 qlora__ptx_482,
 qlora__ptx_483,
@@ -23687,9 +23863,20 @@ qlora__ptx_496,
 qlora__ptx_497,
 qlora__ptx_498,
 qlora__ptx_499,
+qlora__ptx_500,
+qlora__ptx_501,
 0};
+#define QLORA__PTX_norm_75 qlora__ptx_norm_75, 75815u, 0x735b6d8bu, 0
+#endif
+// end
 
-static const char qlora__ptx_500[] =
+// texts norm_bf16 sm_80: bf16
+#if defined(QLORA_PTX_NO_BF16)
+#define QLORA__PTX_norm_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_BF16"
+#elif defined(QLORA_PTX_NO_SM80)
+#define QLORA__PTX_norm_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_SM80"
+#else
+static const char qlora__ptx_502[] =
 ".visible .entry qlora_norm_rms_fwd_bf16(\n.param .u64 qlora_norm_rms_fwd_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_fwd_bf16_param_1,\n.param .u64 qlora_norm_rms_fwd_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_fwd_bf16_param_3,\n.param .u64 qlora_norm_rms_fwd_bf16_param_4,\n"
@@ -23744,7 +23931,7 @@ static const char qlora__ptx_500[] =
 "add.s64 %rd85,%rd3,%rd84;\nld.global.v4.u32{%r935,%r934,%r933,%r932},[%rd85];\n$L__BB0_10:\n"
 "setp.eq.s64 %p13,%rd6,0;\nor.pred %p14,%p13,%p11;\nmov.u32 %r909,%r908;\nmov.u32 %r910,%r908;\n"
 "mov.u32 %r911,%r908;\n@%p14 bra $L__BB0_12;\nmul.wide.s32 %rd86,%r1057,2;\n";
-static const char qlora__ptx_501[] =
+static const char qlora__ptx_503[] =
 "add.s64 %rd87,%rd5,%rd86;\nld.global.v4.u32{%r908,%r909,%r910,%r911},[%rd87];\n$L__BB0_12:\n"
 "add.s32 %r24,%r4,%r1057;\nsetp.le.s32 %p15,%r3,%r24;\nmov.u32 %r916,0;\nmov.u32 %r951,%r916;\n"
 "mov.u32 %r950,%r916;\nmov.u32 %r949,%r916;\nmov.u32 %r948,%r916;\n@%p15 bra $L__BB0_14;\n"
@@ -23795,7 +23982,7 @@ static const char qlora__ptx_501[] =
 "and.b32 %r940,%r951,-65536;\nshl.b32 %r939,%r950,16;\nand.b32 %r938,%r950,-65536;\n"
 "shl.b32 %r937,%r949,16;\nand.b32 %r936,%r949,-65536;\nshl.b32 %r942,%r948,16;\n"
 "and.b32 %r943,%r948,-65536;\n";
-static const char qlora__ptx_502[] =
+static const char qlora__ptx_504[] =
 "$L__BB0_23:\nmov.b32 %f130,%r941;\nfma.rn.f32 %f131,%f130,%f130,%f452;\nmov.b32 %f132,%r940;\n"
 "fma.rn.f32 %f133,%f132,%f132,%f131;\nmov.b32 %f134,%r939;\nfma.rn.f32 %f135,%f134,%f134,%f133;\n"
 "mov.b32 %f136,%r938;\nfma.rn.f32 %f137,%f136,%f136,%f135;\nmov.b32 %f138,%r937;\n"
@@ -23847,7 +24034,7 @@ static const char qlora__ptx_502[] =
 "setp.lt.s32 %p106,%r340,2;\n@%p106 bra $L__BB0_151;\nld.global.u16 %r754,[%rd24+2];\n"
 "shl.b32 %r1029,%r754,16;\n$L__BB0_151:\nsetp.lt.s32 %p107,%r340,3;\nmov.u32 %r1031,0;\n"
 "mov.u32 %r1030,%r1031;\n";
-static const char qlora__ptx_503[] =
+static const char qlora__ptx_505[] =
 "@%p107 bra $L__BB0_153;\nld.global.u16 %r756,[%rd24+4];\nshl.b32 %r1030,%r756,16;\n$L__BB0_153:\n"
 "setp.lt.s32 %p108,%r340,4;\n@%p108 bra $L__BB0_155;\nld.global.u16 %r758,[%rd24+6];\n"
 "shl.b32 %r1031,%r758,16;\n$L__BB0_155:\nsetp.lt.s32 %p109,%r340,5;\nmov.u32 %r1033,0;\n"
@@ -23898,7 +24085,7 @@ static const char qlora__ptx_503[] =
 "shl.b32 %r1051,%r796,16;\nand.b32 %r1050,%r796,-65536;\nshl.b32 %r1049,%r797,16;\n"
 "and.b32 %r1048,%r797,-65536;\nshl.b32 %r1054,%r798,16;\nand.b32 %r1055,%r798,-65536;\n"
 "shl.b64 %rd139,%rd23,1;\nadd.s64 %rd26,%rd7,%rd139;\n@%p105 bra $L__BB0_184;\n";
-static const char qlora__ptx_504[] =
+static const char qlora__ptx_506[] =
 "mov.b32 %f346,%r1053;\ncvt.rn.bf16.f32 %rs9,%f346;\nst.global.u16[%rd26],%rs9;\n$L__BB0_184:\n"
 "@%p106 bra $L__BB0_186;\nmov.b32 %f347,%r1052;\ncvt.rn.bf16.f32 %rs10,%f347;\n"
 "st.global.u16[%rd26+2],%rs10;\n$L__BB0_186:\n@%p107 bra $L__BB0_188;\nmov.b32 %f348,%r1051;\n"
@@ -23951,7 +24138,7 @@ static const char qlora__ptx_504[] =
 "rcp.rn.f32 %f15,%f207;\n@%p11 bra $L__BB0_74;\nsub.s32 %r180,%r3,%r1057;\n"
 "setp.gt.s32 %p48,%r180,7;\ncvt.s64.s32 %rd11,%r1057;\nmul.wide.s32 %rd115,%r1057,2;\n"
 "add.s64 %rd12,%rd1,%rd115;\nmul.wide.s32 %rd116,%r1057,4;\n";
-static const char qlora__ptx_505[] =
+static const char qlora__ptx_507[] =
 "add.s64 %rd13,%rd1,%rd116;\n@%p48 bra $L__BB0_70;\nbra.uni $L__BB0_41;\n$L__BB0_70:\n"
 "setp.eq.s32 %p64,%r439,0;\n@%p64 bra $L__BB0_72;\nld.global.v2.u32{%r612,%r613},[%rd12];\n"
 "shl.b32 %r985,%r612,16;\nand.b32 %r984,%r612,-65536;\nshl.b32 %r983,%r613,16;\n"
@@ -24003,7 +24190,7 @@ static const char qlora__ptx_505[] =
 "cvt.rn.bf16x2.f32 %r863,%f393,%f394;\nmov.b32 %f395,%r1061;\nmov.b32 %f396,%r1060;\n"
 "cvt.rn.bf16x2.f32 %r864,%f395,%f396;\nmov.b32 %f397,%r1063;\nmov.b32 %f398,%r1062;\n"
 "cvt.rn.bf16x2.f32 %r865,%f397,%f398;\nmov.b32 %f399,%r1065;\nmov.b32 %f400,%r1064;\n";
-static const char qlora__ptx_506[] =
+static const char qlora__ptx_508[] =
 "cvt.rn.bf16x2.f32 %r866,%f399,%f400;\nsetp.eq.s32 %p158,%r439,0;\n@%p158 bra $L__BB0_242;\n"
 "shl.b64 %rd141,%rd29,1;\nadd.s64 %rd31,%rd1,%rd141;\nmov.f32 %f481,0f00000000;\n"
 "mov.f32 %f482,%f481;\n@%p150 bra $L__BB0_228;\nld.global.u16 %r867,[%rd31];\n"
@@ -24055,7 +24242,7 @@ static const char qlora__ptx_506[] =
 "@%p155 bra $L__BB0_270;\nand.b32 %r900,%r885,-65536;\nmov.b32 %f446,%r900;\n"
 "cvt.rn.bf16.f32 %rs22,%f446;\nst.global.u16[%rd33+10],%rs22;\n$L__BB0_270:\n"
 "@%p156 bra $L__BB0_272;\nshl.b32 %r901,%r886,16;\nmov.b32 %f447,%r901;\n";
-static const char qlora__ptx_507[] =
+static const char qlora__ptx_509[] =
 "cvt.rn.bf16.f32 %rs23,%f447;\nst.global.u16[%rd33+12],%rs23;\n$L__BB0_272:\n"
 "@%p157 bra $L__BB0_274;\nand.b32 %r902,%r886,-65536;\nmov.b32 %f448,%r902;\n"
 "cvt.rn.bf16.f32 %rs24,%f448;\nst.global.u16[%rd33+14],%rs24;\n$L__BB0_274:\n"
@@ -24105,7 +24292,7 @@ static const char qlora__ptx_507[] =
 "mul.wide.s32 %rd123,%r24,4;\nadd.s64 %rd16,%rd1,%rd123;\n@%p66 bra $L__BB0_105;\n"
 "bra.uni $L__BB0_76;\n$L__BB0_105:\nsetp.eq.s32 %p82,%r439,0;\n@%p82 bra $L__BB0_107;\n"
 "ld.global.v2.u32{%r665,%r666},[%rd15];\nshl.b32 %r1005,%r665,16;\n";
-static const char qlora__ptx_508[] =
+static const char qlora__ptx_510[] =
 "and.b32 %r1004,%r665,-65536;\nshl.b32 %r1003,%r666,16;\nand.b32 %r1002,%r666,-65536;\n"
 "ld.global.v2.u32{%r669,%r670},[%rd15+8];\nshl.b32 %r1001,%r669,16;\n"
 "and.b32 %r1000,%r669,-65536;\nshl.b32 %r999,%r670,16;\nand.b32 %r998,%r670,-65536;\n"
@@ -24156,7 +24343,7 @@ static const char qlora__ptx_508[] =
 "ld.global.v4.u32{%r693,%r694,%r695,%r696},[%rd132];\nsub.s32 %r287,%r3,%r1006;\n"
 "setp.gt.s32 %p86,%r287,7;\nadd.s64 %rd21,%rd1,%rd131;\nmul.wide.s32 %rd133,%r1006,4;\n"
 "add.s64 %rd22,%rd1,%rd133;\n@%p86 bra $L__BB0_141;\nbra.uni $L__BB0_112;\n$L__BB0_141:\n";
-static const char qlora__ptx_509[] =
+static const char qlora__ptx_511[] =
 "setp.eq.s32 %p102,%r439,0;\n@%p102 bra $L__BB0_143;\nld.global.v2.u32{%r722,%r723},[%rd21];\n"
 "shl.b32 %r1026,%r722,16;\nand.b32 %r1025,%r722,-65536;\nshl.b32 %r1024,%r723,16;\n"
 "and.b32 %r1023,%r723,-65536;\nld.global.v2.u32{%r726,%r727},[%rd21+8];\n"
@@ -24207,11 +24394,11 @@ static const char qlora__ptx_509[] =
 "ret;\n$L__BB0_4:\nsetp.eq.s64 %p5,%rd36,0;\nmov.u16 %rs25,1;\n@%p5 bra $L__BB0_7;\n"
 "add.s64 %rd58,%rd36,%rd46;\nshl.b64 %rd59,%rd37,1;\nor.b64 %rd60,%rd59,%rd58;\n"
 "and.b64 %rd61,%rd60,15;\nsetp.ne.s64 %p6,%rd61,0;\n";
-static const char qlora__ptx_510[] =
+static const char qlora__ptx_512[] =
 "mov.u16 %rs25,%rs3;\n@%p6 bra $L__BB0_7;\nadd.s64 %rd63,%rd38,%rd46;\nshl.b64 %rd64,%rd39,1;\n"
 "or.b64 %rd65,%rd64,%rd63;\nand.b64 %rd66,%rd65,15;\nsetp.eq.s64 %p7,%rd66,0;\n"
 "selp.u16 %rs25,1,0,%p7;\nbra.uni $L__BB0_7;\n}\n";
-static const char qlora__ptx_511[] =
+static const char qlora__ptx_513[] =
 ".visible .entry qlora_norm_rms_bwd_bf16(\n.param .u64 qlora_norm_rms_bwd_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_bwd_bf16_param_1,\n.param .u64 qlora_norm_rms_bwd_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_bwd_bf16_param_3,\n.param .u64 qlora_norm_rms_bwd_bf16_param_4,\n"
@@ -24267,7 +24454,7 @@ static const char qlora__ptx_511[] =
 "ld.global.v4.u32{%r1415,%r1416,%r1417,%r1418},[%rd89];\n$L__BB1_10:\nmov.u32 %r1420,%r1419;\n"
 "mov.u32 %r1421,%r1419;\nmov.u32 %r1422,%r1419;\n@%p11 bra $L__BB1_12;\n"
 "cvt.s64.s32 %rd90,%r1586;\n";
-static const char qlora__ptx_512[] =
+static const char qlora__ptx_514[] =
 "add.s64 %rd91,%rd6,%rd90;\nshl.b64 %rd92,%rd91,1;\nadd.s64 %rd93,%rd2,%rd92;\n"
 "ld.global.v4.u32{%r1419,%r1420,%r1421,%r1422},[%rd93];\n$L__BB1_12:\nsetp.eq.s64 %p14,%rd10,0;\n"
 "or.pred %p15,%p14,%p11;\nmov.u32 %r1427,0;\nmov.u32 %r1423,%r1427;\nmov.u32 %r1424,%r1427;\n"
@@ -24318,7 +24505,7 @@ static const char qlora__ptx_512[] =
 "add.s64 %rd218,%rd6,%rd29;\nshl.b64 %rd219,%rd218,1;\nadd.s64 %rd31,%rd2,%rd219;\n"
 "mov.u32 %r1577,0;\nmov.u32 %r1576,%r1577;\n@%p165 bra $L__BB1_267;\n"
 "ld.global.u16 %r1117,[%rd31];\nshl.b32 %r1576,%r1117,16;\n$L__BB1_267:\n";
-static const char qlora__ptx_513[] =
+static const char qlora__ptx_515[] =
 "@%p166 bra $L__BB1_269;\nld.global.u16 %r1119,[%rd31+2];\nshl.b32 %r1577,%r1119,16;\n"
 "$L__BB1_269:\nmov.u32 %r1579,0;\nmov.u32 %r1578,%r1579;\n@%p167 bra $L__BB1_271;\n"
 "ld.global.u16 %r1121,[%rd31+4];\nshl.b32 %r1578,%r1121,16;\n$L__BB1_271:\n"
@@ -24368,7 +24555,7 @@ static const char qlora__ptx_513[] =
 "fma.rn.f32 %f564,%f563,%f563,%f559;\nand.b32 %r1159,%r1133,-65536;\nmov.b32 %f565,%r1159;\n"
 "mul.f32 %f566,%f771,%f565;\nfma.rn.f32 %f567,%f566,%f563,%f562;\nshl.b32 %r1160,%r1114,16;\n"
 "mov.b32 %f568,%r1160;\n";
-static const char qlora__ptx_514[] =
+static const char qlora__ptx_516[] =
 "fma.rn.f32 %f569,%f568,%f568,%f564;\nshl.b32 %r1161,%r1134,16;\nmov.b32 %f570,%r1161;\n"
 "mul.f32 %f571,%f770,%f570;\nfma.rn.f32 %f572,%f571,%f568,%f567;\nand.b32 %r1162,%r1114,-65536;\n"
 "mov.b32 %f573,%r1162;\nfma.rn.f32 %f574,%f573,%f573,%f569;\nand.b32 %r1163,%r1134,-65536;\n"
@@ -24421,7 +24608,7 @@ static const char qlora__ptx_514[] =
 "add.f32 %f607,%f777,%f606;\nmov.b32 %r1205,%f607;\nmov.u32 %r1206,8;\n"
 "shfl.sync.bfly.b32 %r1207|%p213,%r1205,%r1206,%r1201,%r1203;\nmov.b32 %f608,%r1207;\n"
 "add.f32 %f609,%f607,%f608;\nmov.b32 %r1208,%f609;\n";
-static const char qlora__ptx_515[] =
+static const char qlora__ptx_517[] =
 "mov.u32 %r1209,4;\nshfl.sync.bfly.b32 %r1210|%p214,%r1208,%r1209,%r1201,%r1203;\n"
 "mov.b32 %f610,%r1210;\nadd.f32 %f611,%f609,%f610;\nmov.b32 %r1211,%f611;\nmov.u32 %r1212,2;\n"
 "shfl.sync.bfly.b32 %r1213|%p215,%r1211,%r1212,%r1201,%r1203;\nmov.b32 %f612,%r1213;\n"
@@ -24474,7 +24661,7 @@ static const char qlora__ptx_515[] =
 "ld.global.u16 %r1273,[%rd37+10];\nshl.b32 %r1600,%r1273,16;\n$L__BB1_358:\nmov.u32 %r1602,0;\n"
 "mov.u32 %r1601,%r1602;\n@%p236 bra $L__BB1_360;\nld.global.u16 %r1275,[%rd37+12];\n"
 "shl.b32 %r1601,%r1275,16;\n$L__BB1_360:\n@%p237 bra $L__BB1_362;\n";
-static const char qlora__ptx_516[] =
+static const char qlora__ptx_518[] =
 "ld.global.u16 %r1277,[%rd37+14];\nshl.b32 %r1602,%r1277,16;\n$L__BB1_362:\n"
 "mov.b32 %f639,%r1596;\nmov.b32 %f640,%r1595;\ncvt.rn.bf16x2.f32 %r1278,%f639,%f640;\n"
 "mov.b32 %f641,%r1598;\nmov.b32 %f642,%r1597;\ncvt.rn.bf16x2.f32 %r1279,%f641,%f642;\n"
@@ -24524,7 +24711,7 @@ static const char qlora__ptx_516[] =
 "@%p236 bra $L__BB1_411;\nld.global.f32 %f804,[%rd40+24];\n$L__BB1_411:\n@%p237 bra $L__BB1_413;\n"
 "ld.global.f32 %f805,[%rd40+28];\n$L__BB1_413:\nshl.b32 %r1326,%r1611,16;\n"
 "and.b32 %r1327,%r1611,-65536;\nshl.b32 %r1328,%r1612,16;\n";
-static const char qlora__ptx_517[] =
+static const char qlora__ptx_519[] =
 "and.b32 %r1329,%r1612,-65536;\nshl.b32 %r1330,%r1613,16;\nand.b32 %r1331,%r1613,-65536;\n"
 "shl.b32 %r1332,%r1614,16;\nand.b32 %r1333,%r1614,-65536;\nshl.b32 %r1334,%r1278,16;\n"
 "mov.b32 %f679,%r1334;\nmul.f32 %f680,%f798,%f679;\nshl.b32 %r1335,%r1258,16;\n"
@@ -24576,7 +24763,7 @@ static const char qlora__ptx_517[] =
 "setp.lt.s32 %p25,%r65,2;\n@%p25 bra $L__BB1_27;\nld.global.u16 %r597,[%rd13+2];\n"
 "shl.b32 %r1454,%r597,16;\n$L__BB1_27:\nsetp.lt.s32 %p26,%r65,3;\nmov.u32 %r1453,0;\n"
 "@%p26 bra $L__BB1_29;\nld.global.u16 %r599,[%rd13+4];\n";
-static const char qlora__ptx_518[] =
+static const char qlora__ptx_520[] =
 "shl.b32 %r1453,%r599,16;\n$L__BB1_29:\nmov.u32 %r1452,0;\nsetp.lt.s32 %p27,%r65,4;\n"
 "@%p27 bra $L__BB1_31;\nld.global.u16 %r601,[%rd13+6];\nshl.b32 %r1452,%r601,16;\n$L__BB1_31:\n"
 "setp.lt.s32 %p28,%r65,5;\nmov.u32 %r1451,0;\n@%p28 bra $L__BB1_33;\nshl.b64 %rd108,%rd12,1;\n"
@@ -24625,7 +24812,7 @@ static const char qlora__ptx_518[] =
 "mul.wide.s32 %rd118,%r32,4;\nadd.s64 %rd17,%rd1,%rd118;\n@%p16 bra $L__BB1_90;\n"
 "sub.s32 %r124,%r5,%r32;\nsetp.gt.s32 %p40,%r124,7;\n@%p40 bra $L__BB1_86;\nbra.uni $L__BB1_57;\n"
 "$L__BB1_86:\nsetp.eq.s32 %p56,%r537,0;\n@%p56 bra $L__BB1_88;\n";
-static const char qlora__ptx_519[] =
+static const char qlora__ptx_521[] =
 "ld.global.v2.u32{%r676,%r677},[%rd16];\nshl.b32 %r1475,%r676,16;\nand.b32 %r1474,%r676,-65536;\n"
 "shl.b32 %r1473,%r677,16;\nand.b32 %r1472,%r677,-65536;\n"
 "ld.global.v2.u32{%r680,%r681},[%rd16+8];\nshl.b32 %r1471,%r680,16;\n"
@@ -24676,7 +24863,7 @@ static const char qlora__ptx_519[] =
 "fma.rn.f32 %f219,%f218,%f218,%f213;\nshl.b32 %r705,%r1434,16;\nmov.b32 %f220,%r705;\n"
 "mov.b32 %f221,%r1477;\nmul.f32 %f222,%f220,%f221;\nfma.rn.f32 %f223,%f222,%f218,%f217;\n"
 "and.b32 %r706,%r1430,-65536;\nmov.b32 %f224,%r706;\n";
-static const char qlora__ptx_520[] =
+static const char qlora__ptx_522[] =
 "fma.rn.f32 %f743,%f224,%f224,%f219;\nand.b32 %r707,%r1434,-65536;\nmov.b32 %f225,%r707;\n"
 "mov.b32 %f226,%r1478;\nmul.f32 %f227,%f225,%f226;\nfma.rn.f32 %f742,%f227,%f224,%f223;\n"
 "$L__BB1_90:\nld.param.u32 %r1382,[qlora_norm_rms_bwd_bf16_param_14];\n"
@@ -24727,7 +24914,7 @@ static const char qlora__ptx_520[] =
 "and.b32 %r770,%r715,-65536;\nshl.b32 %r771,%r716,16;\nand.b32 %r772,%r716,-65536;\n"
 "shl.b32 %r773,%r717,16;\nand.b32 %r774,%r717,-65536;\nmov.b32 %f228,%r759;\n"
 "fma.rn.f32 %f229,%f228,%f228,%f743;\nmov.b32 %f230,%r767;\n";
-static const char qlora__ptx_521[] =
+static const char qlora__ptx_523[] =
 "mov.b32 %f231,%r1496;\nmul.f32 %f232,%f230,%f231;\nfma.rn.f32 %f233,%f232,%f228,%f742;\n"
 "mov.b32 %f234,%r760;\nfma.rn.f32 %f235,%f234,%f234,%f229;\nmov.b32 %f236,%r768;\n"
 "mov.b32 %f237,%r1495;\nmul.f32 %f238,%f236,%f237;\nfma.rn.f32 %f239,%f238,%f234,%f233;\n"
@@ -24781,7 +24968,7 @@ static const char qlora__ptx_521[] =
 "mov.u32 %r1390,%tid.x;\nshr.u32 %r806,%r1390,3;\nand.b32 %r807,%r806,536870908;\n"
 "mov.u32 %r808,_ZZ7rms_bwdI4bf16EvPKT_lS3_lPKviS3_lPS1_lPflifiE6shared;\n"
 "add.s32 %r809,%r808,%r807;\nst.shared.f32[%r809],%f15;\n";
-static const char qlora__ptx_522[] =
+static const char qlora__ptx_524[] =
 "st.shared.f32[%r809+128],%f16;\n$L__BB1_128:\nmov.u32 %r1388,%ntid.x;\nmov.u32 %r1387,%tid.x;\n"
 "and.b32 %r1386,%r1387,31;\nbar.sync 0;\nshr.u32 %r238,%r1388,5;\nsetp.ge.u32 %p88,%r1386,%r238;\n"
 "mov.f32 %f745,0f00000000;\nmov.f32 %f744,%f745;\n@%p88 bra $L__BB1_130;\nmov.u32 %r1389,%tid.x;\n"
@@ -24836,7 +25023,7 @@ static const char qlora__ptx_522[] =
 "add.s64 %rd147,%rd1,%rd146;\nld.global.u16 %r872,[%rd147+6];\nshl.b32 %r1515,%r872,16;\n"
 "$L__BB1_150:\nsetp.lt.s32 %p113,%r243,5;\nmov.u32 %r1519,0;\nmov.u32 %r1514,%r1519;\n"
 "@%p113 bra $L__BB1_152;\nshl.b64 %rd149,%rd12,1;\nadd.s64 %rd150,%rd1,%rd149;\n";
-static const char qlora__ptx_523[] =
+static const char qlora__ptx_525[] =
 "ld.global.u16 %r874,[%rd150+8];\nshl.b32 %r1514,%r874,16;\n$L__BB1_152:\n"
 "setp.lt.s32 %p114,%r243,6;\n@%p114 bra $L__BB1_154;\nshl.b64 %rd152,%rd12,1;\n"
 "add.s64 %rd153,%rd1,%rd152;\nld.global.u16 %r876,[%rd153+10];\nshl.b32 %r1519,%r876,16;\n"
@@ -24889,7 +25076,7 @@ static const char qlora__ptx_523[] =
 "cvta.to.global.u64 %rd160,%rd244;\nadd.s64 %rd161,%rd11,%rd12;\nshl.b64 %rd162,%rd161,1;\n"
 "add.s64 %rd163,%rd160,%rd162;\ncvt.rn.bf16x2.f32 %r908,%f324,%f325;\n"
 "cvt.rn.bf16x2.f32 %r907,%f322,%f323;\n";
-static const char qlora__ptx_524[] =
+static const char qlora__ptx_526[] =
 "cvt.rn.bf16x2.f32 %r906,%f320,%f321;\ncvt.rn.bf16x2.f32 %r909,%f326,%f327;\n"
 "st.global.v4.u32[%rd163],{%r906,%r907,%r908,%r909};\n$L__BB1_174:\n@%p16 bra $L__BB1_209;\n"
 "ld.param.u32 %r1377,[qlora_norm_rms_bwd_bf16_param_14];\nmul.lo.s32 %r1376,%r540,%r1377;\n"
@@ -24940,7 +25127,7 @@ static const char qlora__ptx_524[] =
 "mov.b32 %f400,%r1537;\nmul.f32 %f401,%f399,%f400;\nand.b32 %r983,%r1427,-65536;\n"
 "mov.b32 %f402,%r983;\nmul.f32 %f403,%f31,%f402;\nsub.f32 %f404,%f401,%f403;\n"
 "and.b32 %r984,%r1435,-65536;\nmov.b32 %f405,%r984;\nfma.rn.f32 %f384,%f806,%f404,%f405;\n";
-static const char qlora__ptx_525[] =
+static const char qlora__ptx_527[] =
 "shl.b32 %r985,%r1432,16;\nmov.b32 %f406,%r985;\nmov.b32 %f407,%r1536;\n"
 "mul.f32 %f408,%f406,%f407;\nshl.b32 %r986,%r1428,16;\nmov.b32 %f409,%r986;\n"
 "mul.f32 %f410,%f31,%f409;\nsub.f32 %f411,%f408,%f410;\nshl.b32 %r987,%r1436,16;\n"
@@ -24991,7 +25178,7 @@ static const char qlora__ptx_525[] =
 "shl.b32 %r1562,%r1029,16;\n$L__BB1_219:\nsetp.lt.s32 %p150,%r364,3;\nmov.u32 %r1560,0;\n"
 "mov.u32 %r1561,%r1560;\n@%p150 bra $L__BB1_221;\nld.global.u16 %r1031,[%rd27+4];\n"
 "shl.b32 %r1561,%r1031,16;\n$L__BB1_221:\nsetp.lt.s32 %p151,%r364,4;\n";
-static const char qlora__ptx_526[] =
+static const char qlora__ptx_528[] =
 "@%p151 bra $L__BB1_223;\nld.global.u16 %r1033,[%rd27+6];\nshl.b32 %r1560,%r1033,16;\n"
 "$L__BB1_223:\nsetp.lt.s32 %p152,%r364,5;\nmov.u32 %r1564,0;\nmov.u32 %r1559,%r1564;\n"
 "@%p152 bra $L__BB1_225;\nld.global.u16 %r1035,[%rd27+8];\nshl.b32 %r1559,%r1035,16;\n"
@@ -25043,7 +25230,7 @@ static const char qlora__ptx_526[] =
 "mul.f32 %f507,%f505,%f506;\nand.b32 %r1094,%r1015,-65536;\nmov.b32 %f508,%r1094;\n"
 "mul.f32 %f509,%f31,%f508;\nsub.f32 %f510,%f507,%f509;\nmov.b32 %f511,%r1078;\n"
 "fma.rn.f32 %f454,%f806,%f510,%f511;\nadd.s64 %rd213,%rd11,%rd26;\nshl.b64 %rd214,%rd213,1;\n";
-static const char qlora__ptx_527[] =
+static const char qlora__ptx_529[] =
 "add.s64 %rd215,%rd22,%rd214;\ncvt.rn.bf16x2.f32 %r1067,%f448,%f449;\n"
 "cvt.rn.bf16x2.f32 %r1068,%f450,%f451;\ncvt.rn.bf16x2.f32 %r1069,%f452,%f453;\n"
 "cvt.rn.bf16x2.f32 %r1070,%f454,%f455;\nst.global.v4.u32[%rd215],{%r1067,%r1068,%r1069,%r1070};\n"
@@ -25058,7 +25245,7 @@ static const char qlora__ptx_527[] =
 "mov.u32 %r1359,%nctaid.y;\ncvt.u64.u32 %rd231,%r1359;\nmul.lo.s64 %rd232,%rd4,%rd231;\n"
 "add.s64 %rd234,%rd232,%rd241;\ncvta.to.global.u64 %rd235,%rd240;\nshl.b64 %rd236,%rd234,2;\n"
 "add.s64 %rd237,%rd235,%rd236;\nst.global.f32[%rd237],%f806;\n$L__BB1_432:\nret;\n}\n";
-static const char qlora__ptx_528[] =
+static const char qlora__ptx_530[] =
 ".visible .entry qlora_norm_rms_dw_bf16(\n.param .u64 qlora_norm_rms_dw_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_bf16_param_1,\n.param .u64 qlora_norm_rms_dw_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_dw_bf16_param_3,\n.param .u64 qlora_norm_rms_dw_bf16_param_4,\n"
@@ -25112,7 +25299,7 @@ static const char qlora__ptx_528[] =
 "add.s32 %r66,%r66,-4;\nsetp.ne.s32 %p5,%r66,0;\n@%p5 bra $L__BB2_6;\n$L__BB2_7:\n"
 "setp.eq.s32 %p6,%r5,0;\n@%p6 bra $L__BB2_11;\nsetp.eq.s32 %p7,%r5,1;\ncvt.s64.s32 %rd61,%r67;\n"
 "mul.lo.s64 %rd62,%rd61,%rd9;\n";
-static const char qlora__ptx_529[] =
+static const char qlora__ptx_531[] =
 "add.s64 %rd63,%rd62,%rd10;\nadd.s64 %rd64,%rd63,%rd19;\nshl.b64 %rd65,%rd64,1;\n"
 "add.s64 %rd66,%rd3,%rd65;\nld.global.u16 %r35,[%rd66];\nshl.b32 %r36,%r35,16;\n"
 "mov.b32 %f35,%r36;\nadd.s64 %rd67,%rd63,%rd20;\nshl.b64 %rd68,%rd67,1;\n"
@@ -25149,8 +25336,6 @@ static const char qlora__ptx_529[] =
 "cvta.to.global.u64 %rd94,%rd33;\nshl.b64 %rd95,%rd93,2;\nadd.s64 %rd96,%rd94,%rd95;\n"
 "st.global.f32[%rd96],%f60;\n$L__BB2_14:\nret;\n}\n";
 static const char* const qlora__ptx_norm_bf16_80[] = {
-qlora__ptx_500,
-qlora__ptx_501,
 qlora__ptx_502,
 qlora__ptx_503,
 qlora__ptx_504,
@@ -25179,9 +25364,18 @@ qlora__ptx_526,
 qlora__ptx_527,
 qlora__ptx_528,
 qlora__ptx_529,
+qlora__ptx_530,
+qlora__ptx_531,
 0};
+#define QLORA__PTX_norm_bf16_80 qlora__ptx_norm_bf16_80, 111705u, 0x3b495440u, 0
+#endif
+// end
 
-static const char qlora__ptx_530[] =
+// texts optim sm_75: core
+#if defined(QLORA_PTX_NO_CORE)
+#define QLORA__PTX_optim_75 0, 0u, 0u, "QLORA_PTX_NO_CORE"
+#else
+static const char qlora__ptx_532[] =
 ".visible .entry qlora_optim_advance(\n.param .u64 qlora_optim_advance_param_0,\n"
 ".param .u64 qlora_optim_advance_param_1\n)\n{\n.reg .pred %p<13>;\n.reg .f32 %f<9>;\n"
 ".reg .b32 %r<5>;\n.reg .f64 %fd<35>;\n.reg .b64 %rd<20>;\n"
@@ -25211,7 +25405,7 @@ static const char qlora__ptx_530[] =
 "$L__BB0_9:\nmov.f64 %fd26,0d3FF0000000000000;\nsub.f64 %fd27,%fd26,%fd34;\n"
 "sqrt.rn.f64 %fd28,%fd27;\nld.global.f64 %fd29,[%rd1+-16];\ncvt.rn.f32.f64 %f7,%fd28;\n"
 "cvt.rn.f32.f64 %f8,%fd29;\nst.global.v2.f32[%rd1+40],{%f7,%f8};\n$L__BB0_10:\nret;\n}\n";
-static const char qlora__ptx_531[] =
+static const char qlora__ptx_533[] =
 ".visible .entry qlora_optim_adamw_f32(\n.param .u64 qlora_optim_adamw_f32_param_0,\n"
 ".param .u64 qlora_optim_adamw_f32_param_1,\n.param .u64 qlora_optim_adamw_f32_param_2,\n"
 ".param .u64 qlora_optim_adamw_f32_param_3,\n.param .u64 qlora_optim_adamw_f32_param_4,\n"
@@ -25264,7 +25458,7 @@ static const char qlora__ptx_531[] =
 "ld.global.u32 %r182,[%rd74];\n$L__BB1_26:\nsetp.lt.s64 %p26,%rd12,2;\n@%p26 bra $L__BB1_28;\n"
 "cvta.to.global.u64 %rd219,%rd40;\nadd.s64 %rd76,%rd219,%rd72;\nld.global.u32 %r183,[%rd76+4];\n"
 "$L__BB1_28:\nsetp.lt.s64 %p27,%rd12,3;\n";
-static const char qlora__ptx_532[] =
+static const char qlora__ptx_534[] =
 "mov.u32 %r185,0;\nmov.u32 %r184,%r185;\n@%p27 bra $L__BB1_30;\ncvta.to.global.u64 %rd218,%rd40;\n"
 "add.s64 %rd78,%rd218,%rd72;\nld.global.u32 %r184,[%rd78+8];\n$L__BB1_30:\n"
 "setp.lt.s64 %p28,%rd12,4;\n@%p28 bra $L__BB1_33;\ncvta.to.global.u64 %rd217,%rd40;\n"
@@ -25315,7 +25509,7 @@ static const char qlora__ptx_532[] =
 "mul.f32 %f78,%f32,%f70;\nfma.rn.f32 %f20,%f70,%f78,%f77;\nsqrt.rn.f32 %f79,%f20;\n"
 "div.rn.f32 %f80,%f79,%f34;\nadd.f32 %f81,%f35,%f80;\ndiv.rn.f32 %f82,%f19,%f81;\n"
 "mul.f32 %f83,%f33,%f82;\nsub.f32 %f21,%f73,%f83;\nmov.b32 %f84,%r193;\n";
-static const char qlora__ptx_533[] =
+static const char qlora__ptx_535[] =
 "mul.f32 %f85,%f99,%f84;\nmov.b32 %f86,%r185;\nmul.f32 %f87,%f12,%f86;\nsub.f32 %f88,%f86,%f87;\n"
 "mov.b32 %f89,%r201;\nsub.f32 %f90,%f85,%f89;\nfma.rn.f32 %f22,%f31,%f90,%f89;\n"
 "mov.b32 %f91,%r209;\nmul.f32 %f92,%f30,%f91;\nmul.f32 %f93,%f32,%f85;\n"
@@ -25366,7 +25560,7 @@ static const char qlora__ptx_533[] =
 "mul.f32 %f26,%f37,%f18;\nmul.f32 %f27,%f37,%f21;\nmul.f32 %f28,%f37,%f24;\n"
 "cvta.to.global.u64 %rd138,%rd44;\nadd.s64 %rd18,%rd138,%rd72;\n@%p24 bra $L__BB1_110;\n"
 "bra.uni $L__BB1_105;\n$L__BB1_110:\nst.global.f32[%rd18],%f25;\nst.global.f32[%rd18+4],%f26;\n";
-static const char qlora__ptx_534[] =
+static const char qlora__ptx_536[] =
 "st.global.f32[%rd18+8],%f27;\nst.global.f32[%rd18+12],%f28;\nbra.uni $L__BB1_111;\n$L__BB1_105:\n"
 "setp.lt.s64 %p74,%rd12,1;\n@%p74 bra $L__BB1_111;\nst.global.f32[%rd18],%f25;\n"
 "setp.eq.s64 %p75,%rd12,1;\n@%p75 bra $L__BB1_111;\nst.global.f32[%rd18+4],%f26;\n"
@@ -25416,7 +25610,7 @@ static const char qlora__ptx_534[] =
 "cvt.u32.u64 %r154,%rd26;\ndiv.u32 %r155,%r154,%r153;\ncvt.u64.u32 %rd245,%r155;\n$L__BB1_129:\n"
 "sub.s64 %rd163,%rd6,%rd5;\nmul.lo.s64 %rd164,%rd163,%rd245;\nadd.s64 %rd165,%rd164,%rd26;\n"
 "shl.b64 %rd166,%rd165,2;\n";
-static const char qlora__ptx_535[] =
+static const char qlora__ptx_537[] =
 "add.s64 %rd167,%rd4,%rd166;\nst.f32[%rd167],%f26;\n$L__BB1_130:\nsetp.lt.s64 %p89,%rd12,3;\n"
 "@%p89 bra $L__BB1_135;\nadd.s64 %rd30,%rd242,2;\nor.b64 %rd168,%rd30,%rd5;\n"
 "and.b64 %rd169,%rd168,-4294967296;\nsetp.eq.s64 %p90,%rd169,0;\n@%p90 bra $L__BB1_133;\n"
@@ -25435,7 +25629,7 @@ static const char qlora__ptx_535[] =
 "ld.param.u64 %rd211,[qlora_optim_adamw_f32_param_6];\nmov.u32 %r175,%nctaid.y;\n"
 "cvt.u64.u32 %rd210,%r175;\nadd.s64 %rd241,%rd241,%rd210;\nsetp.lt.s64 %p98,%rd241,%rd211;\n"
 "@%p98 bra $L__BB1_4;\n$L__BB1_150:\nret;\n}\n";
-static const char qlora__ptx_536[] =
+static const char qlora__ptx_538[] =
 ".visible .entry qlora_optim_adamw_bf16(\n.param .u64 qlora_optim_adamw_bf16_param_0,\n"
 ".param .u64 qlora_optim_adamw_bf16_param_1,\n.param .u64 qlora_optim_adamw_bf16_param_2,\n"
 ".param .u64 qlora_optim_adamw_bf16_param_3,\n.param .u64 qlora_optim_adamw_bf16_param_4,\n"
@@ -25488,7 +25682,7 @@ static const char qlora__ptx_536[] =
 "setp.lt.s64 %p24,%rd11,2;\n@%p24 bra $L__BB2_27;\nadd.s64 %rd76,%rd14,%rd72;\n"
 "ld.global.u32 %r331,[%rd76+4];\n$L__BB2_27:\nsetp.lt.s64 %p25,%rd11,3;\nmov.u32 %r333,0;\n"
 "mov.u32 %r332,%r333;\n@%p25 bra $L__BB2_29;\nadd.s64 %rd78,%rd14,%rd72;\n";
-static const char qlora__ptx_537[] =
+static const char qlora__ptx_539[] =
 "ld.global.u32 %r332,[%rd78+8];\n$L__BB2_29:\nsetp.lt.s64 %p26,%rd11,4;\n@%p26 bra $L__BB2_32;\n"
 "add.s64 %rd80,%rd14,%rd72;\nld.global.u32 %r333,[%rd80+12];\n$L__BB2_32:\n@%p22 bra $L__BB2_41;\n"
 "bra.uni $L__BB2_33;\n$L__BB2_41:\nld.global.v4.u32{%r338,%r339,%r340,%r341},[%rd13];\n"
@@ -25538,7 +25732,7 @@ static const char qlora__ptx_537[] =
 "mul.f32 %f79,%f29,%f78;\nsub.f32 %f21,%f69,%f79;\nmov.b32 %f80,%r341;\nmul.f32 %f81,%f99,%f80;\n"
 "mov.b32 %f82,%r333;\nmul.f32 %f83,%f12,%f82;\nsub.f32 %f84,%f82,%f83;\nmov.b32 %f85,%r349;\n"
 "sub.f32 %f86,%f81,%f85;\n";
-static const char qlora__ptx_538[] =
+static const char qlora__ptx_540[] =
 "fma.rn.f32 %f22,%f27,%f86,%f85;\nmov.b32 %f87,%r357;\nmul.f32 %f88,%f26,%f87;\n"
 "mul.f32 %f89,%f28,%f81;\nfma.rn.f32 %f23,%f81,%f89,%f88;\nsqrt.rn.f32 %f90,%f23;\n"
 "div.rn.f32 %f91,%f90,%f30;\nadd.f32 %f92,%f31,%f91;\ndiv.rn.f32 %f93,%f22,%f92;\n"
@@ -25589,7 +25783,7 @@ static const char qlora__ptx_538[] =
 "cvta.to.global.u64 %rd138,%rd43;\nshl.b64 %rd139,%rd211,1;\nadd.s64 %rd17,%rd138,%rd139;\n"
 "@%p22 bra $L__BB2_109;\nbra.uni $L__BB2_104;\n$L__BB2_109:\nshr.u32 %r176,%r83,16;\n"
 "and.b32 %r177,%r176,1;\nadd.s32 %r178,%r83,%r177;\n";
-static const char qlora__ptx_539[] =
+static const char qlora__ptx_541[] =
 "add.s32 %r179,%r178,32767;\nshr.u32 %r180,%r179,16;\nand.b32 %r181,%r83,2147483647;\n"
 "setp.gt.u32 %p80,%r181,2139095040;\nselp.b32 %r182,32767,%r180,%p80;\nshr.u32 %r183,%r84,16;\n"
 "and.b32 %r184,%r183,1;\nadd.s32 %r185,%r84,%r184;\nadd.s32 %r186,%r185,32767;\n"
@@ -25640,7 +25834,7 @@ static const char qlora__ptx_539[] =
 "@%p111 bra $L__BB2_145;\nadd.s64 %rd195,%rd239,2;\ncvt.u32.u64 %r302,%rd195;\n"
 "cvt.u32.u64 %r303,%rd5;\ndiv.u32 %r304,%r302,%r303;\ncvt.u64.u32 %rd196,%r304;\n"
 "sub.s64 %rd197,%rd6,%rd5;\nmul.lo.s64 %rd198,%rd197,%rd196;\nshr.u32 %r305,%r85,16;\n";
-static const char qlora__ptx_540[] =
+static const char qlora__ptx_542[] =
 "and.b32 %r306,%r305,1;\nadd.s32 %r307,%r85,%r306;\nadd.s32 %r308,%r307,32767;\n"
 "shr.u32 %r309,%r308,16;\nand.b32 %r310,%r85,2147483647;\nsetp.gt.u32 %p112,%r310,2139095040;\n"
 "selp.b32 %r311,32767,%r309,%p112;\nadd.s64 %rd199,%rd239,%rd198;\nshl.b64 %rd200,%rd199,1;\n"
@@ -25689,7 +25883,7 @@ static const char qlora__ptx_540[] =
 "sub.s64 %rd163,%rd6,%rd5;\nmul.lo.s64 %rd164,%rd163,%rd242;\nadd.s64 %rd165,%rd164,%rd25;\n"
 "shr.u32 %r255,%r84,16;\nand.b32 %r256,%r255,1;\nadd.s32 %r257,%r84,%r256;\n"
 "add.s32 %r258,%r257,32767;\nshr.u32 %r259,%r258,16;\nand.b32 %r260,%r84,2147483647;\n";
-static const char qlora__ptx_541[] =
+static const char qlora__ptx_543[] =
 "setp.gt.u32 %p100,%r260,2139095040;\nselp.b32 %r261,32767,%r259,%p100;\n"
 "shl.b64 %rd166,%rd165,1;\nadd.s64 %rd167,%rd4,%rd166;\nst.u16[%rd167],%r261;\n$L__BB2_129:\n"
 "setp.lt.s64 %p101,%rd11,3;\n@%p101 bra $L__BB2_134;\nadd.s64 %rd29,%rd239,2;\n"
@@ -25715,7 +25909,7 @@ static const char qlora__ptx_541[] =
 "$L__BB2_148:\nld.param.u64 %rd212,[qlora_optim_adamw_bf16_param_6];\nmov.u32 %r323,%nctaid.y;\n"
 "cvt.u64.u32 %rd210,%r323;\nadd.s64 %rd238,%rd238,%rd210;\nsetp.lt.s64 %p116,%rd238,%rd212;\n"
 "@%p116 bra $L__BB2_4;\n$L__BB2_149:\nret;\n}\n";
-static const char qlora__ptx_542[] =
+static const char qlora__ptx_544[] =
 ".visible .entry qlora_optim_shadow_f32(\n.param .u64 qlora_optim_shadow_f32_param_0,\n"
 ".param .u64 qlora_optim_shadow_f32_param_1,\n.param .u64 qlora_optim_shadow_f32_param_2,\n"
 ".param .u64 qlora_optim_shadow_f32_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<10>;\n"
@@ -25759,7 +25953,7 @@ static const char qlora__ptx_542[] =
 "add.s64 %rd83,%rd83,%rd3;\nsetp.lt.s64 %p6,%rd83,%rd9;\n@%p6 bra $L__BB3_6;\n$L__BB3_14:\n"
 "cvt.u64.u32 %rd78,%r17;\nadd.s64 %rd79,%rd79,%rd78;\nsetp.lt.s64 %p9,%rd79,%rd39;\n"
 "@%p9 bra $L__BB3_2;\n$L__BB3_15:\nret;\n}\n";
-static const char qlora__ptx_543[] =
+static const char qlora__ptx_545[] =
 ".visible .entry qlora_optim_shadow_bf16(\n.param .u64 qlora_optim_shadow_bf16_param_0,\n"
 ".param .u64 qlora_optim_shadow_bf16_param_1,\n.param .u64 qlora_optim_shadow_bf16_param_2,\n"
 ".param .u64 qlora_optim_shadow_bf16_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<13>;\n"
@@ -25809,14 +26003,12 @@ static const char qlora__ptx_543[] =
 "cvt.u32.u64 %r17,%rd89;\ndiv.u32 %r18,%r17,%r16;\ncvt.u64.u32 %rd90,%r18;\n$L__BB4_9:\n"
 "mul.lo.s64 %rd62,%rd14,%rd90;\nadd.s64 %rd63,%rd86,%rd62;\nst.global.u16[%rd63],%rs1;\n"
 "mul.wide.u32 %rd64,%r3,512;\nadd.s64 %rd88,%rd88,%rd64;\nadd.s64 %rd87,%rd87,%rd3;\n";
-static const char qlora__ptx_544[] =
+static const char qlora__ptx_546[] =
 "add.s64 %rd86,%rd86,%rd64;\nadd.s64 %rd89,%rd89,%rd2;\nsetp.lt.s64 %p7,%rd89,%rd8;\n"
 "@%p7 bra $L__BB4_6;\n$L__BB4_14:\nmov.u32 %r42,%nctaid.y;\ncvt.u64.u32 %rd84,%r42;\n"
 "add.s64 %rd85,%rd85,%rd84;\nsetp.lt.s64 %p12,%rd85,%rd41;\n@%p12 bra $L__BB4_2;\n$L__BB4_15:\n"
 "ret;\n}\n";
 static const char* const qlora__ptx_optim_75[] = {
-qlora__ptx_530,
-qlora__ptx_531,
 qlora__ptx_532,
 qlora__ptx_533,
 qlora__ptx_534,
@@ -25830,9 +26022,18 @@ qlora__ptx_541,
 qlora__ptx_542,
 qlora__ptx_543,
 qlora__ptx_544,
+qlora__ptx_545,
+qlora__ptx_546,
 0};
+#define QLORA__PTX_optim_75 qlora__ptx_optim_75, 49295u, 0x93de4645u, 0
+#endif
+// end
 
-static const char qlora__ptx_545[] =
+// texts random sm_75: core
+#if defined(QLORA_PTX_NO_CORE)
+#define QLORA__PTX_random_75 0, 0u, 0u, "QLORA_PTX_NO_CORE"
+#else
+static const char qlora__ptx_547[] =
 ".visible .entry qlora_random_normal_f32(\n.param .u64 qlora_random_normal_f32_param_0,\n"
 ".param .u64 qlora_random_normal_f32_param_1,\n.param .u32 qlora_random_normal_f32_param_2,\n"
 ".param .u32 qlora_random_normal_f32_param_3,\n.param .u32 qlora_random_normal_f32_param_4,\n"
@@ -25887,7 +26088,7 @@ static const char qlora__ptx_545[] =
 "add.s32 %r83,%r3,534103459;\nxor.b32 %r84,%r83,%r76;\nxor.b32 %r85,%r84,%r82;\n"
 "cvt.u32.u64 %r86,%rd40;\nmul.wide.u32 %rd44,%r80,-766435501;\n"
 "mul.wide.u32 %rd45,%r85,-845247145;\nshr.u64 %rd46,%rd45,32;\ncvt.u32.u64 %r87,%rd46;\n";
-static const char qlora__ptx_546[] =
+static const char qlora__ptx_548[] =
 "add.s32 %r88,%r2,-239350328;\nxor.b32 %r89,%r88,%r81;\nxor.b32 %r90,%r89,%r87;\n"
 "cvt.u32.u64 %r91,%rd45;\nshr.u64 %rd47,%rd44,32;\ncvt.u32.u64 %r92,%rd47;\n"
 "add.s32 %r93,%r3,-616729560;\nxor.b32 %r94,%r93,%r86;\nxor.b32 %r95,%r94,%r92;\n"
@@ -25939,7 +26140,7 @@ static const char qlora__ptx_546[] =
 "add.s32 %r191,%r189,%r190;\nadd.s32 %r192,%r191,%r178;\nadd.s32 %r193,%r192,-393210;\n"
 "and.b32 %r194,%r186,65535;\nshr.u32 %r195,%r186,16;\nadd.s32 %r196,%r194,%r195;\n"
 "and.b32 %r197,%r188,65535;\nshr.u32 %r198,%r188,16;\n";
-static const char qlora__ptx_547[] =
+static const char qlora__ptx_549[] =
 "add.s32 %r199,%r197,%r198;\nadd.s32 %r200,%r199,%r196;\nxor.b32 %r201,%r15,2;\n"
 "mul.wide.u32 %rd84,%r201,-845247145;\nshr.u64 %rd85,%rd84,32;\ncvt.u32.u64 %r202,%rd85;\n"
 "xor.b32 %r203,%r19,%r202;\ncvt.u32.u64 %r204,%rd84;\nmul.wide.u32 %rd86,%r203,-766435501;\n"
@@ -25984,7 +26185,7 @@ static const char qlora__ptx_547[] =
 "setp.ge.s64 %p2,%rd119,%rd3;\n@%p2 bra $L__BB0_3;\ncvt.rn.f32.s32 %f4,%r1;\n"
 "mul.f32 %f5,%f4,%f1;\nshl.b64 %rd124,%rd6,3;\nadd.s64 %rd125,%rd116,%rd124;\n"
 "st.global.f32[%rd125+4],%f5;\n$L__BB0_3:\nret;\n}\n";
-static const char qlora__ptx_548[] =
+static const char qlora__ptx_550[] =
 ".visible .entry qlora_random_normal_bf16(\n.param .u64 qlora_random_normal_bf16_param_0,\n"
 ".param .u64 qlora_random_normal_bf16_param_1,\n.param .u32 qlora_random_normal_bf16_param_2,\n"
 ".param .u32 qlora_random_normal_bf16_param_3,\n.param .u32 qlora_random_normal_bf16_param_4,\n"
@@ -26039,7 +26240,7 @@ static const char qlora__ptx_548[] =
 "xor.b32 %r82,%r81,%r74;\nxor.b32 %r83,%r82,%r80;\ncvt.u32.u64 %r84,%rd38;\n"
 "mul.wide.u32 %rd42,%r78,-766435501;\nmul.wide.u32 %rd43,%r83,-845247145;\n"
 "shr.u64 %rd44,%rd43,32;\ncvt.u32.u64 %r85,%rd44;\n";
-static const char qlora__ptx_549[] =
+static const char qlora__ptx_551[] =
 "add.s32 %r86,%r2,-239350328;\nxor.b32 %r87,%r86,%r79;\nxor.b32 %r88,%r87,%r85;\n"
 "cvt.u32.u64 %r89,%rd43;\nshr.u64 %rd45,%rd42,32;\ncvt.u32.u64 %r90,%rd45;\n"
 "add.s32 %r91,%r3,-616729560;\nxor.b32 %r92,%r91,%r84;\nxor.b32 %r93,%r92,%r90;\n"
@@ -26091,7 +26292,7 @@ static const char qlora__ptx_549[] =
 "add.s32 %r189,%r187,%r188;\nadd.s32 %r190,%r189,%r176;\nadd.s32 %r191,%r190,-393210;\n"
 "and.b32 %r192,%r184,65535;\nshr.u32 %r193,%r184,16;\nadd.s32 %r194,%r192,%r193;\n"
 "and.b32 %r195,%r186,65535;\nshr.u32 %r196,%r186,16;\n";
-static const char qlora__ptx_550[] =
+static const char qlora__ptx_552[] =
 "add.s32 %r197,%r195,%r196;\nadd.s32 %r198,%r197,%r194;\nxor.b32 %r199,%r13,2;\n"
 "mul.wide.u32 %rd82,%r199,-845247145;\nshr.u64 %rd83,%rd82,32;\ncvt.u32.u64 %r200,%rd83;\n"
 "xor.b32 %r201,%r17,%r200;\ncvt.u32.u64 %r202,%rd82;\nmul.wide.u32 %rd84,%r201,-766435501;\n"
@@ -26142,15 +26343,22 @@ static const char qlora__ptx_550[] =
 "and.b32 %r292,%r286,2147483647;\nsetp.gt.u32 %p4,%r292,2139095040;\n"
 "selp.b32 %r293,32767,%r291,%p4;\nst.global.u16[%rd3+2],%r293;\n$L__BB1_3:\nret;\n}\n";
 static const char* const qlora__ptx_random_75[] = {
-qlora__ptx_545,
-qlora__ptx_546,
 qlora__ptx_547,
 qlora__ptx_548,
 qlora__ptx_549,
 qlora__ptx_550,
+qlora__ptx_551,
+qlora__ptx_552,
 0};
+#define QLORA__PTX_random_75 qlora__ptx_random_75, 23357u, 0x285918f9u, 0
+#endif
+// end
 
-static const char qlora__ptx_551[] =
+// texts rope sm_75: f32
+#if defined(QLORA_PTX_NO_F32)
+#define QLORA__PTX_rope_75 0, 0u, 0u, "QLORA_PTX_NO_F32"
+#else
+static const char qlora__ptx_553[] =
 ".visible .entry qlora_rope_f32(\n.param .u64 qlora_rope_f32_param_0,\n"
 ".param .u64 qlora_rope_f32_param_1,\n.param .u64 qlora_rope_f32_param_2,\n"
 ".param .u64 qlora_rope_f32_param_3,\n.param .u64 qlora_rope_f32_param_4,\n"
@@ -26203,7 +26411,7 @@ static const char qlora__ptx_551[] =
 "@%p13 bra $L__BB0_31;\nsetp.eq.s32 %p15,%r145,0;\n@%p15 bra $L__BB0_13;\nshl.b64 %rd101,%rd7,1;\n"
 "add.s64 %rd102,%rd1,%rd101;\nld.global.v2.u32{%r185,%r186},[%rd102];\nshl.b32 %r315,%r185,16;\n"
 "and.b32 %r316,%r185,-65536;\n";
-static const char qlora__ptx_552[] =
+static const char qlora__ptx_554[] =
 "shl.b32 %r317,%r186,16;\nand.b32 %r318,%r186,-65536;\nbra.uni $L__BB0_14;\n$L__BB0_39:\n"
 "setp.ge.u32 %p35,%r347,%r146;\n@%p35 bra $L__BB0_146;\nadd.s32 %r310,%r148,3;\n"
 "mov.u32 %r221,%ntid.x;\nmul.lo.s32 %r222,%r221,%r313;\nshl.b32 %r223,%r222,2;\n"
@@ -26255,7 +26463,7 @@ static const char qlora__ptx_552[] =
 "add.s64 %rd53,%rd84,%rd172;\nadd.s64 %rd54,%rd53,%rd226;\nshl.b64 %rd174,%rd169,1;\n"
 "add.s64 %rd175,%rd1,%rd174;\nld.global.u16 %r278,[%rd175];\nshl.b32 %r279,%r278,16;\n"
 "mov.b32 %f462,%r279;\n";
-static const char qlora__ptx_553[] =
+static const char qlora__ptx_555[] =
 "ld.global.f32 %f463,[%rd53];\nadd.f32 %f553,%f463,%f462;\nmul.wide.s32 %rd176,%r148,2;\n"
 "add.s64 %rd177,%rd175,%rd176;\nld.global.u16 %r280,[%rd177];\nshl.b32 %r281,%r280,16;\n"
 "mov.b32 %f464,%r281;\nld.global.f32 %f465,[%rd54];\nadd.f32 %f552,%f465,%f464;\n"
@@ -26306,7 +26514,7 @@ static const char qlora__ptx_553[] =
 "mul.rn.f32 %f329,%f519,%f326;\nfma.rn.f32 %f518,%f518,%f324,%f329;\nmov.f32 %f519,%f59;\n"
 "$L__BB0_47:\n@%p19 bra $L__BB0_49;\nst.global.f32[%rd19],%f519;\nst.global.f32[%rd20],%f518;\n"
 "$L__BB0_49:\nsetp.eq.s32 %p44,%r242,1;\nadd.s32 %r348,%r6,1;\n";
-static const char qlora__ptx_554[] =
+static const char qlora__ptx_556[] =
 "@%p44 bra $L__BB0_59;\nld.global.f32 %f330,[%rd21+4];\nld.global.f32 %f331,[%rd19+4];\n"
 "add.f32 %f521,%f331,%f330;\nld.global.f32 %f332,[%rd22+4];\nld.global.f32 %f333,[%rd20+4];\n"
 "add.f32 %f520,%f333,%f332;\n@%p42 bra $L__BB0_52;\nld.global.f32 %f334,[%rd15+4];\n"
@@ -26357,7 +26565,7 @@ static const char qlora__ptx_554[] =
 "ld.global.f32 %f380,[%rd238+12];\nld.global.f32 %f381,[%rd236+12];\nadd.f32 %f531,%f381,%f380;\n"
 "ld.global.f32 %f382,[%rd239+12];\nld.global.f32 %f383,[%rd237+12];\nadd.f32 %f530,%f383,%f382;\n"
 "@%p51 bra $L__BB0_75;\n";
-static const char qlora__ptx_555[] =
+static const char qlora__ptx_557[] =
 "add.s64 %rd153,%rd235,%rd23;\nld.global.f32 %f384,[%rd240+12];\nmul.f32 %f385,%f384,%f183;\n"
 "mul.rn.f32 %f386,%f530,%f385;\nneg.f32 %f387,%f386;\nld.global.f32 %f388,[%rd153+12];\n"
 "fma.rn.f32 %f95,%f531,%f388,%f387;\nmul.rn.f32 %f389,%f531,%f385;\n"
@@ -26408,7 +26616,7 @@ static const char qlora__ptx_555[] =
 "st.global.f32[%rd47+4],%f540;\n$L__BB0_103:\nld.global.f32 %f542,[%rd47+8];\n"
 "ld.global.f32 %f543,[%rd46+8];\n@%p72 bra $L__BB0_105;\nld.global.f32 %f420,[%rd49+8];\n"
 "mul.f32 %f421,%f420,%f183;\nmul.rn.f32 %f422,%f542,%f421;\n";
-static const char qlora__ptx_556[] =
+static const char qlora__ptx_558[] =
 "neg.f32 %f423,%f422;\nld.global.f32 %f424,[%rd48+8];\nfma.rn.f32 %f131,%f543,%f424,%f423;\n"
 "mul.rn.f32 %f425,%f543,%f421;\nfma.rn.f32 %f542,%f542,%f424,%f425;\nmov.f32 %f543,%f131;\n"
 "$L__BB0_105:\n@%p19 bra $L__BB0_107;\nst.global.f32[%rd46+8],%f543;\n"
@@ -26459,7 +26667,7 @@ static const char qlora__ptx_556[] =
 "or.pred %p34,%p19,%p32;\n@%p34 bra $L__BB0_146;\nadd.s64 %rd221,%rd3,%rd86;\n"
 "add.s64 %rd220,%rd221,%rd10;\nshl.b64 %rd219,%rd220,2;\nadd.s64 %rd218,%rd84,%rd219;\n"
 "add.s64 %rd217,%rd3,%rd10;\nshl.b64 %rd216,%rd217,2;\nadd.s64 %rd215,%rd84,%rd216;\n";
-static const char qlora__ptx_557[] =
+static const char qlora__ptx_559[] =
 "st.global.v4.u32[%rd215],{%r342,%r341,%r340,%r339};\n"
 "st.global.v4.u32[%rd218],{%r346,%r345,%r344,%r343};\nbra.uni $L__BB0_146;\n$L__BB0_13:\n"
 "shl.b64 %rd103,%rd7,2;\nadd.s64 %rd104,%rd1,%rd103;\n"
@@ -26510,7 +26718,7 @@ static const char qlora__ptx_557[] =
 "add.f32 %f515,%f237,%f236;\nmov.b32 %f238,%r343;\nmov.b32 %f239,%r330;\n"
 "add.f32 %f514,%f239,%f238;\nsetp.ge.u32 %p23,%r306,%r147;\n@%p23 bra $L__BB0_29;\n"
 "mul.f32 %f240,%f188,%f183;\nmul.rn.f32 %f241,%f517,%f240;\n";
-static const char qlora__ptx_558[] =
+static const char qlora__ptx_560[] =
 "neg.f32 %f242,%f241;\nfma.rn.f32 %f41,%f513,%f184,%f242;\nmul.rn.f32 %f243,%f513,%f240;\n"
 "fma.rn.f32 %f517,%f517,%f184,%f243;\nmul.f32 %f244,%f189,%f183;\nmul.rn.f32 %f245,%f516,%f244;\n"
 "neg.f32 %f246,%f245;\nfma.rn.f32 %f43,%f512,%f185,%f246;\nmul.rn.f32 %f247,%f512,%f244;\n"
@@ -26528,17 +26736,26 @@ static const char qlora__ptx_558[] =
 "add.s32 %r314,%r314,%r300;\nsetp.lt.u32 %p105,%r314,%r156;\nadd.s32 %r313,%r313,1;\n"
 "@%p105 bra $L__BB0_9;\n$L__BB0_147:\nret;\n}\n";
 static const char* const qlora__ptx_rope_75[] = {
-qlora__ptx_551,
-qlora__ptx_552,
 qlora__ptx_553,
 qlora__ptx_554,
 qlora__ptx_555,
 qlora__ptx_556,
 qlora__ptx_557,
 qlora__ptx_558,
+qlora__ptx_559,
+qlora__ptx_560,
 0};
+#define QLORA__PTX_rope_75 qlora__ptx_rope_75, 29234u, 0xd27d3df6u, 0
+#endif
+// end
 
-static const char qlora__ptx_559[] =
+// texts rope_bf16 sm_80: bf16
+#if defined(QLORA_PTX_NO_BF16)
+#define QLORA__PTX_rope_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_BF16"
+#elif defined(QLORA_PTX_NO_SM80)
+#define QLORA__PTX_rope_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_SM80"
+#else
+static const char qlora__ptx_561[] =
 ".visible .entry qlora_rope_bf16(\n.param .u64 qlora_rope_bf16_param_0,\n"
 ".param .u64 qlora_rope_bf16_param_1,\n.param .u64 qlora_rope_bf16_param_2,\n"
 ".param .u64 qlora_rope_bf16_param_3,\n.param .u64 qlora_rope_bf16_param_4,\n"
@@ -26590,7 +26807,7 @@ static const char qlora__ptx_559[] =
 "ld.global.v4.f32{%f130,%f131,%f132,%f133},[%rd6+16];\n"
 "ld.global.v4.f32{%f134,%f135,%f136,%f137},[%rd86+16];\nshl.b32 %r628,%r319,16;\n"
 "and.b32 %r627,%r319,-65536;\nshl.b32 %r626,%r320,16;\nand.b32 %r625,%r320,-65536;\n";
-static const char qlora__ptx_560[] =
+static const char qlora__ptx_562[] =
 "shl.b32 %r624,%r321,16;\nand.b32 %r623,%r321,-65536;\nshl.b32 %r622,%r322,16;\n"
 "and.b32 %r621,%r322,-65536;\nshl.b32 %r636,%r327,16;\nand.b32 %r635,%r327,-65536;\n"
 "shl.b32 %r634,%r328,16;\nand.b32 %r633,%r328,-65536;\nshl.b32 %r632,%r329,16;\n"
@@ -26642,7 +26859,7 @@ static const char qlora__ptx_560[] =
 "add.s64 %rd41,%rd40,%rd141;\nld.global.u16 %r533,[%rd41];\nshl.b32 %r534,%r533,16;\n"
 "mov.b32 %f547,%r534;\nadd.f32 %f598,%f545,%f547;\nadd.s64 %rd143,%rd4,%rd37;\n"
 "shl.b64 %rd144,%rd143,2;\n";
-static const char qlora__ptx_561[] =
+static const char qlora__ptx_563[] =
 "add.s64 %rd42,%rd65,%rd144;\nadd.s32 %r535,%r690,%r302;\ncvt.s64.s32 %rd145,%r535;\n"
 "add.s64 %rd146,%rd4,%rd145;\nshl.b64 %rd147,%rd146,2;\nadd.s64 %rd43,%rd65,%rd147;\n"
 "setp.ge.u32 %p80,%r685,%r301;\n@%p80 bra $L__BB0_113;\nld.global.f32 %f548,[%rd42];\n"
@@ -26692,7 +26909,7 @@ static const char qlora__ptx_561[] =
 "mul.wide.s32 %rd176,%r302,4;\nadd.s64 %rd175,%rd23,%rd176;\nsetp.ge.u32 %p94,%r685,%r301;\n"
 "ld.global.u16 %r465,[%rd21+4];\nshl.b32 %r466,%r465,16;\nmov.b32 %f416,%r466;\n"
 "ld.global.u16 %r467,[%rd22+4];\nshl.b32 %r468,%r467,16;\n";
-static const char qlora__ptx_562[] =
+static const char qlora__ptx_564[] =
 "mov.b32 %f417,%r468;\nld.global.f32 %f418,[%rd23+8];\nadd.f32 %f573,%f418,%f416;\n"
 "ld.global.f32 %f419,[%rd175+8];\nadd.f32 %f572,%f419,%f417;\n@%p94 bra $L__BB0_52;\n"
 "ld.global.f32 %f420,[%rd16+8];\nmul.f32 %f421,%f420,%f121;\nmul.rn.f32 %f422,%f572,%f421;\n"
@@ -26743,7 +26960,7 @@ static const char qlora__ptx_562[] =
 "fma.rn.f32 %f57,%f581,%f472,%f471;\nmul.rn.f32 %f473,%f581,%f469;\n"
 "fma.rn.f32 %f580,%f580,%f472,%f473;\nmov.f32 %f581,%f57;\n$L__BB0_69:\n@%p19 bra $L__BB0_71;\n"
 "cvt.rn.bf16.f32 %rs18,%f581;\nst.global.u16[%rd26+6],%rs18;\n";
-static const char qlora__ptx_563[] =
+static const char qlora__ptx_565[] =
 "cvt.rn.bf16.f32 %rs19,%f580;\nst.global.u16[%rd27+6],%rs19;\n$L__BB0_71:\n"
 "cvt.s64.s32 %rd171,%r686;\ncvt.u32.u64 %r486,%rd171;\nadd.s32 %r487,%r486,3;\n"
 "add.s32 %r686,%r486,4;\nsetp.lt.s32 %p52,%r487,%r277;\nsetp.lt.s32 %p53,%r686,%r302;\n"
@@ -26794,7 +27011,7 @@ static const char qlora__ptx_563[] =
 "neg.f32 %f511,%f510;\nld.global.f32 %f512,[%rd35+4];\nfma.rn.f32 %f87,%f591,%f512,%f511;\n"
 "mul.rn.f32 %f513,%f591,%f509;\nfma.rn.f32 %f590,%f590,%f512,%f513;\nmov.f32 %f591,%f87;\n"
 "$L__BB0_94:\n@%p19 bra $L__BB0_96;\ncvt.rn.bf16.f32 %rs28,%f591;\nst.global.u16[%rd33+2],%rs28;\n";
-static const char qlora__ptx_564[] =
+static const char qlora__ptx_566[] =
 "cvt.rn.bf16.f32 %rs29,%f590;\nst.global.u16[%rd34+2],%rs29;\n$L__BB0_96:\n"
 "ld.global.u16 %r509,[%rd34+4];\nshl.b32 %r510,%r509,16;\nmov.b32 %f592,%r510;\n"
 "ld.global.u16 %r511,[%rd33+4];\nshl.b32 %r512,%r511,16;\nmov.b32 %f593,%r512;\n"
@@ -26845,7 +27062,7 @@ static const char qlora__ptx_564[] =
 "add.f32 %f172,%f171,%f170;\nmov.b32 %r633,%f172;\nshl.b32 %r381,%r329,16;\nmov.b32 %f173,%r381;\n"
 "mov.b32 %f174,%r601;\nadd.f32 %f175,%f174,%f173;\nmov.b32 %r632,%f175;\n"
 "and.b32 %r382,%r329,-65536;\nmov.b32 %f176,%r382;\nmov.b32 %f177,%r602;\n";
-static const char qlora__ptx_565[] =
+static const char qlora__ptx_567[] =
 "add.f32 %f178,%f177,%f176;\nmov.b32 %r631,%f178;\nshl.b32 %r383,%r330,16;\nmov.b32 %f179,%r383;\n"
 "mov.b32 %f180,%r603;\nadd.f32 %f181,%f180,%f179;\nmov.b32 %r630,%f181;\n"
 "and.b32 %r384,%r330,-65536;\nmov.b32 %f182,%r384;\nmov.b32 %f183,%r604;\n"
@@ -26898,7 +27115,7 @@ static const char qlora__ptx_565[] =
 "and.b32 %r681,%r340,-65536;\nshl.b32 %r680,%r341,16;\nand.b32 %r679,%r341,-65536;\n"
 "shl.b32 %r678,%r342,16;\nand.b32 %r677,%r342,-65536;\n@%p90 bra $L__BB0_30;\n"
 "setp.eq.s32 %p22,%r299,0;\n";
-static const char qlora__ptx_566[] =
+static const char qlora__ptx_568[] =
 "@%p22 bra $L__BB0_25;\nshl.b64 %rd95,%rd10,1;\nadd.s64 %rd96,%rd1,%rd95;\n"
 "ld.global.v2.u32{%r393,%r394},[%rd96];\nshl.b32 %r637,%r393,16;\nand.b32 %r638,%r393,-65536;\n"
 "shl.b32 %r639,%r394,16;\nand.b32 %r640,%r394,-65536;\nld.global.v2.u32{%r397,%r398},[%rd96+8];\n"
@@ -26948,7 +27165,7 @@ static const char qlora__ptx_566[] =
 "neg.f32 %f331,%f330;\nmov.b32 %f332,%r674;\nfma.rn.f32 %f333,%f332,%f124,%f331;\n"
 "mul.rn.f32 %f334,%f332,%f328;\nfma.rn.f32 %f335,%f329,%f124,%f334;\nmov.b32 %r682,%f335;\n"
 "mov.b32 %r674,%f333;\nmul.f32 %f336,%f129,%f121;\n";
-static const char qlora__ptx_567[] =
+static const char qlora__ptx_569[] =
 "mov.b32 %f337,%r681;\nmul.rn.f32 %f338,%f337,%f336;\nneg.f32 %f339,%f338;\nmov.b32 %f340,%r673;\n"
 "fma.rn.f32 %f341,%f340,%f125,%f339;\nmul.rn.f32 %f342,%f340,%f336;\n"
 "fma.rn.f32 %f343,%f337,%f125,%f342;\nmov.b32 %r681,%f343;\nmov.b32 %r673,%f341;\n"
@@ -26982,8 +27199,6 @@ static const char qlora__ptx_567[] =
 "$L__BB0_121:\nmov.u32 %r546,%ntid.x;\nadd.s32 %r588,%r588,%r546;\nsetp.lt.u32 %p88,%r588,%r310;\n"
 "add.s32 %r587,%r587,1;\n@%p88 bra $L__BB0_9;\n$L__BB0_122:\nret;\n}\n";
 static const char* const qlora__ptx_rope_bf16_80[] = {
-qlora__ptx_559,
-qlora__ptx_560,
 qlora__ptx_561,
 qlora__ptx_562,
 qlora__ptx_563,
@@ -26991,9 +27206,18 @@ qlora__ptx_564,
 qlora__ptx_565,
 qlora__ptx_566,
 qlora__ptx_567,
+qlora__ptx_568,
+qlora__ptx_569,
 0};
+#define QLORA__PTX_rope_bf16_80 qlora__ptx_rope_bf16_80, 34391u, 0x3b311d1au, 0
+#endif
+// end
 
-static const char qlora__ptx_568[] =
+// texts shared sm_75: core
+#if defined(QLORA_PTX_NO_CORE)
+#define QLORA__PTX_shared_75 0, 0u, 0u, "QLORA_PTX_NO_CORE"
+#else
+static const char qlora__ptx_570[] =
 ".visible .entry qlora_elementwise_add_f32(\n.param .u64 qlora_elementwise_add_f32_param_0,\n"
 ".param .u64 qlora_elementwise_add_f32_param_1,\n.param .u64 qlora_elementwise_add_f32_param_2,\n"
 ".param .u64 qlora_elementwise_add_f32_param_3,\n.param .u64 qlora_elementwise_add_f32_param_4,\n"
@@ -27046,10 +27270,10 @@ static const char qlora__ptx_568[] =
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB0_31;\nst.global.f32[%rd14+4],%f2;\n$L__BB0_31:\n"
 "setp.lt.s64 %p19,%rd3,3;\n@%p19 bra $L__BB0_33;\nst.global.f32[%rd14+8],%f3;\n$L__BB0_33:\n"
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB0_36;\n";
-static const char qlora__ptx_569[] =
+static const char qlora__ptx_571[] =
 "st.global.f32[%rd14+12],%f4;\n$L__BB0_36:\nadd.s64 %rd45,%rd45,%rd4;\n"
 "setp.lt.s64 %p21,%rd45,%rd22;\n@%p21 bra $L__BB0_6;\n$L__BB0_37:\nret;\n}\n";
-static const char qlora__ptx_570[] =
+static const char qlora__ptx_572[] =
 ".visible .entry qlora_elementwise_scale_f32(\n.param .u64 qlora_elementwise_scale_f32_param_0,\n"
 ".param .u64 qlora_elementwise_scale_f32_param_1,\n"
 ".param .u64 qlora_elementwise_scale_f32_param_2,\n"
@@ -27093,7 +27317,7 @@ static const char qlora__ptx_570[] =
 "setp.lt.s64 %p13,%rd3,4;\n@%p13 bra $L__BB1_23;\nst.global.f32[%rd11+12],%f4;\n$L__BB1_23:\n"
 "add.s64 %rd34,%rd34,%rd4;\nsetp.lt.s64 %p14,%rd34,%rd17;\n@%p14 bra $L__BB1_3;\n$L__BB1_24:\n"
 "ret;\n}\n";
-static const char qlora__ptx_571[] =
+static const char qlora__ptx_573[] =
 ".visible .entry qlora_elementwise_fill_f32(\n.param .u64 qlora_elementwise_fill_f32_param_0,\n"
 ".param .u64 qlora_elementwise_fill_f32_param_1,\n"
 ".param .u64 qlora_elementwise_fill_f32_param_2,\n"
@@ -27120,7 +27344,7 @@ static const char qlora__ptx_571[] =
 "setp.lt.s64 %p9,%rd3,4;\n@%p9 bra $L__BB2_13;\nst.global.f32[%rd8+12],%f1;\n$L__BB2_13:\n"
 "add.s64 %rd23,%rd23,%rd4;\nsetp.lt.s64 %p10,%rd23,%rd12;\n@%p10 bra $L__BB2_3;\n$L__BB2_14:\n"
 "ret;\n}\n";
-static const char qlora__ptx_572[] =
+static const char qlora__ptx_574[] =
 ".visible .entry qlora_softmax_copy_b32(\n.param .u64 qlora_softmax_copy_b32_param_0,\n"
 ".param .u64 qlora_softmax_copy_b32_param_1,\n.param .u64 qlora_softmax_copy_b32_param_2,\n"
 ".param .u64 qlora_softmax_copy_b32_param_3,\n.param .u64 qlora_softmax_copy_b32_param_4,\n"
@@ -27174,12 +27398,12 @@ static const char qlora__ptx_572[] =
 "ld.global.u32 %r26,[%rd31+4];\nst.global.u32[%rd32+4],%r26;\n@%p16 bra $L__BB3_20;\n"
 "ld.global.u32 %r27,[%rd31+8];\nst.global.u32[%rd32+8],%r27;\n$L__BB3_20:\n"
 "add.s64 %rd79,%rd79,%rd14;\n";
-static const char qlora__ptx_573[] =
+static const char qlora__ptx_575[] =
 "setp.lt.s64 %p17,%rd79,%rd42;\n@%p17 bra $L__BB3_10;\nadd.s64 %rd77,%rd77,%rd6;\n"
 "setp.lt.s64 %p18,%rd77,%rd41;\n@%p18 bra $L__BB3_9;\nbra.uni $L__BB3_22;\n$L__BB3_7:\n"
 "add.s64 %rd77,%rd77,%rd6;\nsetp.lt.s64 %p8,%rd77,%rd41;\n@%p8 bra $L__BB3_7;\n$L__BB3_22:\nret;\n"
 "}\n";
-static const char qlora__ptx_574[] =
+static const char qlora__ptx_576[] =
 ".visible .entry qlora_softmax_transpose_b32(\n.param .u64 qlora_softmax_transpose_b32_param_0,\n"
 ".param .u64 qlora_softmax_transpose_b32_param_1,\n"
 ".param .u64 qlora_softmax_transpose_b32_param_2,\n"
@@ -27235,7 +27459,7 @@ static const char qlora__ptx_574[] =
 "@%p16 bra $L__BB4_23;\nsetp.ge.s64 %p17,%rd5,%rd34;\ncvt.u64.u32 %rd58,%r80;\n"
 "add.s64 %rd59,%rd126,%rd58;\nsetp.ge.s64 %p18,%rd59,%rd33;\nmad.lo.s32 %r55,%r80,132,%r24;\n"
 "shl.b32 %r56,%r1,2;\nand.b32 %r57,%r56,124;\nadd.s32 %r10,%r55,%r57;\n";
-static const char qlora__ptx_575[] =
+static const char qlora__ptx_577[] =
 "or.pred %p19,%p17,%p18;\n@%p19 bra $L__BB4_17;\nmul.lo.s64 %rd62,%rd59,%rd29;\n"
 "add.s64 %rd63,%rd17,%rd62;\nshl.b64 %rd64,%rd63,2;\nadd.s64 %rd65,%rd1,%rd64;\n"
 "ld.global.u32 %r58,[%rd65];\nst.shared.u32[%r10],%r58;\n$L__BB4_17:\nadd.s32 %r11,%r80,8;\n"
@@ -27286,9 +27510,9 @@ static const char qlora__ptx_575[] =
 "$L__BB4_43:\nld.param.u64 %rd122,[qlora_softmax_transpose_b32_param_6];\n"
 "mov.u32 %r79,%nctaid.z;\ncvt.u64.u32 %rd121,%r79;\nadd.s64 %rd125,%rd125,%rd121;\n"
 "setp.lt.s64 %p56,%rd125,%rd122;\n";
-static const char qlora__ptx_576[] =
+static const char qlora__ptx_578[] =
 "@%p56 bra $L__BB4_2;\n$L__BB4_44:\nret;\n}\n";
-static const char qlora__ptx_577[] =
+static const char qlora__ptx_579[] =
 ".visible .entry qlora_norm_rms_dw_sum(\n.param .u64 qlora_norm_rms_dw_sum_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_sum_param_1,\n.param .u32 qlora_norm_rms_dw_sum_param_2,\n"
 ".param .u32 qlora_norm_rms_dw_sum_param_3,\n.param .u32 qlora_norm_rms_dw_sum_param_4\n)\n{\n"
@@ -27318,7 +27542,7 @@ static const char qlora__ptx_577[] =
 "cvta.to.global.u64 %rd22,%rd12;\nmul.wide.s32 %rd23,%r1,4;\nadd.s64 %rd11,%rd22,%rd23;\n"
 "setp.eq.s32 %p7,%r13,0;\n@%p7 bra $L__BB5_11;\nld.global.f32 %f22,[%rd11];\n"
 "add.f32 %f27,%f27,%f22;\n$L__BB5_11:\nst.global.f32[%rd11],%f27;\n$L__BB5_12:\nret;\n}\n";
-static const char qlora__ptx_578[] =
+static const char qlora__ptx_580[] =
 ".visible .entry qlora_loss_sum(\n.param .u64 qlora_loss_sum_param_0,\n"
 ".param .u64 qlora_loss_sum_param_1,\n.param .u64 qlora_loss_sum_param_2,\n"
 ".param .u64 qlora_loss_sum_param_3,\n.param .u64 qlora_loss_sum_param_4,\n"
@@ -27369,7 +27593,7 @@ static const char qlora__ptx_578[] =
 "add.s64 %rd114,%rd114,4096;\nadd.s64 %rd113,%rd113,4096;\nadd.s64 %rd112,%rd112,1024;\n"
 "setp.lt.s64 %p21,%rd112,%rd59;\n@%p21 bra $L__BB6_9;\nbra.uni $L__BB6_34;\n$L__BB6_18:\n"
 "mov.u32 %r21,%tid.x;\ncvt.s64.s32 %rd121,%r21;\nsetp.eq.s64 %p22,%rd2,0;\n";
-static const char qlora__ptx_579[] =
+static const char qlora__ptx_581[] =
 "mov.f64 %fd155,0d0000000000000000;\nmov.f64 %fd154,%fd155;\n@%p22 bra $L__BB6_23;\n"
 "ld.param.u64 %rd102,[qlora_loss_sum_param_1];\nld.param.u64 %rd101,[qlora_loss_sum_param_0];\n"
 "cvt.s64.s32 %rd121,%r3;\ncvta.to.global.u64 %rd81,%rd101;\nmul.wide.s32 %rd82,%r3,4;\n"
@@ -27420,7 +27644,7 @@ static const char qlora__ptx_579[] =
 "add.f64 %fd109,%fd107,%fd108;\nst.shared.f64[%r2],%fd109;\n$L__BB6_42:\nbar.sync 0;\n"
 "setp.gt.s32 %p45,%r3,7;\n@%p45 bra $L__BB6_44;\nld.shared.f64 %fd110,[%r1];\n"
 "ld.shared.f64 %fd111,[%r1+64];\n";
-static const char qlora__ptx_580[] =
+static const char qlora__ptx_582[] =
 "add.f64 %fd112,%fd111,%fd110;\nst.shared.f64[%r1],%fd112;\nld.shared.f64 %fd113,[%r2+64];\n"
 "ld.shared.f64 %fd114,[%r2];\nadd.f64 %fd115,%fd113,%fd114;\nst.shared.f64[%r2],%fd115;\n"
 "$L__BB6_44:\nbar.sync 0;\nsetp.gt.s32 %p46,%r3,3;\n@%p46 bra $L__BB6_46;\n"
@@ -27445,8 +27669,6 @@ static const char qlora__ptx_580[] =
 "ld.shared.f64 %fd142,[_ZZ14qlora_loss_sumE11weight_lane];\nadd.f64 %fd143,%fd142,%fd141;\n"
 "cvt.rn.f32.f64 %f21,%fd143;\nst.global.f32[%rd93+8],%f21;\n$L__BB6_52:\nret;\n}\n";
 static const char* const qlora__ptx_shared_75[] = {
-qlora__ptx_568,
-qlora__ptx_569,
 qlora__ptx_570,
 qlora__ptx_571,
 qlora__ptx_572,
@@ -27458,9 +27680,18 @@ qlora__ptx_577,
 qlora__ptx_578,
 qlora__ptx_579,
 qlora__ptx_580,
+qlora__ptx_581,
+qlora__ptx_582,
 0};
+#define QLORA__PTX_shared_75 qlora__ptx_shared_75, 33329u, 0x09801b38u, 0
+#endif
+// end
 
-static const char qlora__ptx_581[] =
+// texts softmax sm_75: f32
+#if defined(QLORA_PTX_NO_F32)
+#define QLORA__PTX_softmax_75 0, 0u, 0u, "QLORA_PTX_NO_F32"
+#else
+static const char qlora__ptx_583[] =
 ".visible .entry qlora_softmax_scores_f32(\n.param .u64 qlora_softmax_scores_f32_param_0,\n"
 ".param .u64 qlora_softmax_scores_f32_param_1,\n.param .u64 qlora_softmax_scores_f32_param_2,\n"
 ".param .u64 qlora_softmax_scores_f32_param_3,\n.param .u64 qlora_softmax_scores_f32_param_4,\n"
@@ -27493,7 +27724,7 @@ static const char qlora__ptx_581[] =
 "@%p13 bra $L__BB0_6;\nadd.s64 %rd31,%rd31,%rd4;\nsetp.lt.s64 %p14,%rd31,%rd19;\n"
 "@%p14 bra $L__BB0_5;\nbra.uni $L__BB0_10;\n$L__BB0_3:\nadd.s64 %rd31,%rd31,%rd4;\n"
 "setp.lt.s64 %p4,%rd31,%rd19;\n@%p4 bra $L__BB0_3;\n$L__BB0_10:\nret;\n}\n";
-static const char qlora__ptx_582[] =
+static const char qlora__ptx_584[] =
 ".visible .entry qlora_softmax_fwd_f32(\n.param .u64 qlora_softmax_fwd_f32_param_0,\n"
 ".param .u64 qlora_softmax_fwd_f32_param_1,\n.param .u64 qlora_softmax_fwd_f32_param_2,\n"
 ".param .u64 qlora_softmax_fwd_f32_param_3,\n.param .u64 qlora_softmax_fwd_f32_param_4,\n"
@@ -27547,7 +27778,7 @@ static const char qlora__ptx_582[] =
 "setp.lt.s64 %p15,%rd18,2;\nmov.f32 %f417,0fFF61B1E6;\nmov.f32 %f416,%f417;\n"
 "@%p15 bra $L__BB1_23;\nld.global.f32 %f416,[%rd19+4];\n$L__BB1_23:\nsetp.lt.s64 %p16,%rd18,3;\n"
 "@%p16 bra $L__BB1_25;\nld.global.f32 %f417,[%rd19+8];\n$L__BB1_25:\n";
-static const char qlora__ptx_583[] =
+static const char qlora__ptx_585[] =
 "setp.lt.s64 %p17,%rd18,4;\nmov.f32 %f418,0fFF61B1E6;\n@%p17 bra $L__BB1_27;\n"
 "ld.global.f32 %f418,[%rd19+12];\n$L__BB1_27:\nmax.f32 %f86,%f419,%f415;\n"
 "max.f32 %f87,%f86,%f416;\nmax.f32 %f88,%f87,%f417;\nmax.f32 %f419,%f88,%f418;\n"
@@ -27600,7 +27831,7 @@ static const char qlora__ptx_583[] =
 "mov.f32 %f123,0f3FB8AA3B;\nfma.rn.f32 %f124,%f113,%f123,%f122;\nmov.f32 %f125,0f32A57060;\n"
 "fma.rn.f32 %f126,%f113,%f125,%f124;\nmov.b32 %r135,%f120;\nshl.b32 %r136,%r135,23;\n"
 "mov.b32 %f127,%r136;\nex2.approx.ftz.f32 %f128,%f126;\nmul.f32 %f423,%f128,%f127;\n$L__BB1_48:\n";
-static const char qlora__ptx_584[] =
+static const char qlora__ptx_586[] =
 "add.f32 %f22,%f436,%f423;\nadd.s64 %rd73,%rd100,1;\nsetp.ge.s64 %p42,%rd73,%rd2;\n"
 "@%p42 bra $L__BB1_50;\nmov.b32 %f130,%r241;\nsub.f32 %f131,%f130,%f419;\n"
 "mov.f32 %f132,0f3F000000;\nmov.f32 %f133,0f3BBB989D;\nfma.rn.f32 %f134,%f131,%f133,%f132;\n"
@@ -27650,7 +27881,7 @@ static const char qlora__ptx_584[] =
 "mov.f32 %f212,0f437C0000;\nfma.rm.f32 %f213,%f210,%f212,%f211;\nadd.f32 %f214,%f213,0fCB40007F;\n"
 "neg.f32 %f215,%f214;\nmov.f32 %f216,0f3FB8AA3B;\nfma.rn.f32 %f217,%f206,%f216,%f215;\n"
 "mov.f32 %f218,0f32A57060;\n";
-static const char qlora__ptx_585[] =
+static const char qlora__ptx_587[] =
 "fma.rn.f32 %f219,%f206,%f218,%f217;\nmov.b32 %r145,%f213;\nshl.b32 %r146,%r145,23;\n"
 "mov.b32 %f220,%r146;\nex2.approx.ftz.f32 %f221,%f219;\nmul.f32 %f433,%f221,%f220;\n$L__BB1_68:\n"
 "add.f32 %f46,%f43,%f433;\nadd.s64 %rd79,%rd101,2;\nsetp.ge.s64 %p52,%rd79,%rd2;\n"
@@ -27701,7 +27932,7 @@ static const char qlora__ptx_585[] =
 "add.f32 %f271,%f269,%f270;\nmov.b32 %r195,%f271;\nmov.u32 %r196,2;\n"
 "shfl.sync.bfly.b32 %r197|%p66,%r195,%r196,%r185,%r187;\nmov.b32 %f272,%r197;\n"
 "add.f32 %f273,%f271,%f272;\nmov.b32 %r198,%f273;\nmov.u32 %r199,1;\n";
-static const char qlora__ptx_586[] =
+static const char qlora__ptx_588[] =
 "shfl.sync.bfly.b32 %r200|%p67,%r198,%r199,%r185,%r187;\nmov.b32 %f274,%r200;\n"
 "add.f32 %f436,%f273,%f274;\n$L__BB1_82:\n@%p7 bra $L__BB1_120;\nsetp.eq.s16 %p72,%rs6,0;\n"
 "@%p72 bra $L__BB1_102;\nadd.s64 %rd31,%rd10,%rd7;\nmov.u64 %rd102,%rd3;\n$L__BB1_85:\n"
@@ -27751,7 +27982,7 @@ static const char qlora__ptx_586[] =
 "@%p83 bra $L__BB1_107;\nld.global.f32 %f441,[%rd39+4];\n$L__BB1_107:\nsetp.lt.s64 %p84,%rd38,3;\n"
 "mov.f32 %f443,0f00000000;\nmov.f32 %f442,%f443;\n@%p84 bra $L__BB1_109;\n"
 "ld.global.f32 %f442,[%rd39+8];\n$L__BB1_109:\n";
-static const char qlora__ptx_587[] =
+static const char qlora__ptx_589[] =
 "setp.lt.s64 %p85,%rd38,4;\n@%p85 bra $L__BB1_111;\nld.global.f32 %f443,[%rd39+12];\n"
 "$L__BB1_111:\nadd.s64 %rd91,%rd10,%rd7;\nadd.s64 %rd92,%rd91,%rd103;\n"
 "cvta.to.global.u64 %rd93,%rd46;\nshl.b64 %rd94,%rd92,2;\nadd.s64 %rd40,%rd93,%rd94;\n"
@@ -27791,7 +28022,7 @@ static const char qlora__ptx_587[] =
 "@%p90 bra $L__BB1_103;\n$L__BB1_120:\nmov.u32 %r228,%nctaid.y;\ncvt.u64.u32 %rd95,%r228;\n"
 "add.s64 %rd97,%rd97,%rd95;\nsetp.lt.s64 %p91,%rd97,%rd49;\n@%p91 bra $L__BB1_6;\n$L__BB1_121:\n"
 "ret;\n}\n";
-static const char qlora__ptx_588[] =
+static const char qlora__ptx_590[] =
 ".visible .entry qlora_softmax_bwd_f32(\n.param .u64 qlora_softmax_bwd_f32_param_0,\n"
 ".param .u64 qlora_softmax_bwd_f32_param_1,\n.param .u64 qlora_softmax_bwd_f32_param_2,\n"
 ".param .u64 qlora_softmax_bwd_f32_param_3,\n.param .u64 qlora_softmax_bwd_f32_param_4,\n"
@@ -27846,7 +28077,7 @@ static const char qlora__ptx_588[] =
 "setp.lt.s64 %p14,%rd18,3;\nmov.u32 %r173,0;\nmov.u32 %r172,%r173;\n@%p14 bra $L__BB2_19;\n"
 "ld.global.u32 %r172,[%rd19+8];\n$L__BB2_19:\nadd.s64 %rd77,%rd96,%rd15;\nshl.b64 %rd78,%rd77,2;\n"
 "add.s64 %rd20,%rd2,%rd78;\n@%p11 bra $L__BB2_26;\nbra.uni $L__BB2_20;\n$L__BB2_26:\n";
-static const char qlora__ptx_589[] =
+static const char qlora__ptx_591[] =
 "ld.global.v4.u32{%r177,%r178,%r179,%r180},[%rd20];\nbra.uni $L__BB2_27;\n$L__BB2_20:\n"
 "setp.lt.s64 %p16,%rd18,1;\nmov.u32 %r178,0;\nmov.u32 %r177,%r178;\n@%p16 bra $L__BB2_22;\n"
 "ld.global.u32 %r177,[%rd20];\n$L__BB2_22:\nsetp.lt.s64 %p17,%rd18,2;\n@%p17 bra $L__BB2_24;\n"
@@ -27897,7 +28128,7 @@ static const char qlora__ptx_589[] =
 "add.s32 %r131,%r130,%r129;\nld.shared.f32 %f133,[%r131];\n$L__BB2_51:\nmov.b32 %r132,%f133;\n"
 "mov.u32 %r133,31;\nmov.u32 %r134,16;\nmov.u32 %r135,-1;\n"
 "shfl.sync.bfly.b32 %r136|%p37,%r132,%r134,%r133,%r135;\nmov.b32 %f88,%r136;\n";
-static const char qlora__ptx_590[] =
+static const char qlora__ptx_592[] =
 "add.f32 %f89,%f133,%f88;\nmov.b32 %r137,%f89;\nmov.u32 %r138,8;\n"
 "shfl.sync.bfly.b32 %r139|%p38,%r137,%r138,%r133,%r135;\nmov.b32 %f90,%r139;\n"
 "add.f32 %f91,%f89,%f90;\nmov.b32 %r140,%f91;\nmov.u32 %r141,4;\n"
@@ -27949,7 +28180,7 @@ static const char qlora__ptx_590[] =
 "mov.f32 %f142,%f143;\n@%p62 bra $L__BB2_98;\nld.global.f32 %f142,[%rd36+8];\n$L__BB2_98:\n"
 "@%p63 bra $L__BB2_100;\nld.global.f32 %f143,[%rd36+12];\n$L__BB2_100:\n"
 "sub.f32 %f118,%f140,%f132;\nmul.f32 %f49,%f136,%f118;\nsub.f32 %f119,%f141,%f132;\n";
-static const char qlora__ptx_591[] =
+static const char qlora__ptx_593[] =
 "mul.f32 %f50,%f137,%f119;\nsub.f32 %f120,%f142,%f132;\nmul.f32 %f51,%f138,%f120;\n"
 "sub.f32 %f121,%f143,%f132;\nmul.f32 %f52,%f139,%f121;\nadd.s64 %rd93,%rd16,%rd99;\n"
 "shl.b64 %rd94,%rd93,2;\nadd.s64 %rd37,%rd1,%rd94;\n@%p60 bra $L__BB2_102;\n"
@@ -27959,8 +28190,6 @@ static const char qlora__ptx_591[] =
 "setp.gt.s64 %p72,%rd5,%rd99;\n@%p72 bra $L__BB2_84;\n$L__BB2_109:\nadd.s64 %rd95,%rd95,%rd12;\n"
 "setp.lt.s64 %p73,%rd95,%rd49;\n@%p73 bra $L__BB2_8;\n$L__BB2_110:\nret;\n}\n";
 static const char* const qlora__ptx_softmax_75[] = {
-qlora__ptx_581,
-qlora__ptx_582,
 qlora__ptx_583,
 qlora__ptx_584,
 qlora__ptx_585,
@@ -27970,9 +28199,20 @@ qlora__ptx_588,
 qlora__ptx_589,
 qlora__ptx_590,
 qlora__ptx_591,
+qlora__ptx_592,
+qlora__ptx_593,
 0};
+#define QLORA__PTX_softmax_75 qlora__ptx_softmax_75, 37970u, 0xdd284fc9u, 0
+#endif
+// end
 
-static const char qlora__ptx_592[] =
+// texts softmax_bf16 sm_80: bf16
+#if defined(QLORA_PTX_NO_BF16)
+#define QLORA__PTX_softmax_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_BF16"
+#elif defined(QLORA_PTX_NO_SM80)
+#define QLORA__PTX_softmax_bf16_80 0, 0u, 0u, "QLORA_PTX_NO_SM80"
+#else
+static const char qlora__ptx_594[] =
 ".visible .entry qlora_softmax_copy_b16(\n.param .u64 qlora_softmax_copy_b16_param_0,\n"
 ".param .u64 qlora_softmax_copy_b16_param_1,\n.param .u64 qlora_softmax_copy_b16_param_2,\n"
 ".param .u64 qlora_softmax_copy_b16_param_3,\n.param .u64 qlora_softmax_copy_b16_param_4,\n"
@@ -28025,10 +28265,10 @@ static const char qlora__ptx_592[] =
 "st.global.u16[%rd32+4],%rs13;\n$L__BB0_20:\nadd.s64 %rd73,%rd73,%rd14;\n"
 "setp.lt.s64 %p16,%rd73,%rd42;\n@%p16 bra $L__BB0_10;\nadd.s64 %rd71,%rd71,%rd6;\n"
 "setp.lt.s64 %p17,%rd71,%rd41;\n@%p17 bra $L__BB0_9;\nbra.uni $L__BB0_22;\n";
-static const char qlora__ptx_593[] =
+static const char qlora__ptx_595[] =
 "$L__BB0_7:\nadd.s64 %rd71,%rd71,%rd6;\nsetp.lt.s64 %p8,%rd71,%rd41;\n@%p8 bra $L__BB0_7;\n"
 "$L__BB0_22:\nret;\n}\n";
-static const char qlora__ptx_594[] =
+static const char qlora__ptx_596[] =
 ".visible .entry qlora_softmax_transpose_b16(\n.param .u64 qlora_softmax_transpose_b16_param_0,\n"
 ".param .u64 qlora_softmax_transpose_b16_param_1,\n"
 ".param .u64 qlora_softmax_transpose_b16_param_2,\n"
@@ -28084,7 +28324,7 @@ static const char qlora__ptx_594[] =
 "@%p16 bra $L__BB1_23;\nsetp.ge.s64 %p17,%rd5,%rd34;\ncvt.u64.u32 %rd58,%r66;\n"
 "add.s64 %rd59,%rd126,%rd58;\nsetp.ge.s64 %p18,%rd59,%rd33;\nmad.lo.s32 %r52,%r66,66,%r24;\n"
 "shl.b32 %r53,%r1,1;\nand.b32 %r54,%r53,62;\nadd.s32 %r10,%r52,%r54;\n";
-static const char qlora__ptx_595[] =
+static const char qlora__ptx_597[] =
 "or.pred %p19,%p17,%p18;\n@%p19 bra $L__BB1_17;\nmul.lo.s64 %rd62,%rd59,%rd29;\n"
 "add.s64 %rd63,%rd17,%rd62;\nshl.b64 %rd64,%rd63,1;\nadd.s64 %rd65,%rd1,%rd64;\n"
 "ld.global.u16 %rs4,[%rd65];\nst.shared.u16[%r10],%rs4;\n$L__BB1_17:\nadd.s32 %r11,%r66,8;\n"
@@ -28134,9 +28374,9 @@ static const char qlora__ptx_595[] =
 "$L__BB1_42:\nbar.sync 0;\nadd.s64 %rd126,%rd126,%rd6;\nsetp.lt.s64 %p55,%rd126,%rd33;\n"
 "@%p55 bra $L__BB1_4;\n$L__BB1_43:\nld.param.u64 %rd122,[qlora_softmax_transpose_b16_param_6];\n"
 "mov.u32 %r65,%nctaid.z;\ncvt.u64.u32 %rd121,%r65;\nadd.s64 %rd125,%rd125,%rd121;\n";
-static const char qlora__ptx_596[] =
+static const char qlora__ptx_598[] =
 "setp.lt.s64 %p56,%rd125,%rd122;\n@%p56 bra $L__BB1_2;\n$L__BB1_44:\nret;\n}\n";
-static const char qlora__ptx_597[] =
+static const char qlora__ptx_599[] =
 ".visible .entry qlora_softmax_scores_bf16(\n.param .u64 qlora_softmax_scores_bf16_param_0,\n"
 ".param .u64 qlora_softmax_scores_bf16_param_1,\n.param .u64 qlora_softmax_scores_bf16_param_2,\n"
 ".param .u64 qlora_softmax_scores_bf16_param_3,\n.param .u64 qlora_softmax_scores_bf16_param_4,\n"
@@ -28171,7 +28411,7 @@ static const char qlora__ptx_597[] =
 "setp.lt.s64 %p13,%rd31,%rd19;\n@%p13 bra $L__BB2_5;\nbra.uni $L__BB2_11;\n$L__BB2_3:\n"
 "add.s64 %rd31,%rd31,%rd4;\nsetp.lt.s64 %p4,%rd31,%rd19;\n@%p4 bra $L__BB2_3;\n$L__BB2_11:\nret;\n"
 "}\n";
-static const char qlora__ptx_598[] =
+static const char qlora__ptx_600[] =
 ".visible .entry qlora_softmax_fwd_bf16(\n.param .u64 qlora_softmax_fwd_bf16_param_0,\n"
 ".param .u64 qlora_softmax_fwd_bf16_param_1,\n.param .u64 qlora_softmax_fwd_bf16_param_2,\n"
 ".param .u64 qlora_softmax_fwd_bf16_param_3,\n.param .u64 qlora_softmax_fwd_bf16_param_4,\n"
@@ -28225,7 +28465,7 @@ static const char qlora__ptx_598[] =
 "mov.b32 %f71,%r525;\nmov.b32 %f72,%r528;\nmov.b32 %f73,%r527;\nmov.b32 %f74,%r530;\n"
 "mov.b32 %f75,%r529;\nmov.b32 %f77,%r531;\nmov.f32 %f76,0fFF61B1E6;\n"
 "cvt.rn.bf16x2.f32 %r535,%f76,%f77;\n";
-static const char qlora__ptx_599[] =
+static const char qlora__ptx_601[] =
 "cvt.rn.bf16x2.f32 %r534,%f74,%f75;\ncvt.rn.bf16x2.f32 %r533,%f72,%f73;\n"
 "cvt.rn.bf16x2.f32 %r532,%f70,%f71;\n$L__BB3_26:\nshl.b32 %r178,%r532,16;\n"
 "and.b32 %r179,%r532,-65536;\nshl.b32 %r180,%r533,16;\nand.b32 %r181,%r533,-65536;\n"
@@ -28277,7 +28517,7 @@ static const char qlora__ptx_599[] =
 "max.f32 %f120,%f118,%f119;\nmov.b32 %r224,%f120;\nmov.u32 %r225,4;\n"
 "shfl.sync.bfly.b32 %r226|%p31,%r224,%r225,%r216,%r219;\nmov.b32 %f121,%r226;\n"
 "max.f32 %f122,%f120,%f121;\nmov.b32 %r227,%f122;\n";
-static const char qlora__ptx_600[] =
+static const char qlora__ptx_602[] =
 "mov.u32 %r228,2;\nshfl.sync.bfly.b32 %r229|%p32,%r227,%r228,%r216,%r219;\nmov.b32 %f123,%r229;\n"
 "max.f32 %f124,%f122,%f123;\nmov.b32 %r230,%f124;\nmov.u32 %r231,1;\n"
 "shfl.sync.bfly.b32 %r232|%p33,%r230,%r231,%r216,%r219;\nmov.b32 %f125,%r232;\n"
@@ -28329,7 +28569,7 @@ static const char qlora__ptx_600[] =
 "@%p54 bra $L__BB3_76;\nand.b32 %r292,%r552,-65536;\nmov.b32 %f166,%r292;\n"
 "sub.f32 %f167,%f166,%f718;\nmov.f32 %f168,0f3F000000;\nmov.f32 %f169,0f3BBB989D;\n"
 "fma.rn.f32 %f170,%f167,%f169,%f168;\ncvt.sat.f32.f32 %f171,%f170;\n";
-static const char qlora__ptx_601[] =
+static const char qlora__ptx_603[] =
 "mov.f32 %f172,0f4B400001;\nmov.f32 %f173,0f437C0000;\nfma.rm.f32 %f174,%f171,%f173,%f172;\n"
 "add.f32 %f175,%f174,0fCB40007F;\nneg.f32 %f176,%f175;\nmov.f32 %f177,0f3FB8AA3B;\n"
 "fma.rn.f32 %f178,%f167,%f177,%f176;\nmov.f32 %f179,0f32A57060;\n"
@@ -28379,7 +28619,7 @@ static const char qlora__ptx_601[] =
 "neg.f32 %f267,%f266;\nmov.f32 %f268,0f3FB8AA3B;\nfma.rn.f32 %f269,%f258,%f268,%f267;\n"
 "mov.f32 %f270,0f32A57060;\nfma.rn.f32 %f271,%f258,%f270,%f269;\nmov.b32 %r308,%f265;\n"
 "shl.b32 %r309,%r308,23;\nmov.b32 %f272,%r309;\nex2.approx.ftz.f32 %f273,%f271;\n";
-static const char qlora__ptx_602[] =
+static const char qlora__ptx_604[] =
 "mul.f32 %f728,%f273,%f272;\n$L__BB3_86:\nadd.f32 %f31,%f28,%f728;\nadd.s64 %rd77,%rd100,7;\n"
 "setp.ge.s64 %p60,%rd77,%rd3;\n@%p60 bra $L__BB3_88;\nand.b32 %r310,%r555,-65536;\n"
 "mov.b32 %f275,%r310;\nsub.f32 %f276,%f275,%f718;\nmov.f32 %f277,0f3F000000;\n"
@@ -28429,7 +28669,7 @@ static const char qlora__ptx_602[] =
 "add.f32 %f41,%f38,%f732;\nadd.s64 %rd81,%rd101,2;\nsetp.ge.s64 %p72,%rd81,%rd3;\n"
 "mov.f32 %f734,0f00000000;\nmov.f32 %f733,%f734;\n@%p72 bra $L__BB3_112;\n"
 "shl.b32 %r339,%r330,16;\nmov.b32 %f338,%r339;\n";
-static const char qlora__ptx_603[] =
+static const char qlora__ptx_605[] =
 "sub.f32 %f339,%f338,%f718;\nmov.f32 %f340,0f3F000000;\nmov.f32 %f341,0f3BBB989D;\n"
 "fma.rn.f32 %f342,%f339,%f341,%f340;\ncvt.sat.f32.f32 %f343,%f342;\nmov.f32 %f344,0f4B400001;\n"
 "mov.f32 %f345,0f437C0000;\nfma.rm.f32 %f346,%f343,%f345,%f344;\nadd.f32 %f347,%f346,0fCB40007F;\n"
@@ -28479,7 +28719,7 @@ static const char qlora__ptx_603[] =
 "add.f32 %f437,%f436,0fCB40007F;\nneg.f32 %f438,%f437;\nmov.f32 %f439,0f3FB8AA3B;\n"
 "fma.rn.f32 %f440,%f429,%f439,%f438;\nmov.f32 %f441,0f32A57060;\n"
 "fma.rn.f32 %f442,%f429,%f441,%f440;\n";
-static const char qlora__ptx_604[] =
+static const char qlora__ptx_606[] =
 "mov.b32 %r355,%f436;\nshl.b32 %r356,%r355,23;\nmov.b32 %f443,%r356;\n"
 "ex2.approx.ftz.f32 %f444,%f442;\nmul.f32 %f738,%f444,%f443;\n$L__BB3_122:\n"
 "add.f32 %f739,%f56,%f738;\nadd.s64 %rd101,%rd101,%rd5;\nsetp.gt.s64 %p78,%rd3,%rd101;\n"
@@ -28531,7 +28771,7 @@ static const char qlora__ptx_604[] =
 "mov.u32 %r569,%r570;\n@%p102 bra $L__BB3_146;\nld.global.u16 %r420,[%rd31+8];\n"
 "shl.b32 %r569,%r420,16;\n$L__BB3_146:\nsetp.lt.s64 %p103,%rd30,6;\n@%p103 bra $L__BB3_148;\n"
 "ld.global.u16 %r422,[%rd31+10];\nshl.b32 %r570,%r422,16;\n$L__BB3_148:\n";
-static const char qlora__ptx_605[] =
+static const char qlora__ptx_607[] =
 "setp.lt.s64 %p104,%rd30,7;\nmov.u32 %r571,0;\n@%p104 bra $L__BB3_150;\n"
 "ld.global.u16 %r424,[%rd31+12];\nshl.b32 %r571,%r424,16;\n$L__BB3_150:\nmov.b32 %f465,%r566;\n"
 "mov.b32 %f466,%r565;\nmov.b32 %f467,%r568;\nmov.b32 %f468,%r567;\nmov.b32 %f469,%r570;\n"
@@ -28580,7 +28820,7 @@ static const char qlora__ptx_605[] =
 "mul.f32 %f570,%f569,%f568;\ndiv.rn.f32 %f480,%f570,%f739;\nmov.b32 %f571,%r444;\n"
 "sub.f32 %f572,%f571,%f718;\nfma.rn.f32 %f573,%f572,%f484,%f483;\ncvt.sat.f32.f32 %f574,%f573;\n"
 "fma.rm.f32 %f575,%f574,%f488,%f487;\n";
-static const char qlora__ptx_606[] =
+static const char qlora__ptx_608[] =
 "add.f32 %f576,%f575,0fCB40007F;\nneg.f32 %f577,%f576;\nfma.rn.f32 %f578,%f572,%f492,%f577;\n"
 "fma.rn.f32 %f579,%f572,%f494,%f578;\nmov.b32 %r459,%f575;\nshl.b32 %r460,%r459,23;\n"
 "mov.b32 %f580,%r460;\nex2.approx.ftz.f32 %f581,%f579;\nmul.f32 %f582,%f581,%f580;\n"
@@ -28630,7 +28870,7 @@ static const char qlora__ptx_606[] =
 "and.b32 %r499,%r487,-65536;\nmov.b32 %f606,%r492;\nsub.f32 %f607,%f606,%f718;\n"
 "mov.f32 %f608,0f3F000000;\nmov.f32 %f609,0f3BBB989D;\nfma.rn.f32 %f610,%f607,%f609,%f608;\n"
 "cvt.sat.f32.f32 %f611,%f610;\nmov.f32 %f612,0f4B400001;\nmov.f32 %f613,0f437C0000;\n";
-static const char qlora__ptx_607[] =
+static const char qlora__ptx_609[] =
 "fma.rm.f32 %f614,%f611,%f613,%f612;\nadd.f32 %f615,%f614,0fCB40007F;\nneg.f32 %f616,%f615;\n"
 "mov.f32 %f617,0f3FB8AA3B;\nfma.rn.f32 %f618,%f607,%f617,%f616;\nmov.f32 %f619,0f32A57060;\n"
 "fma.rn.f32 %f620,%f607,%f619,%f618;\nmov.b32 %r500,%f614;\nshl.b32 %r501,%r500,23;\n"
@@ -28679,7 +28919,7 @@ static const char qlora__ptx_607[] =
 "@%p115 bra $L__BB3_190;\nand.b32 %r517,%r488,-65536;\nmov.b32 %f709,%r517;\n"
 "cvt.rn.bf16.f32 %rs14,%f709;\nst.global.u16[%rd37+2],%rs14;\n$L__BB3_190:\n"
 "@%p116 bra $L__BB3_192;\nshl.b32 %r518,%r489,16;\nmov.b32 %f710,%r518;\n";
-static const char qlora__ptx_608[] =
+static const char qlora__ptx_610[] =
 "cvt.rn.bf16.f32 %rs15,%f710;\nst.global.u16[%rd37+4],%rs15;\n$L__BB3_192:\n"
 "@%p117 bra $L__BB3_194;\nand.b32 %r519,%r489,-65536;\nmov.b32 %f711,%r519;\n"
 "cvt.rn.bf16.f32 %rs16,%f711;\nst.global.u16[%rd37+6],%rs16;\n$L__BB3_194:\n"
@@ -28694,7 +28934,7 @@ static const char qlora__ptx_608[] =
 "add.s64 %rd103,%rd103,%rd5;\nsetp.gt.s64 %p130,%rd3,%rd103;\n@%p130 bra $L__BB3_170;\n"
 "$L__BB3_203:\nmov.u32 %r524,%nctaid.y;\ncvt.u64.u32 %rd96,%r524;\nadd.s64 %rd97,%rd97,%rd96;\n"
 "setp.lt.s64 %p131,%rd97,%rd46;\n@%p131 bra $L__BB3_6;\n$L__BB3_204:\nret;\n}\n";
-static const char qlora__ptx_609[] =
+static const char qlora__ptx_611[] =
 ".visible .entry qlora_softmax_bwd_bf16(\n.param .u64 qlora_softmax_bwd_bf16_param_0,\n"
 ".param .u64 qlora_softmax_bwd_bf16_param_1,\n.param .u64 qlora_softmax_bwd_bf16_param_2,\n"
 ".param .u64 qlora_softmax_bwd_bf16_param_3,\n.param .u64 qlora_softmax_bwd_bf16_param_4,\n"
@@ -28749,7 +28989,7 @@ static const char qlora__ptx_609[] =
 "ld.global.u16 %r165,[%rd16+4];\nshl.b32 %r409,%r165,16;\n$L__BB4_18:\nsetp.lt.s64 %p16,%rd15,4;\n"
 "@%p16 bra $L__BB4_20;\nld.global.u16 %r167,[%rd16+6];\nshl.b32 %r410,%r167,16;\n$L__BB4_20:\n"
 "setp.lt.s64 %p17,%rd15,5;\n";
-static const char qlora__ptx_610[] =
+static const char qlora__ptx_612[] =
 "mov.u32 %r412,0;\nmov.u32 %r411,%r412;\n@%p17 bra $L__BB4_22;\nld.global.u16 %r169,[%rd16+8];\n"
 "shl.b32 %r411,%r169,16;\n$L__BB4_22:\nsetp.lt.s64 %p18,%rd15,6;\n@%p18 bra $L__BB4_24;\n"
 "ld.global.u16 %r171,[%rd16+10];\nshl.b32 %r412,%r171,16;\n$L__BB4_24:\n"
@@ -28801,7 +29041,7 @@ static const char qlora__ptx_610[] =
 "shl.b32 %r431,%r225,16;\n$L__BB4_53:\nsetp.lt.s64 %p32,%rd20,4;\n@%p32 bra $L__BB4_55;\n"
 "ld.global.u16 %r227,[%rd21+6];\nshl.b32 %r432,%r227,16;\n$L__BB4_55:\nsetp.lt.s64 %p33,%rd20,5;\n"
 "mov.u32 %r434,0;\nmov.u32 %r433,%r434;\n";
-static const char qlora__ptx_611[] =
+static const char qlora__ptx_613[] =
 "@%p33 bra $L__BB4_57;\nld.global.u16 %r229,[%rd21+8];\nshl.b32 %r433,%r229,16;\n$L__BB4_57:\n"
 "setp.lt.s64 %p34,%rd20,6;\n@%p34 bra $L__BB4_59;\nld.global.u16 %r231,[%rd21+10];\n"
 "shl.b32 %r434,%r231,16;\n$L__BB4_59:\nsetp.lt.s64 %p35,%rd20,7;\nmov.u32 %r436,0;\n"
@@ -28853,7 +29093,7 @@ static const char qlora__ptx_611[] =
 "shfl.sync.bfly.b32 %r285|%p49,%r283,%r284,%r278,%r281;\nmov.b32 %f96,%r285;\n"
 "add.f32 %f97,%f95,%f96;\nmov.b32 %r286,%f97;\nmov.u32 %r287,4;\n"
 "shfl.sync.bfly.b32 %r288|%p50,%r286,%r287,%r278,%r281;\n";
-static const char qlora__ptx_612[] =
+static const char qlora__ptx_614[] =
 "mov.b32 %f98,%r288;\nadd.f32 %f99,%f97,%f98;\nmov.b32 %r289,%f99;\nmov.u32 %r290,2;\n"
 "shfl.sync.bfly.b32 %r291|%p51,%r289,%r290,%r278,%r281;\nmov.b32 %f100,%r291;\n"
 "add.f32 %f101,%f99,%f100;\nmov.b32 %r292,%f101;\nmov.u32 %r293,1;\n"
@@ -28906,7 +29146,7 @@ static const char qlora__ptx_612[] =
 "ld.global.u16 %r355,[%rd28];\nshl.b32 %r458,%r355,16;\n$L__BB4_113:\nsetp.lt.s64 %p74,%rd26,2;\n"
 "@%p74 bra $L__BB4_115;\nld.global.u16 %r357,[%rd28+2];\nshl.b32 %r459,%r357,16;\n$L__BB4_115:\n"
 "setp.lt.s64 %p75,%rd26,3;\nmov.u32 %r461,0;\nmov.u32 %r460,%r461;\n";
-static const char qlora__ptx_613[] =
+static const char qlora__ptx_615[] =
 "@%p75 bra $L__BB4_117;\nld.global.u16 %r359,[%rd28+4];\nshl.b32 %r460,%r359,16;\n$L__BB4_117:\n"
 "setp.lt.s64 %p76,%rd26,4;\n@%p76 bra $L__BB4_119;\nld.global.u16 %r361,[%rd28+6];\n"
 "shl.b32 %r461,%r361,16;\n$L__BB4_119:\nsetp.lt.s64 %p77,%rd26,5;\nmov.u32 %r463,0;\n"
@@ -28957,14 +29197,12 @@ static const char qlora__ptx_613[] =
 "$L__BB4_142:\nsetp.lt.s64 %p87,%rd26,7;\n@%p87 bra $L__BB4_144;\nshl.b32 %r404,%r381,16;\n"
 "mov.b32 %f168,%r404;\ncvt.rn.bf16.f32 %rs14,%f168;\nst.global.u16[%rd29+12],%rs14;\n"
 "$L__BB4_144:\nsetp.lt.s64 %p88,%rd26,8;\n@%p88 bra $L__BB4_147;\nand.b32 %r405,%r381,-65536;\n";
-static const char qlora__ptx_614[] =
+static const char qlora__ptx_616[] =
 "mov.b32 %f169,%r405;\ncvt.rn.bf16.f32 %rs15,%f169;\nst.global.u16[%rd29+14],%rs15;\n"
 "$L__BB4_147:\nadd.s64 %rd86,%rd86,%rd6;\nsetp.gt.s64 %p89,%rd4,%rd86;\n@%p89 bra $L__BB4_91;\n"
 "$L__BB4_148:\nmov.u32 %r406,%nctaid.y;\ncvt.u64.u32 %rd82,%r406;\nadd.s64 %rd83,%rd83,%rd82;\n"
 "setp.lt.s64 %p90,%rd83,%rd41;\n@%p90 bra $L__BB4_8;\n$L__BB4_149:\nret;\n}\n";
 static const char* const qlora__ptx_softmax_bf16_80[] = {
-qlora__ptx_592,
-qlora__ptx_593,
 qlora__ptx_594,
 qlora__ptx_595,
 qlora__ptx_596,
@@ -28986,36 +29224,41 @@ qlora__ptx_611,
 qlora__ptx_612,
 qlora__ptx_613,
 qlora__ptx_614,
+qlora__ptx_615,
+qlora__ptx_616,
 0};
+#define QLORA__PTX_softmax_bf16_80 qlora__ptx_softmax_bf16_80, 75920u, 0x1a437724u, 0
+#endif
+// end
 
 static const qlora__ptx_text qlora__ptx_texts[] QLORA__PTX_UNUSED = {
-    {"attn128", 80, 0, 70, qlora__ptx_attn128_80, 324990u, 0x0f302bcau},
-    {"attn64", 80, 0, 70, qlora__ptx_attn64_80, 266780u, 0xfb8bf4e7u},
-    {"attn_f32", 75, 0, 63, qlora__ptx_attn_f32_75, 279882u, 0x4db568e2u},
-    {"cast", 75, 0, 63, qlora__ptx_cast_75, 39561u, 0xa694c3ceu},
-    {"clip", 75, 0, 63, qlora__ptx_clip_75, 14979u, 0x83df86e5u},
-    {"dropout", 75, 0, 63, qlora__ptx_dropout_75, 8134u, 0xc62c8892u},
-    {"dropout_bf16", 80, 0, 70, qlora__ptx_dropout_bf16_80, 14378u, 0xbff135cau},
-    {"elementwise", 75, 0, 63, qlora__ptx_elementwise_75, 45305u, 0xe048301au},
-    {"elementwise_bf16", 80, 0, 70, qlora__ptx_elementwise_bf16_80, 91738u, 0xee3fb961u},
-    {"gemm", 75, 0, 63, qlora__ptx_gemm_75, 174380u, 0x2ab26e11u},
-    {"gemm_tc", 80, 0, 70, qlora__ptx_gemm_tc_80, 139593u, 0xdbb1014bu},
-    {"linear", 75, 0, 63, qlora__ptx_linear_75, 13620u, 0x6cf8333fu},
-    {"linear_bf16", 80, 0, 70, qlora__ptx_linear_bf16_80, 13984u, 0x2eb055b0u},
-    {"loss", 75, 0, 63, qlora__ptx_loss_75, 51408u, 0x8aa8baf4u},
-    {"loss_bf16", 80, 0, 70, qlora__ptx_loss_bf16_80, 51642u, 0xe20ba0c6u},
-    {"nf4", 75, 0, 63, qlora__ptx_nf4_75, 63660u, 0xa399e032u},
-    {"nf4_bf16", 80, 0, 70, qlora__ptx_nf4_bf16_80, 42045u, 0x9c08fd92u},
-    {"nf4_gemm", 80, 0, 70, qlora__ptx_nf4_gemm_80, 121000u, 0xd0a52caeu},
-    {"norm", 75, 0, 63, qlora__ptx_norm_75, 75815u, 0x735b6d8bu},
-    {"norm_bf16", 80, 0, 70, qlora__ptx_norm_bf16_80, 111705u, 0x3b495440u},
-    {"optim", 75, 0, 63, qlora__ptx_optim_75, 49295u, 0x93de4645u},
-    {"random", 75, 0, 63, qlora__ptx_random_75, 23357u, 0x285918f9u},
-    {"rope", 75, 0, 63, qlora__ptx_rope_75, 29234u, 0xd27d3df6u},
-    {"rope_bf16", 80, 0, 70, qlora__ptx_rope_bf16_80, 34391u, 0x3b311d1au},
-    {"shared", 75, 0, 63, qlora__ptx_shared_75, 33329u, 0x09801b38u},
-    {"softmax", 75, 0, 63, qlora__ptx_softmax_75, 37970u, 0xdd284fc9u},
-    {"softmax_bf16", 80, 0, 70, qlora__ptx_softmax_bf16_80, 75920u, 0x1a437724u},
+    {"attn128", 80, 0, 70, QLORA__PTX_attn128_80},
+    {"attn64", 80, 0, 70, QLORA__PTX_attn64_80},
+    {"attn_f32", 75, 0, 63, QLORA__PTX_attn_f32_75},
+    {"cast", 75, 0, 63, QLORA__PTX_cast_75},
+    {"clip", 75, 0, 63, QLORA__PTX_clip_75},
+    {"dropout", 75, 0, 63, QLORA__PTX_dropout_75},
+    {"dropout_bf16", 80, 0, 70, QLORA__PTX_dropout_bf16_80},
+    {"elementwise", 75, 0, 63, QLORA__PTX_elementwise_75},
+    {"elementwise_bf16", 80, 0, 70, QLORA__PTX_elementwise_bf16_80},
+    {"gemm", 75, 0, 63, QLORA__PTX_gemm_75},
+    {"gemm_tc", 80, 0, 70, QLORA__PTX_gemm_tc_80},
+    {"linear", 75, 0, 63, QLORA__PTX_linear_75},
+    {"linear_bf16", 80, 0, 70, QLORA__PTX_linear_bf16_80},
+    {"loss", 75, 0, 63, QLORA__PTX_loss_75},
+    {"loss_bf16", 80, 0, 70, QLORA__PTX_loss_bf16_80},
+    {"nf4", 75, 0, 63, QLORA__PTX_nf4_75},
+    {"nf4_bf16", 80, 0, 70, QLORA__PTX_nf4_bf16_80},
+    {"nf4_gemm", 80, 0, 70, QLORA__PTX_nf4_gemm_80},
+    {"norm", 75, 0, 63, QLORA__PTX_norm_75},
+    {"norm_bf16", 80, 0, 70, QLORA__PTX_norm_bf16_80},
+    {"optim", 75, 0, 63, QLORA__PTX_optim_75},
+    {"random", 75, 0, 63, QLORA__PTX_random_75},
+    {"rope", 75, 0, 63, QLORA__PTX_rope_75},
+    {"rope_bf16", 80, 0, 70, QLORA__PTX_rope_bf16_80},
+    {"shared", 75, 0, 63, QLORA__PTX_shared_75},
+    {"softmax", 75, 0, 63, QLORA__PTX_softmax_75},
+    {"softmax_bf16", 80, 0, 70, QLORA__PTX_softmax_bf16_80},
 };
 // clang-format on
 

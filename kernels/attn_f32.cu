@@ -1,5 +1,6 @@
 // attn_f32.cu - flash attention in plain f32 arithmetic, any head size up to 256.
 // targets: 75
+// groups: headany
 //
 // The formulas, the layout and the tail are those of attn_tc.cuh; rows may have any stride. It is
 // the kernel of F32 mode, where results are proved, and of head sizes that the tensor-core kernels

@@ -1,6 +1,6 @@
 // options.h - command lines of the example programs: one table of options, read and printed.
 //
-// PROGRAM, the program's name, is defined before it is included.
+// PROGRAM, the program's name, is defined before it is included, and qlora.h included before it.
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
@@ -102,6 +102,10 @@ static bool options_read(const option* table, size_t count, int argc, char** arg
             row = strncmp(word, "--", 2) == 0 && strcmp(word + 2, table[j].name) == 0 ? &table[j]
                                                                                       : row;
         }
+        if (row == NULL && strcmp(word, "--version") == 0) {
+            printf(PROGRAM " (qlora.h) " QLORA_VERSION_STRING "\n");
+            exit(0);
+        }
         if (row == NULL) {
             return fail("%s is no option; --help lists them", word);
         }
@@ -128,6 +132,7 @@ static void options_print(const option* table, size_t count) {
                  table[i].words != NULL ? table[i].words : "");
         printf("  %-28s %s\n", left, table[i].help);
     }
+    printf("  %-28s %s\n", "--version", "print the version");
 }
 
 #endif

@@ -6,6 +6,8 @@
 #define TEXT_IMPLEMENTATION
 #include "qlora_text.h"
 
+#include "qlora.h" // its version
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,6 +35,7 @@ static const char usage[] =
     "               With --json FILE: an array of arrays of ids; prints one JSON string a line,\n"
     "               with U+FFFD for what is not UTF-8\n"
     "  --help       this text\n"
+    "  --version    print the version\n"
     "\n"
     "Exit status: 0, or 1 after an error, which is told on standard error.\n";
 
@@ -42,6 +45,7 @@ typedef struct options {
     bool special;
     bool decode;
     bool help;
+    bool version;
 } options;
 
 typedef struct work {
@@ -62,6 +66,9 @@ static bool options_read(int argc, char** argv, options* o, text_error* error) {
         const char* word = argv[i];
         if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
             o->help = true;
+            return true;
+        } else if (strcmp(word, "--version") == 0) {
+            o->version = true;
             return true;
         } else if (strcmp(word, "--special") == 0) {
             o->special = true;
@@ -211,6 +218,10 @@ int main(int argc, char** argv) {
     }
     if (o.help) {
         fputs(usage, stdout);
+        return 0;
+    }
+    if (o.version) {
+        fputs("tokenize (qlora.h) " QLORA_VERSION_STRING "\n", stdout);
         return 0;
     }
     BINARY(stdin);

@@ -23,9 +23,11 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                 snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
                          qlora__projections[i].module);
                 r = qlora__peft_find(ctx, &peft, module, p->out, p->in, &found);
-                p->rank = r == QLORA_OK ? found.rank : 0;
-                p->alpha = found.alpha;
-                p->scale = (float)found.scale;
+                if (r == QLORA_OK) {
+                    p->rank = found.rank;
+                    p->alpha = found.alpha;
+                    p->scale = (float)found.scale;
+                }
             } else if (m->desc.rank > 0 && (m->desc.targets >> i & 1u) != 0) {
                 p->rank = m->desc.rank;
                 p->alpha = (double)m->desc.alpha;
