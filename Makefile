@@ -45,7 +45,7 @@ BENCHES := $(B)/bench
 FUZZERS := $(patsubst tests/fuzz/%.c,$(B)/fuzz_%,$(wildcard tests/fuzz/*.c))
 KERNELS := $(sort $(wildcard kernels/*.cu))
 FAKE_PARTS := $(patsubst tests/%.c,$(B)/obj/%.o,\
-	$(filter-out %/cublas.c %/cuda.c %/ptx_test.c,$(wildcard tests/fakecuda/*.c)))
+	$(filter-out %/cublas.c %/variant.c %/ptx_test.c,$(wildcard tests/fakecuda/*.c)))
 FAKES := $(addprefix $(B)/,$(addsuffix /libcuda.so.1,fake fake-stub fake-omit) \
 	$(addsuffix /libcublas.so.13,fake fake-omit))
 
@@ -104,7 +104,7 @@ soak: $(B)/tests $(FAKES) $(FUZZERS) ## the long runs: fuzzers (FUZZ_SECONDS eac
 	@for script in $(wildcard tests/gates/soak*.sh) tests/gates/gates.sh; do echo "== $$script"; \
 		B=$(B) $$script || exit 1; done
 
-install: programs $(B)/libqlora.a $(B)/qlora.pc ## headers, programs, libqlora.a and qlora.pc to PREFIX
+install: programs $(B)/libqlora.a $(B)/qlora.pc ## headers, programs, library, qlora.pc
 	$(INSTALL) -d "$(DESTDIR)$(INCLUDEDIR)" "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(LIBDIR)/pkgconfig"
 	$(INSTALL) -m 644 $(HEADERS) kernels_ptx.h "$(DESTDIR)$(INCLUDEDIR)"
 	$(INSTALL) -m 755 $(PROGRAMS) "$(DESTDIR)$(BINDIR)"
@@ -201,27 +201,33 @@ $(B)/qlora.pc: qlora.pc.in FORCE
 	@sed -e 's|@prefix@|$(PREFIX)|' -e 's|@includedir@|$(INCLUDEDIR)|' \
 		-e 's|@libdir@|$(LIBDIR)|' -e 's|@version@|$(VERSION)|' -e 's|@libs@|$(OWN_LDLIBS)|' $< > $@
 
-# ---- the fake driver: its parts once, cuda.c once per variant ----
+# ---- the fake driver: its parts once, for each variant only variant.c ----
 
-$(FAKE_PARTS): $(B)/obj/%.o: tests/%.c Makefile
+$(FAKE_PARTS) $(B)/obj/fakecuda/cublas.o: $(B)/obj/%.o: tests/%.c Makefile
 	$(COMPILE) $(FAKE_FLAGS) -c -o $@ $<
 
-$(B)/fake/libcuda.so.1: tests/fakecuda/cuda.c $(FAKE_PARTS) Makefile
+$(B)/fake/libcuda.so.1: tests/fakecuda/variant.c $(FAKE_PARTS) Makefile
 	$(FAKE) -o $@ $< $(FAKE_PARTS) -lm -lpthread
 
-$(B)/fake-stub/libcuda.so.1: tests/fakecuda/cuda.c $(FAKE_PARTS) Makefile
+$(B)/fake-stub/libcuda.so.1: tests/fakecuda/variant.c $(FAKE_PARTS) Makefile
 	$(FAKE) -DFAKE_STUB -o $@ $< $(FAKE_PARTS) -lm -lpthread
 
 # Libraries that lack a symbol, as older ones do.
-$(B)/fake-omit/libcuda.so.1: tests/fakecuda/cuda.c $(FAKE_PARTS) Makefile
-	$(FAKE) -DFAKE_OMIT_cuGraphInstantiateWithFlags -DFAKE_OMIT_cuStreamBeginCapture_v2 \
-		-o $@ $< $(FAKE_PARTS) -lm -lpthread
+$(B)/fake-omit/libcuda.so.1: tests/fakecuda/variant.c $(FAKE_PARTS) Makefile
+	@mkdir -p $(@D)
+	printf '{ local: cuGraphInstantiateWithFlags; cuStreamBeginCapture_v2; };\n' > $@.map
+	$(FAKE) -DFAKE_OMIT='"cuGraphInstantiateWithFlags", "cuStreamBeginCapture_v2"' \
+		-Wl,--version-script=$@.map -o $@ $< $(FAKE_PARTS) -lm -lpthread
 
-$(B)/fake/libcublas.so.13: tests/fakecuda/cublas.c Makefile
-	$(FAKE) -o $@ $< -lm -lpthread
+$(B)/fake/libcublas.so.13: $(B)/obj/fakecuda/cublas.o
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -shared -Wl,-soname,$(@F) $(LDFLAGS) -o $@ $< -lm -lpthread
 
-$(B)/fake-omit/libcublas.so.13: tests/fakecuda/cublas.c Makefile
-	$(FAKE) -DFAKE_OMIT_cublasGemmStridedBatchedEx -o $@ $< -lm -lpthread
+$(B)/fake-omit/libcublas.so.13: $(B)/obj/fakecuda/cublas.o
+	@mkdir -p $(@D)
+	printf '{ local: cublasGemmStridedBatchedEx; };\n' > $@.map
+	$(CC) $(CFLAGS) -shared -Wl,-soname,$(@F) -Wl,--version-script=$@.map $(LDFLAGS) -o $@ $< \
+		-lm -lpthread
 
 # ---- PTX: build/ptx/MODULE.sm_NN.ptx ----
 

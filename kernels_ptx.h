@@ -47,8 +47,9 @@
 // sha256 2e2f10258978deab37a557379d51c2511ba712ada3c91c27c0631f22195d37ae kernels/softmax_bf16.cu
 // sha256 34ff4313d0994d24d862766de7edcfcef1fc5f34e942633f7a02d7966a2df0ae kernels/vec.cuh
 //
-// Each macro, defined before the implementation, leaves out the modules after it; a call
-// that needs one fails and names the macro. `embed --only` writes a smaller file.
+// Each macro, defined before the implementation, leaves out the modules after it; a
+// call that needs one of them fails and names the macro. `embed --only` writes a
+// smaller file.
 //
 //   QLORA_PTX_NO_BF16     1288166 bytes: attn128 attn64 dropout_bf16 elementwise_bf16 gemm_tc
 //                                        linear_bf16 loss_bf16 nf4_bf16 nf4_gemm norm_bf16

@@ -56,6 +56,10 @@
        QLORA_NO_MODEL        leave out model, trainer and file formats: the bare runtime
        QLORA_ASSERT(x)       our own invariants only; never files, arguments or devices
        QLORA_KERNELS_HEADER  another name for "kernels_ptx.h"
+       QLORA_PTX_NO_F32 ...  leave out a group of kernels: kernels_ptx.h lists groups and sizes. A
+                             call that needs one fails and names the macro; no slower kernel is
+                             used instead. QLORA_NO_MODEL alone leaves out none, since every kernel
+                             belongs to an operator of the runtime
        QLORA_DEBUG           synchronise after every launch, so that a fault names its kernel
 
    ERRORS
@@ -20010,4 +20014,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 99813bce7532b2b1
+//@@ end 61ca175419e10e70

@@ -754,8 +754,9 @@ static void target_lines(FILE* out, const ptx_text* texts, int count) {
 // What the macros leave out, as a comment.
 static void groups_write(FILE* out, const ptx_text* texts, int count) {
     fputs("//\n"
-          "// Each macro, defined before the implementation, leaves out the modules after it; a call\n"
-          "// that needs one fails and names the macro. `embed --only` writes a smaller file.\n"
+          "// Each macro, defined before the implementation, leaves out the modules after it; a\n"
+          "// call that needs one of them fails and names the macro. `embed --only` writes a\n"
+          "// smaller file.\n"
           "//\n",
           out);
     char seen[64][16];

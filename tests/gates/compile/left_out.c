@@ -1,4 +1,4 @@
-// Calls that need kernels of a build with modules left out; prints the result and the error of each.
+// Calls that need kernels, in a build with modules left out; prints the result and error of each.
 // Status 0: there is a GPU, and a call whose kernels are there still works at the end.
 //
 //     left_out get KERNEL | attention HEAD_SIZE | prewarm HEAD_SIZE ...
