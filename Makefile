@@ -9,7 +9,9 @@ NVCC ?= nvcc
 PTXAS ?= ptxas
 INSTALL ?= install
 PREFIX ?= /usr/local
+BINDIR ?= $(PREFIX)/bin
 INCLUDEDIR ?= $(PREFIX)/include
+LIBDIR ?= $(PREFIX)/lib
 FUZZ_SECONDS ?= 600
 B ?= build# set it to use a separate folder for another compiler or sanitizer
 
@@ -33,6 +35,7 @@ FAKE = $(COMPILE) $(FAKE_FLAGS) -shared -Wl,-soname,$(@F) $(LDFLAGS)
 LIBS = $(LDFLAGS) $(OWN_LDLIBS) $(LDLIBS)
 
 HEADERS := qlora.h qlora_text.h
+VERSION := $(shell sed -n 's/^\#define QLORA_VERSION_STRING "\(.*\)"/\1/p' src/qlora.h)
 LIBRARY := $(B)/obj/qlora.o $(B)/obj/qlora_text.o
 TESTS := $(patsubst tests/%.c,$(B)/obj/%.o,$(wildcard tests/unit/*.c) tests/internal/library.c \
 	tests/internal/double.c)
@@ -42,14 +45,14 @@ BENCHES := $(B)/bench
 FUZZERS := $(patsubst tests/fuzz/%.c,$(B)/fuzz_%,$(wildcard tests/fuzz/*.c))
 KERNELS := $(sort $(wildcard kernels/*.cu))
 FAKE_PARTS := $(patsubst tests/%.c,$(B)/obj/%.o,\
-	$(filter-out %/cublas.c %/cuda.c %/ptx_test.c,$(wildcard tests/fakecuda/*.c)))
+	$(filter-out %/cublas.c %/variant.c %/ptx_test.c,$(wildcard tests/fakecuda/*.c)))
 FAKES := $(addprefix $(B)/,$(addsuffix /libcuda.so.1,fake fake-stub fake-omit) \
 	$(addsuffix /libcublas.so.13,fake fake-omit))
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: all test demo programs examples headers where ptx ptx-header ptx-report bench check \
-	mutants soak install uninstall clean help FORCE
+.PHONY: all test demo programs examples headers static shared where ptx ptx-header ptx-report \
+	bench check mutants soak install uninstall clean help FORCE
 
 all: $(B)/tests $(FAKES) programs examples ## build the tests, the programs and the examples
 
@@ -64,6 +67,10 @@ programs: $(PROGRAMS) ## build finetune, generate, merge, plan and tokenize
 examples: $(PROGRAMS) $(EXAMPLES) ## build the programs and everything in examples/
 
 headers: $(HEADERS) ## assemble qlora.h and qlora_text.h from src/
+
+static: $(B)/libqlora.a ## build the library as build/libqlora.a
+
+shared: $(B)/libqlora.so ## build the library as build/libqlora.so.VERSION (ELF systems)
 
 where: $(B)/amalgamate ## LINE=n [HEADER=qlora_text.h]: print the part that a line comes from
 	@$(B)/amalgamate --where $(LINE) src/$(or $(HEADER),qlora.h)
@@ -97,12 +104,17 @@ soak: $(B)/tests $(FAKES) $(FUZZERS) ## run long tests: fuzzers (FUZZ_SECONDS ea
 	@for script in $(wildcard tests/gates/soak*.sh) tests/gates/gates.sh; do echo "== $$script"; \
 		B=$(B) $$script || exit 1; done
 
-install: ## install the headers in $(DESTDIR)$(INCLUDEDIR)
-	$(INSTALL) -d "$(DESTDIR)$(INCLUDEDIR)"
-	$(INSTALL) -m 644 qlora.h qlora_text.h kernels_ptx.h "$(DESTDIR)$(INCLUDEDIR)"
+install: programs $(B)/libqlora.a $(B)/qlora.pc ## install headers, programs, library and qlora.pc
+	$(INSTALL) -d "$(DESTDIR)$(INCLUDEDIR)" "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(LIBDIR)/pkgconfig"
+	$(INSTALL) -m 644 $(HEADERS) kernels_ptx.h "$(DESTDIR)$(INCLUDEDIR)"
+	$(INSTALL) -m 755 $(PROGRAMS) "$(DESTDIR)$(BINDIR)"
+	$(INSTALL) -m 644 $(B)/libqlora.a "$(DESTDIR)$(LIBDIR)"
+	$(INSTALL) -m 644 $(B)/qlora.pc "$(DESTDIR)$(LIBDIR)/pkgconfig"
 
-uninstall: ## remove the installed headers
-	rm -f $(addprefix "$(DESTDIR)$(INCLUDEDIR)"/,qlora.h qlora_text.h kernels_ptx.h)
+uninstall: ## remove what install copied
+	rm -f $(addprefix "$(DESTDIR)$(INCLUDEDIR)"/,$(HEADERS) kernels_ptx.h) \
+		$(addprefix "$(DESTDIR)$(BINDIR)"/,$(notdir $(PROGRAMS))) \
+		"$(DESTDIR)$(LIBDIR)/libqlora.a" "$(DESTDIR)$(LIBDIR)/pkgconfig/qlora.pc"
 
 clean: ## remove the build folder
 	rm -rf $(B)
@@ -165,27 +177,57 @@ $(B)/obj/qlora_text.o: Makefile | $(HEADERS)
 $(B)/obj/%.o: tests/%.c Makefile | $(HEADERS)
 	$(COMPILE) -c -o $@ $<
 
-# ---- the fake driver: its parts are compiled once, cuda.c once per variant ----
+# ---- the library as a file of its own ----
 
-$(FAKE_PARTS): $(B)/obj/%.o: tests/%.c Makefile
+$(B)/libqlora.a: $(LIBRARY)
+	rm -f $@
+	$(AR) rcs $@ $^
+
+# The ABI is not stable before 1.0, so the soname is the full version. Only public names leave it.
+$(B)/libqlora.so: $(B)/libqlora.so.$(VERSION)
+	ln -sf $(<F) $@
+
+$(B)/libqlora.so.$(VERSION): $(LIBRARY:$(B)/obj/%=$(B)/obj/pic/%) Makefile
+	printf '{ global: qlora_*; text_*; local: *; };\n' > $(B)/obj/pic/exports
+	$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=$(B)/obj/pic/exports $(CFLAGS) -o $@ \
+		$(filter %.o,$^) $(LIBS)
+
+$(B)/obj/pic/%.o: $(B)/obj/%.o
+	$(COMPILE) -fPIC -c -o $@ $(<:.o=.c)
+
+# The folders are the caller's, so it is made each time.
+$(B)/qlora.pc: qlora.pc.in FORCE
+	@mkdir -p $(@D)
+	@sed -e 's|@prefix@|$(PREFIX)|' -e 's|@includedir@|$(INCLUDEDIR)|' \
+		-e 's|@libdir@|$(LIBDIR)|' -e 's|@version@|$(VERSION)|' -e 's|@libs@|$(OWN_LDLIBS)|' $< > $@
+
+# ---- the fake driver: its parts once, for each variant only variant.c ----
+
+$(FAKE_PARTS) $(B)/obj/fakecuda/cublas.o: $(B)/obj/%.o: tests/%.c Makefile
 	$(COMPILE) $(FAKE_FLAGS) -c -o $@ $<
 
-$(B)/fake/libcuda.so.1: tests/fakecuda/cuda.c $(FAKE_PARTS) Makefile
+$(B)/fake/libcuda.so.1: tests/fakecuda/variant.c $(FAKE_PARTS) Makefile
 	$(FAKE) -o $@ $< $(FAKE_PARTS) -lm -lpthread
 
-$(B)/fake-stub/libcuda.so.1: tests/fakecuda/cuda.c $(FAKE_PARTS) Makefile
+$(B)/fake-stub/libcuda.so.1: tests/fakecuda/variant.c $(FAKE_PARTS) Makefile
 	$(FAKE) -DFAKE_STUB -o $@ $< $(FAKE_PARTS) -lm -lpthread
 
 # Libraries without some symbols, like older versions.
-$(B)/fake-omit/libcuda.so.1: tests/fakecuda/cuda.c $(FAKE_PARTS) Makefile
-	$(FAKE) -DFAKE_OMIT_cuGraphInstantiateWithFlags -DFAKE_OMIT_cuStreamBeginCapture_v2 \
-		-o $@ $< $(FAKE_PARTS) -lm -lpthread
+$(B)/fake-omit/libcuda.so.1: tests/fakecuda/variant.c $(FAKE_PARTS) Makefile
+	@mkdir -p $(@D)
+	printf '{ local: cuGraphInstantiateWithFlags; cuStreamBeginCapture_v2; };\n' > $@.map
+	$(FAKE) -DFAKE_OMIT='"cuGraphInstantiateWithFlags", "cuStreamBeginCapture_v2"' \
+		-Wl,--version-script=$@.map -o $@ $< $(FAKE_PARTS) -lm -lpthread
 
-$(B)/fake/libcublas.so.13: tests/fakecuda/cublas.c Makefile
-	$(FAKE) -o $@ $< -lm -lpthread
+$(B)/fake/libcublas.so.13: $(B)/obj/fakecuda/cublas.o
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -shared -Wl,-soname,$(@F) $(LDFLAGS) -o $@ $< -lm -lpthread
 
-$(B)/fake-omit/libcublas.so.13: tests/fakecuda/cublas.c Makefile
-	$(FAKE) -DFAKE_OMIT_cublasGemmStridedBatchedEx -o $@ $< -lm -lpthread
+$(B)/fake-omit/libcublas.so.13: $(B)/obj/fakecuda/cublas.o
+	@mkdir -p $(@D)
+	printf '{ local: cublasGemmStridedBatchedEx; };\n' > $@.map
+	$(CC) $(CFLAGS) -shared -Wl,-soname,$(@F) -Wl,--version-script=$@.map $(LDFLAGS) -o $@ $< \
+		-lm -lpthread
 
 # ---- PTX: build/ptx/MODULE.sm_NN.ptx ----
 

@@ -2059,7 +2059,7 @@ static bool text__json_escape(text__json* json, text_error* error) {
 
 // At the opening quote. Unescaped into `strings`, followed by a zero byte.
 static bool text__json_string(text__json* json, text_error* error) {
-    uint32_t index;
+    uint32_t index = 0;
     TEXT__TRY(text__json_node(json, TEXT__J_STRING, &index, error));
     text_bytes* out = &json->strings;
     json->nodes[index].at = (uint32_t)out->count;
@@ -2110,7 +2110,7 @@ static size_t text__json_digits(text__json* json) {
 }
 
 static bool text__json_number(text__json* json, text_error* error) {
-    uint32_t index;
+    uint32_t index = 0;
     TEXT__TRY(text__json_node(json, TEXT__J_INTEGER, &index, error));
     const char* s = json->source;
     bool negative = s[json->at] == '-';
@@ -6467,4 +6467,4 @@ bool text_data_open(const text_data_desc* desc, text_data** out, text_error* err
    without restriction, including the rights to use, copy, modify, merge, publish, distribute,
    sublicense and sell copies. It is provided "as is", without warranty of any kind. The Unicode
    tables are under the Unicode License V3, see where they start. */
-//@@ end 39b1031e9818f505
+//@@ end 6cd88e0e9e13dca5

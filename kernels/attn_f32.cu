@@ -1,5 +1,6 @@
 // attn_f32.cu - flash attention in plain f32 arithmetic, any head size up to 256.
 // targets: 75
+// groups: headany
 //
 // Uses the formulas, layout and tail of attn_tc.cuh; rows may have any stride. This is the kernel
 // for F32 mode, the reference for accuracy, and for head sizes that the tensor-core kernels do

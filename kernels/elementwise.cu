@@ -1,5 +1,6 @@
 // elementwise.cu - the kernels of elementwise.cuh for f32.
 // targets: 75
+// groups: f32
 #include "elementwise.cuh"
 
 // y[rows, cols] = x sigmoid(x); y may be x.

@@ -1,5 +1,6 @@
 // elementwise_bf16.cu - the kernels of elementwise.cuh for bf16.
 // targets: 80
+// groups: bf16
 #include "elementwise.cuh"
 
 QLORA_KERNEL qlora_elementwise_silu_bf16(const bf16* x, int64_t ldx, bf16* y, int64_t ldy,

@@ -1,5 +1,6 @@
 // gemm.cu - matrix products in exact f32 arithmetic, for any size and alignment.
 // targets: 75
+// groups: gemm
 //
 //   C[M,N] = alpha op(A) op(B) + beta C       row-major, strided-batched
 //

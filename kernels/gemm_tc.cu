@@ -1,4 +1,5 @@
 // gemm_tc.cu - matrix products on tensor cores, for 16-bit operands.
+// groups: bf16 gemm
 //
 //   C[M,N] = alpha op(A) op(B) + beta C       row-major, strided-batched
 //

@@ -1,5 +1,6 @@
 // loss.cu - the kernels of loss.cuh for f32.
 // targets: 75
+// groups: f32
 #include "loss.cuh"
 
 QLORA_KERNEL __launch_bounds__(1024)

@@ -1,5 +1,6 @@
 // loss_bf16.cu - the kernels of loss.cuh for bf16.
 // targets: 80
+// groups: bf16
 #include "loss.cuh"
 
 QLORA_KERNEL __launch_bounds__(1024)

@@ -1,5 +1,6 @@
 // nf4.cu - the kernels of nf4.cuh that quantise, and that dequantise to f32.
 // targets: 75
+// groups: nf4
 #include "nf4.cuh"
 
 NF4_QUANTISE(f32, float)

@@ -1,4 +1,5 @@
 // nf4_gemm.cu - products of a few rows with NF4 weights, dequantised on the fly.
+// groups: bf16 nf4
 //
 //   y[M,N] = x[M,K] W[N,K]^T        x bf16, y bf16 or f32, M <= 32, K a multiple of 32
 //

@@ -1,5 +1,6 @@
 // norm.cu - the kernels of norm.cuh for f32.
 // targets: 75
+// groups: f32
 #include "norm.cuh"
 
 QLORA_KERNEL __launch_bounds__(512, 2)

@@ -1,5 +1,6 @@
 // norm_bf16.cu - the kernels of norm.cuh for bf16.
 // targets: 80
+// groups: bf16
 #include "norm.cuh"
 
 QLORA_KERNEL __launch_bounds__(512, 2)

@@ -1,5 +1,6 @@
 // rope.cu - the kernels of rope.cuh for f32.
 // targets: 75
+// groups: f32
 #include "rope.cuh"
 
 QLORA_KERNEL __launch_bounds__(256, 3)

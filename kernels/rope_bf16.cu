@@ -1,5 +1,6 @@
 // rope_bf16.cu - the kernels of rope.cuh for bf16.
 // targets: 80
+// groups: bf16
 #include "rope.cuh"
 
 QLORA_KERNEL __launch_bounds__(256, 3)

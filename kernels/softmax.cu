@@ -1,5 +1,6 @@
 // softmax.cu - the kernels of softmax.cuh for f32.
 // targets: 75
+// groups: f32
 #include "softmax.cuh"
 
 QLORA_KERNEL qlora_softmax_scores_f32(float* s, int64_t s_batch, int64_t s_ld, int64_t batch,

@@ -1,5 +1,6 @@
 // softmax_bf16.cu - the kernels of softmax.cuh for bf16.
 // targets: 80
+// groups: bf16
 #include "softmax.cuh"
 
 QLORA_KERNEL qlora_softmax_copy_b16(const uint16_t* x, int64_t x_batch, int64_t x_ld, uint16_t* y,

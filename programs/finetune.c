@@ -95,6 +95,7 @@ typedef struct options {
     bool demo;
     bool verbose;
     bool help;
+    bool version;
 } options;
 
 typedef enum option_kind {
@@ -227,6 +228,8 @@ static const option option_table[] = {
         "print the library's log messages"},
     {"help", OPT_FLAG, AT(help), false, 0, 0, "",
         "show this help"},
+    {"version", OPT_FLAG, AT(version), false, 0, 0, "",
+        "print the version"},
 };
 // clang-format on
 #define OPTION_COUNT (sizeof option_table / sizeof option_table[0])
@@ -2634,6 +2637,10 @@ static bool run(app* a, int argc, char** argv) {
     }
     if (a->o.help) {
         help_print();
+        return true;
+    }
+    if (a->o.version) {
+        printf("finetune (qlora.h) " QLORA_VERSION_STRING "\n");
         return true;
     }
     screen_open(&a->screen);

@@ -1,6 +1,6 @@
 // options.h - the command lines of generate, merge and plan: a table of options, read and printed.
 //
-// Define PROGRAM, the program's name, before including this file.
+// Define PROGRAM, the program's name, and include qlora.h before including this file.
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
@@ -118,6 +118,10 @@ static bool options_read(const option* table, size_t count, int argc, char** arg
             row = strncmp(word, "--", 2) == 0 && strcmp(word + 2, table[j].name) == 0 ? &table[j]
                                                                                       : row;
         }
+        if (row == NULL && strcmp(word, "--version") == 0) {
+            printf(PROGRAM " (qlora.h) " QLORA_VERSION_STRING "\n");
+            exit(0);
+        }
         if (row == NULL) {
             return fail(word[0] == '-' ? "unknown option %s; see --help"
                                        : "unexpected argument '%s'; options start with --",
@@ -144,6 +148,7 @@ static void options_print(const option* table, size_t count) {
                  table[i].words != NULL ? table[i].words : "");
         help_row(left, 31, table[i].help);
     }
+    printf("  %-28s %s\n", "--version", "print the version");
 }
 
 #endif

@@ -6,6 +6,8 @@
 #define TEXT_IMPLEMENTATION
 #include "qlora_text.h"
 
+#include "qlora.h" // its version
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,6 +39,7 @@ static const char usage[] =
     "               arrays of ids and print one JSON string per line, with U+FFFD for\n"
     "               invalid UTF-8\n"
     "  --help       show this help\n"
+    "  --version    print the version\n"
     "\n"
     "Exit status: 0 on success, 1 on error (reported on standard error).\n";
 
@@ -46,6 +49,7 @@ typedef struct options {
     bool special;
     bool decode;
     bool help;
+    bool version;
 } options;
 
 typedef struct work {
@@ -66,6 +70,9 @@ static bool options_read(int argc, char** argv, options* o, text_error* error) {
         const char* word = argv[i];
         if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
             o->help = true;
+            return true;
+        } else if (strcmp(word, "--version") == 0) {
+            o->version = true;
             return true;
         } else if (strcmp(word, "--special") == 0) {
             o->special = true;
@@ -215,6 +222,10 @@ int main(int argc, char** argv) {
     }
     if (o.help) {
         fputs(usage, stdout);
+        return 0;
+    }
+    if (o.version) {
+        fputs("tokenize (qlora.h) " QLORA_VERSION_STRING "\n", stdout);
         return 0;
     }
     BINARY(stdin);

@@ -4,6 +4,13 @@
 //   embed --texts DIR FILE.cu...       print the PTX files in DIR that --write needs for them
 //   embed --write OUT.h --nvcc VERSION FILE.cu... FILE.cuh... FILE.sm_NN.ptx...
 //   embed --sources HEADER FILE...     check the sources against the hashes in the banner
+//   embed --only "WORD..." HEADER OUT.h   HEADER with fewer texts; needs neither nvcc nor kernels/
+//
+// A line "// groups: bf16 nf4" among the first lines of a source says which groups its module
+// belongs to; without it, the module belongs to "core". In the header, QLORA_PTX_NO_BF16 leaves out
+// every module of the group bf16, and so on; QLORA_PTX_NO_SM80 leaves out the texts for 8.0 and
+// newer devices. A word of --only is a group, a module or a target (sm_80): a text is kept when its
+// module is named or all of its module's groups are, and its target is, if any target is named.
 //
 // Compiled with -DEMBED_TABLE='"kernels_ptx.h"' (build/ptx-tool), it also reads the table:
 //
@@ -28,6 +35,8 @@
 enum {
     CHUNK_MAX = 4000, // C99 guarantees 4,095 bytes per literal; MSVC counts one more per piece
     COLUMNS = 100,
+    GROUPS_MAX = 4, // of a module
+    BASE_TARGET = 75, // the oldest device; its texts have no macro of their own
     LINES_OF_MARKER = 5,
     FILES_MAX = 512
 };
@@ -242,28 +251,29 @@ static bool has_mma(const char* text) {
     return false;
 }
 
+// The rest of a line that starts with the marker, among the first lines of a source.
+static bool marker_find(const char* text, const char* marker, char* out, size_t out_size) {
+    const char* line = text;
+    bool found = false;
+    for (int i = 0; i < LINES_OF_MARKER && *line; i++) {
+        size_t n = strcspn(line, "\n");
+        if (starts_with(line, marker)) {
+            size_t skip = strlen(marker) + strspn(line + strlen(marker), " ");
+            snprintf(out, out_size, "%.*s", (int)(n - skip), line + skip);
+            found = true;
+        }
+        line += n + (line[n] == '\n');
+    }
+    return found;
+}
+
 // The targets in a line "// targets: 75 80" among the first lines; without one, they follow from
 // the instructions used.
 static void targets_of(const char* path, char* out, size_t out_size) {
     size_t size;
     char* text = file_read(path, &size);
-    const char* line = text;
-    const char* found = NULL;
-    size_t length = 0;
-    for (int i = 0; i < LINES_OF_MARKER && *line; i++) {
-        size_t n = strcspn(line, "\n");
-        if (starts_with(line, "// targets:")) {
-            found = line + strlen("// targets:");
-            length = n - strlen("// targets:");
-        }
-        line += n + (line[n] == '\n');
-    }
-    if (found) {
-        while (length > 0 && *found == ' ') {
-            found++;
-            length--;
-        }
-        snprintf(out, out_size, "%.*s", (int)length, found);
+    if (marker_find(text, "// targets:", out, out_size)) {
+        // as it says
     } else if (strstr(text, "cp.async") || has_mma(text)) {
         snprintf(out, out_size, "80");
     } else {
@@ -292,6 +302,7 @@ static void print_texts(const char* folder, const char* path) {
 
 typedef struct ptx_text {
     char module[64];
+    char groups[GROUPS_MAX][16]; // an empty one ends them
     int target;  // 80
     char suffix; // 'a' of sm_90a, or 0
     int version; // 70 is PTX 7.0
@@ -426,6 +437,32 @@ static int version_needed(const ptx_text* t) {
     return strstr(t->text, "ldmatrix") || has_mma(t->text) ? 65 : 63;
 }
 
+// The groups of a module, from its source among the files.
+static void groups_load(ptx_text* t, char** files, int count) {
+    char name[80];
+    char words[128] = "";
+    snprintf(name, sizeof(name), "%s.cu", t->module);
+    for (int i = 0; i < count; i++) {
+        if (strcmp(base_name(files[i]), name) == 0) {
+            size_t size;
+            char* text = file_read(files[i], &size);
+            marker_find(text, "// groups:", words, sizeof(words));
+            free(text);
+        }
+    }
+    int used = 0;
+    for (char* word = strtok(words, " "); word; word = strtok(NULL, " ")) {
+        bool plain = strspn(word, "abcdefghijklmnopqrstuvwxyz0123456789") == strlen(word);
+        if (!plain || used == GROUPS_MAX || strlen(word) >= sizeof(t->groups[0])) {
+            die("line '// groups:' wants up to four words such as bf16", name);
+        }
+        strcpy(t->groups[used++], word);
+    }
+    if (used == 0) {
+        strcpy(t->groups[0], "core");
+    }
+}
+
 static void text_load(const char* path, ptx_text* t) {
     name_parse(path, t);
     t->text = file_read(path, &t->length);
@@ -455,6 +492,8 @@ static void suffix_text(const ptx_text* t, char out[4]) {
 typedef struct ptx_chunk {
     const char* text;
     size_t length;
+    int users;  // texts that have it
+    int number; // -1 until it is written
 } ptx_chunk;
 
 typedef struct chunk_list {
@@ -468,7 +507,7 @@ static size_t line_length(const char* line) {
 }
 
 static ptx_chunk chunk_cut(const char* text, const char* module) {
-    ptx_chunk c = {text, 0};
+    ptx_chunk c = {text, 0, 1, -1};
     while (text[c.length]) {
         const char* line = text + c.length;
         size_t n = line_length(line);
@@ -483,12 +522,12 @@ static ptx_chunk chunk_cut(const char* text, const char* module) {
     return c;
 }
 
-// Returns the number of the chunk, adding it if it is new.
-static int chunk_number(chunk_list* list, ptx_chunk c) {
+// The chunk in the list, added when it is not known yet.
+static ptx_chunk* chunk_find(chunk_list* list, ptx_chunk c) {
     for (int i = 0; i < list->count; i++) {
-        const ptx_chunk* old = &list->items[i];
+        ptx_chunk* old = &list->items[i];
         if (old->length == c.length && memcmp(old->text, c.text, c.length) == 0) {
-            return i;
+            return old;
         }
     }
     if (list->count == list->room) {
@@ -496,16 +535,18 @@ static int chunk_number(chunk_list* list, ptx_chunk c) {
         size_t bytes = (size_t)list->room * sizeof(ptx_chunk);
         list->items = (ptx_chunk*)need_memory(realloc(list->items, bytes));
     }
+    c.users = 0;
     list->items[list->count] = c;
-    return list->count++;
+    return &list->items[list->count++];
 }
 
-// Writes as many lines of PTX per line of the header as fit.
-static void chunk_write(FILE* out, ptx_chunk c, int number) {
-    fprintf(out, "static const char qlora__ptx_%d[] =", number);
+// As many lines of PTX in a line of the header as fit.
+static void chunk_write(FILE* out, const ptx_chunk* c) {
+    fprintf(out, "static const char qlora__ptx_%d[]%s =", c->number,
+            c->users > 1 ? " QLORA__PTX_UNUSED" : "");
     size_t column = COLUMNS;
-    for (size_t at = 0; at < c.length;) {
-        const char* line = c.text + at;
+    for (size_t at = 0; at < c->length;) {
+        const char* line = c->text + at;
         size_t n = line_length(line);
         if (column + n + 4 > COLUMNS) {
             fputs(at > 0 ? "\"\n\"" : "\n\"", out);
@@ -524,26 +565,109 @@ static void chunk_write(FILE* out, ptx_chunk c, int number) {
     fputs("\";\n", out);
 }
 
-// Writes the chunks that no earlier text contains, then the array.
-static void text_write(FILE* out, const ptx_text* t, chunk_list* list) {
-    for (size_t at = 0; t->text[at];) {
-        ptx_chunk c = chunk_cut(t->text + at, t->module);
-        int known = list->count;
-        if (chunk_number(list, c) == known) {
-            chunk_write(out, c, known);
+static void macro_text(const char* group, char out[40]) {
+    snprintf(out, 40, "QLORA_PTX_NO_%.20s", group);
+    for (char* p = out; *p; p++) {
+        *p = (char)toupper((unsigned char)*p);
+    }
+}
+
+// "// texts SCOPE: GROUPS" opens a block, "// end" closes it: --only reads them.
+static void block_write(FILE* out, const ptx_text* t, const char* scope) {
+    fprintf(out, "// texts %s %s:", t->module, scope);
+    for (int i = 0; i < GROUPS_MAX && t->groups[i][0]; i++) {
+        fprintf(out, " %s", t->groups[i]);
+    }
+    fputs("\n", out);
+}
+
+// The chunks that several texts of a module have, before the texts: they stay as long as the module
+// does.
+static void shared_write(FILE* out, const ptx_text* t, chunk_list* list, int* number) {
+    bool any = false;
+    for (int i = 0; i < list->count; i++) {
+        if (list->items[i].users < 2) {
+            continue;
         }
-        at += c.length;
+        if (!any) {
+            block_write(out, t, "shared");
+            for (int g = 0; g < GROUPS_MAX && t->groups[g][0]; g++) {
+                char macro[40];
+                macro_text(t->groups[g], macro);
+                fprintf(out, "%s!defined(%s)", g == 0 ? "#if " : " && ", macro);
+            }
+            fputs("\n", out);
+            any = true;
+        }
+        list->items[i].number = (*number)++;
+        chunk_write(out, &list->items[i]);
     }
+    fputs(any ? "#endif\n// end\n\n" : "", out);
+}
+
+// One text: its own chunks, their array, and the end of its row in the table; or, when a macro
+// leaves it out, a row that names the macro.
+static void text_write(FILE* out, const ptx_text* t, chunk_list* list, int* number) {
     char suffix[4];
+    char name[96];
+    char scope[24];
+    char macros[GROUPS_MAX + 1][40];
+    int count = 0;
     suffix_text(t, suffix);
-    fprintf(out, "static const char* const qlora__ptx_%s_%d%s[] = {\n", t->module, t->target,
-            suffix);
-    for (size_t at = 0; t->text[at];) {
-        ptx_chunk c = chunk_cut(t->text + at, t->module);
-        fprintf(out, "qlora__ptx_%d,\n", chunk_number(list, c));
-        at += c.length;
+    snprintf(name, sizeof(name), "%s_%d%s", t->module, t->target, suffix);
+    snprintf(scope, sizeof(scope), "sm_%d%s", t->target, suffix);
+    block_write(out, t, scope);
+    for (; count < GROUPS_MAX && t->groups[count][0]; count++) {
+        macro_text(t->groups[count], macros[count]);
     }
-    fputs("0};\n\n", out);
+    if (t->target > BASE_TARGET) {
+        char target[24];
+        snprintf(target, sizeof(target), "sm%d%s", t->target, suffix);
+        macro_text(target, macros[count++]);
+    }
+    for (int i = 0; i < count; i++) {
+        fprintf(out, "#%s defined(%s)\n#define QLORA__PTX_%s 0, 0u, 0u, \"%s\"\n",
+                i == 0 ? "if" : "elif", macros[i], name, macros[i]);
+    }
+    fputs("#else\n", out);
+    for (size_t at = 0; t->text[at];) {
+        ptx_chunk* c = chunk_find(list, chunk_cut(t->text + at, t->module));
+        if (c->number < 0) {
+            c->number = (*number)++;
+            chunk_write(out, c);
+        }
+        at += c->length;
+    }
+    fprintf(out, "static const char* const qlora__ptx_%s[] = {\n", name);
+    for (size_t at = 0; t->text[at];) {
+        const ptx_chunk* c = chunk_find(list, chunk_cut(t->text + at, t->module));
+        fprintf(out, "qlora__ptx_%d,\n", c->number);
+        at += c->length;
+    }
+    fprintf(out, "0};\n#define QLORA__PTX_%s qlora__ptx_%s, %luu, 0x%08xu, 0\n", name, name,
+            (unsigned long)t->length, (unsigned)t->hash);
+    fputs("#endif\n// end\n\n", out);
+}
+
+// The texts of one module, the first of `count` in a row.
+static int module_write(FILE* out, const ptx_text* texts, int count, int* number) {
+    chunk_list list = {NULL, 0, 0};
+    int used = 0;
+    for (; used < count && strcmp(texts[used].module, texts[0].module) == 0; used++) {
+        int before = list.count;
+        for (size_t at = 0; texts[used].text[at];) {
+            ptx_chunk* c = chunk_find(&list, chunk_cut(texts[used].text + at, texts[0].module));
+            bool again = c - list.items >= before; // twice in one text
+            c->users += again && c->users > 0 ? 0 : 1;
+            at += c->length;
+        }
+    }
+    shared_write(out, &texts[0], &list, number);
+    for (int i = 0; i < used; i++) {
+        text_write(out, &texts[i], &list, number);
+    }
+    free(list.items);
+    return used;
 }
 
 static void banner_write(FILE* out, const char* nvcc, char** files, int count) {
@@ -566,6 +690,97 @@ static void banner_write(FILE* out, const char* nvcc, char** files, int count) {
     }
 }
 
+static int by_text(const void* a, const void* b) {
+    return strcmp((const char*)a, (const char*)b);
+}
+
+static bool in_group(const ptx_text* t, const char* group) {
+    for (int i = 0; i < GROUPS_MAX && t->groups[i][0]; i++) {
+        if (strcmp(t->groups[i], group) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Macro, bytes and modules of a group.
+static void group_line(FILE* out, const char* group, const ptx_text* texts, int count) {
+    char macro[40];
+    unsigned long bytes = 0;
+    for (int i = 0; i < count; i++) {
+        bytes += in_group(&texts[i], group) ? (unsigned long)texts[i].length : 0;
+    }
+    macro_text(group, macro);
+    fprintf(out, "//   %-21s %7lu bytes:", macro, bytes);
+    size_t column = 41;
+    for (int i = 0; i < count; i++) {
+        if (!in_group(&texts[i], group) ||
+            (i > 0 && strcmp(texts[i].module, texts[i - 1].module) == 0)) {
+            continue;
+        }
+        if (column + strlen(texts[i].module) + 1 > COLUMNS) {
+            fprintf(out, "\n//   %36s", "");
+            column = 41;
+        }
+        column += strlen(texts[i].module) + 1;
+        fprintf(out, " %s", texts[i].module);
+    }
+    fputs("\n", out);
+}
+
+// A line for each target that has a macro.
+static void target_lines(FILE* out, const ptx_text* texts, int count) {
+    for (int i = 0; i < count; i++) {
+        bool first = texts[i].target > BASE_TARGET;
+        for (int j = 0; j < i; j++) {
+            first = first && (texts[j].target != texts[i].target ||
+                              texts[j].suffix != texts[i].suffix);
+        }
+        if (first) {
+            char macro[40];
+            char target[24];
+            unsigned long bytes = 0;
+            snprintf(target, sizeof(target), "sm%d%.1s", texts[i].target, &texts[i].suffix);
+            macro_text(target, macro);
+            for (int j = i; j < count; j++) {
+                bool same =
+                    texts[j].target == texts[i].target && texts[j].suffix == texts[i].suffix;
+                bytes += same ? (unsigned long)texts[j].length : 0;
+            }
+            fprintf(out, "//   %-21s %7lu bytes: every text for sm_%s\n", macro, bytes,
+                    target + 2);
+        }
+    }
+}
+
+// What the macros leave out, as a comment.
+static void groups_write(FILE* out, const ptx_text* texts, int count) {
+    fputs("//\n"
+          "// Each macro, defined before the implementation, leaves out the modules after it; a\n"
+          "// call that needs one of them fails and names the macro. `embed --only` writes a\n"
+          "// smaller file.\n"
+          "//\n",
+          out);
+    char seen[64][16];
+    int groups = 0;
+    for (int i = 0; i < count; i++) {
+        for (int g = 0; g < GROUPS_MAX && texts[i].groups[g][0]; g++) {
+            bool known = false;
+            for (int k = 0; k < groups; k++) {
+                known = known || strcmp(seen[k], texts[i].groups[g]) == 0;
+            }
+            if (!known && groups < 64) {
+                strcpy(seen[groups++], texts[i].groups[g]);
+            }
+        }
+    }
+    qsort(seen, (size_t)groups, sizeof(seen[0]), by_text);
+    for (int k = 0; k < groups; k++) {
+        group_line(out, seen[k], texts, count);
+    }
+    target_lines(out, texts, count);
+}
+
 static void head_write(FILE* out) {
     fputs("\n#ifndef QLORA__KERNELS_PTX_H\n"
           "#define QLORA__KERNELS_PTX_H\n"
@@ -573,7 +788,7 @@ static void head_write(FILE* out) {
           "#include <stddef.h>\n"
           "#include <stdint.h>\n"
           "\n"
-          "#define QLORA__KERNEL_ABI 1\n"
+          "#define QLORA__KERNEL_ABI 2\n"
           "\n"
           "#if defined(__GNUC__) || defined(__clang__)\n"
           "#define QLORA__PTX_UNUSED __attribute__((unused))\n"
@@ -587,9 +802,10 @@ static void head_write(FILE* out) {
           "    int target;                // compute capability it is written for: 75, 80, 90\n"
           "    char suffix;               // 'a' when it runs on that target only, else 0\n"
           "    int version;               // lowest PTX version it assembles with: 63 is 6.3\n"
-          "    const char* const* chunks; // ends with NULL\n"
+          "    const char* const* chunks; // ends with NULL; itself NULL when left out\n"
           "    size_t length;             // of all chunks together\n"
           "    uint32_t hash;             // FNV-1a\n"
+          "    const char* left_out;      // by which macro or command; NULL when it is here\n"
           "} qlora__ptx_text;\n\n",
           out);
 }
@@ -602,8 +818,7 @@ static void table_write(FILE* out, const ptx_text* texts, int count) {
         suffix_text(t, suffix);
         fprintf(out, "    {\"%s\", %d, ", t->module, t->target);
         fprintf(out, t->suffix ? "'%c', " : "0, ", t->suffix);
-        fprintf(out, "%d, qlora__ptx_%s_%d%s, %luu, 0x%08xu},\n", t->version, t->module, t->target,
-                suffix, (unsigned long)t->length, (unsigned)t->hash);
+        fprintf(out, "%d, QLORA__PTX_%s_%d%s},\n", t->version, t->module, t->target, suffix);
     }
     fprintf(out, "};\n// clang-format on\n\n#define QLORA__PTX_TEXT_COUNT %d\n\n#endif\n", count);
 }
@@ -621,7 +836,8 @@ static int command_write(const char* path, const char* nvcc, char** files, int c
             if (used == FILES_MAX) {
                 die("too many files", NULL);
             }
-            text_load(files[i], &texts[used++]);
+            text_load(files[i], &texts[used]);
+            groups_load(&texts[used++], files, count);
         } else if (!is_source(files[i])) {
             die("neither .cu, .cuh nor .ptx", files[i]);
         }
@@ -634,14 +850,115 @@ static int command_write(const char* path, const char* nvcc, char** files, int c
         die("cannot write", path);
     }
     banner_write(out, nvcc, files, count);
+    groups_write(out, texts, used);
     head_write(out);
-    chunk_list list = {NULL, 0, 0};
-    for (int i = 0; i < used; i++) {
-        text_write(out, &texts[i], &list);
+    int number = 0;
+    for (int i = 0; i < used;) {
+        i += module_write(out, texts + i, used - i, &number);
     }
-    free(list.items);
     table_write(out, texts, used);
     bool bad = ferror(out) != 0;
+    if (fclose(out) != 0 || bad) {
+        die("cannot write", path);
+    }
+    return 0;
+}
+
+// ---- a smaller kernels_ptx.h ----
+
+// Words are separated by commas or blanks.
+static bool word_in(const char* words, const char* word, size_t length) {
+    for (const char* p = words; *p;) {
+        size_t n = strcspn(p, ", ");
+        if (n == length && strncmp(p, word, n) == 0) {
+            return true;
+        }
+        p += n + (p[n] != 0);
+    }
+    return false;
+}
+
+// line: "MODULE SCOPE: GROUP..." of a block, SCOPE being sm_NN or "shared".
+static bool block_kept(const char* line, const char* words) {
+    size_t module = strcspn(line, " ");
+    const char* scope = line + module + 1;
+    size_t scope_length = strcspn(scope, ":");
+    bool targets = starts_with(words, "sm_") || strstr(words, " sm_") || strstr(words, ",sm_");
+    if (targets && starts_with(scope, "sm_") && !word_in(words, scope, scope_length)) {
+        return false;
+    }
+    if (word_in(words, line, module)) {
+        return true;
+    }
+    const char* end = line + strcspn(line, "\n");
+    for (const char* p = scope + scope_length + 2; p < end;) {
+        size_t n = strcspn(p, " \n");
+        if (!word_in(words, p, n)) {
+            return false;
+        }
+        p += n + 1;
+    }
+    return true;
+}
+
+// Every word is a module, a group or a target of the header.
+static void words_check(const char* text, const char* words) {
+    for (const char* p = words; *p;) {
+        size_t n = strcspn(p, ", ");
+        bool known = n == 0;
+        for (const char* b = text; !known && (b = strstr(b, "\n// texts ")) != NULL; b++) {
+            const char* line = b + strlen("\n// texts ");
+            size_t end = strcspn(line, "\n");
+            for (size_t at = 0; at < end && !known;) {
+                size_t m = strcspn(line + at, " :\n");
+                known = m == n && strncmp(line + at, p, n) == 0 && strncmp(p, "shared", n) != 0;
+                known = known || (at == 0 && m == n && strncmp(line, p, n) == 0);
+                at += m + 1;
+            }
+        }
+        if (!known) {
+            char word[64];
+            snprintf(word, sizeof(word), "%.*s", (int)n, p);
+            die("no module, group or target of this header has that name", word);
+        }
+        p += n + (p[n] != 0);
+    }
+}
+
+static int command_only(const char* words, const char* header, const char* path) {
+    size_t size;
+    char* text = file_read(header, &size);
+    if (strlen(words) > 200 || strpbrk(words, "\"\\\n?") || strspn(words, ", ") == strlen(words)) {
+        die("--only wants up to 200 characters of names", NULL);
+    }
+    words_check(text, words);
+    FILE* out = fopen(path, "wb");
+    if (!out) {
+        die("cannot write", path);
+    }
+    bool drop = false;
+    for (const char* line = text; *line; line += line_length(line)) {
+        size_t n = line_length(line);
+        if (starts_with(line, "// texts ")) {
+            const char* module = line + strlen("// texts ");
+            drop = !block_kept(module, words);
+            size_t name = strcspn(module, " ");
+            const char* scope = module + name + 1;
+            if (drop && starts_with(scope, "sm_")) {
+                fprintf(out, "#define QLORA__PTX_%.*s_%.*s 0, 0u, 0u, \"embed --only %s\"\n",
+                        (int)name, module, (int)strcspn(scope, ":") - 3, scope + 3, words);
+            }
+        }
+        if (!drop) {
+            fwrite(line, 1, n, out);
+        }
+        if (line == text) {
+            fprintf(out, "// Made smaller by: embed --only \"%s\"\n", words);
+        }
+        drop = drop && !starts_with(line, "// end");
+    }
+    bool bad = ferror(out) != 0;
+    free(text);
     if (fclose(out) != 0 || bad) {
         die("cannot write", path);
     }
@@ -686,6 +1003,9 @@ static int command_sources(const char* header, char** files, int count) {
 #ifdef EMBED_TABLE
 
 static int check_text(const qlora__ptx_text* t) {
+    if (!t->chunks) {
+        return 0; // left out
+    }
     size_t length = 0;
     uint32_t hash = FNV_START;
     int bad = 0;
@@ -720,6 +1040,9 @@ static int command_list(void) {
     for (int i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
         const qlora__ptx_text* t = &qlora__ptx_texts[i];
         char suffix[2] = {t->suffix, 0};
+        if (!t->chunks) {
+            continue; // left out
+        }
         printf("%s sm_%d%s %d.%d %lu\n", t->module, t->target, suffix, t->version / 10,
                t->version % 10, (unsigned long)t->length);
     }
@@ -752,7 +1075,7 @@ static int command_emit(const char* module, const char* target) {
     for (int i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
         const qlora__ptx_text* t = &qlora__ptx_texts[i];
         bool fits = t->suffix ? t->target == number && t->suffix == *end : t->target <= number;
-        if (strcmp(t->module, module) == 0 && fits) {
+        if (strcmp(t->module, module) == 0 && fits && t->chunks) {
             if (!best || t->target > best->target || (t->target == best->target && t->suffix)) {
                 best = t;
             }
@@ -788,6 +1111,9 @@ int main(int argc, char** argv) {
     }
     if (strcmp(command, "--write") == 0 && argc > 5 && strcmp(argv[3], "--nvcc") == 0) {
         return command_write(argv[2], argv[4], argv + 5, argc - 5);
+    }
+    if (strcmp(command, "--only") == 0 && argc == 5) {
+        return command_only(argv[2], argv[3], argv[4]);
     }
     if (strcmp(command, "--sources") == 0 && argc > 3) {
         return command_sources(argv[2], argv + 3, argc - 3);

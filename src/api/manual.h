@@ -54,6 +54,10 @@
        QLORA_NO_MODEL        leave out model, trainer and file formats: the bare runtime
        QLORA_ASSERT(x)       our own invariants only; never files, arguments or devices
        QLORA_KERNELS_HEADER  another name for "kernels_ptx.h"
+       QLORA_PTX_NO_F32 ...  leave out a group of kernels: kernels_ptx.h lists groups and sizes. A
+                             call that needs one fails and names the macro; no slower kernel is
+                             used instead. QLORA_NO_MODEL alone leaves out none, since every kernel
+                             belongs to an operator of the runtime
        QLORA_DEBUG           synchronise after every launch, so that a fault names its kernel
 
    ERRORS

@@ -5,9 +5,9 @@
 #endif
 #include QLORA_KERNELS_HEADER
 
-#if QLORA__KERNEL_ABI != 1
+#if QLORA__KERNEL_ABI != 2
 #error                                                                                             \
-    "kernels_ptx.h does not fit this qlora.h (kernel ABI 1 is needed); take both from one release"
+    "kernels_ptx.h does not fit this qlora.h (kernel ABI 2 is needed); take both from one release"
 #endif
 
 #define QLORA__PLANNED_MAX 256
@@ -28,22 +28,29 @@ struct qlora__cache {
 
 // ---- PTX for a target ---------------------------------------------------------------------------
 
-// The text of a module that fits the device best: the highest target not above ours.
+// The text of a module that fits the device best: the highest target not above ours. One that was
+// left out of the build (chunks is NULL) is returned when no other fits, so that the caller can say
+// so.
 static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const char* module) {
     const qlora__ptx_text* best = NULL;
+    const qlora__ptx_text* left_out = NULL;
     for (size_t i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
         const qlora__ptx_text* t = &qlora__ptx_texts[i];
         // A text with a suffix (90a) runs on exactly that capability.
         bool fits = t->suffix != '\0'
                         ? t->target == gpu->capability && t->target == gpu->target_number
                         : t->target <= gpu->target_number;
-        if (strcmp(t->module, module) == 0 && fits && t->version <= gpu->ptx_version &&
-            (best == NULL || t->target > best->target ||
-             (t->target == best->target && t->suffix > best->suffix))) {
+        if (strcmp(t->module, module) != 0 || !fits || t->version > gpu->ptx_version) {
+            continue;
+        }
+        if (t->chunks == NULL) {
+            left_out = t;
+        } else if (best == NULL || t->target > best->target ||
+                   (t->target == best->target && t->suffix > best->suffix)) {
             best = t;
         }
     }
-    return best;
+    return best != NULL ? best : left_out;
 }
 
 // Joins header and chunks of a text for the device's own target (F-PTX-001). The caller frees *out,
@@ -297,8 +304,11 @@ static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* 
     return QLORA_OK;
 }
 
-// Compiles a module of the library and makes its kernels ready.
-static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
+// Compiles the module of a kernel of the library and makes all its kernels ready. No other path is
+// taken in place of a module that was left out of the build: it would be slower, and nobody would
+// know why.
+static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* row) {
+    const char* name = row->module;
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
         return qlora__fail(
@@ -306,6 +316,11 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
             "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 begins at "
             "8.0, f32 works)",
             name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
+    }
+    if (text->chunks == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "kernel %s is not in this build: its module %s was left out by %s",
+                           row->name, name, text->left_out);
     }
     char* ptx = NULL;
     size_t bytes = 0;
@@ -329,7 +344,7 @@ static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlo
             "needs it, or call qlora_cache_unseal",
             qlora__kernel_rows[id].name, qlora__kernel_rows[id].module);
     } else {
-        QLORA__TRY(qlora__module_open(ctx, qlora__kernel_rows[id].module));
+        QLORA__TRY(qlora__module_open(ctx, &qlora__kernel_rows[id]));
     }
     *out = kernel;
     return QLORA_OK;
@@ -540,7 +555,7 @@ static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t hav
     for (int i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
         if ((row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL) {
-            QLORA__TRY(qlora__module_open(ctx, row->module));
+            QLORA__TRY(qlora__module_open(ctx, row));
         }
     }
     return QLORA_OK;

@@ -148,7 +148,7 @@ static bool text__json_escape(text__json* json, text_error* error) {
 
 // At the opening quote. Unescaped into `strings`, followed by a zero byte.
 static bool text__json_string(text__json* json, text_error* error) {
-    uint32_t index;
+    uint32_t index = 0;
     TEXT__TRY(text__json_node(json, TEXT__J_STRING, &index, error));
     text_bytes* out = &json->strings;
     json->nodes[index].at = (uint32_t)out->count;
@@ -199,7 +199,7 @@ static size_t text__json_digits(text__json* json) {
 }
 
 static bool text__json_number(text__json* json, text_error* error) {
-    uint32_t index;
+    uint32_t index = 0;
     TEXT__TRY(text__json_node(json, TEXT__J_INTEGER, &index, error));
     const char* s = json->source;
     bool negative = s[json->at] == '-';

@@ -4,28 +4,17 @@
 // It gets everything it needs from the fake libcuda.so.1, which is already loaded; with the real
 // driver, or none, cublasCreate returns NOT_INITIALIZED. Sums run over k in ascending order in f32,
 // one product at a time, so results do not depend on shape, tiling or machine. Build with
-// -ffp-contract=off. -DFAKE_OMIT_<name> hides a symbol.
+// -ffp-contract=off.
 #define _GNU_SOURCE
 #include "fake.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#define FAKE_PLACE_1 0,
-#define FAKE_SECOND(first, second, ...) second
-#define FAKE_IS_ONE_3(...) FAKE_SECOND(__VA_ARGS__, 0)
-#define FAKE_IS_ONE_2(value) FAKE_IS_ONE_3(FAKE_PLACE_##value 1, 0)
-#define FAKE_IS_ONE(value) FAKE_IS_ONE_2(value)
-#define FAKE_OMITTED(name) FAKE_IS_ONE(FAKE_OMIT_##name)
-#define FAKE_SEEN_0 __attribute__((visibility("default")))
-#define FAKE_SEEN_1 __attribute__((visibility("hidden")))
-#define FAKE_JOIN_2(a, b) a##b
-#define FAKE_JOIN(a, b) FAKE_JOIN_2(a, b)
-#define FAKE_PROTOTYPE(name, kind, release, args)                                                  \
-    FAKE_JOIN(FAKE_SEEN_, FAKE_OMITTED(name)) int name args;
+#define FAKE_PROTOTYPE(name, kind, release, args) int name args;
 FAKE_CUBLAS_FUNCTIONS(FAKE_PROTOTYPE)
-FAKE_SEEN_0 const char* cublasGetStatusName(int status);
-FAKE_SEEN_0 const char* cublasGetStatusString(int status);
+const char* cublasGetStatusName(int status);
+const char* cublasGetStatusString(int status);
 
 enum {
     SUCCESS = 0,

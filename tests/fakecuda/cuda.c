@@ -4,8 +4,7 @@
 // runs kernels in the PTX interpreter (ptx.h), and is stricter than hardware wherever a program
 // could get away with a mistake. Tests configure and inspect it through fake.h.
 //
-// Build variants: -DFAKE_OMIT_<name> hides one symbol (an older driver); -DFAKE_STUB returns 34
-// from every call, as the toolkit's link-time stub does.
+// What the variants of the library differ in is in variant.c.
 #define _GNU_SOURCE
 #include "fake.h"
 #include "mutate.h"
@@ -19,25 +18,11 @@
 
 //@@ EXPORTS - one list generates the prototypes, the counters and the table for cuGetProcAddress
 
-// FAKE_OMITTED(name) is 1 if FAKE_OMIT_<name> is defined as 1 (as plain -D does), otherwise 0: a
-// defined macro turns FAKE_PLACE_1 into an extra argument that shifts the 1 into second place.
-#define FAKE_PLACE_1 0,
-#define FAKE_SECOND(first, second, ...) second
-#define FAKE_IS_ONE_3(...) FAKE_SECOND(__VA_ARGS__, 0)
-#define FAKE_IS_ONE_2(value) FAKE_IS_ONE_3(FAKE_PLACE_##value 1, 0)
-#define FAKE_IS_ONE(value) FAKE_IS_ONE_2(value)
-#define FAKE_OMITTED(name) FAKE_IS_ONE(FAKE_OMIT_##name)
-#define FAKE_SEEN_0 __attribute__((visibility("default")))
-#define FAKE_SEEN_1 __attribute__((visibility("hidden")))
-#define FAKE_JOIN_2(a, b) a##b
-#define FAKE_JOIN(a, b) FAKE_JOIN_2(a, b)
-
-#define FAKE_PROTOTYPE(name, kind, release, args)                                                  \
-    FAKE_JOIN(FAKE_SEEN_, FAKE_OMITTED(name)) int name args;
+#define FAKE_PROTOTYPE(name, kind, release, args) int name args;
 FAKE_CU_FUNCTIONS(FAKE_PROTOTYPE)
 
-FAKE_SEEN_0 const fake_api* fake_get_api(void);
-FAKE_SEEN_0 const fake_inside* fake_get_inside(void);
+const fake_api* fake_get_api(void);
+const fake_inside* fake_get_inside(void);
 
 typedef enum fault_class {
     CLASS_NONE,
@@ -72,14 +57,13 @@ typedef struct function_row {
     const char* name;
     fault_class kind;
     bool release;
-    bool omitted;
 } function_row;
 
 #define FAKE_N false
 #define FAKE_R true
 static const function_row function_rows[FUNCTIONS] = {
 #define FAKE_ROW(name, kind, release, args)                                                        \
-    {#name, CLASS_##kind, FAKE_##release, FAKE_OMITTED(name)},
+    {#name, CLASS_##kind, FAKE_##release},
     FAKE_CU_FUNCTIONS(FAKE_ROW) FAKE_CUBLAS_FUNCTIONS(FAKE_ROW)
 #undef FAKE_ROW
 };
@@ -889,11 +873,9 @@ static int enter(int function, need needs) {
     lock();
     g.late = 0;
     g.calls[function]++;
-#ifdef FAKE_STUB
-    if (function != F_cuGetErrorName && function != F_cuGetErrorString) {
+    if (fake_is_stub && function != F_cuGetErrorName && function != F_cuGetErrorString) {
         return STUB_LIBRARY;
     }
-#endif
     const fault* f = fault_take(function, false);
     if (f) {
         context* ctx = current();
@@ -3449,7 +3431,7 @@ static int symbol_row(const char* symbol) {
     for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
         snprintf(name, sizeof name, "%s%s", symbol, endings[i]);
         int id = function_id(name);
-        if (id >= 0 && id < F_cublasCreate_v2 && !function_rows[id].omitted) {
+        if (id >= 0 && id < F_cublasCreate_v2 && !fake_omits(name)) {
             found = id;
         }
     }

@@ -268,6 +268,10 @@ typedef struct fake_inside {
     void (*count_gemm)(void);
 } fake_inside;
 
+// variant.c: what the variants of the library differ in.
+extern const bool fake_is_stub;
+bool fake_omits(const char* name);
+
 static inline const fake_api* fake_from(void* library) {
     const fake_api* (*get)(void);
     void* symbol = library ? dlsym(library, "fake_get_api") : NULL;

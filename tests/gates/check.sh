@@ -254,7 +254,7 @@ warning_lines() {
 
 gate_warnings() {
     need_file qlora.h
-    local cc c cxx
+    local cc c cxx o3
     [[ -n $(compilers) ]] || skip "neither gcc nor $CLANG found"
     for cc in $(compilers); do
         c="$cc -I. -std=c99 $WARN_C -o /dev/null -c"
@@ -268,6 +268,9 @@ gate_warnings() {
         warning_lines "$cxx" "${cxx% -c} -fsyntax-only"
         # Flags that users may set.
         echo "$c -O2 -ffast-math -funsigned-char tests/gates/compile/config.c"
+        o3="$cc -I. -std=c99 -O3 -Wall -Wextra -Werror -o /dev/null -c"
+        echo "$o3 tests/gates/compile/config.c"
+        echo "$o3 -x c -DTEXT_IMPLEMENTATION qlora_text.h"
         echo "$c -std=c11 -fsigned-char -fsyntax-only tests/gates/compile/config.c"
         echo "$cxx -std=c++17 -fno-exceptions -fno-rtti -fsyntax-only tests/gates/compile/config.c"
     done >$OUT/warnings.commands
@@ -379,7 +382,10 @@ gate_programs() {
     local cc b
     for cc in $(compilers); do
         b=build/check-$(basename "$cc")
-        $MAKE -s -j2 all "$b/embed" "B=$b" CC="$cc" CFLAGS=-Werror || bad=1
+        $MAKE -s -j2 all "$b/embed" "$b/bench" "$b/soak_kill" "$b/ptx_test" "B=$b" CC="$cc" \
+            CFLAGS=-Werror || bad=1
+        $MAKE -s -j2 "$b/golden" "$b/adapter_dump" "$b/outputs" "B=$b" CC="$cc" \
+            CFLAGS="-Werror -O0" || bad=1
         [[ ! -e kernels_ptx.h ]] || $MAKE -s "$b/ptx-tool" "B=$b" CC="$cc" CFLAGS=-Werror || bad=1
     done
 }
@@ -519,6 +525,28 @@ gate_embed() {
     $d/tool --emit plain sm_86 | grep -q '%ntid.x' || fault "sm_86 does not get the PTX of sm_80"
     [[ $($d/tool --emit plain sm_121 | head -2 | xargs) == ".version 8.8 .target sm_121" ]] ||
         fault "wrong header lines for sm_121"
+    # A kernel that is the same for two targets is written once, and stays when one text goes.
+    { cat $t/plain.ptx; echo '.visible .entry qlora_second() { ret; }'; } >$d/plain.sm_75.ptx
+    sed 's/%tid.x/%ntid.x/' $d/plain.sm_75.ptx >$d/plain.sm_80.ptx
+    printf '// groups: one two\n' >$d/plain.cu
+    build/embed --write $d/3.h --nvcc 1.2 $d/plain.cu $d/plain.sm_80.ptx $d/plain.sm_75.ptx || bad=1
+    [[ $(grep -c 'qlora_second' $d/3.h) -eq 1 ]] || fault "a shared kernel is written twice"
+    for n in "" SM80 TWO; do
+        gcc -std=c99 $WARN_C ${n:+-DQLORA_PTX_NO_$n} -DEMBED_TABLE="\"$PWD/$d/3.h\"" -o $d/tool3$n \
+            tools/embed.c || bad=1
+    done
+    $d/tool3 --emit plain sm_86 | grep -c 'ntid\|second' | grep -qx 2 || fault "sm_86: wrong text"
+    $d/tool3SM80 --emit plain sm_86 | grep -c ' %r1,%tid\|second' | grep -qx 2 ||
+        fault "without the text for sm_80, that for sm_75 does not serve"
+    build/embed --only "plain sm_80" $d/3.h $d/4.h || bad=1
+    gcc -std=c99 $WARN_C -DEMBED_TABLE="\"$PWD/$d/4.h\"" -o $d/tool4 tools/embed.c || bad=1
+    [[ $($d/tool4 --list) == "plain sm_80 "* ]] && $d/tool4 --check $d/4.h $d/plain.cu ||
+        fault "--only sm_80 loses what both texts share"
+    $d/tool3TWO --list | grep -q . && fault "a module of the group two stays"
+    printf '// targets: 80\n// groups: Big\n' >$d/plain.cu
+    build/embed --write $d/x.h --nvcc 1 $d/plain.cu $d/plain.sm_80.ptx 2>/dev/null &&
+        fault "a group that cannot be a macro passes"
+    printf 'comma gamma\n' >$d/plain.cu
     if have sha256sum; then
         for n in 0 1 55 56 63 64 65 119 120 1000; do
             head -c $n tools/embed.c >$d/n.cuh
@@ -532,6 +560,95 @@ gate_embed() {
     printf '.visible .entry q() { \303\244 }\n' >$d/bad.sm_80.ptx
     build/embed --write $d/x.h --nvcc 1 $d/plain.cu $d/bad.sm_80.ptx 2>/dev/null &&
         fault "PTX that is not ASCII passes"
+    return 0
+}
+
+# The groups that a module must be in, from the needs of its kernels in the registry.
+registry_groups() {
+    awk -F'[(,) ]+' '
+        BEGIN {
+            of["GEMM"] = "gemm"; of["GEMM16"] = "bf16 gemm"; of["BF16"] = "bf16"; of["F32"] = "f32"
+            of["NF4"] = "nf4"; of["NF4_BF16"] = "bf16 nf4"; of["LORA_BF16"] = "bf16"
+            of["HEAD64"] = "bf16 head64"; of["HEAD128"] = "bf16 head128"; of["HEADANY"] = "headany"
+        }
+        /^    X\([a-z]/ {
+            # What all its kernels have in common.
+            first = !($4 in module)
+            count = split(of[$6], words, " ")
+            left = ""
+            for (i = 1; i <= count; i++) {
+                if (first || index(" " module[$4] " ", " " words[i] " ")) {
+                    left = left (left == "" ? "" : " ") words[i]
+                }
+            }
+            module[$4] = left
+        }
+        END { for (m in module) print m ":", module[m] == "" ? "core" : module[m] }' \
+        src/cache/registry.h | sort
+}
+
+# Groups of modules: as the registry says; each macro takes its bytes out of the object; a program
+# built with what it needs runs; a call that needs more fails with a name for everything.
+gate_groups() {
+    need gcc size
+    need_file kernels_ptx.h
+    local d=$OUT/groups t=tests/gates/compile/left_out.c macro bytes whole left kernel
+    local cc="gcc -I. -std=c99 -O0 $WARN_C -DQLORA_NO_MODEL"
+    rm -rf $d
+    mkdir -p $d
+    $MAKE -s -j2 build/embed build/fake/libcuda.so.1 build/fake/libcublas.so.13 || return 1
+    sed -n 's,^// texts \([a-z0-9_]*\) sm_[0-9a-z]*:,\1:,p' kernels_ptx.h | sort -u >$d/header
+    registry_groups >$d/registry
+    diff $d/header $d/registry || fault "groups of kernels/*.cu (<) and needs of the registry (>)"
+    $cc -c -o $d/whole.o $t || return 1
+    whole=$(size $d/whole.o | awk 'END { print $1 + $2 }')
+    sed -n 's,^//  *\(QLORA_PTX_NO_[A-Z0-9]*\)  *\([0-9]*\) bytes.*,\1 \2,p' kernels_ptx.h \
+        >$d/macros
+    [[ $(wc -l <$d/macros) -ge 9 ]] || fault "too few groups in kernels_ptx.h"
+    while read -r macro bytes; do
+        $cc -D"$macro" -c -o "$d/$macro.o" $t || bad=1
+        left=$(size "$d/$macro.o" | awk 'END { print $1 + $2 }')
+        [[ $((whole - left)) -ge $bytes ]] ||
+            fault "$macro: $whole bytes become $left, less than the $bytes of its texts"
+    done <$d/macros
+    # shellcheck disable=SC2046,SC2086
+    $cc $(sed 's/ .*//; s/^/-D/' $d/macros) -o $d/none $t $LIBS || bad=1
+    for macro in NO_HEAD64 NO_BF16; do
+        # shellcheck disable=SC2086
+        gcc -o $d/$macro $d/QLORA_PTX_$macro.o $LIBS || bad=1
+        LD_LIBRARY_PATH=build/fake $d/$macro get attn64_bwd_q attention 64 prewarm 64 attention 80 \
+            >$d/$macro.out || fault "$macro: status $?"
+        for kernel in "get.*attn64_bwd_q" "attention 64.*attn64_fwd" "prewarm 64.*[a-z0-9_]*"; do
+            grep -qE "^$kernel is not in this build: its module .* left out by QLORA_PTX_$macro\$" \
+                $d/$macro.out || fault "$macro: no clear error for $kernel: $(cat $d/$macro.out)"
+        done
+        grep -q "^attention 80: OK" $d/$macro.out || fault "$macro: other kernels do not work"
+    done
+    LD_LIBRARY_PATH=build/fake $d/none get cast_scale | grep -q 'left out by QLORA_PTX_NO_CORE$' ||
+        fault "all groups left out: no clear error"
+    gate_groups_only "$d" "$cc"
+}
+
+gate_groups_only() {
+    local d=$1 cc=$2
+    build/embed --only "gemm" kernels_ptx.h $d/small.h || return 1
+    [[ $(wc -c <$d/small.h) -lt 300000 ]] || fault "--only gemm leaves $(wc -c <$d/small.h) bytes"
+    # shellcheck disable=SC2086
+    $cc -DQLORA_KERNELS_HEADER="\"$PWD/$d/small.h\"" -o $d/gemm examples/gemm.c $LIBS || bad=1
+    LD_LIBRARY_PATH=build/fake $d/gemm >$d/gemm.out || fault "gemm with --only gemm: status $?"
+    grep -q '^PTX  *ran as' $d/gemm.out || fault "gemm did not run on PTX: $(cat $d/gemm.out)"
+    # shellcheck disable=SC2086
+    $cc -DQLORA_KERNELS_HEADER="\"$PWD/$d/small.h\"" -o $d/small tests/gates/compile/left_out.c \
+        $LIBS || bad=1
+    LD_LIBRARY_PATH=build/fake $d/small get gemm_big_f32 get clip_apply >$d/small.out || bad=1
+    grep -q '^get gemm_big_f32: OK' $d/small.out || fault "--only gemm lost gemm"
+    grep -q 'kernel clip_apply .* module clip was left out by embed --only gemm$' $d/small.out ||
+        fault "--only: no clear error: $(cat $d/small.out)"
+    build/embed --only "bf16 core sm_75" kernels_ptx.h $d/two.h || bad=1
+    grep -q '^static.*qlora__ptx_cast_75' $d/two.h || fault "--only: a listed group is lost"
+    grep -qE '^static.*qlora__ptx_(norm|norm_bf16)_' $d/two.h && fault "--only: too much is left"
+    build/embed --only "gemm frob" kernels_ptx.h $d/x.h 2>/dev/null &&
+        fault "--only takes a word that names nothing"
     return 0
 }
 
@@ -555,7 +672,139 @@ gate_contract() {
     LD_LIBRARY_PATH="$root/lib64" $OUT/contract ${stub:+"$stub"} || bad=1
 }
 
+# ---- as a package ----
+
+# The shared library: its name, what leaves it, and a program that uses it.
+gate_shared() {
+    need gcc nm readelf
+    [[ $(uname -s) == Linux ]] || skip "make shared is for ELF systems"
+    local d=$OUT/shared version
+    rm -rf $d
+    mkdir -p $d
+    version=$(sed -n 's/^#define QLORA_VERSION_STRING "\(.*\)"/\1/p' qlora.h)
+    $MAKE -s -j2 shared || return 1
+    readelf -d build/libqlora.so | grep -qF "soname: [libqlora.so.$version]" ||
+        fault "the soname is not libqlora.so.$version"
+    nm -D --defined-only build/libqlora.so | awk '{ print $NF }' | sort >$d/exported
+    nm -g --defined-only build/obj/qlora.o build/obj/qlora_text.o | awk 'NF > 2 { print $NF }' |
+        sort >$d/public
+    [[ -s $d/public ]] || fault "no public functions"
+    diff $d/public $d/exported || fault "public (<) and exported (>) names differ"
+    faults "exported, but not ours: " < <(grep -vE '^(qlora|text)_[a-z0-9]' $d/exported)
+    gcc -I. -std=c99 -O1 -DQLORA_IMPLEMENTATION_DONE -o $d/hello examples/hello.c -Lbuild -lqlora ||
+        return 1
+    readelf -d $d/hello | grep -qF "[libqlora.so.$version]" || fault "hello does not need it"
+    LD_LIBRARY_PATH=build $d/hello >$d/hello.out 2>&1 ||
+        fault "hello fails: $(tail -3 $d/hello.out)"
+}
+
+# A project that uses the library by way of CMake: LANGUAGE, how it gets qlora, the target.
+cmake_project() {
+    local dir=$1 language=$2 how=$3 target=$4 source
+    mkdir -p "$dir"
+    source=main.c
+    [[ $language == C ]] || source=main.cpp
+    printf '%s\n' "cmake_minimum_required(VERSION 3.14)" "project(game LANGUAGES $language)" \
+        "$how" "add_executable(game $source)" "target_link_libraries(game PRIVATE $target)" \
+        >"$dir/CMakeLists.txt"
+    if [[ $target == qlora::headers ]]; then
+        echo '#define QLORA_IMPLEMENTATION' >"$dir/$source"
+    fi
+    printf '%s\n' '#include "qlora.h"' '#include <stdio.h>' \
+        'int main(void) { puts(QLORA_VERSION_STRING); return qlora_version() != QLORA_VERSION; }' \
+        >>"$dir/$source"
+}
+
+cmake_runs() {
+    local dir=$1
+    shift
+    { cmake -S "$dir" -B "$dir/build" -DCMAKE_BUILD_TYPE=Debug "$@" &&
+        cmake --build "$dir/build"; } >"$dir/log" 2>&1 ||
+        { fault "$dir: $(tail -5 "$dir/log")"; return; }
+    "$dir/build/game" >"$dir/out" || fault "$dir: the program fails"
+}
+
+# As a part of other projects, and installed by CMake.
+gate_packaging() {
+    need cmake gcc
+    local d=$PWD/$OUT/packaging fetch how
+    rm -rf "$d"
+    mkdir -p "$d"
+    cmake_project "$d/sub" C "add_subdirectory($PWD qlora)" qlora::qlora
+    cmake_runs "$d/sub"
+    find "$d/sub/build" -name 'finetune*' -o -name 'qlora_tests*' | grep -q . &&
+        fault "a subproject builds programs or tests that nobody asked for"
+    fetch="include(FetchContent)
+FetchContent_Declare(qlora SOURCE_DIR $PWD)
+FetchContent_MakeAvailable(qlora)"
+    how="C"
+    have g++ && how="CXX"
+    cmake_project "$d/fetch" $how "$fetch" qlora::qlora
+    cmake_runs "$d/fetch" "-DQLORA_DEFINITIONS=QLORA_NO_CUDA;QLORA_NO_MODEL"
+    cmake_project "$d/headers" C "add_subdirectory($PWD qlora)" qlora::headers
+    cmake_runs "$d/headers"
+    # By itself: everything, installed, then found.
+    { cmake -S . -B "$d/own" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_INSTALL_PREFIX="$d/prefix" &&
+        cmake --build "$d/own" -j2 && cmake --install "$d/own"; } >"$d/own.log" 2>&1 ||
+        { fault "$(tail -5 "$d/own.log")"; return; }
+    "$d/own/qlora_tests" --backend cpu -s harness >"$d/own.out" 2>&1 || fault "the tests do not run"
+    "$d/prefix/bin/plan" --version >/dev/null || fault "an installed program does not run"
+    cmake_project "$d/found" C "find_package(qlora REQUIRED)" qlora::qlora
+    cmake_runs "$d/found" "-DCMAKE_PREFIX_PATH=$d/prefix"
+    if have pkg-config; then
+        pkg_config_runs "$d/prefix/lib*/pkgconfig" "$d"
+    fi
+}
+
+# pkg_config_runs FOLDER WORK: a program compiled with what qlora.pc says, from elsewhere.
+pkg_config_runs() {
+    local folder work=$2 flags
+    folder=$(compgen -G "$1" | head -1)
+    flags=$(PKG_CONFIG_PATH=$folder pkg-config --cflags --libs qlora) ||
+        { fault "pkg-config does not find qlora in $1"; return; }
+    [[ $(PKG_CONFIG_PATH=$folder pkg-config --modversion qlora) == \
+        "$(sed -n 's/^#define QLORA_VERSION_STRING "\(.*\)"/\1/p' qlora.h)" ]] ||
+        fault "qlora.pc has another version"
+    printf '%s\n' '#include <qlora.h>' \
+        'int main(void) { return qlora_version() != QLORA_VERSION; }' >"$work/pc.c"
+    # shellcheck disable=SC2086
+    { (cd "$work" && gcc -o pc pc.c $flags) && "$work/pc"; } ||
+        fault "a program built with '$flags' fails"
+}
+
+# make install, and that uninstall removes all of it and nothing else.
+gate_install() {
+    need gcc
+    local d=$PWD/$OUT/install
+    rm -rf "$d"
+    mkdir -p "$d/stage/usr/bin"
+    echo "somebody else's" >"$d/stage/usr/bin/other"
+    $MAKE -s -j2 install PREFIX="$d/prefix" >/dev/null || return 1
+    "$d/prefix/bin/finetune" --version >/dev/null || fault "an installed program does not run"
+    if have pkg-config; then
+        pkg_config_runs "$d/prefix/lib/pkgconfig" "$d"
+    fi
+    $MAKE -s uninstall PREFIX="$d/prefix" >/dev/null || bad=1
+    faults "left by uninstall: " < <(find "$d/prefix" ! -type d)
+    $MAKE -s install DESTDIR="$d/stage" PREFIX=/usr >/dev/null || bad=1
+    [[ -e $d/stage/usr/include/qlora_text.h && -e $d/stage/usr/lib/libqlora.a ]] ||
+        fault "DESTDIR: $(find "$d/stage" ! -type d)"
+    grep -qx 'includedir=/usr/include' "$d/stage/usr/lib/pkgconfig/qlora.pc" ||
+        fault "DESTDIR is in qlora.pc"
+    $MAKE -s uninstall DESTDIR="$d/stage" PREFIX=/usr >/dev/null || bad=1
+    faults "left by uninstall: " < <(find "$d/stage" ! -type d ! -name other)
+    [[ -e $d/stage/usr/bin/other ]] || fault "uninstall removes what it did not install"
+}
+
 # ---- running ----
+
+# The PTX interpreter behind the fake GPU, instruction by instruction.
+gate_interpreter() {
+    $MAKE -s build/ptx_test || return 1
+    build/ptx_test >$OUT/ptx_test.out 2>&1 || fault "$(tail -5 $OUT/ptx_test.out)"
+    grep -qE '^ptx: [1-9][0-9]{3,} checks, 0 failed$' $OUT/ptx_test.out ||
+        fault "too few checks: $(tail -1 $OUT/ptx_test.out)"
+}
 
 # Runs the tests with a sanitizer. The fake GPU is built without one; it checks its own memory.
 sanitized() {
@@ -651,6 +900,21 @@ gate_mingw() {
     fi
 }
 
+# Another C library, linked statically; dlopen finds nothing there, so the CPU is used.
+gate_musl() {
+    need musl-gcc
+    local d=$OUT/musl
+    mkdir -p $d
+    musl-gcc -I. -std=c99 $WARN_C -O1 -static -o $d/hello examples/hello.c -lm || return 1
+    $d/hello >$d/hello.out 2>&1 || fault "hello fails: $(tail -3 $d/hello.out)"
+    musl-gcc -I. -std=c99 -O1 -static -o $d/tokenize programs/tokenize.c -lm || return 1
+    $d/tokenize --version >$d/tokenize.out || fault "tokenize fails"
+    $MAKE -s -j2 build/check-musl/tests B=build/check-musl CC=musl-gcc CFLAGS="-O1 -static" ||
+        return 1
+    timeout 900 build/check-musl/tests --backend cpu -x sampling_follows >$d/tests.out 2>&1 ||
+        fault "$(tail -20 $d/tests.out)"
+}
+
 # Checks the Windows code with clang in MSVC mode and our own system headers; GNU extensions are
 # errors. Unused functions are marked with an attribute that this mode does not have.
 gate_msvc() {
@@ -672,8 +936,8 @@ gate_msvc() {
 # ---- the list, fast gates first ----
 
 GATES="assembled text paths scripts contents layers functions words embed ptx_fresh link"
-GATES="$GATES symbols macros recursion warnings ptx_assemble ptx_same contract programs examples"
-GATES="$GATES use readme msvc mingw"
+GATES="$GATES symbols macros groups shared interpreter recursion warnings ptx_assemble ptx_same"
+GATES="$GATES contract programs examples use readme install packaging msvc mingw musl"
 GATES="$GATES x86_64 aarch64 fuzz golden tsan asan"
 
 if [[ ${1:-} == --list ]]; then

@@ -109,6 +109,34 @@ defect embed "a different hash" 'sed -i "s/prime, 3)/prime, 2)/" tools/embed.c'
 defect embed "comments are kept" 'sed -i "s/^    comments_strip(t->text);//" tools/embed.c'
 defect embed "the wrong version for a target" \
     'sed -i "s/{\"121\", 88}/{\"121\", 87}/" tools/embed.c'
+defect embed "a kernel that two targets share is lost with one" \
+    'sed -i "s/list->items\[i\].users < 2/list->items[i].users < 9/" tools/embed.c'
+defect groups "a macro that leaves nothing out" \
+    'sed -i "s/defined(QLORA_PTX_NO_HEAD64)/defined(NEVER)/" kernels_ptx.h'
+defect groups "a module in the wrong group" \
+    'sed -i "s/^\(.. texts attn64 .*\) head64/\1 head128/" kernels_ptx.h'
+defect groups "an error that does not name the macro" \
+    'sed -i "s/text->left_out);/\"a macro\");/" src/cache/modules.h'
+defect groups "another path in silence" \
+    'sed -i "s/{QLORA_BF16, 64, 80, true,/{QLORA_BF16, 63, 80, true,/" src/ops/attention.h'
+defect groups "--only keeps everything" \
+    'sed -i "s/drop = !block_kept(module, words);/drop = false;/" tools/embed.c'
+defect shared "another soname" \
+    'sed -i "s/-soname,\$(@F) -Wl,--version/-soname,x -Wl,--version/" Makefile'
+defect shared "everything is exported" 'sed -i "s/ local: \*;//; s/text_\*;/*;/" Makefile
+    core "int other_name(void);\nint other_name(void) { return 1; }"'
+defect shared "a function that is not exported" \
+    'sed -i "s/global: qlora_\*/global: qlora_c*/" Makefile'
+defect interpreter "an instruction that computes something else" \
+    'sed -i "s/fma(/fmax(/; s/fmaf(/fmaxf(/" tests/fakecuda/*.h tests/fakecuda/*.c'
+defect install "uninstall forgets a file" \
+    'sed -i "s,^.*pkgconfig/qlora.pc\"\$,,; s,^\(.*notdir.*\) .*,\1," Makefile'
+defect install "qlora.pc with the wrong folder" 'sed -i "s,-I..includedir.,-I/nowhere," qlora.pc.in'
+defect packaging "a target without its folder" \
+    'sed -i "s/BUILD_INTERFACE:/BUILD_LOCAL:/" CMakeLists.txt'
+defect packaging "no dependency on threads" 'sed -i "/find_dependency(Threads)/d" CMakeLists.txt'
+defect packaging "programs for everybody" \
+    'sed -i "s/^set(top_level OFF)/set(top_level ON)/" CMakeLists.txt'
 defect ptx_fresh "a source changed" 'echo "// x" >>kernels/common.cuh'
 defect ptx_fresh "a new source" 'echo "// x" >kernels/zzz.cu'
 defect ptx_fresh "manually edited PTX" 'sed -i "0,/^\"ret;/s/^\"ret;/\"exit;/" kernels_ptx.h'
@@ -148,6 +176,8 @@ defect warnings "only with QLORA_DEBUG" \
     'core "#ifdef QLORA_DEBUG\nstatic int qlora__u(void) { return 1; }\n#endif"'
 defect warnings "a loss of sign" \
     'core "unsigned qlora_c(int a);\nunsigned qlora_c(int a) { return a; }"'
+defect warnings "only with -O3" \
+    'sed -i "s/^                if (r == QLORA_OK) {\$/                {/" src/model/plan.h'
 defect contract "a wrong value" 'sed -i "s/^\(#define QLORA__CUBLAS_OP_T\) 1/\1 2/" src/driver/*.h'
 defect contract "a wrong symbol" 'sed -i "s/\"cuMemAlloc_v2\"/\"cuMemAlloc\"/" src/driver/*.h'
 defect contract "a wrong parameter" \
@@ -158,6 +188,8 @@ defect examples "an example that fails" 'sed -i "s/? 0 : 1;/? 1 : 0;/" examples/
 defect examples "a wrong compile command" 'sed -i "s,^// *cc ,// cc -DX=( ," examples/hello.c'
 defect use "a message that lost its meaning" \
     'sed -i "s/resumed after step/continued at step/" programs/finetune.c'
+defect use "a version of its own" \
+    'sed -i "s/(qlora.h) \" QLORA_VERSION_STRING/(qlora.h) 0.0.9\"/" programs/tokenize.c'
 defect readme "a program that does not compile" \
     'sed -i "s/#include \"qlora.h\"/#include \"qlola.h\"/" README.md'
 defect msvc "a GNU extension" \
@@ -170,7 +202,7 @@ defect golden "a rotation in the wrong direction on the CPU" \
     'sed -i "s/a \* cosine - b \* sine/a * cosine + b * sine/" src/ops/rope.h'
 defect fuzz "a parser that crashes" \
     'sed -i "s/^int LLVMFuzzerTestOneInput.*{/&\n    __builtin_trap();/" tests/fuzz/*.c'
-for gate in x86_64 aarch64 tsan; do
+for gate in x86_64 aarch64 musl tsan; do
     defect $gate "a failing test" \
         'sed -i "s/ASSERT_NEQ(test_random/ASSERT_EQ(test_random/" tests/unit/harness.c'
 done

@@ -88,6 +88,18 @@ wrong_use() {
         --memory 8G
 }
 
+# The version of every program is the header's, and --help names the option.
+versions() {
+    local program version
+    version=$(sed -n 's/^#define QLORA_VERSION_STRING "\(.*\)"/\1/p' "$root/qlora.h")
+    for program in finetune generate merge plan tokenize; do
+        says "^$program \(qlora\.h\) ${version//./\\.}\$" $program --version
+        [[ $(wc -l <out) -eq 1 && ! -s err ]]
+        note $? "$program --version prints one line, and nothing else"
+        says "^  --version +[a-z]" $program --help
+    done
+}
+
 plans() {
     says "llama-3.1-70b +- +- +- +- +- +-" plan --memory 8G
     says "qwen2.5-0.5b +[0-9]+" plan --memory 8G
@@ -141,13 +153,14 @@ texts() {
 
 rm -rf "$work"
 mkdir -p "$work"
-[[ -n ${NO_BUILD:-} ]] ||
-    ${MAKE:-make} -s B="$B" "$B/generate" "$B/merge" "$B/plan" "$B/tokenize" || exit 1
+[[ -n ${NO_BUILD:-} ]] || ${MAKE:-make} -s B="$B" "$B/finetune" "$B/generate" "$B/merge" "$B/plan" \
+    "$B/tokenize" || exit 1
 shared=$(cd "$shared" 2>/dev/null && pwd || echo "$shared")
 cd "$work" || exit 1
 : >out
 : >err
 wrong_use
+versions
 plans
 texts
 echo "$passed passed, $failed failed, $skipped skipped"
