@@ -428,14 +428,27 @@ static bool run(app* a) {
     return context_open(a) && (a->o.chat ? converse(a) : complete(a));
 }
 
-int main(int argc, char** argv) {
-    static app a;
-    options* o = &a.o;
+static void app_close(app* a) {
+    text_chat_close(a->chat);
+    text_tok_close(a->tok);
+    text_bytes_free(&a->out);
+    text_bytes_free(&a->answer);
+    qlora_model_close(a->model);
+    qlora_ctx_destroy(a->ctx);
+}
+
+static void options_default(options* o) {
     o->max_tokens = 256;
     o->context = 2048;
     o->temperature = 0.7;
     o->top_p = 0.95;
     o->seed = 1;
+}
+
+int main(int argc, char** argv) {
+    static app a;
+    options* o = &a.o;
+    options_default(o);
     // clang-format off
     const option table[] = {
         TEXT("model", "DIR", &o->model, "model folder in Hugging Face format (required)"),
@@ -485,11 +498,6 @@ int main(int argc, char** argv) {
         return 0;
     }
     bool ok = options_check(o) && run(&a);
-    text_chat_close(a.chat);
-    text_tok_close(a.tok);
-    text_bytes_free(&a.out);
-    text_bytes_free(&a.answer);
-    qlora_model_close(a.model);
-    qlora_ctx_destroy(a.ctx);
+    app_close(&a);
     return ok ? 0 : 1;
 }

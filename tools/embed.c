@@ -14,7 +14,7 @@
 //
 // Compiled with -DEMBED_TABLE='"kernels_ptx.h"' (build/ptx-tool), it also reads the table:
 //
-//   ptx-tool --check HEADER FILE...    like --sources, and check the length, hash and chunks of texts
+//   ptx-tool --check HEADER FILE...    like --sources, and check length, hash and chunks of texts
 //   ptx-tool --list                    print the module, target, version and length of every text
 //   ptx-tool --emit MODULE sm_NN       print the module as qlora.h passes it to a driver
 //
@@ -113,8 +113,8 @@ static uint32_t rotate_right(uint32_t x, unsigned n) {
     return (x >> n) | (x << (32 - n));
 }
 
-// The first 32 bits of the fractional part of a prime's square or cube root, as the standard defines
-// its constants. Found with integers, bit by bit: r^2 <= p * 2^64, r^3 <= p * 2^96.
+// The first 32 bits of the fractional part of a prime's square or cube root: the standard's
+// constants. Found with integers, bit by bit: r^2 <= p * 2^64, r^3 <= p * 2^96.
 static uint32_t prime_root_bits(uint32_t prime, int order) {
     uint64_t root = 0; // root * 2^32, at most 2^37
     for (int bit = 36; bit >= 0; bit--) {

@@ -212,6 +212,15 @@ gate_words() {
     awk -f tests/gates/check_words.awk qlora.h || bad=1
 }
 
+# Files whose broken comments have not been repaired yet.
+COMMENTS_OPEN='^(src/(ops/(linear|dropout)|gemm/nf4|numbers/nf4|api/(gemm|ops|adapter|model))\.h|'
+COMMENTS_OPEN="$COMMENTS_OPEN"'kernels/.*|tests/(unit|internal|fakecuda)/.*)$'
+
+gate_comments() {
+    sources | grep -E '^(src|programs|tests|kernels|tools|examples)/.*\.(c|cpp|h|cu|cuh)$' |
+        grep -vE "$COMMENTS_OPEN" | xargs awk -f tests/gates/check_comments.awk || bad=1
+}
+
 gate_scripts() {
     local f
     for f in tests/*.sh tests/*/*.sh tools/*.sh .ci/run; do
@@ -935,8 +944,8 @@ gate_msvc() {
 
 # ---- the list, fast gates first ----
 
-GATES="assembled text paths scripts contents layers functions words embed ptx_fresh link"
-GATES="$GATES symbols macros groups shared interpreter recursion warnings ptx_assemble ptx_same"
+GATES="assembled text paths scripts comments contents layers functions words embed ptx_fresh"
+GATES="$GATES link symbols macros groups shared interpreter recursion warnings ptx_assemble ptx_same"
 GATES="$GATES contract programs examples use readme install packaging msvc mingw musl"
 GATES="$GATES x86_64 aarch64 fuzz golden tsan asan"
 

@@ -24,7 +24,8 @@ fresh_copy() {
 # Prints the gate's verdict on the copy: ok, FAIL or skip. The copy is not a git repository, so
 # check.sh looks at all files.
 verdict() {
-    (cd "$tree" && GIT_DIR=/nowhere tests/gates/check.sh "$1" | head -1 | awk '{ print $1 }')
+    (cd "$tree" && GIT_DIR=/nowhere tests/gates/check.sh "$1" |
+        awk '$1 ~ /^(ok|FAIL|skip)$/ && !found { print $1; found = 1 }')
 }
 
 # Prints one line that identifies the contents and modes of all files in the copy.
@@ -88,6 +89,15 @@ defect text "tab" 'printf "//\tx\n" >>tests/unit/main.c'
 defect text "101 columns" 'printf "// %098d\n" 0 >>tests/unit/main.c'
 defect text "no newline at the end" 'printf "// x" >>tests/unit/main.c'
 defect paths "a path of someone's machine" 'echo "see /home/me/notes" >>CONTRIBUTING.md'
+defect comments "a heading split from its rule" \
+    'sed -i "s|^// ---- chat ---|// ---- chat\n// --------|" programs/generate.c'
+defect comments "a line that ends too early" \
+    'printf "// where\n// ../shared is present\n" >>src/graph.h'
+defect comments "a formula broken after an operator" \
+    'printf "// y =\n// a + b\n" >>src/graph.h'
+defect comments "a shape broken inside its brackets" \
+    'printf "// x [rows,\n// cols]\n" >>src/graph.h'
+defect comments "a comment without a space" 'printf "//x\n" >>src/graph.h'
 defect scripts "a syntax error" 'echo "if then" >>tests/run.sh'
 defect scripts "not executable" 'chmod -x tests/run.sh'
 defect contents "a floor that CONTENTS lacks" \
