@@ -105,12 +105,13 @@ typedef struct step_options {
 
 static const char step_help[] =
     "usage: bench step --shape NAME --batch B --seq S [options]\n"
-    "  --shape NAME              qwen2.5-0.5b qwen2.5-1.5b llama-3.2-1b qwen2.5-7b llama-3.1-8b\n"
-    "                            llama-3.1-70b, or tiny\n"
+    "  --shape NAME              qwen2.5-0.5b, qwen2.5-1.5b, llama-3.2-1b, qwen2.5-7b,\n"
+    "                            llama-3.1-8b, llama-3.1-70b or tiny (required)\n"
     "  --batch B, --seq S        sequences per step and tokens per sequence (required)\n"
-    "  --rank R                  16\n"
+    "  --rank R                  LoRA rank (default 16)\n"
     "  --recompute auto|none|full\n"
-    "  --cache auto|on|off       keep 16-bit copies of the 4-bit weights\n"
+    "                            layers to recompute (default auto)\n"
+    "  --cache auto|on|off       keep 16-bit copies of the 4-bit weights (default auto)\n"
     "  --budget GIB              memory limit (default: free device memory)\n"
     "  --graph on|off            use CUDA graphs (default on)\n"
     "  --compare-graph           run with and without graphs, and print the ratio\n"

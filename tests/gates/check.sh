@@ -945,8 +945,8 @@ gate_msvc() {
 # ---- the list, fast gates first ----
 
 GATES="assembled text paths scripts comments contents layers functions words embed ptx_fresh"
-GATES="$GATES link symbols macros groups shared interpreter recursion warnings ptx_assemble ptx_same"
-GATES="$GATES contract programs examples use readme install packaging msvc mingw musl"
+GATES="$GATES link symbols macros groups shared interpreter recursion warnings ptx_assemble"
+GATES="$GATES ptx_same contract programs examples use readme install packaging msvc mingw musl"
 GATES="$GATES x86_64 aarch64 fuzz golden tsan asan"
 
 if [[ ${1:-} == --list ]]; then

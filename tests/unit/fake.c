@@ -1475,7 +1475,7 @@ TEST gemm_needs_its_stream_and_workspace(void) {
     ASSERT_EQ(0, blas.cublasSetStream_v2(handle, stream)); // discards the workspace
     ASSERT_EQ(0, cu.cuStreamBeginCapture_v2(stream, 0));
     ASSERT_EQ(14, GEMM());
-    ASSERT(caught("captured without a workspace"));
+    ASSERT(caught("captured without a caller-provided workspace"));
     ASSERT_EQ(901, cu.cuStreamEndCapture(stream, &graph));
     ASSERT_EQ(0, blas.cublasSetWorkspace_v2(handle, device(space), 1024));
     ASSERT_EQ(0, cu.cuStreamBeginCapture_v2(stream, 0));

@@ -280,7 +280,7 @@ int main(int argc, char** argv) {
     greatest_get_report(&report);
     const char* need_cuda = getenv("QLORA_TEST_REQUIRE_CUDA");
     bool skips_fail = need_cuda && strcmp(need_cuda, "1") == 0;
-    printf("\nbackend %s, %u assertions\n", option_backend ? option_backend : "every one in reach",
+    printf("\nbackend %s, %u assertions\n", option_backend ? option_backend : "all available",
            report.assertions);
     printf("%u passed, %u failed, %u skipped\n", report.passed, report.failed, report.skipped);
     bool bad = report.failed > 0 || report.passed == 0 || (skips_fail && report.skipped > 0);
