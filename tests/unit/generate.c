@@ -668,7 +668,10 @@ TEST math_is_the_models(const test_machine* machine) {
         ASSERT_EQ_FMT(0, generate.batched_tf32, "%d");
         ASSERT_EQ_FMT(rounds ? generate.all - generate.batched : 0, generate.tf32, "%d");
         fake->log_clear();
-        ASSERT_EQ(QLORA_OK, qlora_train_micro(w.model, &b, 5.0));
+        qlora_trainer* trainer = NULL;
+        ASSERT_EQ(QLORA_OK, qlora_trainer_create(w.model, NULL, &trainer));
+        fake->log_clear();
+        ASSERT_EQ(QLORA_OK, qlora_train_micro(trainer, &b, 5.0));
         products train = products_count(fake);
         ASSERT(train.all > eval.all);
         if (maths[i] == QLORA_MATH_TF32) { // forward products only, some of them computed again
@@ -676,6 +679,7 @@ TEST math_is_the_models(const test_machine* machine) {
         } else {
             ASSERT_EQ_FMT(rounds ? train.all : 0, train.tf32, "%d");
         }
+        ASSERT_EQ(QLORA_OK, qlora_trainer_destroy(trainer));
         ASSERT(world_close(&w));
     }
     ASSERT(test_close_ctx(machine, ctx));
