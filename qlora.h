@@ -1215,8 +1215,12 @@ QLORA_API qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_i
 // ---- kernel cache -------------------------------------------------------------------------------
 typedef struct qlora_kernel qlora_kernel; // lives as long as its context
 
-// A kernel of the library by its registry name, or one that get_or_compile made by its key.
+// A kernel of the library by its registry name, or one that get_or_compile made by its key. Only
+// looks: QLORA_ERR_KERNEL when it is not compiled.
 QLORA_API qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out);
+// Compiles one of the library's own kernels, and its module, unless it is there. out may be NULL.
+QLORA_API qlora_result qlora_cache_compile(qlora_ctx* ctx, const char* name,
+                                           const qlora_kernel** out);
 // Compiles the caller's own PTX under a key of the caller's, once. The text's .target must be
 // qlora_ctx_target(ctx) (or its a/f form); qlora_ptx_emit rewrites a text that only needs an older
 // one.
@@ -7032,6 +7036,12 @@ static int qlora__target_choose(int capability, int ptx_version) {
 
 // ---- bringing a device up and down --------------------------------------------------------------
 
+// Whether kernels that need this compute capability (80 is 8.0) run here: both the device and the
+// target that PTX is emitted for must have it.
+static QLORA__UNUSED bool qlora__gpu_takes(const qlora_ctx* ctx, int capability) {
+    return ctx->gpu != NULL && ctx->gpu->target_number >= capability;
+}
+
 static qlora_result qlora__gpu_activate(qlora_ctx* ctx) {
     return qlora__cu(ctx, ctx->gpu->cu.CtxPushCurrent(ctx->gpu->context), "cuCtxPushCurrent");
 }
@@ -8462,9 +8472,39 @@ static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlor
                                "qlora_cache_get_or_compile adds yours",
                                key);
         }
-        QLORA__TRY(qlora__kernel_ready(ctx, (qlora__kernel_id)row, &kernel));
+        kernel = &ctx->gpu->cache->kernels[row];
+        if (kernel->function == NULL) {
+            return qlora__fail(ctx, QLORA_ERR_KERNEL,
+                               "kernel %s is not compiled; call qlora_cache_compile or pre-warm a "
+                               "shape that needs it",
+                               qlora__kernel_rows[row].name);
+        }
+        ctx->gpu->cache->info.hits++;
     }
     *out = kernel;
+    return QLORA_OK;
+}
+
+// One of the library's own kernels, compiled if it is not and the cache is not sealed.
+static qlora_result qlora__cache_compile(qlora_ctx* ctx, const char* name,
+                                         const qlora_kernel** out) {
+    if (qlora__on_cpu(ctx)) {
+        return qlora__no_kernels(ctx);
+    }
+    if (name == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "name is NULL");
+    }
+    int row = qlora__kernel_row_find(name);
+    if (row < 0) {
+        return qlora__fail(ctx, QLORA_ERR_KERNEL,
+                           "no kernel of the library is named %.100s; qlora_kernel_name lists them",
+                           name);
+    }
+    qlora_kernel* kernel = NULL;
+    QLORA__TRY(qlora__kernel_ready(ctx, (qlora__kernel_id)row, &kernel));
+    if (out != NULL) {
+        *out = kernel;
+    }
     return QLORA_OK;
 }
 
@@ -8571,22 +8611,41 @@ static void qlora__cache_destroy(qlora_ctx* ctx) {
     gpu->cache = NULL;
 }
 
-static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
-    if (!qlora__on_cpu(ctx)) {
-        ctx->gpu->cache->info.sealed = sealed;
+// Returns whether it was sealed before.
+static bool qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
+    if (qlora__on_cpu(ctx)) {
+        return false;
     }
-    return QLORA_OK;
+    bool before = ctx->gpu->cache->info.sealed;
+    ctx->gpu->cache->info.sealed = sealed;
+    return before;
 }
 
-static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
-    if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+// Remembers a cuBLAS shape, by its hash, while the cache is open; afterwards counts those that are
+// new.
+static QLORA__UNUSED void qlora__cache_count_shape(qlora_ctx* ctx, uint64_t hash) {
+    qlora__cache* cache = ctx->gpu->cache;
+    for (uint32_t i = 0; i < cache->info.cublas_shapes; i++) {
+        if (cache->planned[i] == hash) {
+            return;
+        }
     }
-    memset(out, 0, sizeof *out);
-    if (!qlora__on_cpu(ctx)) {
-        *out = ctx->gpu->cache->info;
+    if (cache->info.sealed) {
+        cache->info.cublas_unplanned++;
+    } else if (cache->info.cublas_shapes < QLORA__PLANNED_MAX) {
+        cache->planned[cache->info.cublas_shapes++] = hash;
     }
-    return QLORA_OK;
+}
+
+// A kernel's function where its module is loaded, else NULL.
+static QLORA__UNUSED void* qlora__cache_function(const qlora_ctx* ctx, qlora__kernel_id id) {
+    return ctx->gpu->cache->kernels[id].function;
+}
+
+static qlora_cache_info qlora__cache_facts(const qlora_ctx* ctx) {
+    qlora_cache_info info;
+    memset(&info, 0, sizeof info);
+    return ctx->gpu != NULL ? ctx->gpu->cache->info : info;
 }
 
 #else // QLORA_NO_CUDA
@@ -8627,6 +8686,13 @@ static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlor
     return qlora__no_kernels(ctx);
 }
 
+static qlora_result qlora__cache_compile(qlora_ctx* ctx, const char* name,
+                                         const qlora_kernel** out) {
+    (void)name;
+    (void)out;
+    return qlora__no_kernels(ctx);
+}
+
 static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
                                                 const char* entry, const qlora_kernel** out) {
     (void)key;
@@ -8636,18 +8702,17 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     return qlora__no_kernels(ctx);
 }
 
-static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
+static bool qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
     (void)ctx;
     (void)sealed;
-    return QLORA_OK;
+    return false;
 }
 
-static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
-    if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
-    }
-    memset(out, 0, sizeof *out);
-    return QLORA_OK;
+static qlora_cache_info qlora__cache_facts(const qlora_ctx* ctx) {
+    qlora_cache_info info;
+    (void)ctx;
+    memset(&info, 0, sizeof info);
+    return info;
 }
 
 #endif // QLORA_NO_CUDA
@@ -8655,6 +8720,11 @@ static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
 qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out) {
     QLORA__ENTER(ctx, "qlora_cache_get");
     return qlora__leave(ctx, qlora__cache_get(ctx, key, out));
+}
+
+qlora_result qlora_cache_compile(qlora_ctx* ctx, const char* name, const qlora_kernel** out) {
+    QLORA__ENTER(ctx, "qlora_cache_compile");
+    return qlora__leave(ctx, qlora__cache_compile(ctx, name, out));
 }
 
 qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
@@ -8677,12 +8747,22 @@ qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
 
 qlora_result qlora_cache_seal(qlora_ctx* ctx) {
     QLORA__ENTER(ctx, "qlora_cache_seal");
-    return qlora__leave(ctx, qlora__cache_set_sealed(ctx, true));
+    qlora__cache_set_sealed(ctx, true);
+    return qlora__leave(ctx, QLORA_OK);
 }
 
 qlora_result qlora_cache_unseal(qlora_ctx* ctx) {
     QLORA__ENTER(ctx, "qlora_cache_unseal");
-    return qlora__leave(ctx, qlora__cache_set_sealed(ctx, false));
+    qlora__cache_set_sealed(ctx, false);
+    return qlora__leave(ctx, QLORA_OK);
+}
+
+static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    *out = qlora__cache_facts(ctx);
+    return QLORA_OK;
 }
 
 qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
@@ -9409,6 +9489,7 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
 #ifndef QLORA_NO_CUDA
     const qlora__gpu* gpu = ctx->gpu;
     if (gpu != NULL) {
+        qlora_cache_info cache = qlora__cache_facts(ctx);
         qlora__append(
             buffer, size, &used,
             "device: %d %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, %d KiB "
@@ -9425,8 +9506,7 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
                           ? " (this device's own target is unknown to "
                             "us or to the driver)"
                           : "",
-                      gpu->cache->info.modules, gpu->cache->info.kernels,
-                      gpu->cache->info.sealed ? ", sealed" : "");
+                      cache.modules, cache.kernels, cache.sealed ? ", sealed" : "");
     }
 #endif
     if (ctx->dead[0] != '\0') {
@@ -9656,7 +9736,7 @@ static int qlora__gemm_choose(const qlora__gemm* g) {
 static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__gemm* g) {
     uintptr_t address = (uintptr_t)g->A | (uintptr_t)g->B;
     int64_t strides = g->lda | g->ldb | (g->batch > 1 ? g->sA | g->sB : 0);
-    return g->a_type != QLORA_F32 && !(g->ta && g->tb) && ctx->gpu->target_number >= 80 &&
+    return g->a_type != QLORA_F32 && !(g->ta && g->tb) && qlora__gpu_takes(ctx, 80) &&
            address % 16 == 0 && strides % 8 == 0 && qlora__gemm_choose(g) != 0;
 }
 
@@ -9702,20 +9782,9 @@ static int qlora__cublas_type(qlora_dtype dtype) {
 
 // Shapes that pre-warm ran are remembered; others after the seal are counted.
 static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
-    qlora__cache* cache = ctx->gpu->cache;
     int64_t shape[] = {g->M,     g->N,      g->K,           g->ta ? 1 : 0,   g->tb ? 1 : 0,
                        g->batch, g->a_type, (int64_t)g->out, g->tf32 ? 1 : 0};
-    uint64_t hash = qlora__fnv(shape, sizeof shape, 0);
-    for (uint32_t i = 0; i < cache->info.cublas_shapes; i++) {
-        if (cache->planned[i] == hash) {
-            return;
-        }
-    }
-    if (cache->info.sealed) {
-        cache->info.cublas_unplanned++;
-    } else if (cache->info.cublas_shapes < QLORA__PLANNED_MAX) {
-        cache->planned[cache->info.cublas_shapes++] = hash;
-    }
+    qlora__cache_count_shape(ctx, qlora__fnv(shape, sizeof shape, 0));
 }
 
 // cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T, which is the same memory.
@@ -10517,11 +10586,10 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool bac
 #ifndef QLORA_NO_CUDA
 
 static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
-    return !qlora__on_cpu(ctx) && ctx->gpu->target_number >= 80 && x->dtype == QLORA_BF16 &&
+    return qlora__gpu_takes(ctx, 80) && x->dtype == QLORA_BF16 &&
            x->rows <= QLORA__NF4_FUSED_ROWS && x->cols % 32 == 0 && x->cols <= INT32_MAX - 4096 &&
-           w->rows <= INT32_MAX - 4096 && w->rows * (x->cols / 32) <= INT32_MAX &&
-           x->ld % 8 == 0 && (uintptr_t)x->data % 16 == 0 &&
-           (uintptr_t)w->codes % 16 == 0;
+           w->rows <= INT32_MAX - 4096 && w->rows * (x->cols / 32) <= INT32_MAX && x->ld % 8 == 0 &&
+           (uintptr_t)x->data % 16 == 0 && (uintptr_t)w->codes % 16 == 0;
 }
 
 // How the blocks of a fused product share the work: blocks[] of them over the rows of each weight,
@@ -13960,6 +14028,7 @@ typedef struct qlora__attention_path {
     int64_t hd;     // 0 = any up to 256
     int capability; // at least
     bool aligned;   // rows must start at multiples of 16 bytes
+    uint32_t need;  // of the registry: what pre-warm compiles for it
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
     qlora__attention_kernel kv;
@@ -13970,19 +14039,19 @@ typedef struct qlora__attention_path {
 // clang-format off
 // The first row that fits is taken. Shared memory as the comments of kernels/attn_tc.cuh count it.
 static const qlora__attention_path qlora__attention_paths[] = {
-    {QLORA_BF16, 64, 80, true,
+    {QLORA_BF16, 64, 80, true, QLORA__NEED_HEAD64,
      {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
      {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536},
      {QLORA__K_attn64_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 128, 80, true,
+    {QLORA_BF16, 128, 80, true, QLORA__NEED_HEAD128,
      {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
      {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304},
      {QLORA__K_attn128_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 0, 75, false,
+    {QLORA_BF16, 0, 75, false, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
-    {QLORA_F32, 0, 75, false,
+    {QLORA_F32, 0, 75, false, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
@@ -13993,6 +14062,17 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
     return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
 }
 
+// The one walk over the table.
+static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
+                                                          int64_t hd, bool aligned) {
+    const qlora__attention_path* p = qlora__attention_paths;
+    while (p->dtype != dtype || (p->hd != 0 && p->hd != hd) ||
+           !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned)) {
+        p++; // the last rows take everything
+    }
+    return p;
+}
+
 static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx,
                                                             const qlora__attention* a) {
     const qlora_tensor* all[] = {a->q, a->k, a->v, a->o, a->d_o, a->dq, a->dk, a->dv};
@@ -14000,12 +14080,13 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         aligned = aligned && qlora__attention_aligned(all[i]);
     }
-    const qlora__attention_path* p = qlora__attention_paths;
-    while (p->dtype != a->q->dtype || (p->hd != 0 && p->hd != a->hd) ||
-           p->capability > ctx->gpu->capability || (p->aligned && !aligned)) {
-        p++; // the last rows take everything
-    }
-    return p;
+    return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned);
+}
+
+// What pre-warm must compile for attention of this type and head size.
+static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
+                                                    int64_t hd) {
+    return qlora__attention_find(ctx, dtype, hd, true)->need;
 }
 
 // Kernels count tokens, heads and offsets in 32 bits.
@@ -14643,36 +14724,29 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
     return r;
 }
 
-// Which attention kernels a model runs; agrees with qlora__attention_paths in section OPS.
-static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_prewarm_desc* s) {
-    bool tensor_cores = s->compute == QLORA_BF16 && ctx->gpu->capability >= 80;
-    if (tensor_cores && (s->head_dim == 64 || s->head_dim == 128)) {
-        return s->head_dim == 64 ? QLORA__NEED_HEAD64 : QLORA__NEED_HEAD128;
-    }
-    return QLORA__NEED_HEADANY;
+// The conditions of the kernel registry that hold for a model; random: its weights are made here.
+static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
+                                      bool nf4, bool lora, bool random) {
+    return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
+           (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
+           (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
+           (random ? QLORA__NEED_RANDOM : 0) | qlora__attention_need(ctx, compute, head_dim);
 }
 
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
-    qlora__cache* cache = ctx->gpu->cache;
     double start = qlora__clock_ms();
-    bool was_sealed = cache->info.sealed;
-    uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
-                    (s->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
-                    (s->base == QLORA_BASE_NF4 ? QLORA__NEED_NF4 : 0) |
-                    (s->rank > 0 ? QLORA__NEED_LORA : 0) | qlora__attention_need(ctx, s);
-    cache->info.sealed = false;
+    uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, s->base == QLORA_BASE_NF4,
+                                          s->rank > 0, false);
+    bool was_sealed = qlora__cache_set_sealed(ctx, false);
     qlora_result r = qlora__cache_warm(ctx, have);
     if (r == QLORA_OK && qlora__has_cublas(ctx)) {
         r = qlora__prewarm_cublas(ctx, s);
     }
-    if (r != QLORA_OK) {
-        cache->info.sealed = was_sealed;
-        return r;
-    }
-    cache->info.sealed = true;
+    qlora__cache_set_sealed(ctx, r == QLORA_OK || was_sealed);
+    QLORA__TRY(r);
+    qlora_cache_info info = qlora__cache_facts(ctx);
     QLORA__LOG(ctx, INFO, PREWARM, "%u modules, %u kernels, %u cuBLAS shapes in %.1f ms",
-               cache->info.modules, cache->info.kernels, cache->info.cublas_shapes,
-               qlora__clock_ms() - start);
+               info.modules, info.kernels, info.cublas_shapes, qlora__clock_ms() - start);
     return QLORA_OK;
 }
 
@@ -14822,7 +14896,7 @@ static qlora_result qlora__graph_clear_swap(qlora_ctx* ctx, void* recorded, void
     void* args[] = {&clear->address, &clear->floats, &rows, &clear->floats, &zero};
     qlora__kernel_node fill;
     memset(&fill, 0, sizeof fill);
-    fill.function = ctx->gpu->cache->kernels[QLORA__K_elementwise_fill_f32].function;
+    fill.function = qlora__cache_function(ctx, QLORA__K_elementwise_fill_f32);
     fill.block[0] = 256;
     fill.grid[0] = (unsigned)qlora__max(1, qlora__ceil_div(clear->floats, 4 * 256));
     for (int i = 1; i < 3; i++) {
@@ -14850,7 +14924,7 @@ static qlora_result qlora__graph_clear_swap(qlora_ctx* ctx, void* recorded, void
 
 static qlora_result qlora__graph_swap_clears(qlora_ctx* ctx, void* recorded, size_t count) {
     const qlora__cuda_table* cu = &ctx->gpu->cu;
-    if (ctx->gpu->cache->kernels[QLORA__K_elementwise_fill_f32].function == NULL ||
+    if (qlora__cache_function(ctx, QLORA__K_elementwise_fill_f32) == NULL ||
         cu->GraphNodeGetType == NULL || cu->GraphMemsetNodeGetParams == NULL ||
         cu->GraphNodeGetDependencies == NULL || cu->GraphNodeGetDependentNodes == NULL ||
         cu->GraphAddKernelNode == NULL || cu->GraphAddDependencies == NULL ||
@@ -17342,19 +17416,11 @@ static qlora_result qlora__model_optimizer(qlora_ctx* ctx, qlora_model* m) {
 static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
-        const qlora_model_config* c = &m->plan.config;
-        qlora_prewarm_desc shape;
-        memset(&shape, 0, sizeof shape);
-        shape.head_dim = c->head_dim;
-        shape.compute = m->compute;
         bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
-        uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
-                        (m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
-                        (nf4 ? QLORA__NEED_NF4 : 0) | QLORA__NEED_LORA |
-                        (m->dir == NULL ? QLORA__NEED_RANDOM : 0) |
-                        qlora__attention_need(ctx, &shape);
-        ctx->gpu->cache->info.sealed = false;
-        return qlora__cache_warm(ctx, have); // decoding's own are loaded by the dry run
+        // Decoding's own kernels are loaded by the dry run.
+        return qlora__cache_warm(ctx,
+                                 qlora__kernels_needed(ctx, m->compute, m->plan.config.head_dim,
+                                                       nf4, true, m->dir == NULL));
     }
 #else
     (void)m;
@@ -17556,7 +17622,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         QLORA__TRY(qlora__generate_head(&one));
     }
     QLORA__TRY(qlora__sync(ctx));
-    return qlora__cache_set_sealed(ctx, true);
+    qlora__cache_set_sealed(ctx, true);
+    return QLORA_OK;
 }
 
 static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
@@ -17638,7 +17705,9 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
                         "the CPU computes in F32; use that mode, or AUTO");
     }
     if (r == QLORA_OK) {
+        bool was_sealed = qlora__cache_set_sealed(ctx, false);
         r = qlora__model_start(ctx, m, desc);
+        qlora__cache_set_sealed(ctx, r == QLORA_OK || was_sealed);
     }
     if (r != QLORA_OK) {
         if (m != NULL) {
@@ -20354,4 +20423,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ade19c92d3d66c7a
+//@@ end b4c6d7dda41573f4

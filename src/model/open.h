@@ -43,7 +43,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         QLORA__TRY(qlora__generate_head(&one));
     }
     QLORA__TRY(qlora__sync(ctx));
-    return qlora__cache_set_sealed(ctx, true);
+    qlora__cache_set_sealed(ctx, true);
+    return QLORA_OK;
 }
 
 static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
@@ -125,7 +126,9 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
                         "the CPU computes in F32; use that mode, or AUTO");
     }
     if (r == QLORA_OK) {
+        bool was_sealed = qlora__cache_set_sealed(ctx, false);
         r = qlora__model_start(ctx, m, desc);
+        qlora__cache_set_sealed(ctx, r == QLORA_OK || was_sealed);
     }
     if (r != QLORA_OK) {
         if (m != NULL) {
