@@ -708,6 +708,7 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
 #ifndef QLORA_NO_CUDA
     const qlora__gpu* gpu = ctx->gpu;
     if (gpu != NULL) {
+        qlora_cache_info cache = qlora__cache_facts(ctx);
         qlora__append(
             buffer, size, &used,
             "device: %d %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, %d KiB "
@@ -724,8 +725,7 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
                           ? " (this device's own target is unknown to "
                             "us or to the driver)"
                           : "",
-                      gpu->cache->info.modules, gpu->cache->info.kernels,
-                      gpu->cache->info.sealed ? ", sealed" : "");
+                      cache.modules, cache.kernels, cache.sealed ? ", sealed" : "");
     }
 #endif
     if (ctx->dead[0] != '\0') {

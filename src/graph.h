@@ -120,7 +120,7 @@ static qlora_result qlora__graph_clear_swap(qlora_ctx* ctx, void* recorded, void
     void* args[] = {&clear->address, &clear->floats, &rows, &clear->floats, &zero};
     qlora__kernel_node fill;
     memset(&fill, 0, sizeof fill);
-    fill.function = ctx->gpu->cache->kernels[QLORA__K_elementwise_fill_f32].function;
+    fill.function = qlora__cache_function(ctx, QLORA__K_elementwise_fill_f32);
     fill.block[0] = 256;
     fill.grid[0] = (unsigned)qlora__max(1, qlora__ceil_div(clear->floats, 4 * 256));
     for (int i = 1; i < 3; i++) {
@@ -148,7 +148,7 @@ static qlora_result qlora__graph_clear_swap(qlora_ctx* ctx, void* recorded, void
 
 static qlora_result qlora__graph_swap_clears(qlora_ctx* ctx, void* recorded, size_t count) {
     const qlora__cuda_table* cu = &ctx->gpu->cu;
-    if (ctx->gpu->cache->kernels[QLORA__K_elementwise_fill_f32].function == NULL ||
+    if (qlora__cache_function(ctx, QLORA__K_elementwise_fill_f32) == NULL ||
         cu->GraphNodeGetType == NULL || cu->GraphMemsetNodeGetParams == NULL ||
         cu->GraphNodeGetDependencies == NULL || cu->GraphNodeGetDependentNodes == NULL ||
         cu->GraphAddKernelNode == NULL || cu->GraphAddDependencies == NULL ||

@@ -1,8 +1,12 @@
 // ---- kernel cache -------------------------------------------------------------------------------
 typedef struct qlora_kernel qlora_kernel; // lives as long as its context
 
-// A kernel of the library by its registry name, or one that get_or_compile made by its key.
+// A kernel of the library by its registry name, or one that get_or_compile made by its key. Only
+// looks: QLORA_ERR_KERNEL when it is not compiled.
 QLORA_API qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out);
+// Compiles one of the library's own kernels, and its module, unless it is there. out may be NULL.
+QLORA_API qlora_result qlora_cache_compile(qlora_ctx* ctx, const char* name,
+                                           const qlora_kernel** out);
 // Compiles the caller's own PTX under a key of the caller's, once. The text's .target must be
 // qlora_ctx_target(ctx) (or its a/f form); qlora_ptx_emit rewrites a text that only needs an older
 // one.

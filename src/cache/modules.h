@@ -473,9 +473,39 @@ static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlor
                                "qlora_cache_get_or_compile adds yours",
                                key);
         }
-        QLORA__TRY(qlora__kernel_ready(ctx, (qlora__kernel_id)row, &kernel));
+        kernel = &ctx->gpu->cache->kernels[row];
+        if (kernel->function == NULL) {
+            return qlora__fail(ctx, QLORA_ERR_KERNEL,
+                               "kernel %s is not compiled; call qlora_cache_compile or pre-warm a "
+                               "shape that needs it",
+                               qlora__kernel_rows[row].name);
+        }
+        ctx->gpu->cache->info.hits++;
     }
     *out = kernel;
+    return QLORA_OK;
+}
+
+// One of the library's own kernels, compiled if it is not and the cache is not sealed.
+static qlora_result qlora__cache_compile(qlora_ctx* ctx, const char* name,
+                                         const qlora_kernel** out) {
+    if (qlora__on_cpu(ctx)) {
+        return qlora__no_kernels(ctx);
+    }
+    if (name == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "name is NULL");
+    }
+    int row = qlora__kernel_row_find(name);
+    if (row < 0) {
+        return qlora__fail(ctx, QLORA_ERR_KERNEL,
+                           "no kernel of the library is named %.100s; qlora_kernel_name lists them",
+                           name);
+    }
+    qlora_kernel* kernel = NULL;
+    QLORA__TRY(qlora__kernel_ready(ctx, (qlora__kernel_id)row, &kernel));
+    if (out != NULL) {
+        *out = kernel;
+    }
     return QLORA_OK;
 }
 
@@ -582,22 +612,41 @@ static void qlora__cache_destroy(qlora_ctx* ctx) {
     gpu->cache = NULL;
 }
 
-static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
-    if (!qlora__on_cpu(ctx)) {
-        ctx->gpu->cache->info.sealed = sealed;
+// Returns whether it was sealed before.
+static bool qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
+    if (qlora__on_cpu(ctx)) {
+        return false;
     }
-    return QLORA_OK;
+    bool before = ctx->gpu->cache->info.sealed;
+    ctx->gpu->cache->info.sealed = sealed;
+    return before;
 }
 
-static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
-    if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+// Remembers a cuBLAS shape, by its hash, while the cache is open; afterwards counts those that are
+// new.
+static QLORA__UNUSED void qlora__cache_count_shape(qlora_ctx* ctx, uint64_t hash) {
+    qlora__cache* cache = ctx->gpu->cache;
+    for (uint32_t i = 0; i < cache->info.cublas_shapes; i++) {
+        if (cache->planned[i] == hash) {
+            return;
+        }
     }
-    memset(out, 0, sizeof *out);
-    if (!qlora__on_cpu(ctx)) {
-        *out = ctx->gpu->cache->info;
+    if (cache->info.sealed) {
+        cache->info.cublas_unplanned++;
+    } else if (cache->info.cublas_shapes < QLORA__PLANNED_MAX) {
+        cache->planned[cache->info.cublas_shapes++] = hash;
     }
-    return QLORA_OK;
+}
+
+// A kernel's function where its module is loaded, else NULL.
+static QLORA__UNUSED void* qlora__cache_function(const qlora_ctx* ctx, qlora__kernel_id id) {
+    return ctx->gpu->cache->kernels[id].function;
+}
+
+static qlora_cache_info qlora__cache_facts(const qlora_ctx* ctx) {
+    qlora_cache_info info;
+    memset(&info, 0, sizeof info);
+    return ctx->gpu != NULL ? ctx->gpu->cache->info : info;
 }
 
 #else // QLORA_NO_CUDA
@@ -638,6 +687,13 @@ static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlor
     return qlora__no_kernels(ctx);
 }
 
+static qlora_result qlora__cache_compile(qlora_ctx* ctx, const char* name,
+                                         const qlora_kernel** out) {
+    (void)name;
+    (void)out;
+    return qlora__no_kernels(ctx);
+}
+
 static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
                                                 const char* entry, const qlora_kernel** out) {
     (void)key;
@@ -647,18 +703,17 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     return qlora__no_kernels(ctx);
 }
 
-static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
+static bool qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
     (void)ctx;
     (void)sealed;
-    return QLORA_OK;
+    return false;
 }
 
-static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
-    if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
-    }
-    memset(out, 0, sizeof *out);
-    return QLORA_OK;
+static qlora_cache_info qlora__cache_facts(const qlora_ctx* ctx) {
+    qlora_cache_info info;
+    (void)ctx;
+    memset(&info, 0, sizeof info);
+    return info;
 }
 
 #endif // QLORA_NO_CUDA
@@ -666,6 +721,11 @@ static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
 qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out) {
     QLORA__ENTER(ctx, "qlora_cache_get");
     return qlora__leave(ctx, qlora__cache_get(ctx, key, out));
+}
+
+qlora_result qlora_cache_compile(qlora_ctx* ctx, const char* name, const qlora_kernel** out) {
+    QLORA__ENTER(ctx, "qlora_cache_compile");
+    return qlora__leave(ctx, qlora__cache_compile(ctx, name, out));
 }
 
 qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
@@ -688,12 +748,22 @@ qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
 
 qlora_result qlora_cache_seal(qlora_ctx* ctx) {
     QLORA__ENTER(ctx, "qlora_cache_seal");
-    return qlora__leave(ctx, qlora__cache_set_sealed(ctx, true));
+    qlora__cache_set_sealed(ctx, true);
+    return qlora__leave(ctx, QLORA_OK);
 }
 
 qlora_result qlora_cache_unseal(qlora_ctx* ctx) {
     QLORA__ENTER(ctx, "qlora_cache_unseal");
-    return qlora__leave(ctx, qlora__cache_set_sealed(ctx, false));
+    qlora__cache_set_sealed(ctx, false);
+    return qlora__leave(ctx, QLORA_OK);
+}
+
+static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    *out = qlora__cache_facts(ctx);
+    return QLORA_OK;
 }
 
 qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out) {

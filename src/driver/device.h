@@ -1,5 +1,11 @@
 // ---- bringing a device up and down --------------------------------------------------------------
 
+// Whether kernels that need this compute capability (80 is 8.0) run here: both the device and the
+// target that PTX is emitted for must have it.
+static QLORA__UNUSED bool qlora__gpu_takes(const qlora_ctx* ctx, int capability) {
+    return ctx->gpu != NULL && ctx->gpu->target_number >= capability;
+}
+
 static qlora_result qlora__gpu_activate(qlora_ctx* ctx) {
     return qlora__cu(ctx, ctx->gpu->cu.CtxPushCurrent(ctx->gpu->context), "cuCtxPushCurrent");
 }

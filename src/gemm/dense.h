@@ -30,7 +30,7 @@ static int qlora__gemm_choose(const qlora__gemm* g) {
 static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__gemm* g) {
     uintptr_t address = (uintptr_t)g->A | (uintptr_t)g->B;
     int64_t strides = g->lda | g->ldb | (g->batch > 1 ? g->sA | g->sB : 0);
-    return g->a_type != QLORA_F32 && !(g->ta && g->tb) && ctx->gpu->target_number >= 80 &&
+    return g->a_type != QLORA_F32 && !(g->ta && g->tb) && qlora__gpu_takes(ctx, 80) &&
            address % 16 == 0 && strides % 8 == 0 && qlora__gemm_choose(g) != 0;
 }
 
@@ -76,20 +76,9 @@ static int qlora__cublas_type(qlora_dtype dtype) {
 
 // Shapes that pre-warm ran are remembered; others after the seal are counted.
 static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
-    qlora__cache* cache = ctx->gpu->cache;
     int64_t shape[] = {g->M,     g->N,      g->K,           g->ta ? 1 : 0,   g->tb ? 1 : 0,
                        g->batch, g->a_type, (int64_t)g->out, g->tf32 ? 1 : 0};
-    uint64_t hash = qlora__fnv(shape, sizeof shape, 0);
-    for (uint32_t i = 0; i < cache->info.cublas_shapes; i++) {
-        if (cache->planned[i] == hash) {
-            return;
-        }
-    }
-    if (cache->info.sealed) {
-        cache->info.cublas_unplanned++;
-    } else if (cache->info.cublas_shapes < QLORA__PLANNED_MAX) {
-        cache->planned[cache->info.cublas_shapes++] = hash;
-    }
+    qlora__cache_count_shape(ctx, qlora__fnv(shape, sizeof shape, 0));
 }
 
 // cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T, which is the same memory.

@@ -55,11 +55,10 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool bac
 #ifndef QLORA_NO_CUDA
 
 static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
-    return !qlora__on_cpu(ctx) && ctx->gpu->target_number >= 80 && x->dtype == QLORA_BF16 &&
+    return qlora__gpu_takes(ctx, 80) && x->dtype == QLORA_BF16 &&
            x->rows <= QLORA__NF4_FUSED_ROWS && x->cols % 32 == 0 && x->cols <= INT32_MAX - 4096 &&
-           w->rows <= INT32_MAX - 4096 && w->rows * (x->cols / 32) <= INT32_MAX &&
-           x->ld % 8 == 0 && (uintptr_t)x->data % 16 == 0 &&
-           (uintptr_t)w->codes % 16 == 0;
+           w->rows <= INT32_MAX - 4096 && w->rows * (x->cols / 32) <= INT32_MAX && x->ld % 8 == 0 &&
+           (uintptr_t)x->data % 16 == 0 && (uintptr_t)w->codes % 16 == 0;
 }
 
 // How the blocks of a fused product share the work: blocks[] of them over the rows of each weight,

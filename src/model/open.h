@@ -44,7 +44,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         QLORA__TRY(qlora__head_logits(&one, 0, 1));
     }
     QLORA__TRY(qlora__sync(ctx));
-    return qlora__cache_set_sealed(ctx, true);
+    qlora__cache_set_sealed(ctx, true);
+    return QLORA_OK;
 }
 
 static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
@@ -129,7 +130,9 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
                         "desc.mode is BF16; the CPU computes in F32, so use F32 or AUTO");
     }
     if (r == QLORA_OK) {
+        bool was_sealed = qlora__cache_set_sealed(ctx, false);
         r = qlora__model_start(ctx, m, desc);
+        qlora__cache_set_sealed(ctx, r == QLORA_OK || was_sealed);
     }
     if (r != QLORA_OK) {
         if (m != NULL) {

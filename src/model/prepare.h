@@ -92,19 +92,11 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, doubl
 static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
-        const qlora_model_config* c = &m->plan.config;
-        qlora_prewarm_desc shape;
-        memset(&shape, 0, sizeof shape);
-        shape.head_dim = c->head_dim;
-        shape.compute = m->compute;
         bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
-        uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
-                        (m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
-                        (nf4 ? QLORA__NEED_NF4 : 0) | QLORA__NEED_LORA |
-                        (m->dir == NULL ? QLORA__NEED_RANDOM : 0) |
-                        qlora__attention_need(ctx, &shape);
-        ctx->gpu->cache->info.sealed = false;
-        return qlora__cache_warm(ctx, have); // decoding's own are loaded by the dry run
+        // Decoding's own kernels are loaded by the dry run.
+        return qlora__cache_warm(ctx,
+                                 qlora__kernels_needed(ctx, m->compute, m->plan.config.head_dim,
+                                                       nf4, true, m->dir == NULL));
     }
 #else
     (void)m;

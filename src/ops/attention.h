@@ -296,6 +296,7 @@ typedef struct qlora__attention_path {
     int64_t hd;     // 0 = any up to 256
     int capability; // at least
     bool aligned;   // rows must start at multiples of 16 bytes
+    uint32_t need;  // of the registry: what pre-warm compiles for it
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
     qlora__attention_kernel kv;
@@ -306,19 +307,19 @@ typedef struct qlora__attention_path {
 // clang-format off
 // The first row that fits is taken. Shared memory as the comments of kernels/attn_tc.cuh count it.
 static const qlora__attention_path qlora__attention_paths[] = {
-    {QLORA_BF16, 64, 80, true,
+    {QLORA_BF16, 64, 80, true, QLORA__NEED_HEAD64,
      {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
      {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536},
      {QLORA__K_attn64_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 128, 80, true,
+    {QLORA_BF16, 128, 80, true, QLORA__NEED_HEAD128,
      {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
      {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304},
      {QLORA__K_attn128_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 0, 75, false,
+    {QLORA_BF16, 0, 75, false, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
-    {QLORA_F32, 0, 75, false,
+    {QLORA_F32, 0, 75, false, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
@@ -329,6 +330,17 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
     return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
 }
 
+// The one walk over the table.
+static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
+                                                          int64_t hd, bool aligned) {
+    const qlora__attention_path* p = qlora__attention_paths;
+    while (p->dtype != dtype || (p->hd != 0 && p->hd != hd) ||
+           !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned)) {
+        p++; // the last rows take everything
+    }
+    return p;
+}
+
 static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx,
                                                             const qlora__attention* a) {
     const qlora_tensor* all[] = {a->q, a->k, a->v, a->o, a->d_o, a->dq, a->dk, a->dv};
@@ -336,12 +348,13 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         aligned = aligned && qlora__attention_aligned(all[i]);
     }
-    const qlora__attention_path* p = qlora__attention_paths;
-    while (p->dtype != a->q->dtype || (p->hd != 0 && p->hd != a->hd) ||
-           p->capability > ctx->gpu->capability || (p->aligned && !aligned)) {
-        p++; // the last rows take everything
-    }
-    return p;
+    return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned);
+}
+
+// What pre-warm must compile for attention of this type and head size.
+static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
+                                                    int64_t hd) {
+    return qlora__attention_find(ctx, dtype, hd, true)->need;
 }
 
 // Kernels count tokens, heads and offsets in 32 bits.

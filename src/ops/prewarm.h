@@ -115,36 +115,29 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
     return r;
 }
 
-// Which attention kernels a model runs; agrees with qlora__attention_paths in section OPS.
-static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_prewarm_desc* s) {
-    bool tensor_cores = s->compute == QLORA_BF16 && ctx->gpu->capability >= 80;
-    if (tensor_cores && (s->head_dim == 64 || s->head_dim == 128)) {
-        return s->head_dim == 64 ? QLORA__NEED_HEAD64 : QLORA__NEED_HEAD128;
-    }
-    return QLORA__NEED_HEADANY;
+// The conditions of the kernel registry that hold for a model; random: its weights are made here.
+static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
+                                      bool nf4, bool lora, bool random) {
+    return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
+           (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
+           (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
+           (random ? QLORA__NEED_RANDOM : 0) | qlora__attention_need(ctx, compute, head_dim);
 }
 
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
-    qlora__cache* cache = ctx->gpu->cache;
     double start = qlora__clock_ms();
-    bool was_sealed = cache->info.sealed;
-    uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
-                    (s->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
-                    (s->base == QLORA_BASE_NF4 ? QLORA__NEED_NF4 : 0) |
-                    (s->rank > 0 ? QLORA__NEED_LORA : 0) | qlora__attention_need(ctx, s);
-    cache->info.sealed = false;
+    uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, s->base == QLORA_BASE_NF4,
+                                          s->rank > 0, false);
+    bool was_sealed = qlora__cache_set_sealed(ctx, false);
     qlora_result r = qlora__cache_warm(ctx, have);
     if (r == QLORA_OK && qlora__has_cublas(ctx)) {
         r = qlora__prewarm_cublas(ctx, s);
     }
-    if (r != QLORA_OK) {
-        cache->info.sealed = was_sealed;
-        return r;
-    }
-    cache->info.sealed = true;
+    qlora__cache_set_sealed(ctx, r == QLORA_OK || was_sealed);
+    QLORA__TRY(r);
+    qlora_cache_info info = qlora__cache_facts(ctx);
     QLORA__LOG(ctx, INFO, PREWARM, "%u modules, %u kernels, %u cuBLAS shapes in %.1f ms",
-               cache->info.modules, cache->info.kernels, cache->info.cublas_shapes,
-               qlora__clock_ms() - start);
+               info.modules, info.kernels, info.cublas_shapes, qlora__clock_ms() - start);
     return QLORA_OK;
 }
 

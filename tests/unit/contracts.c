@@ -44,7 +44,7 @@ TEST log_one_item_per_compile(const test_machine* machine) {
     ASSERT_EQ(0, book.count[QLORA_LOG_ITEM_KERNEL_COMPILE]);
     const qlora_kernel* kernel = NULL;
     for (int i = 0; i < 3; i++) {
-        ASSERT_EQ(QLORA_OK, qlora_cache_get(ctx, "clip_squares", &kernel));
+        ASSERT_EQ(QLORA_OK, qlora_cache_compile(ctx, "clip_squares", &kernel));
         ASSERT_EQ(1, book.count[QLORA_LOG_ITEM_KERNEL_COMPILE]);
     }
     ASSERT(strstr(book.last[QLORA_LOG_ITEM_KERNEL_COMPILE], "clip") != NULL);
@@ -56,7 +56,7 @@ TEST log_one_item_per_compile(const test_machine* machine) {
     ASSERT_EQ(2u, (unsigned)info.hits);
     ASSERT_EQ(1u, (unsigned)info.misses);
     test_fake()->fail_at("LOAD", 1, 218, false);
-    ASSERT_EQ(QLORA_ERR_KERNEL, qlora_cache_get(ctx, "cast_f32_bf16", &kernel));
+    ASSERT_EQ(QLORA_ERR_KERNEL, qlora_cache_compile(ctx, "cast_f32_bf16", &kernel));
     ASSERT_EQ(2, book.count[QLORA_LOG_ITEM_KERNEL_COMPILE]);
     ASSERT_EQ(QLORA_LOG_ERROR, book.level[QLORA_LOG_ITEM_KERNEL_COMPILE]);
     // Destroying a parent with live children fails and reports them.
@@ -80,7 +80,7 @@ TEST load_by_capability(const test_machine* machine) {
     if (!ctx)
         SKIPm(test_open_reason());
     const qlora_kernel* kernel = NULL;
-    ASSERT_EQ(QLORA_OK, qlora_cache_get(ctx, "clip_squares", &kernel));
+    ASSERT_EQ(QLORA_OK, qlora_cache_compile(ctx, "clip_squares", &kernel));
     bool plain = machine->cc >= 120;
     ASSERT_EQ(plain ? 1u : 0u, (unsigned)test_fake()->calls("cuModuleLoadData"));
     ASSERT_EQ(plain ? 0u : 1u, (unsigned)test_fake()->calls("cuModuleLoadDataEx"));
@@ -103,7 +103,7 @@ TEST load_is_not_blamed(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, qlora_fill(ctx, 2.0f, &t));
     uint64_t loads = test_fake()->calls("LOAD");
     const qlora_kernel* kernel = NULL;
-    ASSERT_EQ(QLORA_ERR_DEVICE_LOST, qlora_cache_get(ctx, "clip_squares", &kernel));
+    ASSERT_EQ(QLORA_ERR_DEVICE_LOST, qlora_cache_compile(ctx, "clip_squares", &kernel));
     ASSERT_EQ(loads, test_fake()->calls("LOAD"));
     ASSERT(strstr(qlora_last_error(ctx), "launched earlier") != NULL);
     ASSERT(strstr(qlora_last_error(ctx), "CUDA_ERROR_MISALIGNED_ADDRESS (716)") != NULL);

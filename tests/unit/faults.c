@@ -490,18 +490,18 @@ TEST faults_load_says_which_module(const test_machine* machine) {
     ASSERT(ctx != NULL);
     const qlora_kernel* kernel = NULL;
     test_fake()->fail_at("cuModuleLoadDataEx", 1, 218, false);
-    ASSERT_EQ(QLORA_ERR_KERNEL, qlora_cache_get(ctx, "clip_squares", &kernel));
+    ASSERT_EQ(QLORA_ERR_KERNEL, qlora_cache_compile(ctx, "clip_squares", &kernel));
     ASSERT(strstr(qlora_last_error(ctx), "clip") != NULL);
     ASSERT(strstr(qlora_last_error(ctx), "CUDA_ERROR_INVALID_PTX (218)") != NULL);
     test_fake()->fail_at("cuModuleGetFunction", 2, 500, false);
-    ASSERT_EQ(QLORA_ERR_KERNEL, qlora_cache_get(ctx, "clip_squares", &kernel));
+    ASSERT_EQ(QLORA_ERR_KERNEL, qlora_cache_compile(ctx, "clip_squares", &kernel));
     ASSERT(strstr(qlora_last_error(ctx), "qlora_clip_") != NULL);
     ASSERT_EQ(NULL, kernel);
     qlora_cache_info info;
     ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
     ASSERT_EQ(0u, info.modules);
     ASSERT_EQ(0u, info.kernels);
-    ASSERT_EQ(QLORA_OK, qlora_cache_get(ctx, "clip_squares", &kernel));
+    ASSERT_EQ(QLORA_OK, qlora_cache_compile(ctx, "clip_squares", &kernel));
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }

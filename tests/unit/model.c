@@ -916,6 +916,42 @@ TEST foreign_plan_is_refused(const test_machine* machine) {
     PASS();
 }
 
+// A second model that cannot be opened leaves the first one as it was, the seal of the kernel cache
+// included.
+TEST failed_open_keeps_the_seal(const test_machine* machine) {
+    const fake_api* fake = test_fake();
+    setup s = setup_make(machine);
+    rig r;
+    ASSERT(rig_open(&r, &s));
+    qlora_cache_info info;
+    ASSERT_OK(r, qlora_cache_query(r.ctx, &info));
+    ASSERT(info.sealed);
+    qlora_model* second = NULL;
+    s.model.config = &s.config;
+    for (int i = 0; i < 2; i++) { // no memory for the arena; a product of the dry run fails
+        fake->fail_at(i == 0 ? "ALLOC" : "CUBLAS", 1, i == 0 ? 2 : 13, false);
+        ASSERT_EQ(i == 0 ? QLORA_ERR_DEVICE_MEMORY : QLORA_ERR_CUBLAS,
+                  qlora_model_open(r.ctx, &s.model, &s.train, NULL, &second));
+        fake->fail_clear();
+        ASSERT_EQ(NULL, second);
+        ASSERT_OK(r, qlora_cache_query(r.ctx, &info));
+        ASSERT(info.sealed);
+    }
+    ASSERT_OK(r, qlora_cache_unseal(r.ctx)); // what was open stays open
+    fake->fail_at("ALLOC", 1, 2, false);
+    ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_model_open(r.ctx, &s.model, &s.train, NULL, &second));
+    fake->fail_clear();
+    ASSERT_OK(r, qlora_cache_query(r.ctx, &info));
+    ASSERT(!info.sealed);
+    qlora_ctx_info context;
+    ASSERT_OK(r, qlora_ctx_query(r.ctx, &context));
+    ASSERT(context.models == 1 && context.trainers == 1);
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_ctx_destroy(r.ctx));
+    ASSERT(strstr(qlora_last_error(r.ctx), "1 model, 1 trainer;") != NULL);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
 // ---- the GPU's side of a step
 
 static int graph_warnings;
@@ -2083,6 +2119,7 @@ SUITE(model_suite) {
     RUN_ON(TEST_ONE_FAKE, plan_knows_the_context);
     RUN_ON(TEST_CPU, budget_decides);
     RUN_ON(TEST_CPU, foreign_plan_is_refused);
+    RUN_ON(TEST_ONE_FAKE, failed_open_keeps_the_seal);
     RUN_ON(TEST_ONE_FAKE, step_stays_on_the_device);
     RUN_ON(TEST_ONE_FAKE, failed_capture_falls_back);
     RUN_ON(TEST_ONE_EACH, not_finite_is_skipped);

@@ -579,6 +579,7 @@ TEST cache_users_kernel(const test_machine* machine) {
                 qlora_cache_get_or_compile(ctx, "mine", USER_PTX, "add_one", &kernel));
         REFUSED(QLORA_ERR_UNSUPPORTED, "CPU", qlora_kernel_launch(ctx, kernel, &launch, NULL));
         REFUSED(QLORA_ERR_UNSUPPORTED, "CPU", qlora_cache_get(ctx, "clip_squares", &kernel));
+        REFUSED(QLORA_ERR_UNSUPPORTED, "CPU", qlora_cache_compile(ctx, "clip_squares", &kernel));
         REFUSED(QLORA_ERR_UNSUPPORTED, "CPU", qlora_ptx_emit(ctx, USER_PTX, NULL, 0, &needed));
         ASSERT(test_close_ctx(machine, ctx));
         PASS();
@@ -612,6 +613,21 @@ TEST cache_users_kernel(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, qlora_cache_get(ctx, "mine", &again));
     ASSERT_EQ(kernel, again);
     REFUSED(QLORA_ERR_KERNEL, "no kernel is named", qlora_cache_get(ctx, "other", &again));
+    // Looking never compiles; another call does.
+    qlora_cache_info info;
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
+    uint32_t modules = info.modules;
+    REFUSED(QLORA_ERR_KERNEL, "clip_squares is not compiled",
+            qlora_cache_get(ctx, "clip_squares", &again));
+    ASSERT_EQ(kernel, again); // outputs are written only on success
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
+    ASSERT_EQ(modules, info.modules);
+    REFUSED(QLORA_ERR_KERNEL, "no kernel of the library", qlora_cache_compile(ctx, "mine", NULL));
+    ASSERT_EQ(QLORA_OK, qlora_cache_compile(ctx, "clip_squares", NULL));
+    ASSERT_EQ(QLORA_OK, qlora_cache_get(ctx, "clip_squares", &again));
+    ASSERT(again != kernel);
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
+    ASSERT_EQ(modules + 1, info.modules);
     const float values[5] = {1, 2, 3, 4, 5};
     const float expected[5] = {2, 3, 4, 5, 6};
     float got[5];
@@ -684,7 +700,8 @@ TEST cache_prewarm_and_seal(const test_machine* machine) {
     // A kernel outside the plan is an error that names it, until the cache is unsealed.
     const qlora_kernel* kernel = NULL;
     if (machine->cublas) {
-        REFUSED(QLORA_ERR_SEALED, "gemm_big_f32", qlora_cache_get(ctx, "gemm_big_f32", &kernel));
+        REFUSED(QLORA_ERR_SEALED, "gemm_big_f32",
+                qlora_cache_compile(ctx, "gemm_big_f32", &kernel));
     }
     char ptx[1024];
     size_t needed = 0;
@@ -836,7 +853,7 @@ TEST cache_every_kernel_loads(const test_machine* machine) {
     size_t refused = 0;
     for (const char* name = qlora_kernel_name(0); name != NULL; name = qlora_kernel_name(++count)) {
         const qlora_kernel* kernel = NULL;
-        qlora_result r = qlora_cache_get(ctx, name, &kernel);
+        qlora_result r = qlora_cache_compile(ctx, name, &kernel);
         if (r != QLORA_OK && machine->cc == 75 &&
             strstr(qlora_last_error(ctx), "needs compute capability 8.0")) {
             refused++;
@@ -880,7 +897,7 @@ TEST cache_emits_for_the_device(const test_machine* machine) {
         ASSERT_EQ(ptx, strstr(ptx, line));
         const qlora_kernel* kernel = NULL;
         ASSERT_EQ(QLORA_OK,
-                  qlora_cache_get(ctx, "clip_squares", &kernel)); // the fake checks the header
+                  qlora_cache_compile(ctx, "clip_squares", &kernel)); // the fake checks the header
         ASSERT(test_close_ctx(&m, ctx));
     }
     PASS();
@@ -1046,6 +1063,137 @@ TEST clip_groups_and_infinity(const test_machine* machine) {
     free(got);
     ASSERT_EQ(QLORA_OK, qlora_clip_destroy(clip));
     clip_free(ctx, &f);
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+enum { UPDATED = 500 };
+
+// What a clipped update of one arena needs, and the device-side numbers that tie the two together.
+typedef struct update_state {
+    qlora_tensor t[4]; // parameters, gradients, both moments
+    qlora_tensor ranges;
+    qlora_tensor state;
+    qlora_tensor scale;
+    qlora_tensor not_finite;
+    qlora_clip* clip;
+    bool apply; // the clip scales the gradients; otherwise AdamW does
+} update_state;
+
+static qlora_result update(qlora_ctx* ctx, void* user) {
+    update_state* s = (update_state*)user;
+    qlora_adamw_desc d;
+    memset(&d, 0, sizeof d);
+    d.param = &s->t[0];
+    d.grad = &s->t[1];
+    d.m = &s->t[2];
+    d.v = &s->t[3];
+    d.ranges = &s->ranges;
+    d.state = &s->state;
+    d.clip_scale = s->apply ? NULL : &s->scale;
+    d.not_finite = &s->not_finite;
+    qlora_result r = s->apply ? qlora_clip_apply(s->clip) : qlora_clip_measure(s->clip);
+    return r == QLORA_OK ? qlora_adamw_step(ctx, &d) : r;
+}
+
+static bool update_make(qlora_ctx* ctx, update_state* s, int32_t group, bool apply) {
+    float values[UPDATED];
+    test_random random = test_random_start("update");
+    memset(s, 0, sizeof *s);
+    s->apply = apply;
+    bool ok = true;
+    for (int i = 0; i < 4; i++) {
+        test_random_fill(&random, values, UPDATED, i == 0 ? 1.0f : 0.0f);
+        ok = ok && test_tensor(ctx, QLORA_F32, 1, UPDATED, values, &s->t[i]) == QLORA_OK;
+    }
+    qlora_adamw_range range = {0, UPDATED, 1.0f, 1.0f, NULL, 0, 0};
+    qlora_adamw_state state;
+    memset(&state, 0, sizeof state);
+    state.lr = 1e-2;
+    state.beta1 = 0.9;
+    state.beta2 = 0.999;
+    state.eps = 1e-8;
+    state.weight_decay = 0.1;
+    const qlora_tensor* list[] = {&s->t[1]};
+    return ok && qlora_tensor_create(ctx, QLORA_U8, 1, sizeof range, &s->ranges) == QLORA_OK &&
+           qlora_tensor_create(ctx, QLORA_U8, 1, sizeof state, &s->state) == QLORA_OK &&
+           qlora_tensor_write(ctx, &s->ranges, &range, sizeof range) == QLORA_OK &&
+           qlora_tensor_write(ctx, &s->state, &state, sizeof state) == QLORA_OK &&
+           qlora_clip_create(ctx, list, NULL, 1, &s->clip) == QLORA_OK &&
+           qlora_clip_set(s->clip, 0.5f) == QLORA_OK &&
+           qlora_clip_device(s->clip, group, apply ? NULL : &s->scale, &s->not_finite) == QLORA_OK;
+}
+
+static bool update_free(qlora_ctx* ctx, update_state* s) {
+    bool ok = qlora_clip_destroy(s->clip) == QLORA_OK &&
+              qlora_tensor_destroy(ctx, &s->ranges) == QLORA_OK &&
+              qlora_tensor_destroy(ctx, &s->state) == QLORA_OK;
+    for (int i = 0; i < 4; i++) {
+        ok = qlora_tensor_destroy(ctx, &s->t[i]) == QLORA_OK && ok;
+    }
+    return ok;
+}
+
+// Steps 0, 2 and 3 have ordinary gradients, step 1 a NaN, which must leave no trace but the count.
+static const char* update_run(qlora_ctx* ctx, update_state* s, bool graphs, float* out) {
+    float gradients[UPDATED];
+    float before[3][UPDATED];
+    float after[UPDATED];
+    qlora_graph* graph = NULL;
+    const char* wrong = NULL;
+    test_random random = test_random_start("update gradients");
+    for (int step = 0; step < 4 && wrong == NULL; step++) {
+        test_random_fill(&random, gradients, UPDATED, 1.0f);
+        gradients[step == 1 ? 77 : 0] *= step == 1 ? NAN : 1.0f;
+        for (int i = 0; i < 3; i++) {
+            test_read(ctx, &s->t[i == 0 ? 0 : i + 1], before[i]);
+        }
+        bool ok = qlora_tensor_write(ctx, &s->t[1], gradients, sizeof gradients) == QLORA_OK;
+        qlora_result r = !graphs         ? update(ctx, s)
+                         : step < 1      ? update(ctx, s) // compiles
+                         : graph == NULL ? qlora_graph_capture(ctx, 5, update, s, &graph)
+                                         : qlora_graph_replay(graph, 5);
+        wrong = ok && r == QLORA_OK ? NULL : "a call failed";
+        for (int i = 0; i < 3 && wrong == NULL; i++) {
+            test_read(ctx, &s->t[i == 0 ? 0 : i + 1], after);
+            bool same = memcmp(before[i], after, sizeof after) == 0;
+            wrong = same == (step == 1) ? NULL : same ? "nothing moved" : "the NaN was used";
+        }
+        test_read(ctx, &s->t[1], after);
+        for (int i = 0; i < UPDATED && wrong == NULL; i++) {
+            wrong = after[i] == 0.0f ? NULL : "a gradient was not zeroed";
+        }
+    }
+    test_read(ctx, &s->t[0], out);
+    return qlora_graph_destroy(graph) == QLORA_OK ? wrong : "destroying the graph failed";
+}
+
+TEST clip_tells_adamw(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx)
+        SKIPm(test_open_reason());
+    float results[4][UPDATED];
+    for (int i = 0; i < 4; i++) {
+        update_state s;
+        qlora_adamw_state state;
+        bool apply = i >= 2;
+        ASSERT(update_make(ctx, &s, apply ? -1 : 0, apply));
+        const char* wrong = update_run(ctx, &s, i % 2 == 1, results[i]);
+        ASSERTm(wrong, wrong == NULL);
+        ASSERT_EQ(QLORA_OK, qlora_tensor_read(ctx, &s.state, &state, sizeof state));
+        ASSERT_EQ_FMT(3, (int)state.updates, "%d");
+        ASSERT_EQ_FMT(1, (int)state.skipped, "%d");
+        ASSERT_EQ_FMT(0, (int)state.skip, "%d");
+        qlora_tensor none;
+        REFUSED(QLORA_ERR_ARGUMENT, "group 1 does not exist; use 0 to 0",
+                qlora_clip_device(s.clip, 1, &none, NULL));
+        REFUSED(QLORA_ERR_ARGUMENT, "group -1", qlora_clip_device(s.clip, -1, &none, NULL));
+        ASSERT(update_free(ctx, &s));
+        // Graph or not: the same bits. Scaled by the clip or by AdamW: the same up to rounding.
+        ASSERT_EQ(0, memcmp(results[i], results[i - i % 2], sizeof results[i]));
+        ASSERT_CLOSE(results[0], results[i], UPDATED, 1e-6, 1e-5);
+    }
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_clip_device(NULL, 0, NULL, NULL));
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
@@ -1238,6 +1386,7 @@ SUITE(runtime_suite) {
     RUN_ON(TEST_EVERYWHERE, cast_rounds_to_nearest_even);
     RUN_ON(TEST_EVERYWHERE, clip_one_norm);
     RUN_ON(TEST_EVERYWHERE, clip_groups_and_infinity);
+    RUN_ON(TEST_EVERYWHERE, clip_tells_adamw);
     RUN_ON(TEST_EVERYWHERE, graph_replays_what_it_captured);
     RUN_ON(TEST_GPUS, graph_clears_are_kernels);
     RUN_ON(TEST_GPUS, graph_capture_fails_clearly);
