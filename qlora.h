@@ -56,6 +56,10 @@
        QLORA_NO_MODEL        leave out model, trainer and file formats: the bare runtime
        QLORA_ASSERT(x)       our own invariants only; never files, arguments or devices
        QLORA_KERNELS_HEADER  another name for "kernels_ptx.h"
+       QLORA_PTX_NO_F32 ...  leave out a group of kernels: kernels_ptx.h lists groups and sizes. A
+                             call that needs one fails and names the macro; no slower kernel is
+                             used instead. QLORA_NO_MODEL alone leaves out none, since every kernel
+                             belongs to an operator of the runtime
        QLORA_DEBUG           synchronise after every launch, so that a fault names its kernel
 
    ERRORS
@@ -166,6 +170,7 @@ extern "C" {
     X(ERR_STATE,         -4,    "the object is not in a state that allows this call")       \
     X(ERR_UNSUPPORTED,   -5,    "not supported here")                                       \
     X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
+    X(ERR_VERSION,       -7,    "the program and the library were built from two headers")  \
     X(ERR_FILE,          -100,  "a file could not be read or written")                      \
     X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
     X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \
@@ -272,21 +277,26 @@ typedef enum qlora_backend {
     QLORA_BACKEND_CUDA = 2
 } qlora_backend;
 
-// How products of two f32 matrices are computed. 16-bit operands always accumulate in fp32.
+// How cuBLAS computes products of two f32 matrices. 16-bit operands always accumulate in fp32. A
+// model keeps the math that its context had when it was opened.
 typedef enum qlora_math {
     QLORA_MATH_F32 = 0,     // exact fp32 everywhere
     QLORA_MATH_TF32 = 1,    // forward on TF32 tensor cores, backward in exact fp32
-    QLORA_MATH_TF32_ALL = 2 // backward on TF32, too
+    QLORA_MATH_TF32_ALL = 2 // forward and backward on TF32 tensor cores
 } qlora_math;
 
 typedef struct qlora_ctx_desc {
     uint32_t reserved_must_be_zero0;
+    // These two stay here in every version, so that a library of another version can explain itself.
+    char* error_text;              // where qlora_ctx_create explains a failure; may be NULL
+    size_t error_text_size;
     qlora_backend require_backend; // ANY
     int32_t device;                // CUDA ordinal; 0 is the first
     int32_t threads;               // CPU threads; 0 = one per core, at most 64
     qlora_math math;               // F32
     void* cu_context;              // CUcontext to use; NULL = the device's primary context
     void* cu_stream;               // CUstream to use; NULL = one of our own
+    int32_t stream_priority;       // of our own streams, as CUDA counts: lower is more urgent; 0
     const char* cuda_library;      // path; NULL = the usual names
     const char* cublas_library; // path; NULL = the usual names, newest first; "none" = do without
     size_t workspace_bytes;        // for cuBLAS, of each of two; 0 = 32 MiB
@@ -297,23 +307,31 @@ typedef struct qlora_ctx_desc {
     qlora_files files;             // zero = the operating system's
     qlora_log_fn log;              // NULL = silent
     void* log_user;
-    char* error_text;              // where qlora_ctx_create explains a failure; may be NULL
-    size_t error_text_size;
     uint32_t reserved_must_be_zero1;
 } qlora_ctx_desc;
 
-QLORA_API qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out);
-// Refuses (QLORA_ERR_STATE, nothing freed) while tensors, clips, graphs or models of it live.
+// desc NULL = all defaults. Refuses (QLORA_ERR_VERSION) to serve a program that was compiled with
+// another version of this header, or with structs of other sizes.
+#define qlora_ctx_create(desc, out)                                                                \
+    qlora_ctx_create_abi((desc), (out), QLORA_VERSION, QLORA_ABI)
+QLORA_API qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out,
+                                            int version, uint64_t abi);
+// Refuses (QLORA_ERR_STATE, nothing freed) while objects of the context exist, and names them.
 QLORA_API qlora_result qlora_ctx_destroy(qlora_ctx* ctx);
-QLORA_API void qlora_ctx_get_desc(const qlora_ctx* ctx, qlora_ctx_desc* out); // defaults resolved
 QLORA_API const char* qlora_last_error(const qlora_ctx* ctx);
 QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx);
 QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx); // why this backend
 QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx); // "sm_90"; "cpu" without a GPU
+// For products from here on; models that are open keep their own.
 QLORA_API qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math);
 // Binds a stream of the caller's (NULL: back to our own). It must belong to this CUDA context and
 // may not be the legacy default stream, which cannot be captured. Invalidates the graphs.
 QLORA_API qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream);
+// Changes the memory that cuBLAS works in, as desc.workspace and desc.workspace_bytes set it at
+// first: bytes for each of our two lines of work, the first one's at memory (device memory of the
+// caller's, 256-byte aligned; NULL = ours), the second one's ours; 0 bytes = 32 MiB. Waits for the
+// device and invalidates the graphs.
+QLORA_API qlora_result qlora_ctx_set_workspace(qlora_ctx* ctx, void* memory, size_t bytes);
 QLORA_API qlora_result qlora_ctx_sync(qlora_ctx* ctx);
 
 typedef struct qlora_native {
@@ -338,7 +356,27 @@ typedef struct qlora_memory_info {
     uint64_t device_total;
     uint64_t host_bytes; // live host memory that we allocated
 } qlora_memory_info;
-QLORA_API qlora_result qlora_ctx_memory(qlora_ctx* ctx, qlora_memory_info* out);
+
+typedef enum qlora_path {
+    QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
+    QLORA_PATH_CPU = 1,
+    QLORA_PATH_PTX = 2,
+    QLORA_PATH_CUBLAS = 3,
+    QLORA_PATH_NF4 = 4 // reported only: weights were dequantised inside the product
+} qlora_path;
+
+typedef struct qlora_ctx_info {
+    const qlora_ctx_desc* desc; // defaults resolved; valid as long as the context
+    qlora_memory_info memory;
+    qlora_path last_path; // of the last product
+    int64_t tensors;      // how many objects of each kind exist
+    int64_t clips;
+    int64_t graphs; // a trainer's own included
+    int64_t models;
+    int64_t trainers;
+    int64_t generations;
+} qlora_ctx_info;
+QLORA_API qlora_result qlora_ctx_query(qlora_ctx* ctx, qlora_ctx_info* out);
 
 // ---- tensors ------------------------------------------------------------------------------------
 typedef enum qlora_dtype {
@@ -386,293 +424,26 @@ QLORA_API qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* ten
 QLORA_API const char* qlora_dtype_name(qlora_dtype dtype);
 QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
 
-//@@ src/api/cache.h
+//@@ src/qlora.h
 
-// ---- kernel cache -------------------------------------------------------------------------------
-typedef struct qlora_kernel qlora_kernel; // lives as long as its context
+// Without the model its functions are declared and never defined, which only extern ones may be.
+#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
 
-// A kernel of the library by its registry name, or one that get_or_compile made by its key.
-QLORA_API qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out);
-// Compiles the caller's own PTX under a key of the caller's, once. The text's .target must be
-// qlora_ctx_target(ctx) (or its a/f form); qlora_ptx_emit rewrites a text that only needs an older
-// one.
-QLORA_API qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
-                                                  const char* entry, const qlora_kernel** out);
-// Rewrites .version and .target of a text for this device. *needed gets the size with the final
-// NUL; a NULL buffer only asks for it.
-QLORA_API qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
-                                      size_t* needed);
 
-typedef struct qlora_launch_desc {
-    uint32_t grid[3]; // 0 counts as 1
-    uint32_t block[3];
-    uint32_t shared_bytes; // dynamic shared memory
-} qlora_launch_desc;
-// args[i] points at the value of parameter i, as in cuLaunchKernel.
-QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
-                                           const qlora_launch_desc* launch, void** args);
+//@@ src/api/model.h
+
+// ---- models -------------------------------------------------------------------------------------
+#define QLORA_MAX_LAYERS 256
+#define QLORA_MAX_STOP_IDS 16
 
 typedef enum qlora_base_format {
     QLORA_BASE_NF4 = 0,
     QLORA_BASE_16BIT = 1,
     QLORA_BASE_32BIT = 2
 } qlora_base_format;
-
-typedef struct qlora_prewarm_desc {
-    int64_t hidden;
-    int64_t intermediate;
-    int64_t heads;
-    int64_t kv_heads; // 0 = heads
-    int64_t head_dim; // 0 = hidden / heads
-    int64_t max_tokens;
-    int64_t rank; // 0 = no LoRA; norms and activations are warmed all the same
-    qlora_base_format base;
-    qlora_dtype compute; // F32, BF16
-} qlora_prewarm_desc;
-
-// Compiles every kernel that this shape needs, runs each of its cuBLAS shapes once on memory that
-// is freed again, and seals the cache. Again for a second model: compiles the difference and
-// reseals.
-QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
-// A sealed cache answers a miss with QLORA_ERR_SEALED and the kernel's name, never with a silent
-// compile.
-QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
-QLORA_API qlora_result qlora_cache_unseal(qlora_ctx* ctx);
-
-typedef struct qlora_cache_info {
-    uint32_t modules; // loaded, the caller's included
-    uint32_t kernels; // ready to launch
-    uint64_t hits;
-    uint64_t misses;
-    double jit_ms;
-    uint32_t jit_after_seal; // compiles between a seal and the next unseal: 0 by construction
-    uint32_t cublas_shapes;  // run by pre-warm
-    uint64_t cublas_unplanned; // calls with a shape that pre-warm did not run, after the seal
-    bool sealed;
-} qlora_cache_info;
-QLORA_API qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out);
-// The registry, for tests and tools: name of kernel i, NULL past the end.
-QLORA_API const char* qlora_kernel_name(size_t index);
-
-//@@ src/api/gemm.h
-
-// ---- GEMM ---------------------------------------------------------------------------------------
-typedef enum qlora_path {
-    QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
-    QLORA_PATH_CPU = 1,
-    QLORA_PATH_PTX = 2,
-    QLORA_PATH_CUBLAS = 3,
-    QLORA_PATH_NF4 = 4 // reported only: weights were widened inside the product
-} qlora_path;
-
-typedef struct qlora_gemm_desc {
-    bool trans_a; // A is stored [K, M]
-    bool trans_b; // B is stored [N, K]
-    float alpha;
-    float beta; // 0: C is not read
-    bool tf32;  // allow TF32 for two f32 operands
-    qlora_path path;
-} qlora_gemm_desc;
-
-// C = alpha op(A) op(B) + beta C, row-major, batch by batch (a batch of 1 serves all).
-// Types (A, B, C): f32 f32 f32; bf16 bf16 {bf16, f32}; f16 f16 f32; and f32 with one operand of
-// bf16 or f16, C f32: the f32 operand is cast into the scratch, for f16 scaled by a power of two
-// from its own maximum, and back in alpha.
-QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc,
-                                  const qlora_tensor* a, const qlora_tensor* b,
-                                  const qlora_tensor* c);
-
-typedef enum qlora_gemm_flags {
-    QLORA_GEMM_OVERWRITE = 0,
-    QLORA_GEMM_ACCUMULATE = 1,
-    QLORA_GEMM_PTX = 2,   // force a path
-    QLORA_GEMM_CUBLAS = 4,
-    QLORA_GEMM_TF32 = 8,  // TF32 for this call, whatever the context says
-    QLORA_GEMM_EXACT = 16 // exact fp32 for this call
-} qlora_gemm_flags;
-
-// C[M,N] = A[M,K] B[K,N] and its two gradients: dA = dC B^T, dB = A^T dC. flags: qlora_gemm_flags.
-QLORA_API qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a,
-                                          const qlora_tensor* b, const qlora_tensor* c,
-                                          uint32_t flags);
-QLORA_API qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor* dc,
-                                             const qlora_tensor* b, const qlora_tensor* da,
-                                             uint32_t flags);
-QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a,
-                                             const qlora_tensor* dc, const qlora_tensor* db,
-                                             uint32_t flags);
-QLORA_API qlora_path qlora_ctx_last_path(const qlora_ctx* ctx); // of the last GEMM
-QLORA_API const char* qlora_path_name(qlora_path path);
-
-// ---- NF4
-// ------------------------------------------------------------------------------------------ A
-// frozen weight in 4 bits an element, byte for byte as bitsandbytes stores it: blocks of `block`
-// elements along the rows share a scale, and (unless plain_scales) `block2` scales share another.
-typedef struct qlora_nf4_desc {
-    int64_t rows;
-    int64_t cols;
-    int32_t block;     // elements with one scale, a power of two from 32 to 4096; 0 = 64
-    int32_t block2;    // scales with one scale of their own, a power of two; 0 = 256
-    bool plain_scales; // one float a block instead of one byte
-} qlora_nf4_desc;
-
-// Addresses are the device's on CUDA, the host's on the CPU; all lie in `memory`.
-typedef struct qlora_nf4 {
-    uint8_t* codes;        // (rows * cols + 1) / 2; element 2i in the high half of byte i
-    float* absmax;         // one a block; NULL unless plain_scales
-    uint8_t* absmax_codes; // one a block; NULL when plain_scales
-    float* absmax_scales;  // one for block2 blocks
-    float* offset;         // one
-    float* maps;           // the 16 levels, then the 256 values of a scale's byte, ascending
-    int64_t rows;
-    int64_t cols;
-    int32_t block;
-    int32_t block2;
-    bool owns_memory;
-    qlora_tensor memory;
-    qlora_ctx* owner;
-} qlora_nf4;
-
-// The host's copies of the parts; NULL where a part is absent or not wanted. levels and map follow
-// maps.
-typedef struct qlora_nf4_parts {
-    uint8_t* codes;
-    float* absmax;
-    uint8_t* absmax_codes;
-    float* absmax_scales;
-    float* offset;
-    float* levels; // 16
-    float* map;    // 256
-} qlora_nf4_parts;
-
-// Bytes that a weight of this description takes, 0 when the description is not valid.
-QLORA_API size_t qlora_nf4_bytes(const qlora_nf4_desc* desc);
-// The maps are set to bitsandbytes' own; codes and scales are not set.
-QLORA_API qlora_result qlora_nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out);
-// The same inside a U8 tensor of qlora_nf4_bytes or more bytes, 16-byte aligned, that outlives it.
-QLORA_API qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
-                                      const qlora_tensor* memory, qlora_nf4* out);
-QLORA_API qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight);
-// Both wait for the device. Parts that are NULL stay as they are.
-QLORA_API qlora_result qlora_nf4_write(qlora_ctx* ctx, const qlora_nf4* weight,
-                                        const qlora_nf4_parts* parts);
-QLORA_API qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
-                                          const qlora_nf4_parts* parts);
-// From a contiguous matrix of f32, bf16 or f16. Uses 4 bytes of scratch a block.
-QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
-                                          const qlora_nf4* weight);
-// Into f32, bf16 or f16, any ld. via_bf16: an f32 out gets the values that a bf16 one would.
-QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight,
-                                            const qlora_tensor* out, bool via_bf16);
-
-typedef enum qlora_nf4_flags {
-    QLORA_NF4_AUTO = 0,
-    QLORA_NF4_FUSED = 1,     // the kernel that widens weights on the way: bf16, at most 32 rows
-    QLORA_NF4_UNFUSED = 2,   // dequantise into the scratch, then qlora_gemm
-    QLORA_NF4_PTX = 4,       // the unfused product on our own kernels
-    QLORA_NF4_ACCUMULATE = 8 // y += ...; unfused only
-} qlora_nf4_flags;
-
-// y = x W^T and dx = dy W. x and y (dy, dx) are f32, or bf16 (y may be f32 then). The weights are
-// the bf16 values that NF4 stands for, whatever the type of x. Uses what scratch there is: a weight
-// that does not fit is taken in slices. Fused: reported as QLORA_PATH_NF4; else the GEMM's path.
-QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
-                                              const qlora_nf4* w, const qlora_tensor* y,
-                                              uint32_t flags);
-QLORA_API qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
-                                               const qlora_nf4* w, const qlora_tensor* dx,
-                                               uint32_t flags);
-// Two weights with the same x (gate and up, k and v); fused, one pass over x serves both.
-QLORA_API qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x,
-                                               const qlora_nf4* w1, const qlora_nf4* w2,
-                                               const qlora_tensor* y1, const qlora_tensor* y2,
-                                               uint32_t flags);
-
-//@@ src/api/ops.h
-
-// ---- gradient clip ------------------------------------------------------------------------------
-typedef struct qlora_clip qlora_clip;
-
-// Clips n f32 tensors in place by their common norm: scale = min(1, max_norm / (norm + 1e-6)).
-// groups (n numbers from 0 up, or NULL for one group) gives several norms. Norms, scales and
-// max_norm live on the device; nothing waits for it. A non-finite norm leaves its gradients alone
-// and sets a flag. The tensors must outlive the clip.
-QLORA_API qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
-                                         const int32_t* groups, size_t n, qlora_clip** out);
-QLORA_API qlora_result qlora_clip_destroy(qlora_clip* clip);
-QLORA_API qlora_result qlora_clip_set(qlora_clip* clip, float max_norm); // 1 at first
-QLORA_API qlora_result qlora_clip_apply(qlora_clip* clip);
-// Norms, scales and flags only: the gradients stay as they are, for an AdamW that is given the
-// scale.
-QLORA_API qlora_result qlora_clip_measure(qlora_clip* clip);
-
-typedef struct qlora_clip_info {
-    float norm;
-    float scale;
-    bool finite;
-} qlora_clip_info;
-// Waits for the device. group counts from 0.
-QLORA_API qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out);
-// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as tensors
-// of one element that live as long as the clip. They are what qlora_adamw_desc takes: after
-// qlora_clip_measure both, after qlora_clip_apply the flag alone, because the gradients are scaled
-// already. Group -1 is the flag of all groups together, which qlora_clip_apply sets; it has no
-// scale. Either pointer may be NULL.
-QLORA_API qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
-                                         qlora_tensor* not_finite);
-
-// ---- operators-----------------------------------------------------------------------------------
-// ------------------------------------------------------------------------------------ f32 and bf16
-// storage (all tensors of a call in the same one, unless said), f32 arithmetic, rows and columns of
-// any size with zero included, leading dimensions respected. An output may be the very tensor of an
-// input where the comment says so; any other overlap is an error. Vectors are tensors of one row.
-// Gradients that other calls add to (dw) are added to.
-
-// y = silu(x) = x / (1 + e^-x); y may be x. dx = dy silu'(x); dx may be x or dy.
-QLORA_API qlora_result qlora_silu_forward(qlora_ctx* ctx, const qlora_tensor* x,
-                                          const qlora_tensor* y);
-QLORA_API qlora_result qlora_silu_backward(qlora_ctx* ctx, const qlora_tensor* x,
-                                           const qlora_tensor* dy, const qlora_tensor* dx);
-// h = silu(gate) up; h may be gate or up. gate and up may be two column ranges of one buffer.
-QLORA_API qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate,
-                                            const qlora_tensor* up, const qlora_tensor* h);
-// dgate, dup from dh, and h again where it is not NULL. dgate may be gate, dup up, h dh.
-QLORA_API qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh,
-                                             const qlora_tensor* gate, const qlora_tensor* up,
-                                             const qlora_tensor* dgate, const qlora_tensor* dup,
-                                             const qlora_tensor* h);
-// y = a b, y = a + b, y = alpha x, y = value; y may be an input.
-QLORA_API qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
-                                 const qlora_tensor* y);
-QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
-                                 const qlora_tensor* y);
-QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
-                                   const qlora_tensor* y);
-QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
-// y (f32 or bf16, no gaps) = normal random numbers, the same on every backend; streams of one seed
-// are independent of each other.
-QLORA_API qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
-                                           float deviation, const qlora_tensor* y);
-// y = x in y's type: f32, bf16, f16, rounded to nearest even.
-QLORA_API qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
-
-// RMSNorm: y = x / sqrt(mean(x^2) + eps) w. w is f32 or bf16 with w->cols dividing x->cols: where
-// it is narrower than x, every run of w->cols columns (a head) is normalised by itself. y may be x.
-QLORA_API qlora_result qlora_rmsnorm_forward(qlora_ctx* ctx, const qlora_tensor* x,
-                                             const qlora_tensor* w, float eps,
-                                             const qlora_tensor* y);
-// sum = h + delta, rounded to storage, then y = RMSNorm(sum). sum may be h.
-QLORA_API qlora_result qlora_rmsnorm_residual_forward(qlora_ctx* ctx, const qlora_tensor* h,
-                                                      const qlora_tensor* delta,
-                                                      const qlora_tensor* w, float eps,
-                                                      const qlora_tensor* sum,
-                                                      const qlora_tensor* y);
-// dx = dres + (RMSNorm backward of dy at x); dres may be NULL, dx may be dy or dres. Where dw (f32,
-// as wide as w) is not NULL the weight's gradient is added to it; then dx must be neither dy nor x.
-QLORA_API qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
-                                              const qlora_tensor* x, const qlora_tensor* w,
-                                              float eps, const qlora_tensor* dres,
-                                              const qlora_tensor* dx, const qlora_tensor* dw);
 
 typedef enum qlora_rope_type {
     QLORA_ROPE_DEFAULT = 0,
@@ -696,246 +467,6 @@ typedef struct qlora_rope_desc {
     double mscale_all_dim;        // yarn; 0 = not given
     bool no_truncate;             // yarn: "truncate": false
 } qlora_rope_desc;
-
-// Fills out[positions][head_dim]: cosines of the head_dim / 2 frequencies, then their sines. Host
-// memory, no context; a bad desc or an odd head_dim gives QLORA_ERR_ARGUMENT.
-QLORA_API qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim,
-                                        int64_t positions, float* out);
-// Rotates heads 0 .. rotated-1 of x [T, heads * head_dim] in place, pairs (i, i + head_dim / 2),
-// by the angles of positions [1, T] in table [max_pos, head_dim]; head_dim = table->cols. bias
-// [1, x->cols] (f32 or bf16, may be NULL) is added first, to every head. backward turns back (no
-// bias). A position outside the table is an error; on CUDA it leaves the row alone and writes 1 to
-// flag (one I32, may be NULL).
-QLORA_API qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
-                                          const qlora_tensor* positions, const qlora_tensor* table,
-                                          const qlora_tensor* bias, const qlora_tensor* flag);
-QLORA_API qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
-                                           const qlora_tensor* positions, const qlora_tensor* table,
-                                           const qlora_tensor* flag);
-
-// Attention in pieces. split: x [S, H*d] -> y, a batch of H [S, d]; join the other way round; any
-// 16- or 32-bit type. transpose: y[b] = x[b]^T.
-QLORA_API qlora_result qlora_heads_split(qlora_ctx* ctx, const qlora_tensor* x,
-                                         const qlora_tensor* y);
-QLORA_API qlora_result qlora_heads_join(qlora_ctx* ctx, const qlora_tensor* x,
-                                        const qlora_tensor* y);
-QLORA_API qlora_result qlora_transpose(qlora_ctx* ctx, const qlora_tensor* x,
-                                       const qlora_tensor* y);
-// s[b, q, k] = scale s, or -3e38 where query q, the (cols - rows + q)-th position, may not see key
-// k: later keys if causal, and keys `window` or more positions back if window > 0. In place.
-QLORA_API qlora_result qlora_scores_mask(qlora_ctx* ctx, const qlora_tensor* s, float scale,
-                                         bool causal, int64_t window);
-// y = softmax of each row; y may be x. dx = y (dy - sum(y dy)); dx may be dy or y.
-QLORA_API qlora_result qlora_softmax_forward(qlora_ctx* ctx, const qlora_tensor* x,
-                                             const qlora_tensor* y);
-QLORA_API qlora_result qlora_softmax_backward(qlora_ctx* ctx, const qlora_tensor* y,
-                                              const qlora_tensor* dy, const qlora_tensor* dx);
-
-// y[t] = table[ids[t]]; table f32, bf16 or f16, ids I32 [1, T]. An id outside the table is an
-// error; on CUDA it gives a row of zeros and writes 1 to flag (one I32, may be NULL).
-QLORA_API qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table,
-                                   const qlora_tensor* ids, const qlora_tensor* y,
-                                   const qlora_tensor* flag);
-
-// Rows of logits [R, V] against labels I32 [1, R]; everything may be NULL but logits, labels,
-// losses.
-typedef struct qlora_cross_entropy_desc {
-    const qlora_tensor* logits;
-    const qlora_tensor* labels;  // -100 = no label: loss 0, gradient 0
-    const qlora_tensor* weights; // f32 [1, R], per row
-    const qlora_tensor* scale;   // f32, one: multiplies the gradient, not the loss
-    const qlora_tensor* losses;  // f32 [1, R]: weight (log sum e^x - x[label])
-    const qlora_tensor* total;   // f32 [1, 3], added to: losses, their rounding rest, weights
-    const qlora_tensor* flag;    // I32, one: 1 where a label is outside [0, V) and not -100 (CUDA)
-    bool forward_only;           // leave the logits; otherwise they become their gradient
-} qlora_cross_entropy_desc;
-QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args);
-// ids[r] = column of the largest value in row r (the first of equals); ids I32 [1, R].
-QLORA_API qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids);
-
-// AdamW as torch.optim.AdamW, over one flat f32 arena. The state lives in the backend's memory, so
-// that a captured update sees each step's own values.
-typedef struct qlora_adamw_state {
-    double lr; // the host writes the first five
-    double beta1;
-    double beta2;
-    double eps;
-    double weight_decay;
-    int64_t updates;  // applied so far: the t of the bias corrections
-    int64_t skipped;  // left out so far, because a gradient was not finite
-    int32_t skip;     // the latest one was left out
-    float derived[7]; // private
-} qlora_adamw_state;
-
-// Part of the arena with its own decay factor and its own scale of the shadow copy.
-typedef struct qlora_adamw_range {
-    int64_t begin; // element; vector speed wants a multiple of 4
-    int64_t count;
-    float decay;        // times weight_decay: 1, or 0 for norm weights
-    float shadow_scale; // shadow = shadow_scale * parameter
-    // Where the shadow of this range is needed once more, in the backend's memory: element i goes
-    // to copy[i / copy_cols * copy_ld + i % copy_cols]. NULL for nowhere.
-    void* copy;
-    int64_t copy_cols;
-    int64_t copy_ld;
-} qlora_adamw_range;
-
-typedef struct qlora_adamw_desc {
-    const qlora_tensor* param;      // f32 [1, n]
-    const qlora_tensor* grad;       // f32 [1, n]; zero afterwards
-    const qlora_tensor* m;          // f32 [1, n]
-    const qlora_tensor* v;          // f32 [1, n]
-    const qlora_tensor* shadow;     // bf16 or f32 [1, n], or NULL
-    const qlora_tensor* ranges;     // U8: qlora_adamw_range[count], disjoint, inside [0, n)
-    const qlora_tensor* state;      // U8: one qlora_adamw_state
-    const qlora_tensor* clip_scale; // f32, one: multiplies the gradient; NULL = 1
-    const qlora_tensor* not_finite; // I32, one: not 0 = leave this update out; NULL = never
-    int64_t longest_range;          // elements of the longest range; 0 = n
-} qlora_adamw_desc;
-// advance counts the update (or the skip) and forms the corrections, then every range is updated.
-QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* args);
-// shadow = shadow_scale * param in every range, and its copies: after parameters were set. Uses
-// param, shadow, ranges.
-QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args);
-
-// y = x keep / (1 - p), or y += that. Whether element (row, column) is kept depends on nothing but
-// (seed, step, sequences[row], positions[row], layer, projection, column): the same in the backward
-// pass, after a resume and when a batch is cut differently. y may be x.
-typedef struct qlora_dropout_desc {
-    const qlora_tensor* x;
-    const qlora_tensor* y;
-    const qlora_tensor* positions; // I32 [1, rows]
-    const qlora_tensor* sequences; // I32 [1, rows]
-    const qlora_tensor* state;     // I32 [1, 4]: seed low, seed high, step, 0
-    float p;                       // 0 <= p < 1
-    int32_t layer;                 // 0 .. 2^23 - 1
-    int32_t projection;            // 0 .. 255
-    bool accumulate;
-} qlora_dropout_desc;
-QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args);
-
-// ---- LoRA linear
-// ---------------------------------------------------------------------------------- y_i = x W_i^T
-// + bias_i + s_i (x A_i^T) B_i^T for a stack of projections that share x: q, k and v, gate and up,
-// or one alone. Every part has its own rank (0: no adapter) and its own columns of y, in order.
-#define QLORA_LINEAR_PARTS 3
-
-typedef struct qlora_linear_part {
-    int64_t out;
-    int64_t rank;
-    float scale;               // s_i
-    int32_t projection;        // its number in the dropout's counter
-    const qlora_nf4* nf4;      // the frozen weight [out, in]: this
-    const qlora_tensor* dense; // or this, in x's type
-    const qlora_tensor* bias;  // [1, out] in x's type, or NULL
-    const qlora_tensor* a;     // A_i [rank, in] in x's type
-    const qlora_tensor* sb;    // s_i B_i [out, rank] in x's type
-    const qlora_tensor* da;    // f32 [rank, in]; needed by backward
-    const qlora_tensor* db;    // f32 [out, rank], the gradient of B_i itself
-} qlora_linear_part;
-
-// `pad` is the sum of the ranks rounded up to a multiple of 8. With an operand, a matrix of x's
-// type of [sum of out + pad, in + pad] that qlora_linear_place fills, forward and backward are one
-// large product each: y = [x z] [W sB]^T, dx = [dy u] [W ; A]. Without, the weights pass through
-// the scratch part by part.
-typedef struct qlora_linear_desc {
-    int64_t in;
-    int32_t count;
-    qlora_linear_part parts[QLORA_LINEAR_PARTS];
-    const qlora_tensor* operand; // or NULL
-    // Dropout of the adapters' input, each projection with a mask of its own; p = 0: none, the rest
-    // unused.
-    float dropout;
-    int32_t layer;
-    const qlora_tensor* positions; // as qlora_dropout has them
-    const qlora_tensor* sequences;
-    const qlora_tensor* state;
-} qlora_linear_desc;
-
-typedef enum qlora_linear_flags {
-    QLORA_LINEAR_WEIGHTS = 1,  // place: the frozen weights
-    QLORA_LINEAR_ADAPTERS = 2, // place: A, sB and the zeros around them
-    QLORA_LINEAR_OVERWRITE = 4 // backward: da and db are set, not added to
-} qlora_linear_flags;
-
-QLORA_API int64_t qlora_linear_out(const qlora_linear_desc* linear); // sum of the parts' out
-QLORA_API int64_t qlora_linear_pad(const qlora_linear_desc* linear);
-// Fills the operand: the weights when they are not there yet, the adapters after every update.
-QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear_desc* linear,
-                                          uint32_t flags);
-// x is [T, in + pad]: z = x A^T is left in its last columns, for backward. y is [T, out].
-QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
-                                            const qlora_tensor* x, const qlora_tensor* y);
-// dy is [T, out + pad]: u = dy sB is left in its last columns. dx is [T, in], or NULL when it is
-// not wanted. da_i += u_i^T x, db_i += s_i dy_i^T z_i.
-QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
-                                             const qlora_tensor* x, const qlora_tensor* dy,
-                                             const qlora_tensor* dx, uint32_t flags);
-
-// ---- attention ----------------------------------------------------------------------------------
-typedef struct qlora_attention_desc {
-    int64_t heads;
-    int64_t kv_heads; // 0 = heads; must divide them
-    int64_t head_dim; // 1 to 256
-    int64_t window; // query i sees the keys j with i - window < j <= i; 0 = every key up to its own
-    float scale;    // above 0; 0 = 1 / sqrt(head_dim)
-    // Compose it from the separate operators (split, GEMM, mask, softmax, join), to compare with.
-    // The n sequences then have tokens / n tokens each, seqs is not read and lse not touched; the
-    // scratch holds the scores of a whole sequence, 2 heads length^2 elements in backward.
-    bool unfused;
-} qlora_attention_desc;
-
-// Causal attention inside each packed sequence. q, o [tokens, heads * head_dim], k, v [tokens,
-// kv_heads * head_dim], all f32 or all bf16; windows of one packed buffer will do. seqs: i32 [1, n
-// + 1], ascending token offsets from 0 of n sequences; unused entries repeat the last one, so one n
-// serves any packing. Tokens after the last sequence get zeros. lse: f32 [heads, tokens], rows
-// without gaps.
-QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
-                                               const qlora_tensor* q, const qlora_tensor* k,
-                                               const qlora_tensor* v, const qlora_tensor* seqs,
-                                               const qlora_tensor* o, const qlora_tensor* lse);
-// Gradients from d_o, with o and lse of the forward call. Needs 8 bytes of scratch per head and
-// token; when there are few keys and few key heads it uses what scratch there is to keep a large
-// GPU busy.
-QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
-                                                const qlora_tensor* q, const qlora_tensor* k,
-                                                const qlora_tensor* v, const qlora_tensor* seqs,
-                                                const qlora_tensor* o, const qlora_tensor* lse,
-                                                const qlora_tensor* d_o, const qlora_tensor* dq,
-                                                const qlora_tensor* dk, const qlora_tensor* dv);
-
-// ---- graphs -------------------------------------------------------------------------------------
-typedef struct qlora_graph qlora_graph;
-typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
-
-// Records what fn launches on the context's stream, then runs it once. fn must not wait, allocate,
-// copy to or from host memory or compile: what breaks the capture is named and the stream stays
-// usable. key says what the graph is for (a shape): replay demands the same. On the CPU fn is
-// called at once and again at each replay, so user must stay valid.
-QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
-                                           void* user, qlora_graph** out);
-QLORA_API qlora_result qlora_graph_replay(qlora_graph* graph, uint64_t key);
-QLORA_API qlora_result qlora_graph_destroy(qlora_graph* graph);
-
-typedef struct qlora_graph_info {
-    uint64_t key;
-    uint64_t replays;
-    size_t nodes; // 0 on the CPU
-    bool valid;   // false after a buffer it uses was freed or the stream changed
-} qlora_graph_info;
-QLORA_API qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out);
-
-//@@ src/api/model.h
-
-// ---- models -------------------------------------------------------------------------------------
-// With QLORA_NO_MODEL these functions are declared but not defined.
-#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
-#undef QLORA_API
-#define QLORA_API extern
-#endif
-
-#define QLORA_MAX_LAYERS 256
-#define QLORA_MAX_STOP_IDS 16
 
 typedef enum qlora_family {
     QLORA_FAMILY_NONE = 0,
@@ -976,9 +507,8 @@ typedef struct qlora_model_config {
 // What a model computes in. Weights keep their own format.
 typedef enum qlora_mode {
     QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and up, else F32
-    QLORA_MODE_F32 = 1,  // exact fp32, where correctness is proved
-    QLORA_MODE_TF32 = 2, // fp32 storage, forward products on TF32
-    QLORA_MODE_BF16 = 3
+    QLORA_MODE_F32 = 1,  // fp32; the context's math decides between exact and TF32 products
+    QLORA_MODE_BF16 = 3  // 2 is not used: checkpoints hold these numbers
 } qlora_mode;
 
 typedef enum qlora_target { // the projections of a layer, one bit each
@@ -1237,6 +767,46 @@ QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char*
                                              void* position, size_t* position_bytes);
 QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out);
 
+//@@ src/api/generate.h
+
+// ---- generation ---------------------------------------------------------------------------------
+typedef struct qlora_generate_desc {
+    uint32_t reserved_must_be_zero0;
+    const int32_t* prompt;
+    int64_t prompt_tokens;
+    int64_t max_tokens;    // new tokens per turn; 0 = until the model's generate_tokens are used up
+    float temperature;     // 0 = greedy
+    int32_t top_k;         // 0 = all
+    float top_p;           // 0 = all
+    uint64_t seed;
+    const int32_t* stops;  // NULL = the model's own; a single -1 = none
+    int32_t stop_count;
+    uint32_t reserved_must_be_zero1;
+} qlora_generate_desc;
+
+// One text, generated a token at a time. A model has at most one generation at a time; training and
+// evaluation may run between two of its tokens.
+typedef struct qlora_generation qlora_generation;
+// Computes the prompt. The desc and what it points to are not needed afterwards.
+QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_generate_desc* desc,
+                                            qlora_generation** out);
+// The next token. *stopped is true at the end of a turn: *token is then the stop token, or -1 when
+// max_tokens or the room for the text is used up.
+QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token,
+                                           bool* stopped);
+// Appends ids to the text, after the last token that qlora_generate_next returned (a stop token
+// included), and starts the next turn. Keys and values of the text so far are kept.
+QLORA_API qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids,
+                                           int64_t count);
+QLORA_API qlora_result qlora_generate_end(qlora_generation* generation);
+
+// Called with each new token, but not with the stop token that ends the text. Return false to stop;
+// this is not an error.
+typedef bool (*qlora_token_fn)(void* user, int32_t token);
+// A whole text: begin, next until it stops, end.
+QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
+                                      qlora_token_fn fn, void* user);
+
 //@@ src/api/adapter.h
 
 // ---- adapters -----------------------------------------------------------------------------------
@@ -1283,45 +853,576 @@ typedef struct qlora_merge_desc {
 // an interrupted export is not mistaken for a model; a folder that already has one is refused.
 QLORA_API qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc);
 
-//@@ src/api/generate.h
+//@@ src/qlora.h
 
-// ---- generation ---------------------------------------------------------------------------------
-typedef struct qlora_generate_desc {
-    uint32_t reserved_must_be_zero0;
-    const int32_t* prompt;
-    int64_t prompt_tokens;
-    int64_t max_tokens;    // new tokens per turn; 0 = until the model's generate_tokens are used up
-    float temperature;     // 0 = greedy
-    int32_t top_k;         // 0 = all
-    float top_p;           // 0 = all
-    uint64_t seed;
-    const int32_t* stops;  // NULL = the model's own; a single -1 = none
-    int32_t stop_count;
-    uint32_t reserved_must_be_zero1;
-} qlora_generate_desc;
+#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
+#undef QLORA_API
+#if defined(__GNUC__)
+#define QLORA_API static __attribute__((unused))
+#else
+#define QLORA_API static
+#endif
+#endif
 
-// One text, generated a token at a time. A model has at most one generation at a time; training and
-// evaluation may run between two of its tokens.
-typedef struct qlora_generation qlora_generation;
-// Computes the prompt. The desc and what it points to are not needed afterwards.
-QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_generate_desc* desc,
-                                            qlora_generation** out);
-// The next token. *stopped is true at the end of a turn: *token is then the stop token, or -1 when
-// max_tokens or the room for the text is used up.
-QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token,
-                                           bool* stopped);
-// Appends ids to the text, after the last token that qlora_generate_next returned (a stop token
-// included), and starts the next turn. Keys and values of the text so far are kept.
-QLORA_API qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids,
-                                           int64_t count);
-QLORA_API qlora_result qlora_generate_end(qlora_generation* generation);
 
-// Called with each new token, but not with the stop token that ends the text. Return false to stop;
-// this is not an error.
-typedef bool (*qlora_token_fn)(void* user, int32_t token);
-// A whole text: begin, next until it stops, end.
-QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
-                                      qlora_token_fn fn, void* user);
+//@@ src/api/gemm.h
+
+// ---- GEMM ---------------------------------------------------------------------------------------
+typedef struct qlora_gemm_desc {
+    bool trans_a; // A is stored [K, M]
+    bool trans_b; // B is stored [N, K]
+    float alpha;
+    float beta; // 0: C is not read
+    qlora_path path;
+} qlora_gemm_desc;
+
+// C = alpha op(A) op(B) + beta C, row-major, batch by batch (a batch of 1 serves all). With the
+// context's math it counts as a forward product.
+// Types (A, B, C): f32 f32 f32; bf16 bf16 {bf16, f32}; f16 f16 f32; and f32 with one operand of
+// bf16 or f16, C f32: the f32 operand is cast into the scratch, for f16 scaled by a power of two
+// from its own maximum, and back in alpha.
+QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc,
+                                  const qlora_tensor* a, const qlora_tensor* b,
+                                  const qlora_tensor* c);
+
+// 0 overwrites the result and chooses the path by itself.
+typedef enum qlora_product_flags {
+    QLORA_PRODUCT_ACCUMULATE = 1, // add to the result
+    QLORA_PRODUCT_PTX = 2,        // our own kernels
+    QLORA_PRODUCT_CUBLAS = 4,     // cuBLAS
+    QLORA_PRODUCT_FUSED = 8,      // NF4: dequantise inside the product; bf16, at most 32 rows
+    QLORA_PRODUCT_UNFUSED = 16    // NF4: dequantise into the scratch, then multiply
+} qlora_product_flags;
+
+// C[M,N] = A[M,K] B[K,N] and its two gradients: dA = dC B^T, dB = A^T dC. flags:
+// qlora_product_flags, the first three.
+QLORA_API qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a,
+                                          const qlora_tensor* b, const qlora_tensor* c,
+                                          uint32_t flags);
+QLORA_API qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor* dc,
+                                             const qlora_tensor* b, const qlora_tensor* da,
+                                             uint32_t flags);
+QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a,
+                                             const qlora_tensor* dc, const qlora_tensor* db,
+                                             uint32_t flags);
+QLORA_API const char* qlora_path_name(qlora_path path);
+
+// ---- NF4
+// ------------------------------------------------------------------------------------------ A
+// frozen weight in 4 bits an element, byte for byte as bitsandbytes stores it: blocks of `block`
+// elements along the rows share a scale, and (unless plain_scales) `block2` scales share another.
+typedef struct qlora_nf4_desc {
+    int64_t rows;
+    int64_t cols;
+    int32_t block;     // elements with one scale, a power of two from 32 to 4096; 0 = 64
+    int32_t block2;    // scales with one scale of their own, a power of two; 0 = 256
+    bool plain_scales; // one float a block instead of one byte
+} qlora_nf4_desc;
+
+// Addresses are the device's on CUDA, the host's on the CPU; all lie in `memory`.
+typedef struct qlora_nf4 {
+    uint8_t* codes;        // (rows * cols + 1) / 2; element 2i in the high half of byte i
+    float* absmax;         // one a block; NULL unless plain_scales
+    uint8_t* absmax_codes; // one a block; NULL when plain_scales
+    float* absmax_scales;  // one for block2 blocks
+    float* offset;         // one
+    float* maps;           // the 16 levels, then the 256 values of a scale's byte, ascending
+    int64_t rows;
+    int64_t cols;
+    int32_t block;
+    int32_t block2;
+    bool owns_memory;
+    qlora_tensor memory;
+    qlora_ctx* owner;
+} qlora_nf4;
+
+// The host's copies of the parts; NULL where a part is absent or not wanted. levels and map follow
+// maps.
+typedef struct qlora_nf4_parts {
+    uint8_t* codes;
+    float* absmax;
+    uint8_t* absmax_codes;
+    float* absmax_scales;
+    float* offset;
+    float* levels; // 16
+    float* map;    // 256
+} qlora_nf4_parts;
+
+// Bytes that a weight of this description takes, 0 when the description is not valid.
+QLORA_API size_t qlora_nf4_bytes(const qlora_nf4_desc* desc);
+// The maps are set to bitsandbytes' own; codes and scales are not set.
+QLORA_API qlora_result qlora_nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out);
+// The same inside a U8 tensor of qlora_nf4_bytes or more bytes, 16-byte aligned, that outlives it.
+QLORA_API qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
+                                      const qlora_tensor* memory, qlora_nf4* out);
+QLORA_API qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight);
+// Both wait for the device. Parts that are NULL stay as they are.
+QLORA_API qlora_result qlora_nf4_write(qlora_ctx* ctx, const qlora_nf4* weight,
+                                        const qlora_nf4_parts* parts);
+QLORA_API qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
+                                          const qlora_nf4_parts* parts);
+// From a contiguous matrix of f32, bf16 or f16. Uses 4 bytes of scratch a block.
+QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
+                                          const qlora_nf4* weight);
+// Into f32, bf16 or f16, any ld. via_bf16: an f32 out gets the values that a bf16 one would.
+QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight,
+                                            const qlora_tensor* out, bool via_bf16);
+
+// y = x W^T and dx = dy W. x and y (dy, dx) are f32, or bf16 (y may be f32 then). The weights are
+// the bf16 values that NF4 stands for, whatever the type of x. Uses what scratch there is: a weight
+// that does not fit is taken in slices. Fused: reported as QLORA_PATH_NF4; else the GEMM's path.
+// flags: qlora_product_flags; ACCUMULATE, PTX and CUBLAS mean an unfused product.
+QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                              const qlora_nf4* w, const qlora_tensor* y,
+                                              uint32_t flags);
+QLORA_API qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
+                                               const qlora_nf4* w, const qlora_tensor* dx,
+                                               uint32_t flags);
+// Two weights with the same x (gate and up, k and v); fused, one pass over x serves both.
+QLORA_API qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x,
+                                               const qlora_nf4* w1, const qlora_nf4* w2,
+                                               const qlora_tensor* y1, const qlora_tensor* y2,
+                                               uint32_t flags);
+
+//@@ src/api/ops.h
+
+// ---- gradient clip ------------------------------------------------------------------------------
+typedef struct qlora_clip qlora_clip;
+
+// Clips n f32 tensors in place by their common norm: scale = min(1, max_norm / (norm + 1e-6)).
+// groups (n numbers from 0 up, or NULL for one group) gives several norms. Norms, scales and
+// max_norm live on the device; nothing waits for it. A non-finite norm leaves its gradients alone
+// and sets a flag. The tensors must outlive the clip.
+QLORA_API qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
+                                         const int32_t* groups, size_t n, qlora_clip** out);
+QLORA_API qlora_result qlora_clip_destroy(qlora_clip* clip);
+QLORA_API qlora_result qlora_clip_set(qlora_clip* clip, float max_norm); // 1 at first
+QLORA_API qlora_result qlora_clip_apply(qlora_clip* clip);
+// Norms, scales and flags only: the gradients stay as they are, for an AdamW that is given the
+// scale.
+QLORA_API qlora_result qlora_clip_measure(qlora_clip* clip);
+
+typedef struct qlora_clip_info {
+    float norm;
+    float scale;
+    bool finite;
+} qlora_clip_info;
+// Waits for the device. group counts from 0.
+QLORA_API qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out);
+// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as tensors
+// of one element that live as long as the clip. They are what qlora_adamw_desc takes: after
+// qlora_clip_measure both, after qlora_clip_apply the flag alone, because the gradients are scaled
+// already. Group -1 is the flag of all groups together, which qlora_clip_apply sets; it has no
+// scale. Either pointer may be NULL.
+QLORA_API qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
+                                         qlora_tensor* not_finite);
+
+// ---- operators-----------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------ f32 and bf16
+// storage (all tensors of a call in the same one, unless said), f32 arithmetic, rows and columns of
+// any size with zero included, leading dimensions respected. An output may be the very tensor of an
+// input where the comment says so; any other overlap is an error. Vectors are tensors of one row.
+// Gradients that other calls add to (dw) are added to.
+
+// y = silu(x) = x / (1 + e^-x); y may be x. dx = dy silu'(x); dx may be x or dy.
+QLORA_API qlora_result qlora_silu_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                          const qlora_tensor* y);
+QLORA_API qlora_result qlora_silu_backward(qlora_ctx* ctx, const qlora_tensor* x,
+                                           const qlora_tensor* dy, const qlora_tensor* dx);
+// h = silu(gate) up; h may be gate or up. gate and up may be two column ranges of one buffer.
+QLORA_API qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate,
+                                            const qlora_tensor* up, const qlora_tensor* h);
+// dgate, dup from dh, and h again where it is not NULL. dgate may be gate, dup up, h dh.
+QLORA_API qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh,
+                                             const qlora_tensor* gate, const qlora_tensor* up,
+                                             const qlora_tensor* dgate, const qlora_tensor* dup,
+                                             const qlora_tensor* h);
+// y = a b, y = a + b, y = alpha x, y = value; y may be an input.
+QLORA_API qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                                 const qlora_tensor* y);
+QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                                 const qlora_tensor* y);
+QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
+                                   const qlora_tensor* y);
+QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
+// y (f32 or bf16, no gaps) = normal random numbers, the same on every backend; streams of one seed
+// are independent of each other.
+QLORA_API qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
+                                           float deviation, const qlora_tensor* y);
+// y = x in y's type: f32, bf16, f16, rounded to nearest even.
+QLORA_API qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
+
+// RMSNorm: y = x / sqrt(mean(x^2) + eps) w. w is f32 or bf16 with w->cols dividing x->cols: where
+// it is narrower than x, every run of w->cols columns (a head) is normalised by itself. y may be x.
+QLORA_API qlora_result qlora_rmsnorm_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                             const qlora_tensor* w, float eps,
+                                             const qlora_tensor* y);
+// sum = h + delta, rounded to storage, then y = RMSNorm(sum). sum may be h.
+QLORA_API qlora_result qlora_rmsnorm_residual_forward(qlora_ctx* ctx, const qlora_tensor* h,
+                                                      const qlora_tensor* delta,
+                                                      const qlora_tensor* w, float eps,
+                                                      const qlora_tensor* sum,
+                                                      const qlora_tensor* y);
+// dx = dres + (RMSNorm backward of dy at x); dres may be NULL, dx may be dy or dres. Where dw (f32,
+// as wide as w) is not NULL the weight's gradient is added to it; then dx must be neither dy nor x.
+QLORA_API qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
+                                              const qlora_tensor* x, const qlora_tensor* w,
+                                              float eps, const qlora_tensor* dres,
+                                              const qlora_tensor* dx, const qlora_tensor* dw);
+
+// Fills out[positions][head_dim] in host memory: cosines of the head_dim / 2 frequencies, then their
+// sines. ctx is for the error text only and may be NULL.
+QLORA_API qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc,
+                                        int64_t head_dim, int64_t positions, float* out);
+// Rotates heads 0 .. rotated-1 of x [T, heads * head_dim] in place, pairs (i, i + head_dim / 2),
+// by the angles of positions [1, T] in table [max_pos, head_dim]; head_dim = table->cols. bias
+// [1, x->cols] (f32 or bf16, may be NULL) is added first, to every head. backward turns back (no
+// bias). A position outside the table is an error; on CUDA it leaves the row alone and writes 1 to
+// flag (one I32, may be NULL).
+QLORA_API qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
+                                          const qlora_tensor* positions, const qlora_tensor* table,
+                                          const qlora_tensor* bias, const qlora_tensor* flag);
+QLORA_API qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
+                                           const qlora_tensor* positions, const qlora_tensor* table,
+                                           const qlora_tensor* flag);
+
+// Attention in pieces. split: x [S, H*d] -> y, a batch of H [S, d]; join the other way round; any
+// 16- or 32-bit type. transpose: y[b] = x[b]^T.
+QLORA_API qlora_result qlora_heads_split(qlora_ctx* ctx, const qlora_tensor* x,
+                                         const qlora_tensor* y);
+QLORA_API qlora_result qlora_heads_join(qlora_ctx* ctx, const qlora_tensor* x,
+                                        const qlora_tensor* y);
+QLORA_API qlora_result qlora_transpose(qlora_ctx* ctx, const qlora_tensor* x,
+                                       const qlora_tensor* y);
+// s[b, q, k] = scale s, or -3e38 where query q, the (cols - rows + q)-th position, may not see key
+// k: later keys if causal, and keys `window` or more positions back if window > 0. In place.
+QLORA_API qlora_result qlora_scores_mask(qlora_ctx* ctx, const qlora_tensor* s, float scale,
+                                         bool causal, int64_t window);
+// y = softmax of each row; y may be x. dx = y (dy - sum(y dy)); dx may be dy or y.
+QLORA_API qlora_result qlora_softmax_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                             const qlora_tensor* y);
+QLORA_API qlora_result qlora_softmax_backward(qlora_ctx* ctx, const qlora_tensor* y,
+                                              const qlora_tensor* dy, const qlora_tensor* dx);
+
+// y[t] = table[ids[t]]; table f32, bf16 or f16, ids I32 [1, T]. An id outside the table is an
+// error; on CUDA it gives a row of zeros and writes 1 to flag (one I32, may be NULL).
+QLORA_API qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table,
+                                   const qlora_tensor* ids, const qlora_tensor* y,
+                                   const qlora_tensor* flag);
+
+// Rows of logits [R, V] against labels I32 [1, R]; everything may be NULL but logits, labels,
+// losses.
+typedef struct qlora_cross_entropy_desc {
+    const qlora_tensor* logits;
+    const qlora_tensor* labels;  // -100 = no label: loss 0, gradient 0
+    const qlora_tensor* weights; // f32 [1, R], per row
+    const qlora_tensor* scale;   // f32, one: multiplies the gradient, not the loss
+    const qlora_tensor* losses;  // f32 [1, R]: weight (log sum e^x - x[label])
+    const qlora_tensor* total;   // f32 [1, 3], added to: losses, their rounding rest, weights
+    const qlora_tensor* flag;    // I32, one: 1 where a label is outside [0, V) and not -100 (CUDA)
+    bool forward_only;           // leave the logits; otherwise they become their gradient
+} qlora_cross_entropy_desc;
+QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args);
+// ids[r] = column of the largest value in row r (the first of equals); ids I32 [1, R].
+QLORA_API qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids);
+
+// AdamW as torch.optim.AdamW, over one flat f32 arena. The state lives in the backend's memory, so
+// that a captured update sees each step's own values.
+typedef struct qlora_adamw_state {
+    double lr; // the host writes the first five
+    double beta1;
+    double beta2;
+    double eps;
+    double weight_decay;
+    int64_t updates;  // applied so far: the t of the bias corrections
+    int64_t skipped;  // left out so far, because a gradient was not finite
+    int32_t skip;     // the latest one was left out
+    float derived[7]; // private
+} qlora_adamw_state;
+
+// Part of the arena with its own decay factor and its own scale of the shadow copy.
+typedef struct qlora_adamw_range {
+    int64_t begin; // element; vector speed wants a multiple of 4
+    int64_t count;
+    float decay;        // times weight_decay: 1, or 0 for norm weights
+    float shadow_scale; // shadow = shadow_scale * parameter
+    // Where the shadow of this range is needed once more, in the backend's memory: element i goes
+    // to copy[i / copy_cols * copy_ld + i % copy_cols]. NULL for nowhere.
+    void* copy;
+    int64_t copy_cols;
+    int64_t copy_ld;
+} qlora_adamw_range;
+
+typedef struct qlora_adamw_desc {
+    const qlora_tensor* param;      // f32 [1, n]
+    const qlora_tensor* grad;       // f32 [1, n]; zero afterwards
+    const qlora_tensor* m;          // f32 [1, n]
+    const qlora_tensor* v;          // f32 [1, n]
+    const qlora_tensor* shadow;     // bf16 or f32 [1, n], or NULL
+    const qlora_tensor* ranges;     // U8: qlora_adamw_range[count], disjoint, inside [0, n)
+    const qlora_tensor* state;      // U8: one qlora_adamw_state
+    const qlora_tensor* clip_scale; // f32, one: multiplies the gradient; NULL = 1
+    const qlora_tensor* not_finite; // I32, one: not 0 = leave this update out; NULL = never
+    int64_t longest_range;          // elements of the longest range; 0 = n
+} qlora_adamw_desc;
+// advance counts the update (or the skip) and forms the corrections, then every range is updated.
+QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* args);
+// shadow = shadow_scale * param in every range, and its copies: after parameters were set. Uses
+// param, shadow, ranges.
+QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args);
+
+// y = x keep / (1 - p), or y += that. Whether element (row, column) is kept depends on nothing but
+// (seed, step, sequences[row], positions[row], layer, projection, column): the same in the backward
+// pass, after a resume and when a batch is cut differently. y may be x.
+typedef struct qlora_dropout_desc {
+    const qlora_tensor* x;
+    const qlora_tensor* y;
+    const qlora_tensor* positions; // I32 [1, rows]
+    const qlora_tensor* sequences; // I32 [1, rows]
+    const qlora_tensor* state;     // I32 [1, 4]: seed low, seed high, step, 0
+    float p;                       // 0 <= p < 1
+    int32_t layer;                 // 0 .. 2^23 - 1
+    int32_t projection;            // 0 .. 255
+    bool accumulate;
+} qlora_dropout_desc;
+QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args);
+
+// ---- LoRA linear
+// ---------------------------------------------------------------------------------- y_i = x W_i^T
+// + bias_i + s_i (x A_i^T) B_i^T for a stack of projections that share x: q, k and v, gate and up,
+// or one alone. Every part has its own rank (0: no adapter) and its own columns of y, in order.
+#define QLORA_LINEAR_PARTS 3
+
+typedef struct qlora_linear_part {
+    int64_t out;
+    int64_t rank;
+    float scale;               // s_i
+    int32_t projection;        // its number in the dropout's counter
+    const qlora_nf4* nf4;      // the frozen weight [out, in]: this
+    const qlora_tensor* dense; // or this, in x's type
+    const qlora_tensor* bias;  // [1, out] in x's type, or NULL
+    const qlora_tensor* a;     // A_i [rank, in] in x's type
+    const qlora_tensor* sb;    // s_i B_i [out, rank] in x's type
+    const qlora_tensor* da;    // f32 [rank, in]; needed by backward
+    const qlora_tensor* db;    // f32 [out, rank], the gradient of B_i itself
+} qlora_linear_part;
+
+// `pad` is the sum of the ranks rounded up to a multiple of 8. With an operand, a matrix of x's
+// type of [sum of out + pad, in + pad] that qlora_linear_place fills, forward and backward are one
+// large product each: y = [x z] [W sB]^T, dx = [dy u] [W ; A]. Without, the weights pass through
+// the scratch part by part.
+typedef struct qlora_linear_desc {
+    int64_t in;
+    int32_t count;
+    qlora_linear_part parts[QLORA_LINEAR_PARTS];
+    const qlora_tensor* operand; // or NULL
+    // Dropout of the adapters' input, each projection with a mask of its own; p = 0: none, the rest
+    // unused.
+    float dropout;
+    int32_t layer;
+    const qlora_tensor* positions; // as qlora_dropout has them
+    const qlora_tensor* sequences;
+    const qlora_tensor* state;
+} qlora_linear_desc;
+
+typedef enum qlora_linear_flags {
+    QLORA_LINEAR_WEIGHTS = 1,  // place: the frozen weights
+    QLORA_LINEAR_ADAPTERS = 2, // place: A, sB and the zeros around them
+    QLORA_LINEAR_OVERWRITE = 4 // backward: da and db are set, not added to
+} qlora_linear_flags;
+
+QLORA_API int64_t qlora_linear_out(const qlora_linear_desc* linear); // sum of the parts' out
+QLORA_API int64_t qlora_linear_pad(const qlora_linear_desc* linear);
+// Fills the operand: the weights when they are not there yet, the adapters after every update.
+QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear_desc* linear,
+                                          uint32_t flags);
+// x is [T, in + pad]: z = x A^T is left in its last columns, for backward. y is [T, out].
+QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
+                                            const qlora_tensor* x, const qlora_tensor* y);
+// dy is [T, out + pad]: u = dy sB is left in its last columns. dx is [T, in], or NULL when it is
+// not wanted. da_i += u_i^T x, db_i += s_i dy_i^T z_i.
+QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
+                                             const qlora_tensor* x, const qlora_tensor* dy,
+                                             const qlora_tensor* dx, uint32_t flags);
+
+// ---- attention ----------------------------------------------------------------------------------
+typedef struct qlora_attention_desc {
+    int64_t heads;
+    int64_t kv_heads; // 0 = heads; must divide them
+    int64_t head_dim; // 1 to 256
+    int64_t window; // query i sees the keys j with i - window < j <= i; 0 = every key up to its own
+    float scale;    // above 0; 0 = 1 / sqrt(head_dim)
+    // Compose it from the separate operators (split, GEMM, mask, softmax, join), to compare with.
+    // The n sequences then have tokens / n tokens each, seqs is not read and lse not touched; the
+    // scratch holds the scores of a whole sequence, 2 heads length^2 elements in backward.
+    bool unfused;
+} qlora_attention_desc;
+
+// Causal attention inside each packed sequence. q, o [tokens, heads * head_dim], k, v [tokens,
+// kv_heads * head_dim], all f32 or all bf16; windows of one packed buffer will do. seqs: i32 [1, n
+// + 1], ascending token offsets from 0 of n sequences; unused entries repeat the last one, so one n
+// serves any packing. Tokens after the last sequence get zeros. lse: f32 [heads, tokens], rows
+// without gaps.
+QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                               const qlora_tensor* q, const qlora_tensor* k,
+                                               const qlora_tensor* v, const qlora_tensor* seqs,
+                                               const qlora_tensor* o, const qlora_tensor* lse);
+// Gradients from d_o, with o and lse of the forward call. Needs 8 bytes of scratch per head and
+// token; when there are few keys and few key heads it uses what scratch there is to keep a large
+// GPU busy.
+QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                                const qlora_tensor* q, const qlora_tensor* k,
+                                                const qlora_tensor* v, const qlora_tensor* seqs,
+                                                const qlora_tensor* o, const qlora_tensor* lse,
+                                                const qlora_tensor* d_o, const qlora_tensor* dq,
+                                                const qlora_tensor* dk, const qlora_tensor* dv);
+
+// ---- graphs -------------------------------------------------------------------------------------
+typedef struct qlora_graph qlora_graph;
+typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
+
+// Records what fn launches on the context's stream, then runs it once. fn must not wait, allocate,
+// copy to or from host memory or compile: what breaks the capture is named and the stream stays
+// usable. key says what the graph is for (a shape): replay demands the same. On the CPU fn is
+// called at once and again at each replay, so user must stay valid.
+QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
+                                           void* user, qlora_graph** out);
+QLORA_API qlora_result qlora_graph_replay(qlora_graph* graph, uint64_t key);
+QLORA_API qlora_result qlora_graph_destroy(qlora_graph* graph);
+
+typedef struct qlora_graph_info {
+    uint64_t key;
+    uint64_t replays;
+    size_t nodes; // 0 on the CPU
+    bool valid;   // false after a buffer it uses was freed or the stream changed
+} qlora_graph_info;
+QLORA_API qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out);
+
+//@@ src/api/cache.h
+
+// ---- kernel cache -------------------------------------------------------------------------------
+typedef struct qlora_kernel qlora_kernel; // lives as long as its context
+
+// A kernel of the library by its registry name, or one that get_or_compile made by its key. Only
+// looks: QLORA_ERR_KERNEL when it is not compiled.
+QLORA_API qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out);
+// Compiles one of the library's own kernels, and its module, unless it is there. out may be NULL.
+QLORA_API qlora_result qlora_cache_compile(qlora_ctx* ctx, const char* name,
+                                           const qlora_kernel** out);
+// Compiles the caller's own PTX under a key of the caller's, once. The text's .target must be
+// qlora_ctx_target(ctx) (or its a/f form); qlora_ptx_emit rewrites a text that only needs an older
+// one.
+QLORA_API qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                                  const char* entry, const qlora_kernel** out);
+// Rewrites .version and .target of a text for this device. *needed gets the size with the final
+// NUL; a NULL buffer only asks for it.
+QLORA_API qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
+                                      size_t* needed);
+
+typedef struct qlora_launch_desc {
+    uint32_t grid[3]; // 0 counts as 1
+    uint32_t block[3];
+    uint32_t shared_bytes; // dynamic shared memory
+} qlora_launch_desc;
+// args[i] points at the value of parameter i, as in cuLaunchKernel.
+QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
+                                           const qlora_launch_desc* launch, void** args);
+
+typedef struct qlora_prewarm_desc {
+    int64_t hidden;
+    int64_t intermediate;
+    int64_t heads;
+    int64_t kv_heads; // 0 = heads
+    int64_t head_dim; // 0 = hidden / heads
+    int64_t max_tokens;
+    int64_t rank; // 0 = no LoRA; norms and activations are warmed all the same
+    qlora_base_format base;
+    qlora_dtype compute; // F32, BF16
+} qlora_prewarm_desc;
+
+// Compiles every kernel that this shape needs, runs each of its cuBLAS shapes once on memory that
+// is freed again, and seals the cache. Again for a second model: compiles the difference and
+// reseals.
+QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
+// A sealed cache answers a miss with QLORA_ERR_SEALED and the kernel's name, never with a silent
+// compile.
+QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
+QLORA_API qlora_result qlora_cache_unseal(qlora_ctx* ctx);
+
+typedef struct qlora_cache_info {
+    uint32_t modules; // loaded, the caller's included
+    uint32_t kernels; // ready to launch
+    uint64_t hits;
+    uint64_t misses;
+    double jit_ms;
+    uint32_t jit_after_seal; // compiles between a seal and the next unseal: 0 by construction
+    uint32_t cublas_shapes;  // run by pre-warm
+    uint64_t cublas_unplanned; // calls with a shape that pre-warm did not run, after the seal
+    bool sealed;
+} qlora_cache_info;
+QLORA_API qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out);
+// The registry, for tests and tools: name of kernel i, NULL past the end.
+QLORA_API const char* qlora_kernel_name(size_t index);
+
+//@@ src/api/abi.h
+
+// ---- layout of the declarations -----------------------------------------------------------------
+// clang-format off
+// Every struct above. What programs and library agree on when a context is created.
+#define QLORA_STRUCTS(X) \
+    X(qlora_allocator)                                                                         \
+    X(qlora_device_allocator)                                                                  \
+    X(qlora_files)                                                                             \
+    X(qlora_ctx_desc)                                                                          \
+    X(qlora_native)                                                                            \
+    X(qlora_memory_info)                                                                       \
+    X(qlora_ctx_info)                                                                          \
+    X(qlora_tensor)                                                                            \
+    X(qlora_rope_desc)                                                                         \
+    X(qlora_model_config)                                                                      \
+    X(qlora_model_desc)                                                                        \
+    X(qlora_train_desc)                                                                        \
+    X(qlora_plan_desc)                                                                         \
+    X(qlora_plan)                                                                              \
+    X(qlora_model_info)                                                                        \
+    X(qlora_parameter_info)                                                                    \
+    X(qlora_batch)                                                                             \
+    X(qlora_train_info)                                                                        \
+    X(qlora_eval_info)                                                                         \
+    X(qlora_generate_desc)                                                                     \
+    X(qlora_adapter_desc)                                                                      \
+    X(qlora_merge_desc)                                                                        \
+    X(qlora_gemm_desc)                                                                         \
+    X(qlora_nf4_desc)                                                                          \
+    X(qlora_nf4)                                                                               \
+    X(qlora_nf4_parts)                                                                         \
+    X(qlora_clip_info)                                                                         \
+    X(qlora_cross_entropy_desc)                                                                \
+    X(qlora_adamw_state)                                                                       \
+    X(qlora_adamw_range)                                                                       \
+    X(qlora_adamw_desc)                                                                        \
+    X(qlora_dropout_desc)                                                                      \
+    X(qlora_linear_part)                                                                       \
+    X(qlora_linear_desc)                                                                       \
+    X(qlora_attention_desc)                                                                    \
+    X(qlora_graph_info)                                                                        \
+    X(qlora_launch_desc)                                                                       \
+    X(qlora_prewarm_desc)                                                                      \
+    X(qlora_cache_info)
+// clang-format on
+
+typedef enum qlora_struct_index {
+#define QLORA_X_STRUCT(type) QLORA_STRUCT_##type,
+    QLORA_STRUCTS(QLORA_X_STRUCT)
+#undef QLORA_X_STRUCT
+    QLORA_STRUCT_COUNT
+} qlora_struct_index;
+
+// A sum of the sizes, each with a weight of its own: a constant, the same in C and in C++.
+#define QLORA_X_ABI(type)                                                                          \
+    +(uint64_t)sizeof(type) * (QLORA_STRUCT_##type + 3) * (QLORA_STRUCT_##type + 5) *              \
+        (QLORA_STRUCT_##type + 7)
+#define QLORA_ABI ((uint64_t)QLORA_STRUCT_COUNT QLORA_STRUCTS(QLORA_X_ABI))
 
 //@@ src/qlora.h
 
@@ -2463,6 +2564,17 @@ typedef struct qlora__buffer {
     struct qlora__buffer* next;
 } qlora__buffer;
 
+// Objects that must be destroyed before their context.
+typedef enum qlora__kind {
+    QLORA__TENSORS,
+    QLORA__CLIPS,
+    QLORA__GRAPHS,
+    QLORA__MODELS,
+    QLORA__TRAINERS,
+    QLORA__GENERATIONS,
+    QLORA__KINDS
+} qlora__kind;
+
 struct qlora_ctx {
     qlora_ctx_desc desc; // defaults resolved
     qlora_backend backend;
@@ -2472,7 +2584,7 @@ struct qlora_ctx {
     int depth;                    // public calls call each other
     bool not_current;             // a destroying call goes on although the device is dead
     size_t scratch_marks[QLORA__MAX_DEPTH]; // what was in use when each of them began
-    int64_t children;             // tensors, clips, graphs, models
+    int64_t living[QLORA__KINDS]; // objects, by kind
     uint64_t device_bytes;
     uint64_t device_peak;
     uint64_t device_allocations;
@@ -6855,6 +6967,8 @@ typedef int qlora__cublasStatus;
     X(1, qlora__CUresult, CtxPushCurrent, "cuCtxPushCurrent_v2", (void*))                          \
     X(1, qlora__CUresult, CtxPopCurrent, "cuCtxPopCurrent_v2", (void**))                           \
     X(1, qlora__CUresult, StreamCreate, "cuStreamCreate", (void**, unsigned))                      \
+    X(0, qlora__CUresult, StreamCreateWithPriority, "cuStreamCreateWithPriority",                  \
+      (void**, unsigned, int))                                                                     \
     X(1, qlora__CUresult, StreamDestroy, "cuStreamDestroy_v2", (void*))                            \
     X(1, qlora__CUresult, StreamSynchronize, "cuStreamSynchronize", (void*))                       \
     X(1, qlora__CUresult, StreamGetCtx, "cuStreamGetCtx", (void*, void**))                         \
@@ -7183,6 +7297,12 @@ static int qlora__target_choose(int capability, int ptx_version) {
 //@@ src/driver/device.h
 
 // ---- bringing a device up and down --------------------------------------------------------------
+
+// Whether kernels that need this compute capability (80 is 8.0) run here: both the device and the
+// target that PTX is emitted for must have it.
+static QLORA__UNUSED bool qlora__gpu_takes(const qlora_ctx* ctx, int capability) {
+    return ctx->gpu != NULL && ctx->gpu->target_number >= capability;
+}
 
 static qlora_result qlora__gpu_activate(qlora_ctx* ctx) {
     return qlora__cu(ctx, ctx->gpu->cu.CtxPushCurrent(ctx->gpu->context), "cuCtxPushCurrent");
@@ -7770,7 +7890,7 @@ static qlora_result qlora__tensor_create(qlora_ctx* ctx, qlora_dtype dtype, int6
     qlora__buffer* buffer = NULL;
     QLORA__TRY(qlora__buffer_create(ctx, t.bytes, &buffer));
     t.data = buffer->data;
-    ctx->children++;
+    ctx->living[QLORA__TENSORS]++;
     *out = t;
     return QLORA_OK;
 }
@@ -7826,7 +7946,7 @@ static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) 
             "tensors are not destroyed");
     }
     qlora__buffer_destroy(ctx, b);
-    ctx->children--;
+    ctx->living[QLORA__TENSORS]--;
     memset(tensor, 0, sizeof *tensor);
     return QLORA_OK;
 }
@@ -8336,9 +8456,9 @@ static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
 #endif
 #include QLORA_KERNELS_HEADER
 
-#if QLORA__KERNEL_ABI != 1
+#if QLORA__KERNEL_ABI != 2
 #error                                                                                             \
-    "kernels_ptx.h does not fit this qlora.h (kernel ABI 1 is needed); take both from one release"
+    "kernels_ptx.h does not fit this qlora.h (kernel ABI 2 is needed); take both from one release"
 #endif
 
 #define QLORA__PLANNED_MAX 256
@@ -8359,22 +8479,29 @@ struct qlora__cache {
 
 // ---- PTX for a target ---------------------------------------------------------------------------
 
-// The text of a module that fits the device best: the highest target not above ours.
+// The text of a module that fits the device best: the highest target not above ours. One that was
+// left out of the build (chunks is NULL) is returned when no other fits, so that the caller can say
+// so.
 static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const char* module) {
     const qlora__ptx_text* best = NULL;
+    const qlora__ptx_text* left_out = NULL;
     for (size_t i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
         const qlora__ptx_text* t = &qlora__ptx_texts[i];
         // A text with a suffix (90a) runs on exactly that capability.
         bool fits = t->suffix != '\0'
                         ? t->target == gpu->capability && t->target == gpu->target_number
                         : t->target <= gpu->target_number;
-        if (strcmp(t->module, module) == 0 && fits && t->version <= gpu->ptx_version &&
-            (best == NULL || t->target > best->target ||
-             (t->target == best->target && t->suffix > best->suffix))) {
+        if (strcmp(t->module, module) != 0 || !fits || t->version > gpu->ptx_version) {
+            continue;
+        }
+        if (t->chunks == NULL) {
+            left_out = t;
+        } else if (best == NULL || t->target > best->target ||
+                   (t->target == best->target && t->suffix > best->suffix)) {
             best = t;
         }
     }
-    return best;
+    return best != NULL ? best : left_out;
 }
 
 // Joins header and chunks of a text for the device's own target (F-PTX-001). The caller frees *out,
@@ -8628,8 +8755,11 @@ static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* 
     return QLORA_OK;
 }
 
-// Compiles a module of the library and makes its kernels ready.
-static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
+// Compiles the module of a kernel of the library and makes all its kernels ready. No other path is
+// taken in place of a module that was left out of the build: it would be slower, and nobody would
+// know why.
+static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* row) {
+    const char* name = row->module;
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
         return qlora__fail(
@@ -8637,6 +8767,11 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
             "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 begins at "
             "8.0, f32 works)",
             name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
+    }
+    if (text->chunks == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "kernel %s is not in this build: its module %s was left out by %s",
+                           row->name, name, text->left_out);
     }
     char* ptx = NULL;
     size_t bytes = 0;
@@ -8660,7 +8795,7 @@ static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlo
             "needs it, or call qlora_cache_unseal",
             qlora__kernel_rows[id].name, qlora__kernel_rows[id].module);
     } else {
-        QLORA__TRY(qlora__module_open(ctx, qlora__kernel_rows[id].module));
+        QLORA__TRY(qlora__module_open(ctx, &qlora__kernel_rows[id]));
     }
     *out = kernel;
     return QLORA_OK;
@@ -8789,9 +8924,39 @@ static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlor
                                "qlora_cache_get_or_compile adds yours",
                                key);
         }
-        QLORA__TRY(qlora__kernel_ready(ctx, (qlora__kernel_id)row, &kernel));
+        kernel = &ctx->gpu->cache->kernels[row];
+        if (kernel->function == NULL) {
+            return qlora__fail(ctx, QLORA_ERR_KERNEL,
+                               "kernel %s is not compiled; call qlora_cache_compile or pre-warm a "
+                               "shape that needs it",
+                               qlora__kernel_rows[row].name);
+        }
+        ctx->gpu->cache->info.hits++;
     }
     *out = kernel;
+    return QLORA_OK;
+}
+
+// One of the library's own kernels, compiled if it is not and the cache is not sealed.
+static qlora_result qlora__cache_compile(qlora_ctx* ctx, const char* name,
+                                         const qlora_kernel** out) {
+    if (qlora__on_cpu(ctx)) {
+        return qlora__no_kernels(ctx);
+    }
+    if (name == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "name is NULL");
+    }
+    int row = qlora__kernel_row_find(name);
+    if (row < 0) {
+        return qlora__fail(ctx, QLORA_ERR_KERNEL,
+                           "no kernel of the library is named %.100s; qlora_kernel_name lists them",
+                           name);
+    }
+    qlora_kernel* kernel = NULL;
+    QLORA__TRY(qlora__kernel_ready(ctx, (qlora__kernel_id)row, &kernel));
+    if (out != NULL) {
+        *out = kernel;
+    }
     return QLORA_OK;
 }
 
@@ -8871,7 +9036,7 @@ static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t hav
     for (int i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
         if ((row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL) {
-            QLORA__TRY(qlora__module_open(ctx, row->module));
+            QLORA__TRY(qlora__module_open(ctx, row));
         }
     }
     return QLORA_OK;
@@ -8898,22 +9063,41 @@ static void qlora__cache_destroy(qlora_ctx* ctx) {
     gpu->cache = NULL;
 }
 
-static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
-    if (!qlora__on_cpu(ctx)) {
-        ctx->gpu->cache->info.sealed = sealed;
+// Returns whether it was sealed before.
+static bool qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
+    if (qlora__on_cpu(ctx)) {
+        return false;
     }
-    return QLORA_OK;
+    bool before = ctx->gpu->cache->info.sealed;
+    ctx->gpu->cache->info.sealed = sealed;
+    return before;
 }
 
-static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
-    if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+// Remembers a cuBLAS shape, by its hash, while the cache is open; afterwards counts those that are
+// new.
+static QLORA__UNUSED void qlora__cache_count_shape(qlora_ctx* ctx, uint64_t hash) {
+    qlora__cache* cache = ctx->gpu->cache;
+    for (uint32_t i = 0; i < cache->info.cublas_shapes; i++) {
+        if (cache->planned[i] == hash) {
+            return;
+        }
     }
-    memset(out, 0, sizeof *out);
-    if (!qlora__on_cpu(ctx)) {
-        *out = ctx->gpu->cache->info;
+    if (cache->info.sealed) {
+        cache->info.cublas_unplanned++;
+    } else if (cache->info.cublas_shapes < QLORA__PLANNED_MAX) {
+        cache->planned[cache->info.cublas_shapes++] = hash;
     }
-    return QLORA_OK;
+}
+
+// A kernel's function where its module is loaded, else NULL.
+static QLORA__UNUSED void* qlora__cache_function(const qlora_ctx* ctx, qlora__kernel_id id) {
+    return ctx->gpu->cache->kernels[id].function;
+}
+
+static qlora_cache_info qlora__cache_facts(const qlora_ctx* ctx) {
+    qlora_cache_info info;
+    memset(&info, 0, sizeof info);
+    return ctx->gpu != NULL ? ctx->gpu->cache->info : info;
 }
 
 #else // QLORA_NO_CUDA
@@ -8954,6 +9138,13 @@ static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlor
     return qlora__no_kernels(ctx);
 }
 
+static qlora_result qlora__cache_compile(qlora_ctx* ctx, const char* name,
+                                         const qlora_kernel** out) {
+    (void)name;
+    (void)out;
+    return qlora__no_kernels(ctx);
+}
+
 static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
                                                 const char* entry, const qlora_kernel** out) {
     (void)key;
@@ -8963,18 +9154,17 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     return qlora__no_kernels(ctx);
 }
 
-static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
+static bool qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
     (void)ctx;
     (void)sealed;
-    return QLORA_OK;
+    return false;
 }
 
-static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
-    if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
-    }
-    memset(out, 0, sizeof *out);
-    return QLORA_OK;
+static qlora_cache_info qlora__cache_facts(const qlora_ctx* ctx) {
+    qlora_cache_info info;
+    (void)ctx;
+    memset(&info, 0, sizeof info);
+    return info;
 }
 
 #endif // QLORA_NO_CUDA
@@ -8982,6 +9172,11 @@ static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
 qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out) {
     QLORA__ENTER(ctx, "qlora_cache_get");
     return qlora__leave(ctx, qlora__cache_get(ctx, key, out));
+}
+
+qlora_result qlora_cache_compile(qlora_ctx* ctx, const char* name, const qlora_kernel** out) {
+    QLORA__ENTER(ctx, "qlora_cache_compile");
+    return qlora__leave(ctx, qlora__cache_compile(ctx, name, out));
 }
 
 qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
@@ -9004,12 +9199,22 @@ qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
 
 qlora_result qlora_cache_seal(qlora_ctx* ctx) {
     QLORA__ENTER(ctx, "qlora_cache_seal");
-    return qlora__leave(ctx, qlora__cache_set_sealed(ctx, true));
+    qlora__cache_set_sealed(ctx, true);
+    return qlora__leave(ctx, QLORA_OK);
 }
 
 qlora_result qlora_cache_unseal(qlora_ctx* ctx) {
     QLORA__ENTER(ctx, "qlora_cache_unseal");
-    return qlora__leave(ctx, qlora__cache_set_sealed(ctx, false));
+    qlora__cache_set_sealed(ctx, false);
+    return qlora__leave(ctx, QLORA_OK);
+}
+
+static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    *out = qlora__cache_facts(ctx);
+    return QLORA_OK;
 }
 
 qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
@@ -9084,8 +9289,11 @@ static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
     if (d->threads < 0 || d->threads > QLORA__MAX_THREADS) {
         return "desc.threads must lie between 0 and 64";
     }
-    if (d->workspace != NULL && ((uintptr_t)d->workspace % 256 != 0 || d->workspace_bytes == 0)) {
-        return "desc.workspace must be 256-byte aligned and have desc.workspace_bytes";
+    if (d->workspace != NULL && (uintptr_t)d->workspace % 256 != 0) {
+        return "desc.workspace must be 256-byte aligned";
+    }
+    if (d->workspace != NULL && d->workspace_bytes == 0) {
+        return "desc.workspace needs its size in desc.workspace_bytes";
     }
     return NULL;
 }
@@ -9101,11 +9309,22 @@ static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
 // one scratch between them, so work that needs scratch belongs to the first. Outside a capture all
 // of it is one line, in the order of the calls: the same kernels, and the same bits.
 
+// A stream of our own with desc.stream_priority; a driver without priorities gives a plain one.
+static qlora_result qlora__stream_create(qlora_ctx* ctx, void** out) {
+    qlora__gpu* gpu = ctx->gpu;
+    int priority = (int)ctx->desc.stream_priority;
+    if (priority != 0 && gpu->cu.StreamCreateWithPriority != NULL) {
+        int code = gpu->cu.StreamCreateWithPriority(out, QLORA__CU_STREAM_NON_BLOCKING, priority);
+        return qlora__cu(ctx, code, "cuStreamCreateWithPriority");
+    }
+    return qlora__cu(ctx, gpu->cu.StreamCreate(out, QLORA__CU_STREAM_NON_BLOCKING),
+                     "cuStreamCreate");
+}
+
 static qlora_result qlora__beside_open(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     qlora__beside* b = &gpu->beside;
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamCreate(&b->stream, QLORA__CU_STREAM_NON_BLOCKING),
-                         "cuStreamCreate"));
+    QLORA__TRY(qlora__stream_create(ctx, &b->stream));
     QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->fork, QLORA__CU_EVENT_DISABLE_TIMING),
                          "cuEventCreate"));
     for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
@@ -9251,8 +9470,7 @@ static qlora_result qlora__stream_check(qlora_ctx* ctx, void* stream) {
 
 static qlora_result qlora__gpu_open_stream(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamCreate(&gpu->own_stream, QLORA__CU_STREAM_NON_BLOCKING),
-                         "cuStreamCreate"));
+    QLORA__TRY(qlora__stream_create(ctx, &gpu->own_stream));
     gpu->stream = gpu->own_stream;
     if (ctx->desc.cu_stream != NULL) {
         QLORA__TRY(qlora__stream_check(ctx, ctx->desc.cu_stream));
@@ -9406,8 +9624,34 @@ static void qlora__tell(const qlora_ctx_desc* desc, const char* text) {
     }
 }
 
-qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out) {
+// A program and a library that disagree about a struct would read each other's fields wrongly.
+static bool qlora__abi_fits(const qlora_ctx_desc* desc, int version, uint64_t abi) {
+    char text[256];
+    if (version == QLORA_VERSION && abi == (uint64_t)QLORA_ABI) {
+        return true;
+    }
+    if (version != QLORA_VERSION) {
+        snprintf(
+            text, sizeof text,
+            "qlora_ctx_create: the program was compiled with qlora.h %d.%d.%d, this library is "
+            "%s; compile both with the same header",
+            version / 10000, version / 100 % 100, version % 100, QLORA_VERSION_STRING);
+    } else {
+        snprintf(text, sizeof text,
+                 "qlora_ctx_create: the program and this library were compiled with different "
+                 "headers of version %s (struct sizes %llx and %llx); compile both with the same",
+                 QLORA_VERSION_STRING, (unsigned long long)abi, (unsigned long long)QLORA_ABI);
+    }
+    qlora__tell(desc, text); // its place in the desc never changes
+    return false;
+}
+
+qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, int version,
+                                  uint64_t abi) {
     qlora__tell(desc, "");
+    if (!qlora__abi_fits(desc, version, abi)) {
+        return QLORA_ERR_VERSION;
+    }
     const char* fault = out == NULL ? "out is NULL" : NULL;
     if (fault == NULL && desc != NULL) {
         fault = qlora__ctx_desc_fault(desc);
@@ -9447,18 +9691,37 @@ qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out) {
     return QLORA_OK;
 }
 
+// "2 tensors, 1 model" of what still exists; "" when nothing does.
+static void qlora__living_text(const qlora_ctx* ctx, char* text, size_t size) {
+    static const char* const names[] = {"tensor", "clip", "graph", "model", "trainer",
+                                        "generation"};
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < QLORA__KINDS; i++) {
+        if (ctx->living[i] != 0) {
+            qlora__append(text, size, &used, "%s%lld %s%s", used > 0 ? ", " : "",
+                          (long long)ctx->living[i], names[i], ctx->living[i] == 1 ? "" : "s");
+        }
+    }
+}
+
 qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
     if (ctx == NULL) {
         return QLORA_OK;
     }
+    if (ctx->depth > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "qlora_ctx_destroy was called inside another call of this context");
+    }
     ctx->env.call = "qlora_ctx_destroy";
-    if (ctx->depth > 0 || ctx->children > 0) {
-        QLORA__LOG(ctx, ERROR, LEAK, "%lld objects still live", (long long)ctx->children);
-        return qlora__fail(
-            ctx, QLORA_ERR_STATE,
-            "%lld tensors, clips, graphs or models of this context still live; destroy "
-            "them first",
-            (long long)ctx->children);
+    char living[160];
+    qlora__living_text(ctx, living, sizeof living);
+    if (living[0] != '\0') {
+        QLORA__LOG(ctx, ERROR, LEAK, "still in existence: %s", living);
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "objects of this context still exist: %s; "
+                           "destroy them first",
+                           living);
     }
     if (!qlora__on_cpu(ctx)) {
         QLORA__TRY(qlora__enter_destroy(ctx, "qlora_ctx_destroy"));
@@ -9470,12 +9733,6 @@ qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
     qlora_allocator allocator = ctx->desc.allocator;
     allocator.free(ctx, sizeof *ctx, allocator.user);
     return QLORA_OK;
-}
-
-void qlora_ctx_get_desc(const qlora_ctx* ctx, qlora_ctx_desc* out) {
-    if (ctx != NULL && out != NULL) {
-        *out = ctx->desc;
-    }
 }
 
 qlora_backend qlora_ctx_backend(const qlora_ctx* ctx) {
@@ -9536,6 +9793,65 @@ qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream) {
     return qlora__leave(ctx, qlora__ctx_set_stream(ctx, cu_stream));
 }
 
+#ifndef QLORA_NO_CUDA
+
+// Both lines get their new memory before either loses the old one.
+static qlora_result qlora__workspace_swap(qlora_ctx* ctx, void* memory, size_t bytes) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__buffer* own = NULL;
+    qlora__buffer* second = NULL;
+    QLORA__TRY(memory == NULL ? qlora__buffer_create(ctx, bytes, &own) : QLORA_OK);
+    qlora_result r = qlora__buffer_create(ctx, bytes, &second);
+    r = r == QLORA_OK ? qlora__sync(ctx) : r; // nothing in the queue uses the old memory
+    if (r != QLORA_OK) {
+        qlora__buffer_destroy(ctx, own);
+        qlora__buffer_destroy(ctx, second);
+        return r;
+    }
+    qlora__buffer_destroy(ctx, gpu->own_workspace);
+    qlora__buffer_destroy(ctx, gpu->beside.workspace);
+    gpu->own_workspace = own;
+    gpu->workspace = own != NULL ? own->data : memory;
+    gpu->beside.workspace = second;
+    return QLORA_OK;
+}
+
+#endif
+
+static qlora_result qlora__ctx_set_workspace(qlora_ctx* ctx, void* memory, size_t bytes) {
+    if ((uintptr_t)memory % 256 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "memory must be 256-byte aligned");
+    }
+    if (memory != NULL && bytes == 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "bytes is 0; give the size of memory");
+    }
+    if (memory != NULL && qlora__on_cpu(ctx)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "a CPU context has no cuBLAS workspace");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "changing the workspace"));
+    bytes = bytes != 0 ? bytes : QLORA__WORKSPACE_BYTES;
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL && ctx->gpu->cublas != NULL) {
+        QLORA__TRY(qlora__workspace_swap(ctx, memory, bytes));
+        ctx->gpu->cublas_bound = false;
+        qlora__graphs_invalidate(ctx, 0, "the cuBLAS workspace was changed");
+    }
+#endif
+    ctx->desc.workspace = memory;
+    ctx->desc.workspace_bytes = bytes;
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL && ctx->gpu->cublas != NULL) {
+        return qlora__cublas_bind(ctx);
+    }
+#endif
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_set_workspace(qlora_ctx* ctx, void* memory, size_t bytes) {
+    QLORA__ENTER(ctx, "qlora_ctx_set_workspace");
+    return qlora__leave(ctx, qlora__ctx_set_workspace(ctx, memory, bytes));
+}
+
 static qlora_result qlora__ctx_native(qlora_ctx* ctx, qlora_native* out) {
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
@@ -9559,9 +9875,6 @@ qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out) {
 }
 
 static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
-    if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
-    }
     memset(out, 0, sizeof *out);
     out->device_bytes = ctx->device_bytes;
     out->device_peak = ctx->device_peak;
@@ -9579,9 +9892,28 @@ static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
     return QLORA_OK;
 }
 
-qlora_result qlora_ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
-    QLORA__ENTER(ctx, "qlora_ctx_memory");
-    return qlora__leave(ctx, qlora__ctx_memory(ctx, out));
+static qlora_result qlora__ctx_query(qlora_ctx* ctx, qlora_ctx_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    qlora_ctx_info info;
+    memset(&info, 0, sizeof info);
+    QLORA__TRY(qlora__ctx_memory(ctx, &info.memory));
+    info.desc = &ctx->desc;
+    info.last_path = ctx->last_path;
+    info.tensors = ctx->living[QLORA__TENSORS];
+    info.clips = ctx->living[QLORA__CLIPS];
+    info.graphs = ctx->living[QLORA__GRAPHS];
+    info.models = ctx->living[QLORA__MODELS];
+    info.trainers = ctx->living[QLORA__TRAINERS];
+    info.generations = ctx->living[QLORA__GENERATIONS];
+    *out = info;
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_query(qlora_ctx* ctx, qlora_ctx_info* out) {
+    QLORA__ENTER(ctx, "qlora_ctx_query");
+    return qlora__leave(ctx, qlora__ctx_query(ctx, out));
 }
 
 size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
@@ -9602,6 +9934,7 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
 #ifndef QLORA_NO_CUDA
     const qlora__gpu* gpu = ctx->gpu;
     if (gpu != NULL) {
+        qlora_cache_info cache = qlora__cache_facts(ctx);
         qlora__append(
             buffer, size, &used,
             "device: %d %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, %d KiB "
@@ -9618,8 +9951,7 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
                           ? " (this device's own target is unknown to "
                             "us or to the driver)"
                           : "",
-                      gpu->cache->info.modules, gpu->cache->info.kernels,
-                      gpu->cache->info.sealed ? ", sealed" : "");
+                      cache.modules, cache.kernels, cache.sealed ? ", sealed" : "");
     }
 #endif
     if (ctx->dead[0] != '\0') {
@@ -9849,7 +10181,7 @@ static int qlora__gemm_choose(const qlora__gemm* g) {
 static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__gemm* g) {
     uintptr_t address = (uintptr_t)g->A | (uintptr_t)g->B;
     int64_t strides = g->lda | g->ldb | (g->batch > 1 ? g->sA | g->sB : 0);
-    return g->a_type != QLORA_F32 && !(g->ta && g->tb) && ctx->gpu->target_number >= 80 &&
+    return g->a_type != QLORA_F32 && !(g->ta && g->tb) && qlora__gpu_takes(ctx, 80) &&
            address % 16 == 0 && strides % 8 == 0 && qlora__gemm_choose(g) != 0;
 }
 
@@ -9895,20 +10227,9 @@ static int qlora__cublas_type(qlora_dtype dtype) {
 
 // Shapes that pre-warm ran are remembered; others after the seal are counted.
 static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
-    qlora__cache* cache = ctx->gpu->cache;
     int64_t shape[] = {g->M,     g->N,      g->K,           g->ta ? 1 : 0,   g->tb ? 1 : 0,
                        g->batch, g->a_type, (int64_t)g->out, g->tf32 ? 1 : 0};
-    uint64_t hash = qlora__fnv(shape, sizeof shape, 0);
-    for (uint32_t i = 0; i < cache->info.cublas_shapes; i++) {
-        if (cache->planned[i] == hash) {
-            return;
-        }
-    }
-    if (cache->info.sealed) {
-        cache->info.cublas_unplanned++;
-    } else if (cache->info.cublas_shapes < QLORA__PLANNED_MAX) {
-        cache->planned[cache->info.cublas_shapes++] = hash;
-    }
+    qlora__cache_count_shape(ctx, qlora__fnv(shape, sizeof shape, 0));
 }
 
 // cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T, which is the same memory.
@@ -10058,10 +10379,6 @@ const char* qlora_path_name(qlora_path path) {
     return (int)path >= 0 && path <= QLORA_PATH_NF4 ? names[path] : "unknown";
 }
 
-qlora_path qlora_ctx_last_path(const qlora_ctx* ctx) {
-    return ctx != NULL ? ctx->last_path : QLORA_PATH_AUTO;
-}
-
 static qlora_result qlora__gemm_choose_path(qlora_ctx* ctx, qlora_path wanted, qlora_path* out) {
     bool cpu = qlora__on_cpu(ctx);
     if ((int)wanted < 0 || wanted > QLORA_PATH_CUBLAS) {
@@ -10152,13 +10469,17 @@ static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d,
     g->out = c->dtype;
     g->alpha = d->alpha;
     g->beta = d->beta;
-    g->tf32 = d->tf32 && a->dtype == QLORA_F32 && b->dtype == QLORA_F32;
     return QLORA_OK;
 }
 
-static qlora_result qlora__gemm_run(qlora_ctx* ctx, const qlora_gemm_desc* desc,
-                                    const qlora_tensor* a, const qlora_tensor* b,
-                                    const qlora_tensor* c) {
+// Whether a product of two f32 matrices may use TF32: a backward one only with TF32_ALL.
+static bool qlora__math_takes_tf32(qlora_math math, bool backward) {
+    return backward ? math == QLORA_MATH_TF32_ALL : math != QLORA_MATH_F32;
+}
+
+static qlora_result qlora__gemm_run(qlora_ctx* ctx, qlora_math math, bool backward,
+                                    const qlora_gemm_desc* desc, const qlora_tensor* a,
+                                    const qlora_tensor* b, const qlora_tensor* c) {
     if (desc == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
     }
@@ -10167,6 +10488,8 @@ static qlora_result qlora__gemm_run(qlora_ctx* ctx, const qlora_gemm_desc* desc,
     qlora_path path = QLORA_PATH_AUTO;
     QLORA__TRY(qlora__gemm_choose_path(ctx, desc->path, &path));
     QLORA__TRY(qlora__gemm_check(ctx, desc, a, b, c, &g));
+    g.tf32 =
+        qlora__math_takes_tf32(math, backward) && a->dtype == QLORA_F32 && b->dtype == QLORA_F32;
     ctx->last_path = path;
     if (g.M == 0 || g.N == 0 || g.batch == 0) {
         return QLORA_OK;
@@ -10177,51 +10500,73 @@ static qlora_result qlora__gemm_run(qlora_ctx* ctx, const qlora_gemm_desc* desc,
 qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc, const qlora_tensor* a,
                         const qlora_tensor* b, const qlora_tensor* c) {
     QLORA__ENTER(ctx, "qlora_gemm");
-    return qlora__leave(ctx, qlora__gemm_run(ctx, desc, a, b, c));
+    return qlora__leave(ctx, qlora__gemm_run(ctx, ctx->desc.math, false, desc, a, b, c));
 }
 
-// The three named products. backward: TF32 only when the context says "all".
-static qlora_result qlora__gemm_named(qlora_ctx* ctx, bool trans_a, bool trans_b, bool backward,
-                                      uint32_t flags, const qlora_tensor* a, const qlora_tensor* b,
-                                      const qlora_tensor* c) {
-    uint32_t both_paths = QLORA_GEMM_PTX | QLORA_GEMM_CUBLAS;
-    uint32_t both_modes = QLORA_GEMM_TF32 | QLORA_GEMM_EXACT;
-    if (flags > 31 || (flags & both_paths) == both_paths || (flags & both_modes) == both_modes) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u contradict each other or are unknown",
-                           flags);
+// Flags that are unknown, have no meaning here, or exclude each other.
+static qlora_result qlora__product_flags_check(qlora_ctx* ctx, uint32_t flags, bool nf4) {
+    static const char* const names[] = {"ACCUMULATE", "PTX", "CUBLAS", "FUSED", "UNFUSED"};
+    static const int apart[][2] = {{1, 2}, {3, 4}, {0, 3}, {1, 3}, {2, 3}};
+    if (flags > 31) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "flags: %u contains bits that are not in qlora_product_flags", flags);
     }
+    for (int i = 3; i < 5 && !nf4; i++) {
+        if ((flags >> i & 1u) != 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "flags: QLORA_PRODUCT_%s is for NF4 weights only", names[i]);
+        }
+    }
+    for (size_t i = 0; i < sizeof apart / sizeof apart[0]; i++) {
+        if ((flags >> apart[i][0] & flags >> apart[i][1] & 1u) != 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "flags: QLORA_PRODUCT_%s and QLORA_PRODUCT_%s exclude each other",
+                               names[apart[i][0]], names[apart[i][1]]);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_path qlora__product_path(uint32_t flags) {
+    return (flags & QLORA_PRODUCT_PTX) != 0      ? QLORA_PATH_PTX
+           : (flags & QLORA_PRODUCT_CUBLAS) != 0 ? QLORA_PATH_CUBLAS
+                                                 : QLORA_PATH_AUTO;
+}
+
+// The three named products.
+static qlora_result qlora__gemm_named(qlora_ctx* ctx, qlora_math math, bool trans_a, bool trans_b,
+                                      bool backward, uint32_t flags, const qlora_tensor* a,
+                                      const qlora_tensor* b, const qlora_tensor* c) {
+    QLORA__TRY(qlora__product_flags_check(ctx, flags, false));
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_a = trans_a;
     d.trans_b = trans_b;
     d.alpha = 1.0f;
-    d.beta = (flags & QLORA_GEMM_ACCUMULATE) != 0 ? 1.0f : 0.0f;
-    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
-    if ((flags & both_modes) != 0) {
-        d.tf32 = (flags & QLORA_GEMM_TF32) != 0;
-    }
-    d.path = (flags & QLORA_GEMM_PTX) != 0      ? QLORA_PATH_PTX
-             : (flags & QLORA_GEMM_CUBLAS) != 0 ? QLORA_PATH_CUBLAS
-                                                : QLORA_PATH_AUTO;
-    return qlora__gemm_run(ctx, &d, a, b, c);
+    d.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.path = qlora__product_path(flags);
+    return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
 }
 
 qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
                                 const qlora_tensor* c, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_forward");
-    return qlora__leave(ctx, qlora__gemm_named(ctx, false, false, false, flags, a, b, c));
+    return qlora__leave(
+        ctx, qlora__gemm_named(ctx, ctx->desc.math, false, false, false, flags, a, b, c));
 }
 
 qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor* dc, const qlora_tensor* b,
                                    const qlora_tensor* da, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_backward_a");
-    return qlora__leave(ctx, qlora__gemm_named(ctx, false, true, true, flags, dc, b, da));
+    return qlora__leave(
+        ctx, qlora__gemm_named(ctx, ctx->desc.math, false, true, true, flags, dc, b, da));
 }
 
 qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* dc,
                                    const qlora_tensor* db, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_backward_b");
-    return qlora__leave(ctx, qlora__gemm_named(ctx, true, false, true, flags, a, dc, db));
+    return qlora__leave(
+        ctx, qlora__gemm_named(ctx, ctx->desc.math, true, false, true, flags, a, dc, db));
 }
 
 //@@ src/gemm/nf4.h
@@ -10652,8 +10997,9 @@ static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes
     return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
 }
 
-static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
-                                       const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
+                                       const qlora_tensor* x, const qlora_nf4* w,
+                                       const qlora_tensor* y, uint32_t flags) {
     int64_t count = backward ? w->cols : w->rows;
     int64_t other = backward ? w->rows : w->cols;
     int64_t slice = 0;
@@ -10665,9 +11011,8 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlor
     memset(&d, 0, sizeof d);
     d.trans_b = !backward;
     d.alpha = 1.0f;
-    d.beta = (flags & QLORA_NF4_ACCUMULATE) != 0 ? 1.0f : 0.0f;
-    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
-    d.path = (flags & QLORA_NF4_PTX) != 0 ? QLORA_PATH_PTX : QLORA_PATH_AUTO;
+    d.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.path = qlora__product_path(flags);
     for (int64_t done = 0; done < count; done += slice) {
         int64_t now = qlora__min(slice, count - done);
         window.rows = backward ? other : now;
@@ -10678,7 +11023,7 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlor
                                      x->dtype == QLORA_F32));
         qlora_tensor part;
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
-        QLORA__TRY(qlora__gemm_run(ctx, &d, x, &window, &part));
+        QLORA__TRY(qlora__gemm_run(ctx, math, backward, &d, x, &window, &part));
     }
     return QLORA_OK;
 }
@@ -10686,11 +11031,10 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlor
 #ifndef QLORA_NO_CUDA
 
 static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
-    return !qlora__on_cpu(ctx) && ctx->gpu->target_number >= 80 && x->dtype == QLORA_BF16 &&
+    return qlora__gpu_takes(ctx, 80) && x->dtype == QLORA_BF16 &&
            x->rows <= QLORA__NF4_FUSED_ROWS && x->cols % 32 == 0 && x->cols <= INT32_MAX - 4096 &&
-           w->rows <= INT32_MAX - 4096 && w->rows * (x->cols / 32) <= INT32_MAX &&
-           x->ld % 8 == 0 && (uintptr_t)x->data % 16 == 0 &&
-           (uintptr_t)w->codes % 16 == 0;
+           w->rows <= INT32_MAX - 4096 && w->rows * (x->cols / 32) <= INT32_MAX && x->ld % 8 == 0 &&
+           (uintptr_t)x->data % 16 == 0 && (uintptr_t)w->codes % 16 == 0;
 }
 
 // How the blocks of a fused product share the work: blocks[] of them over the rows of each weight,
@@ -10834,13 +11178,8 @@ static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const q
         qlora__need(ctx, y, backward ? "dx" : "y", QLORA__IS_F32 | QLORA__IS_BF16, x->rows, out));
     QLORA__TRY(qlora__gemm_check_types(ctx, x, x, y));
     QLORA__TRY(qlora__need_apart(ctx, backward ? "dx" : "y", y, backward ? "dy" : "x", x));
-    uint32_t both = QLORA_NF4_FUSED | QLORA_NF4_UNFUSED;
-    if (flags > 15 || (flags & both) == both ||
-        ((flags & QLORA_NF4_FUSED) != 0 && (flags & (QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX)) != 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u contradict each other or are unknown",
-                           flags);
-    }
-    if ((flags & QLORA_NF4_FUSED) != 0 && (backward || !qlora__nf4_can_fuse(ctx, x, w))) {
+    QLORA__TRY(qlora__product_flags_check(ctx, flags, true));
+    if ((flags & QLORA_PRODUCT_FUSED) != 0 && (backward || !qlora__nf4_can_fuse(ctx, x, w))) {
         return qlora__fail(
             ctx, QLORA_ERR_UNSUPPORTED,
             "the fused NF4 product is y = x W^T on a GPU of compute capability 8.0 or "
@@ -10853,30 +11192,32 @@ static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const q
 
 static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
                                    uint32_t flags) {
-    uint32_t other = QLORA_NF4_UNFUSED | QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX;
+    uint32_t other =
+        QLORA_PRODUCT_UNFUSED | QLORA_PRODUCT_ACCUMULATE | QLORA_PRODUCT_PTX | QLORA_PRODUCT_CUBLAS;
     return (flags & other) == 0 && qlora__nf4_can_fuse(ctx, x, w);
 }
 
-static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
-                                    const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
+                                    const qlora_tensor* x, const qlora_nf4* w,
+                                    const qlora_tensor* y, uint32_t flags) {
     QLORA__TRY(qlora__nf4_gemm_check(ctx, backward, x, w, y, flags));
     if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
     }
-    return qlora__nf4_unfused(ctx, backward, x, w, y, flags);
+    return qlora__nf4_unfused(ctx, math, backward, x, w, y, flags);
 }
 
 qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
                                     const qlora_tensor* y, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_nf4_gemm_forward");
-    return qlora__leave(ctx, qlora__nf4_gemm(ctx, false, x, w, y, flags));
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w, y, flags));
 }
 
 qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy, const qlora_nf4* w,
                                      const qlora_tensor* dx, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_nf4_gemm_backward");
-    return qlora__leave(ctx, qlora__nf4_gemm(ctx, true, dy, w, dx, flags));
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, ctx->desc.math, true, dy, w, dx, flags));
 }
 
 static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
@@ -10891,10 +11232,10 @@ static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, cons
         return qlora__nf4_fused(ctx, x, w1, w2, y1, y2);
     }
     size_t before = ctx->scratch_used;
-    QLORA__TRY(qlora__nf4_gemm(ctx, false, x, w1, y1, flags));
+    QLORA__TRY(qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w1, y1, flags));
     ctx->scratch_used =
         before; // the stream keeps the order, so the second weight takes the same place
-    return qlora__nf4_gemm(ctx, false, x, w2, y2, flags);
+    return qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w2, y2, flags);
 }
 
 qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
@@ -11083,7 +11424,7 @@ static qlora_result qlora__clip_create(qlora_ctx* ctx, const qlora_tensor* const
         qlora__clip_free(ctx, clip);
         return r;
     }
-    ctx->children++;
+    ctx->living[QLORA__CLIPS]++;
     *out = clip;
     return QLORA_OK;
 }
@@ -11101,7 +11442,7 @@ static qlora_ctx* qlora__clip_ctx(const qlora_clip* clip) {
 static qlora_result qlora__clip_destroy(qlora_ctx* ctx, qlora_clip* clip) {
     QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
     qlora__clip_free(ctx, clip);
-    ctx->children--;
+    ctx->living[QLORA__CLIPS]--;
     return QLORA_OK;
 }
 
@@ -12154,18 +12495,43 @@ static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t 
     return frequency;
 }
 
-qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim, int64_t positions,
-                              float* out) {
-    if (desc == NULL || head_dim <= 0 || head_dim % 2 != 0 || positions < 0 ||
-        (out == NULL && positions > 0) || (int)desc->type < 0 || desc->type > QLORA_ROPE_YARN) {
-        return QLORA_ERR_ARGUMENT;
+// What is wrong with the arguments, in text; "" when nothing is. Defaults are resolved in d.
+static void qlora__rope_fault(qlora_rope_desc* d, int64_t head_dim, int64_t positions, char* text,
+                              size_t size) {
+    d->theta = d->theta != 0 ? d->theta : 10000;
+    d->factor = d->factor != 0 ? d->factor : 1;
+    bool needs_original = d->type == QLORA_ROPE_LLAMA3 || d->type == QLORA_ROPE_YARN;
+    text[0] = '\0';
+    if (head_dim <= 0 || head_dim % 2 != 0) {
+        snprintf(text, size, "head_dim is %lld; use an even number above 0", (long long)head_dim);
+    } else if (positions < 0) {
+        snprintf(text, size, "positions is %lld; use 0 or more", (long long)positions);
+    } else if ((int)d->type < 0 || d->type > QLORA_ROPE_YARN) {
+        snprintf(text, size, "desc.type is %d; use a qlora_rope_type", (int)d->type);
+    } else if (!(d->theta > 1)) {
+        snprintf(text, size, "desc.theta is %g; use a number above 1", d->theta);
+    } else if (!(d->factor > 0)) {
+        snprintf(text, size, "desc.factor is %g; use a number above 0", d->factor);
+    } else if (needs_original && !(d->original_max_position > 0)) {
+        snprintf(text, size, "desc.original_max_position is %g; this type needs a number above 0",
+                 d->original_max_position);
     }
-    qlora_rope_desc d = *desc;
-    d.theta = d.theta != 0 ? d.theta : 10000;
-    d.factor = d.factor != 0 ? d.factor : 1;
-    bool needs_original = d.type == QLORA_ROPE_LLAMA3 || d.type == QLORA_ROPE_YARN;
-    if (!(d.theta > 1) || !(d.factor > 0) || (needs_original && !(d.original_max_position > 0))) {
-        return QLORA_ERR_ARGUMENT;
+}
+
+static qlora_result qlora__rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, int64_t head_dim,
+                                      int64_t positions, float* out) {
+    qlora_rope_desc d;
+    char text[160] = "desc is NULL";
+    memset(&d, 0, sizeof d);
+    if (desc != NULL) {
+        d = *desc;
+        qlora__rope_fault(&d, head_dim, positions, text, sizeof text);
+    }
+    if (text[0] == '\0' && out == NULL && positions > 0) {
+        snprintf(text, sizeof text, "out is NULL");
+    }
+    if (text[0] != '\0') {
+        return ctx != NULL ? qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s", text) : QLORA_ERR_ARGUMENT;
     }
     int64_t half = head_dim / 2;
     float attention = qlora__rope_attention_factor(&d);
@@ -12178,6 +12544,15 @@ qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim, int
         }
     }
     return QLORA_OK;
+}
+
+qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, int64_t head_dim,
+                              int64_t positions, float* out) {
+    if (ctx == NULL) {
+        return qlora__rope_table(NULL, desc, head_dim, positions, out);
+    }
+    QLORA__ENTER(ctx, "qlora_rope_table");
+    return qlora__leave(ctx, qlora__rope_table(ctx, desc, head_dim, positions, out));
 }
 
 typedef struct qlora__rope_job {
@@ -13279,17 +13654,16 @@ static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear_desc*
 }
 
 // C = alpha op(A) op(B) + beta C, in the forward or the backward precision.
-static qlora_result qlora__linear_gemm(qlora_ctx* ctx, bool backward, bool ta, bool tb, float alpha,
-                                       float beta, const qlora_tensor* a, const qlora_tensor* b,
-                                       const qlora_tensor* c) {
+static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool backward, bool ta,
+                                       bool tb, float alpha, float beta, const qlora_tensor* a,
+                                       const qlora_tensor* b, const qlora_tensor* c) {
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_a = ta;
     d.trans_b = tb;
     d.alpha = alpha;
     d.beta = beta;
-    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
-    return qlora__gemm_run(ctx, &d, a, b, c);
+    return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
 }
 
 // ---- bias and placement
@@ -13478,7 +13852,8 @@ static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_line
 // ---- forward
 
 // z of one part from the masked x, rows by rows.
-static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear_desc* l, int32_t i,
+static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
+                                           const qlora_linear_desc* l, int32_t i,
                                            const qlora_tensor* x, const qlora_tensor* z) {
     qlora__masked m;
     QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
@@ -13490,15 +13865,15 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear_de
         QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
         QLORA__TRY(qlora__tensor_view(ctx, z, done, now, 0, z->cols, &to));
         QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
-        QLORA__TRY(
-            qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, &m.rows, l->parts[i].a, &to));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, &m.rows,
+                                      l->parts[i].a, &to));
     }
     ctx->scratch_used = m.scratch_before; // what comes next on the stream may use it again
     return QLORA_OK;
 }
 
 // z into the last columns of x.
-static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear_desc* l,
+static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* x, const qlora_tensor* inner) {
     int64_t pad = x->cols - l->in;
     qlora_tensor tail;
@@ -13506,17 +13881,17 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear_desc* l,
     if (l->operand != NULL && l->dropout == 0.0f) { // all parts at once, the zeros included
         qlora_tensor a;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, qlora_linear_out(l), pad, 0, l->in, &a));
-        return qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
+        return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
     }
     int64_t at = 0;
     for (int32_t i = 0; i < l->count; i++) {
         qlora_tensor z;
         QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, x->rows, at, l->parts[i].rank, &z));
         if (z.cols > 0 && l->dropout > 0.0f) {
-            QLORA__TRY(qlora__linear_z_masked(ctx, l, i, inner, &z));
+            QLORA__TRY(qlora__linear_z_masked(ctx, math, l, i, inner, &z));
         } else if (z.cols > 0) {
-            QLORA__TRY(
-                qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner, l->parts[i].a, &z));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner,
+                                          l->parts[i].a, &z));
         }
         at += z.cols;
     }
@@ -13525,9 +13900,9 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear_desc* l,
     return qlora__tensor_zero(ctx, &rest);
 }
 
-static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                                const qlora_tensor* x, const qlora_tensor* inner,
-                                                const qlora_tensor* y) {
+static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
+                                                const qlora_linear_desc* l, const qlora_tensor* x,
+                                                const qlora_tensor* inner, const qlora_tensor* y) {
     int64_t col = 0;
     int64_t at = l->in;
     for (int32_t i = 0; i < l->count; i++) {
@@ -13537,12 +13912,13 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_line
         size_t scratch_before = ctx->scratch_used;
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
-        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, false, inner, p->nf4, &part, 0)
-                                  : qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner,
-                                                       p->dense, &part));
+        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, false, inner, p->nf4, &part, 0)
+                                  : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
+                                                       inner, p->dense, &part));
         ctx->scratch_used = scratch_before;
         if (p->rank > 0) {
-            QLORA__TRY(qlora__linear_gemm(ctx, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
         }
         if (p->bias != NULL) {
             QLORA__TRY(qlora__linear_bias(ctx, p->bias, &part, true));
@@ -13553,8 +13929,9 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_line
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                                 const qlora_tensor* x, const qlora_tensor* y) {
+static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, qlora_math math,
+                                                 const qlora_linear_desc* l, const qlora_tensor* x,
+                                                 const qlora_tensor* y) {
     int64_t out = qlora_linear_out(l);
     bool biased = false;
     for (int32_t i = 0; i < l->count; i++) {
@@ -13571,11 +13948,13 @@ static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_lin
     }
     qlora_tensor upper; // [W sB]
     QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, 0, l->operand->cols, &upper));
-    return qlora__linear_gemm(ctx, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper, y);
+    return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper,
+                              y);
 }
 
-static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                          const qlora_tensor* x, const qlora_tensor* y) {
+static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
+                                          const qlora_linear_desc* l, const qlora_tensor* x,
+                                          const qlora_tensor* y) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
     QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, false));
@@ -13585,21 +13964,21 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear_des
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
-    QLORA__TRY(qlora__linear_z(ctx, l, x, &inner));
-    return l->operand != NULL ? qlora__linear_forward_joined(ctx, l, x, y)
-                              : qlora__linear_forward_plain(ctx, l, x, &inner, y);
+    QLORA__TRY(qlora__linear_z(ctx, math, l, x, &inner));
+    return l->operand != NULL ? qlora__linear_forward_joined(ctx, math, l, x, y)
+                              : qlora__linear_forward_plain(ctx, math, l, x, &inner, y);
 }
 
 qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                   const qlora_tensor* x, const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_linear_forward");
-    return qlora__leave(ctx, qlora__linear_forward(ctx, linear, x, y));
+    return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, x, y));
 }
 
 // ---- backward
 
 // u into the last columns of dy.
-static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear_desc* l,
+static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* dy, const qlora_tensor* inner) {
     int64_t out = inner->cols;
     int64_t pad = dy->cols - out;
@@ -13608,7 +13987,7 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear_desc* l,
     if (l->operand != NULL) {
         qlora_tensor sb;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, l->in, pad, &sb));
-        return qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, inner, &sb, &tail);
+        return qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, inner, &sb, &tail);
     }
     int64_t col = 0;
     int64_t at = 0;
@@ -13619,7 +13998,8 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear_desc* l,
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, dy->rows, at, p->rank, &u));
         if (p->rank > 0) {
-            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &part, p->sb, &u));
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &part, p->sb, &u));
         }
         col += p->out;
         at += p->rank;
@@ -13630,14 +14010,14 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear_desc* l,
 }
 
 // dx = sum of dy_i W_i, and u_i A_i unless that is masked.
-static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear_desc* l,
+static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                      const qlora_tensor* dy, const qlora_tensor* inner,
                                      const qlora_tensor* dx) {
     if (l->operand != NULL) {
         const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
         qlora_tensor below; // [W ; A], or W alone
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, left->cols, 0, l->in, &below));
-        return qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, left, &below, dx);
+        return qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, left, &below, dx);
     }
     int64_t col = 0;
     int64_t at = inner->cols;
@@ -13649,13 +14029,13 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear_desc* l,
         float beta = i > 0 ? 1.0f : 0.0f;
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
-        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, true, &part, p->nf4, dx,
-                                                    i > 0 ? (uint32_t)QLORA_NF4_ACCUMULATE : 0u)
-                                  : qlora__linear_gemm(ctx, true, false, false, 1.0f, beta, &part,
-                                                       p->dense, dx));
+        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, true, &part, p->nf4, dx,
+                                                    i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
+                                  : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta,
+                                                       &part, p->dense, dx));
         ctx->scratch_used = scratch_before;
         if (p->rank > 0 && l->dropout == 0.0f) {
-            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
         }
         col += p->out;
         at += p->rank;
@@ -13664,10 +14044,10 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear_desc* l,
 }
 
 // With dropout, for one part: dA = u^T (masked x), and dx += mask of u A.
-static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                                   int32_t i, const qlora_tensor* x,
-                                                   const qlora_tensor* u, const qlora_tensor* dx,
-                                                   float beta) {
+static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math math,
+                                                   const qlora_linear_desc* l, int32_t i,
+                                                   const qlora_tensor* x, const qlora_tensor* u,
+                                                   const qlora_tensor* dx, float beta) {
     const qlora_linear_part* p = &l->parts[i];
     qlora__masked m;
     QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
@@ -13680,12 +14060,12 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_l
         QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
         QLORA__TRY(qlora__tensor_view(ctx, u, done, now, 0, u->cols, &some));
         QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
-        QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, done > 0 ? 1.0f : beta, &some,
-                                      &m.rows, p->da));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, true, true, false, 1.0f, done > 0 ? 1.0f : beta,
+                                      &some, &m.rows, p->da));
         if (dx != NULL) {
             QLORA__TRY(qlora__tensor_view(ctx, dx, done, now, 0, l->in, &to));
-            QLORA__TRY(
-                qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &some, p->a, &m.rows));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &some, p->a,
+                                          &m.rows));
             QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &m.rows, &to, true));
         }
     }
@@ -13715,9 +14095,10 @@ static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* jo
     return joined->rows > 0;
 }
 
-static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                            const qlora_tensor* x, const qlora_tensor* dy,
-                                            const qlora_tensor* dx, float beta) {
+static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
+                                            const qlora_linear_desc* l, const qlora_tensor* x,
+                                            const qlora_tensor* dy, const qlora_tensor* dx,
+                                            float beta) {
     int64_t col = 0;
     int64_t at = 0;
     int64_t out = qlora_linear_out(l);
@@ -13728,7 +14109,7 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear_d
     if (joined) {
         qlora_tensor u;
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, all.rows, &u));
-        QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, &all));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, true, true, false, 1.0f, beta, &u, &inner, &all));
     }
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* p = &l->parts[i];
@@ -13739,13 +14120,14 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear_d
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out + at, p->rank, &u));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
         if (p->rank > 0 && l->dropout > 0.0f) {
-            QLORA__TRY(qlora__linear_masked_gradients(ctx, l, i, &inner, &u, dx, beta));
+            QLORA__TRY(qlora__linear_masked_gradients(ctx, math, l, i, &inner, &u, dx, beta));
         } else if (p->rank > 0 && !joined) {
-            QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, p->da));
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, math, true, true, false, 1.0f, beta, &u, &inner, p->da));
         }
         if (p->rank > 0) {
             QLORA__TRY(
-                qlora__linear_gemm(ctx, true, true, false, p->scale, beta, &part, &z, p->db));
+                qlora__linear_gemm(ctx, math, true, true, false, p->scale, beta, &part, &z, p->db));
         }
         col += p->out;
         at += p->rank;
@@ -13753,9 +14135,10 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear_d
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                           const qlora_tensor* x, const qlora_tensor* dy,
-                                           const qlora_tensor* dx, uint32_t flags) {
+static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
+                                           const qlora_linear_desc* l, const qlora_tensor* x,
+                                           const qlora_tensor* dy, const qlora_tensor* dx,
+                                           uint32_t flags) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
     QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, true));
@@ -13775,19 +14158,19 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear_de
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
-    QLORA__TRY(qlora__linear_u(ctx, l, dy, &inner));
+    QLORA__TRY(qlora__linear_u(ctx, math, l, dy, &inner));
     if (dx != NULL) {
-        QLORA__TRY(qlora__linear_dx(ctx, l, dy, &inner, dx));
+        QLORA__TRY(qlora__linear_dx(ctx, math, l, dy, &inner, dx));
     }
     float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
-    return qlora__linear_gradients(ctx, l, x, dy, dx, beta);
+    return qlora__linear_gradients(ctx, math, l, x, dy, dx, beta);
 }
 
 qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                    const qlora_tensor* x, const qlora_tensor* dy,
                                    const qlora_tensor* dx, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_linear_backward");
-    return qlora__leave(ctx, qlora__linear_backward(ctx, linear, x, dy, dx, flags));
+    return qlora__leave(ctx, qlora__linear_backward(ctx, ctx->desc.math, linear, x, dy, dx, flags));
 }
 
 //@@ src/ops/attention.h
@@ -14090,6 +14473,7 @@ typedef struct qlora__attention_path {
     int64_t hd;     // 0 = any up to 256
     int capability; // at least
     bool aligned;   // rows must start at multiples of 16 bytes
+    uint32_t need;  // of the registry: what pre-warm compiles for it
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
     qlora__attention_kernel kv;
@@ -14100,19 +14484,19 @@ typedef struct qlora__attention_path {
 // clang-format off
 // The first row that fits is taken. Shared memory as the comments of kernels/attn_tc.cuh count it.
 static const qlora__attention_path qlora__attention_paths[] = {
-    {QLORA_BF16, 64, 80, true,
+    {QLORA_BF16, 64, 80, true, QLORA__NEED_HEAD64,
      {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
      {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536},
      {QLORA__K_attn64_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 128, 80, true,
+    {QLORA_BF16, 128, 80, true, QLORA__NEED_HEAD128,
      {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
      {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304},
      {QLORA__K_attn128_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 0, 75, false,
+    {QLORA_BF16, 0, 75, false, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
-    {QLORA_F32, 0, 75, false,
+    {QLORA_F32, 0, 75, false, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
@@ -14123,6 +14507,17 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
     return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
 }
 
+// The one walk over the table.
+static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
+                                                          int64_t hd, bool aligned) {
+    const qlora__attention_path* p = qlora__attention_paths;
+    while (p->dtype != dtype || (p->hd != 0 && p->hd != hd) ||
+           !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned)) {
+        p++; // the last rows take everything
+    }
+    return p;
+}
+
 static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx,
                                                             const qlora__attention* a) {
     const qlora_tensor* all[] = {a->q, a->k, a->v, a->o, a->d_o, a->dq, a->dk, a->dv};
@@ -14130,12 +14525,13 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         aligned = aligned && qlora__attention_aligned(all[i]);
     }
-    const qlora__attention_path* p = qlora__attention_paths;
-    while (p->dtype != a->q->dtype || (p->hd != 0 && p->hd != a->hd) ||
-           p->capability > ctx->gpu->capability || (p->aligned && !aligned)) {
-        p++; // the last rows take everything
-    }
-    return p;
+    return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned);
+}
+
+// What pre-warm must compile for attention of this type and head size.
+static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
+                                                    int64_t hd) {
+    return qlora__attention_find(ctx, dtype, hd, true)->need;
 }
 
 // Kernels count tokens, heads and offsets in 32 bits.
@@ -14348,7 +14744,8 @@ static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attentio
     gemm.trans_a = trans_x;
     gemm.trans_b = trans_y;
     gemm.alpha = alpha;
-    return qlora_gemm(ctx, &gemm, &t[0], &t[1], &t[2]);
+    // exact, as the fused kernels are
+    return qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &t[0], &t[1], &t[2]);
 }
 
 // p of sequence s.
@@ -14772,36 +15169,29 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
     return r;
 }
 
-// Which attention kernels a model runs; agrees with qlora__attention_paths in section OPS.
-static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_prewarm_desc* s) {
-    bool tensor_cores = s->compute == QLORA_BF16 && ctx->gpu->capability >= 80;
-    if (tensor_cores && (s->head_dim == 64 || s->head_dim == 128)) {
-        return s->head_dim == 64 ? QLORA__NEED_HEAD64 : QLORA__NEED_HEAD128;
-    }
-    return QLORA__NEED_HEADANY;
+// The conditions of the kernel registry that hold for a model; random: its weights are made here.
+static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
+                                      bool nf4, bool lora, bool random) {
+    return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
+           (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
+           (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
+           (random ? QLORA__NEED_RANDOM : 0) | qlora__attention_need(ctx, compute, head_dim);
 }
 
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
-    qlora__cache* cache = ctx->gpu->cache;
     double start = qlora__clock_ms();
-    bool was_sealed = cache->info.sealed;
-    uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
-                    (s->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
-                    (s->base == QLORA_BASE_NF4 ? QLORA__NEED_NF4 : 0) |
-                    (s->rank > 0 ? QLORA__NEED_LORA : 0) | qlora__attention_need(ctx, s);
-    cache->info.sealed = false;
+    uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, s->base == QLORA_BASE_NF4,
+                                          s->rank > 0, false);
+    bool was_sealed = qlora__cache_set_sealed(ctx, false);
     qlora_result r = qlora__cache_warm(ctx, have);
     if (r == QLORA_OK && qlora__has_cublas(ctx)) {
         r = qlora__prewarm_cublas(ctx, s);
     }
-    if (r != QLORA_OK) {
-        cache->info.sealed = was_sealed;
-        return r;
-    }
-    cache->info.sealed = true;
+    qlora__cache_set_sealed(ctx, r == QLORA_OK || was_sealed);
+    QLORA__TRY(r);
+    qlora_cache_info info = qlora__cache_facts(ctx);
     QLORA__LOG(ctx, INFO, PREWARM, "%u modules, %u kernels, %u cuBLAS shapes in %.1f ms",
-               cache->info.modules, cache->info.kernels, cache->info.cublas_shapes,
-               qlora__clock_ms() - start);
+               info.modules, info.kernels, info.cublas_shapes, qlora__clock_ms() - start);
     return QLORA_OK;
 }
 
@@ -14951,7 +15341,7 @@ static qlora_result qlora__graph_clear_swap(qlora_ctx* ctx, void* recorded, void
     void* args[] = {&clear->address, &clear->floats, &rows, &clear->floats, &zero};
     qlora__kernel_node fill;
     memset(&fill, 0, sizeof fill);
-    fill.function = ctx->gpu->cache->kernels[QLORA__K_elementwise_fill_f32].function;
+    fill.function = qlora__cache_function(ctx, QLORA__K_elementwise_fill_f32);
     fill.block[0] = 256;
     fill.grid[0] = (unsigned)qlora__max(1, qlora__ceil_div(clear->floats, 4 * 256));
     for (int i = 1; i < 3; i++) {
@@ -14979,7 +15369,7 @@ static qlora_result qlora__graph_clear_swap(qlora_ctx* ctx, void* recorded, void
 
 static qlora_result qlora__graph_swap_clears(qlora_ctx* ctx, void* recorded, size_t count) {
     const qlora__cuda_table* cu = &ctx->gpu->cu;
-    if (ctx->gpu->cache->kernels[QLORA__K_elementwise_fill_f32].function == NULL ||
+    if (qlora__cache_function(ctx, QLORA__K_elementwise_fill_f32) == NULL ||
         cu->GraphNodeGetType == NULL || cu->GraphMemsetNodeGetParams == NULL ||
         cu->GraphNodeGetDependencies == NULL || cu->GraphNodeGetDependentNodes == NULL ||
         cu->GraphAddKernelNode == NULL || cu->GraphAddDependencies == NULL ||
@@ -15073,7 +15463,7 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
     }
     graph->next = ctx->graphs;
     ctx->graphs = graph;
-    ctx->children++;
+    ctx->living[QLORA__GRAPHS]++;
     QLORA__LOG(ctx, INFO, GRAPH, "graph %llu captured, %llu nodes", (unsigned long long)key,
                (unsigned long long)graph->nodes);
     *out = graph;
@@ -15116,6 +15506,9 @@ qlora_result qlora_graph_replay(qlora_graph* graph, uint64_t key) {
 }
 
 static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
+    if (graph == NULL) {
+        return QLORA_OK;
+    }
     QLORA__TRY(qlora__not_in_capture(ctx, "destroying a graph"));
     qlora_graph** link = &ctx->graphs;
     while (*link != graph) {
@@ -15124,7 +15517,7 @@ static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
     *link = graph->next;
     qlora__graph_drop_exec(ctx, graph);
     qlora__graph_free(ctx, graph);
-    ctx->children--;
+    ctx->living[QLORA__GRAPHS]--;
     return QLORA_OK;
 }
 
@@ -15265,6 +15658,7 @@ struct qlora_model {
     char* dir; // copy of desc.dir, or NULL
     qlora__source* source; // only while the model is being opened
     qlora_dtype compute;
+    qlora_math math; // the context's when the model was opened
     bool use_adapters;
     int64_t trainers;    // children
     int64_t generations; // children
@@ -15959,6 +16353,11 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
         QLORA__TRY(qlora__need_whole(ctx, fields[i].name, fields[i].value, fields[i].least,
                                      fields[i].most));
     }
+    if (d->mode > QLORA_MODE_F32 && d->mode < QLORA_MODE_BF16) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.mode is %d; TF32 is a setting of the context (math)",
+                           (int)d->mode);
+    }
     QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, 0.0, 1.0));
     QLORA__TRY(qlora__need_real(ctx, "desc.alpha", (double)d->alpha, -1e300, 1e300));
     return qlora__need_real(ctx, "desc.weight_std", (double)d->weight_std, 0.0, 1e300);
@@ -16020,9 +16419,8 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->desc.targets = desc->targets != 0 ? desc->targets : (uint32_t)QLORA_TARGET_ALL;
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
                        (desc->mode == QLORA_MODE_AUTO && machine->capability >= 80);
-    m->plan.mode = wants_16bit ? QLORA_MODE_BF16
-                   : desc->mode == QLORA_MODE_AUTO ? QLORA_MODE_F32
-                                                   : desc->mode;
+    m->plan.mode = wants_16bit ? QLORA_MODE_BF16 : QLORA_MODE_F32;
+    m->math = ctx->desc.math;
     m->compute = wants_16bit ? QLORA_BF16 : QLORA_F32;
     m->plan.tokens = m->desc.tokens;
     m->plan.max_sequences = m->desc.max_sequences;
@@ -16973,6 +17371,7 @@ typedef struct qlora__pass {
     qlora_model* m;
     int64_t rows;
     bool training;  // dropout is on
+    qlora_math math; // of f32 products
     bool decoding;  // keys and values go into the cache
     int64_t first;  // position of the first row when decoding
 } qlora__pass;
@@ -16984,6 +17383,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     pass.m = m;
     pass.rows = rows;
     pass.training = training;
+    pass.math = m->math;
     return pass;
 }
 
@@ -17046,7 +17446,9 @@ static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* 
     QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
     qlora_tensor in = qlora__window(x, pass->rows, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__window(y, pass->rows, 0, stack.out);
-    return qlora_linear_forward(pass->ctx, &stack.linear, &in, &out);
+    QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // for the scratch
+    return qlora__leave(pass->ctx,
+                        qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out));
 }
 
 // q, k and v of a layer, as attention takes them.
@@ -17220,7 +17622,8 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = true;
     gemm.alpha = 1.0f / sqrtf((float)d);
-    QLORA__TRY(qlora_gemm(ctx, &gemm, &q, &k, &s));
+    // Exact, as attention over many rows is.
+    QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
     qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
     qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
     QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
@@ -17229,7 +17632,7 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     }
     gemm.trans_b = false;
     gemm.alpha = 1.0f;
-    return qlora_gemm(ctx, &gemm, &p, &v, &o);
+    return qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &p, &v, &o);
 }
 
 //@@ src/model/forward.h
@@ -17326,7 +17729,7 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
         return QLORA_OK;
     }
     qlora_tensor inner = qlora__window(x, pass->rows, 0, stack->linear.in);
-    return qlora__linear_z(pass->ctx, &stack->linear, x, &inner);
+    return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
 // dA and dB of a stack, with u in place, and z too unless it is wanted; none of it needs scratch.
@@ -17340,9 +17743,18 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
     QLORA__TRY(qlora__beside_begin(ctx));
     qlora_result r = wants_z ? qlora__stack_z(pass, stack, x) : QLORA_OK;
     if (r == QLORA_OK) {
-        r = qlora__linear_gradients(ctx, &stack->linear, x, dy, NULL, 1.0f);
+        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x, dy, NULL, 1.0f);
     }
     return qlora__beside_end(ctx, group, r);
+}
+
+// All gradients of a stack with dropout, whose masks need scratch.
+static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const qlora__stack* stack,
+                                                 const qlora_tensor* x, const qlora_tensor* dy,
+                                                 const qlora_tensor* dx) {
+    QLORA__ENTER(pass->ctx, "qlora_linear_backward");
+    return qlora__leave(
+        pass->ctx, qlora__linear_backward(pass->ctx, pass->math, &stack->linear, x, dy, dx, 0));
 }
 
 // dy (with room for u) and x (with z) -> dx (may be NULL), and dA and dB. With dropout the adapters
@@ -17352,14 +17764,15 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
                                           const qlora_tensor* dx) {
     qlora_ctx* ctx = pass->ctx;
     if (stack->linear.dropout > 0.0f) {
-        return qlora_linear_backward(ctx, &stack->linear, x, dy, dx, 0);
+        return qlora__stack_backward_masked(pass, stack, x, dy, dx);
     }
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     if (stack->pad > 0) {
-        QLORA__TRY(qlora__linear_u(ctx, &stack->linear, dy, &inner));
+        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack->linear, dy, &inner));
     }
     QLORA__TRY(qlora__stack_gradients(pass, stack, group, x, dy, false));
-    return dx != NULL ? qlora__linear_dx(ctx, &stack->linear, dy, &inner, dx) : QLORA_OK;
+    return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, dx)
+                      : QLORA_OK;
 }
 
 // Gradients of down_proj and SwiGLU: dh -> the gradient of gate and up in kept.gu.
@@ -17379,14 +17792,14 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so SwiGLU comes first
         QLORA__TRY(qlora_swiglu_forward(ctx, &gate, &up, &s));
         QLORA__TRY(qlora__stack_z(pass, &stack, &x));
-        QLORA__TRY(qlora_linear_backward(ctx, &stack.linear, &x, &dy, &ds, 0));
+        QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
         return qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, NULL);
     }
     // SwiGLU's output is made again in place of its gradient, in the same pass over gate and up.
     if (stack.pad > 0) {
-        QLORA__TRY(qlora__linear_u(ctx, &stack.linear, &dy, &dy_inner));
+        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
     }
-    QLORA__TRY(qlora__linear_dx(ctx, &stack.linear, &dy, &dy_inner, &ds));
+    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
     QLORA__TRY(qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, &s));
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }
@@ -17546,7 +17959,8 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
     qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
     QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
-    QLORA__TRY(qlora__gemm_named(ctx, false, true, false, 0, &m->rows_x, &m->head, &m->logits));
+    QLORA__TRY(qlora__gemm_named(ctx, pass->math, false, true, false, 0, &m->rows_x, &m->head,
+                                 &m->logits));
     qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
     args.logits = &m->logits;
@@ -17563,7 +17977,8 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.rows = C;
-        QLORA__TRY(qlora__gemm_named(ctx, false, false, true, 0, &m->logits, &m->head, &dx));
+        QLORA__TRY(qlora__gemm_named(ctx, pass->math, false, false, true, 0, &m->logits, &m->head,
+                                     &dx));
     }
     return QLORA_OK;
 }
@@ -17590,7 +18005,7 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
     qlora_tensor x;
     QLORA__TRY(qlora__tensor_view(pass->ctx, &m->x, first, rows, 0, m->plan.config.hidden, &x));
     qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
-    return qlora__gemm_named(pass->ctx, false, true, false, 0, &x, &m->head, &logits);
+    return qlora__gemm_named(pass->ctx, pass->math, false, true, false, 0, &x, &m->head, &logits);
 }
 
 //@@ src/model/prepare.h
@@ -17643,9 +18058,8 @@ static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     QLORA__REAL* real = (QLORA__REAL*)qlora__alloc(ctx, n * sizeof *real);
     qlora_result r = host != NULL && real != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     for (int i = 0; i < 2 && r == QLORA_OK; i++) {
-        r = qlora_rope_table(tables[i].desc, c->head_dim, m->positions, host);
+        r = qlora__rope_table(ctx, tables[i].desc, c->head_dim, m->positions, host);
         if (r != QLORA_OK) {
-            r = qlora__fail(ctx, r, "the rope parameters are not valid");
             break;
         }
         for (size_t j = 0; j < n; j++) {
@@ -17690,19 +18104,11 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, doubl
 static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
-        const qlora_model_config* c = &m->plan.config;
-        qlora_prewarm_desc shape;
-        memset(&shape, 0, sizeof shape);
-        shape.head_dim = c->head_dim;
-        shape.compute = m->compute;
         bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
-        uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
-                        (m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
-                        (nf4 ? QLORA__NEED_NF4 : 0) | QLORA__NEED_LORA |
-                        (m->dir == NULL ? QLORA__NEED_RANDOM : 0) |
-                        qlora__attention_need(ctx, &shape);
-        ctx->gpu->cache->info.sealed = false;
-        return qlora__cache_warm(ctx, have); // decoding's own are loaded by the dry run
+        // Decoding's own kernels are loaded by the dry run.
+        return qlora__cache_warm(ctx,
+                                 qlora__kernels_needed(ctx, m->compute, m->plan.config.head_dim,
+                                                       nf4, true, m->dir == NULL));
     }
 #else
     (void)m;
@@ -17909,7 +18315,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         QLORA__TRY(qlora__head_logits(&one, 0, 1));
     }
     QLORA__TRY(qlora__sync(ctx));
-    return qlora__cache_set_sealed(ctx, true);
+    qlora__cache_set_sealed(ctx, true);
+    return QLORA_OK;
 }
 
 static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
@@ -17994,7 +18401,9 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
                         "desc.mode is BF16; the CPU computes in F32, so use F32 or AUTO");
     }
     if (r == QLORA_OK) {
+        bool was_sealed = qlora__cache_set_sealed(ctx, false);
         r = qlora__model_start(ctx, m, desc);
+        qlora__cache_set_sealed(ctx, r == QLORA_OK || was_sealed);
     }
     if (r != QLORA_OK) {
         if (m != NULL) {
@@ -18002,7 +18411,7 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
         }
         return r;
     }
-    ctx->children++;
+    ctx->living[QLORA__MODELS]++;
     *out = m;
     return QLORA_OK;
 }
@@ -18021,7 +18430,7 @@ static qlora_result qlora__model_close(qlora_ctx* ctx, qlora_model* m) {
                            (long long)m->trainers, (long long)m->generations);
     }
     qlora__model_free(m);
-    ctx->children--;
+    ctx->living[QLORA__MODELS]--;
     return QLORA_OK;
 }
 
@@ -19506,6 +19915,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
         return r;
     }
     m->trainers++;
+    ctx->living[QLORA__TRAINERS]++;
     *out = t;
     return QLORA_OK;
 }
@@ -19527,6 +19937,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     if (r == QLORA_OK) {
         trainer->m->trainers--;
         trainer->m->micro_begun = false;
+        ctx->living[QLORA__TRAINERS]--;
         qlora__trainer_free(trainer);
     }
     return qlora__leave(ctx, r);
@@ -19674,7 +20085,7 @@ static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) 
 static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
     if (!(total_labels > 0.0) || total_labels > 1e15) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the labels of the step weigh %g; a step needs at least one label",
+                           "total_labels is %g; a step needs at least one label",
                            total_labels);
     }
     return QLORA_OK;
@@ -20202,7 +20613,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     s->count = 0;
     qlora__state_add(s, "state_format", QLORA__SAME, 1);
     qlora__state_add(s, "mode", QLORA__SAME, (int64_t)m->plan.mode);
-    qlora__state_add(s, "math", QLORA__SAME, (int64_t)t->ctx->desc.math);
+    qlora__state_add(s, "math", QLORA__SAME, (int64_t)m->math);
     qlora__state_add(s, "base", QLORA__SAME, (int64_t)m->desc.base);
     qlora__state_add(s, "single_quant", QLORA__SAME, m->desc.single_quant ? 1 : 0);
     qlora__state_add(s, "family", QLORA__SAME, (int64_t)c->family);
@@ -20793,23 +21204,27 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
 
 // ids that are about to follow `length` tokens of a text.
 static qlora_result qlora__generate_ids_check(qlora_ctx* ctx, const qlora_model* m,
-                                              const int32_t* ids, int64_t count, int64_t length) {
+                                              const char* what, const int32_t* ids, int64_t count,
+                                              int64_t length) {
     int64_t room = m->desc.generate_tokens;
     if (ids == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the pointer to the tokens is NULL");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", what);
     }
-    QLORA__TRY(qlora__need_whole(ctx, "the number of tokens", count, 1, INT64_MAX));
+    if (count < 1) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has %lld tokens; it must have at least 1",
+                           what, (long long)count);
+    }
     if (count > room - length - 1) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%lld tokens after %lld leave no room for a new one: the model was "
-                           "opened with generate_tokens %lld",
-                           (long long)count, (long long)length, (long long)room);
+                           "%s has %lld tokens, which after %lld leave no room for a new one: the "
+                           "model was opened with generate_tokens %lld",
+                           what, (long long)count, (long long)length, (long long)room);
     }
     for (int64_t i = 0; i < count; i++) {
         if (ids[i] < 0 || ids[i] >= m->plan.config.vocab) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "token %lld is %d; the vocabulary has %lld tokens", (long long)i,
-                               (int)ids[i], (long long)m->plan.config.vocab);
+                               "token %lld of %s is %d; the vocabulary has %lld tokens",
+                               (long long)i, what, (int)ids[i], (long long)m->plan.config.vocab);
         }
     }
     return QLORA_OK;
@@ -20851,7 +21266,7 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "the model already has a generation; end it with qlora_generate_end");
     }
-    QLORA__TRY(qlora__generate_ids_check(ctx, m, d->prompt, d->prompt_tokens, 0));
+    QLORA__TRY(qlora__generate_ids_check(ctx, m, "the prompt", d->prompt, d->prompt_tokens, 0));
     QLORA__TRY(qlora__need_whole(ctx, "desc.max_tokens", d->max_tokens, 0,
                                  m->desc.generate_tokens - d->prompt_tokens));
     QLORA__TRY(qlora__need_real(ctx, "desc.temperature", (double)d->temperature, 0.0, 1e300));
@@ -20990,6 +21405,7 @@ static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
         return r;
     }
     m->generations++;
+    ctx->living[QLORA__GENERATIONS]++;
     *out = g;
     return QLORA_OK;
 }
@@ -21064,7 +21480,7 @@ qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, b
 static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids, int64_t count) {
     int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
     QLORA__TRY(qlora__generate_ready(g));
-    QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, ids, count, length));
+    QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "ids", ids, count, length));
     QLORA__TRY(qlora__generate_catch_up(g));
     QLORA__TRY(qlora__generate_append(g, ids, count));
     g->made = 0;
@@ -21084,6 +21500,7 @@ qlora_result qlora_generate_end(qlora_generation* generation) {
     qlora_ctx* ctx = generation->ctx;
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_generate_end"));
     generation->m->generations--;
+    ctx->living[QLORA__GENERATIONS]--;
     qlora__generation_free(generation);
     return qlora__leave(ctx, QLORA_OK);
 }
@@ -21104,6 +21521,7 @@ static qlora_result qlora__generate(qlora_ctx* ctx, qlora_model* m, const qlora_
         stopped = stopped || (r == QLORA_OK && !fn(user, token));
     }
     m->generations--;
+    ctx->living[QLORA__GENERATIONS]--;
     qlora__generation_free(g);
     return r;
 }
@@ -21129,4 +21547,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end fa767e2707fb99c8
+//@@ end 148cb840b04b77bc

@@ -931,7 +931,7 @@ TEST failed_open_keeps_the_seal(const test_machine* machine) {
     for (int i = 0; i < 2; i++) { // no memory for the arena; a product of the dry run fails
         fake->fail_at(i == 0 ? "ALLOC" : "CUBLAS", 1, i == 0 ? 2 : 13, false);
         ASSERT_EQ(i == 0 ? QLORA_ERR_DEVICE_MEMORY : QLORA_ERR_CUBLAS,
-                  qlora_model_open(r.ctx, &s.model, &s.train, NULL, &second));
+                  qlora_model_open(r.ctx, &s.model, &second));
         fake->fail_clear();
         ASSERT_EQ(NULL, second);
         ASSERT_OK(r, qlora_cache_query(r.ctx, &info));
@@ -939,7 +939,7 @@ TEST failed_open_keeps_the_seal(const test_machine* machine) {
     }
     ASSERT_OK(r, qlora_cache_unseal(r.ctx)); // what was open stays open
     fake->fail_at("ALLOC", 1, 2, false);
-    ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_model_open(r.ctx, &s.model, &s.train, NULL, &second));
+    ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_model_open(r.ctx, &s.model, &second));
     fake->fail_clear();
     ASSERT_OK(r, qlora_cache_query(r.ctx, &info));
     ASSERT(!info.sealed);

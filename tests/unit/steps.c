@@ -1,0 +1,489 @@
+// steps.c - training and generation as programs with little time use them: whole steps, slices,
+// polls, settings that change, adapters copied between models, texts token by token.
+#include "qlora.h"
+
+#include "test.h"
+
+#include "model_rig.h"
+
+#define ASSERT_OK(R, CALL) ASSERT_EQm(qlora_last_error((R).ctx), QLORA_OK, (CALL))
+
+enum { HALVES, WHOLE, SLICES, LONG_SLICES, WAYS };
+
+static setup steps_setup(const test_machine* machine) {
+    setup s = setup_make(machine);
+    s.model.generate_tokens = 16;
+    return s;
+}
+
+static void steps_data(data* d, qlora_batch* batches, int step) {
+    for (int i = 0; i < MICRO; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "step %d, %d", step, i);
+        data_make(&d[i], name, run_lengths[i], 3);
+        batches[i] = d[i].batch;
+    }
+}
+
+// One step in one of the ways; *slices counts calls of qlora_train_slice.
+static qlora_result steps_run(rig* r, int way, int step, qlora_train_info* info, int* slices) {
+    data d[MICRO];
+    qlora_batch batches[MICRO];
+    double total = 0.0;
+    steps_data(d, batches, step);
+    if (way == WHOLE) {
+        return qlora_train_step(r->trainer, batches, MICRO, info);
+    }
+    if (way == HALVES) {
+        for (int i = 0; i < MICRO; i++) {
+            total += qlora_batch_labels(&batches[i]);
+        }
+        qlora_result result = QLORA_OK;
+        for (int i = 0; i < MICRO && result == QLORA_OK; i++) {
+            result = qlora_train_micro(r->trainer, &batches[i], total);
+        }
+        result = result == QLORA_OK ? qlora_train_update(r->trainer) : result;
+        return result == QLORA_OK ? qlora_train_query(r->trainer, info) : result;
+    }
+    qlora_result result = qlora_train_begin(r->trainer, batches, MICRO);
+    for (bool done = false; result == QLORA_OK && !done;) {
+        result = qlora_train_slice(r->trainer, way == SLICES ? 0.0 : 1e9, &done);
+        (*slices)++;
+    }
+    return result == QLORA_OK ? qlora_train_query(r->trainer, info) : result;
+}
+
+// Any way of taking a step gives the same bits: losses, norms, parameters.
+TEST every_way_gives_the_same_bits(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    s.train.require_graph = strcmp(machine->backend, "cpu") != 0;
+    float* expected = NULL;
+    qlora_train_info expected_info[3];
+    size_t count = 0;
+    for (int way = 0; way < WAYS; way++) {
+        rig r;
+        int slices = 0;
+        ASSERT(rig_open(&r, &s));
+        for (int step = 0; step < 3; step++) {
+            qlora_train_info info;
+            ASSERT_OK(r, steps_run(&r, way, step, &info, &slices));
+            if (way == HALVES) {
+                expected_info[step] = info;
+            }
+            ASSERT_EQ_FMT(step + 1, (int)info.step, "%d");
+            ASSERT_MEM_EQ(&expected_info[step].loss, &info.loss, sizeof info.loss);
+            ASSERT_MEM_EQ(&expected_info[step].grad_norm, &info.grad_norm, sizeof info.grad_norm);
+            ASSERT_EQ_FMT((int)expected_info[step].tokens, (int)info.tokens, "%d");
+        }
+        size_t n = 0;
+        float* got = rig_read(&r, false, &n);
+        ASSERT(got != NULL && n > 0);
+        if (way == HALVES) {
+            expected = got;
+            count = n;
+        } else {
+            ASSERT_EQ_FMT((int)count, (int)n, "%d");
+            ASSERT_MEM_EQ(expected, got, n * sizeof *got);
+            free(got);
+        }
+        if (way == SLICES) { // a budget of nothing: one piece each
+            int64_t layers = s.config.layers;
+            ASSERT(slices >= 3 * (MICRO * (2 + 4 * (int)layers) + 1));
+        }
+        if (way == LONG_SLICES) { // pieces nobody has timed yet get a slice of their own
+            ASSERT(slices > 3 && slices < 3 + 12);
+        }
+        ASSERT(rig_close(&r, &s));
+    }
+    free(expected);
+    PASS();
+}
+
+// A step in slices keeps everything else off the model while a micro-batch is in the middle, and
+// can be dropped without a trace.
+TEST a_cancelled_step_leaves_no_trace(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    rig r;
+    outcome expected;
+    outcome got;
+    ASSERT(run_session(&s, &expected));
+    ASSERT(rig_open(&r, &s));
+    data d[MICRO];
+    qlora_batch batches[MICRO];
+    qlora_eval_info eval;
+    qlora_train_info info;
+    bool done = false;
+    steps_data(d, batches, 7);
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_train_slice(r.trainer, 1.0, &done));
+    ASSERT(strstr(qlora_last_error(r.ctx), "qlora_train_begin") != NULL);
+    for (int slices = 1; slices < 12; slices += 5) {
+        ASSERT_OK(r, qlora_train_begin(r.trainer, batches, MICRO));
+        for (int i = 0; i < slices; i++) {
+            ASSERT_OK(r, qlora_train_slice(r.trainer, 0.0, &done));
+            ASSERT(!done);
+        }
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_eval(r.model, &d[0].batch, &eval));
+        ASSERT(strstr(qlora_last_error(r.ctx), "middle of a micro-batch") != NULL);
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_adapter_use(r.model, false));
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_train_micro(r.trainer, &d[0].batch, 5.0));
+        ASSERT(strstr(qlora_last_error(r.ctx), "qlora_train_cancel") != NULL);
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_train_step(r.trainer, batches, MICRO, &info));
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_train_begin(r.trainer, batches, MICRO));
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_train_set(r.trainer, &s.train));
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_checkpoint_save(r.trainer, "never", NULL, 0));
+        ASSERT_OK(r, qlora_train_cancel(r.trainer));
+    }
+    // Dropped after a whole micro-batch by halves, too.
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &d[0].batch, 5.0));
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_train_step(r.trainer, batches, MICRO, &info));
+    ASSERT_OK(r, qlora_train_cancel(r.trainer));
+    ASSERT_OK(r, qlora_train_cancel(r.trainer)); // nothing to drop
+    ASSERT(run_steps(&r, &s, &got));
+    ASSERT(outcome_same(&expected, &got));
+    outcome_free(&expected);
+    outcome_free(&got);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// A batch that is not valid anywhere in a step is refused before anything is computed.
+TEST steps_are_checked_first(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    rig r;
+    ASSERT(rig_open(&r, &s));
+    data d[MICRO];
+    qlora_batch batches[MICRO];
+    qlora_train_info info;
+    steps_data(d, batches, 3);
+    d[1].ids[2] = VOCAB;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_step(r.trainer, batches, MICRO, &info));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_begin(r.trainer, batches, MICRO));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_step(r.trainer, NULL, 1, &info));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_step(r.trainer, batches, 0, &info));
+    ASSERT(strstr(qlora_last_error(r.ctx), "count is 0") != NULL);
+    ASSERT_OK(r, qlora_train_query(r.trainer, &info));
+    ASSERT_EQ_FMT(0, (int)info.step, "%d");
+    size_t n = 0;
+    float* gradients = rig_read(&r, true, &n);
+    ASSERT(gradients != NULL);
+    for (size_t i = 0; i < n; i++) {
+        ASSERT(!(gradients[i] < 0.0f) && !(gradients[i] > 0.0f));
+    }
+    free(gradients);
+    for (int i = 0; i < TOKENS * 4; i++) { // nothing to train on
+        d[0].labels[i] = -100;
+    }
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_step(r.trainer, batches, 1, &info));
+    ASSERT(strstr(qlora_last_error(r.ctx), "at least one label") != NULL);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// A poll never waits, and in the end it says what a query says.
+TEST polls_do_not_wait(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    rig r;
+    ASSERT(rig_open(&r, &s));
+    data d[MICRO];
+    qlora_batch batches[MICRO];
+    qlora_train_info info;
+    qlora_train_info polled;
+    ASSERT_OK(r, qlora_train_poll(r.trainer, &polled));
+    ASSERT_EQ_FMT(0, (int)polled.step, "%d");
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_poll(r.trainer, NULL));
+    for (int step = 0; step < 10; step++) { // more than there are records
+        steps_data(d, batches, step);
+        ASSERT_OK(r, qlora_train_step(r.trainer, batches, MICRO, NULL));
+        uint64_t waits = 0;
+        if (strcmp(machine->backend, "fake") == 0) {
+            waits = test_fake()->calls("SYNC");
+        }
+        ASSERT_OK(r, qlora_train_poll(r.trainer, &polled));
+        if (strcmp(machine->backend, "fake") == 0) {
+            ASSERT(test_fake()->calls("SYNC") == waits);
+        }
+        ASSERT_EQ_FMT(step + 1, (int)(polled.step + polled.pending), "%d");
+        ASSERT_OK(r, qlora_train_query(r.trainer, &info));
+        ASSERT_OK(r, qlora_train_poll(r.trainer, &polled));
+        ASSERT_EQ_FMT(0, (int)polled.pending, "%d");
+        ASSERT_EQ_FMT((int)info.step, (int)polled.step, "%d");
+        ASSERT_MEM_EQ(&info.loss, &polled.loss, sizeof info.loss);
+        ASSERT_MEM_EQ(&info.lr, &polled.lr, sizeof info.lr);
+    }
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// Learning rate, clip limit and schedule change between steps; what cannot change is refused.
+TEST settings_change_between_steps(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    rig r;
+    ASSERT(rig_open(&r, &s));
+    data d[MICRO];
+    qlora_batch batches[MICRO];
+    qlora_train_info info;
+    steps_data(d, batches, 1);
+    ASSERT_OK(r, qlora_train_step(r.trainer, batches, MICRO, &info));
+    ASSERT(info.lr > 0.0099 && info.lr < 0.0101);
+    qlora_train_desc changed = s.train;
+    changed.lr = 0.5;
+    changed.schedule = QLORA_SCHEDULE_LINEAR;
+    changed.total_steps = 2;
+    changed.max_norm = 1e-12; // so small that nothing moves but by Adam's sign
+    changed.weight_decay = 0.0;
+    ASSERT_OK(r, qlora_train_set(r.trainer, &changed));
+    ASSERT_OK(r, qlora_train_step(r.trainer, batches, MICRO, &info));
+    ASSERT(info.lr > 0.2499 && info.lr < 0.2501);
+    changed.lr = -1.0;
+    ASSERT_OK(r, qlora_train_set(r.trainer, &changed));
+    size_t n = 0;
+    float* before = rig_read(&r, false, &n);
+    ASSERT_OK(r, qlora_train_step(r.trainer, batches, MICRO, &info));
+    float* after = rig_read(&r, false, &n);
+    ASSERT(before != NULL && after != NULL);
+    ASSERT_MEM_EQ(before, after, n * sizeof *after);
+    free(before);
+    free(after);
+    const struct {
+        const char* says;
+        uint64_t seed;
+        bool eager;
+        bool require_graph;
+    } fixed[] = {{"desc.seed", 1, false, false},
+                 {"desc.eager", 0, true, false},
+                 {"desc.require_graph", 0, false, true}};
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
+        qlora_train_desc wrong = changed;
+        wrong.seed += fixed[i].seed;
+        wrong.eager = fixed[i].eager;
+        wrong.require_graph = fixed[i].require_graph;
+        ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_set(r.trainer, &wrong));
+        ASSERTm(qlora_last_error(r.ctx), strstr(qlora_last_error(r.ctx), fixed[i].says) != NULL);
+    }
+    changed.beta1 = 1.0;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_set(r.trainer, &changed));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_set(r.trainer, NULL));
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// The clip limit of qlora_train_set reaches the device: the same run as one created with it.
+TEST clip_limit_changes(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    float* values[2] = {NULL, NULL};
+    size_t n = 0;
+    for (int i = 0; i < 2; i++) {
+        rig r;
+        data d[MICRO];
+        qlora_batch batches[MICRO];
+        s.train.max_norm = i == 0 ? 0.01 : 0.7;
+        ASSERT(rig_open(&r, &s));
+        s.train.max_norm = 0.01;
+        ASSERT_OK(r, qlora_train_set(r.trainer, &s.train));
+        steps_data(d, batches, 2);
+        ASSERT_OK(r, qlora_train_step(r.trainer, batches, MICRO, NULL));
+        values[i] = rig_read(&r, false, &n);
+        ASSERT(values[i] != NULL);
+        ASSERT(rig_close(&r, &s));
+    }
+    ASSERT_MEM_EQ(values[0], values[1], n * sizeof *values[0]);
+    free(values[0]);
+    free(values[1]);
+    PASS();
+}
+
+// A copied adapter answers like the original, in the same context and in another one.
+TEST adapters_are_copied(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    rig a;
+    ASSERT(rig_open(&a, &s));
+    data d;
+    float want[TOKENS * VOCAB];
+    float got[TOKENS * VOCAB];
+    data_make(&d, "copied", run_lengths[0], 3);
+    ASSERT_OK(a, qlora_eval_logits(a.model, &d.batch, want));
+    qlora_model_desc desc = s.model;
+    desc.config = &s.config;
+    desc.purpose = QLORA_PURPOSE_EVALUATE;
+    qlora_model* same = NULL;
+    ASSERT_OK(a, qlora_model_open(a.ctx, &desc, &same));
+    ASSERT_OK(a, qlora_adapter_copy(a.model, same));
+    ASSERT_OK(a, qlora_eval_logits(same, &d.batch, got));
+    ASSERT_MEM_EQ(want, got, sizeof want[0] * 17 * VOCAB);
+    ASSERT_OK(a, qlora_adapter_copy(a.model, a.model));
+    qlora_ctx* cpu = NULL;
+    qlora_model* other = NULL;
+    qlora_ctx_desc plain;
+    memset(&plain, 0, sizeof plain);
+    plain.require_backend = QLORA_BACKEND_CPU;
+    plain.threads = 1;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&plain, &cpu));
+    ASSERT_EQ(QLORA_OK, qlora_model_open(cpu, &desc, &other));
+    ASSERT_EQm(qlora_last_error(cpu), QLORA_OK, qlora_adapter_copy(a.model, other));
+    ASSERT_EQ(QLORA_OK, qlora_eval_logits(other, &d.batch, got));
+    ASSERT_CLOSE(want, got, 17 * VOCAB, 1e-4, 1e-4);
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_adapter_copy(NULL, other));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_adapter_copy(other, NULL));
+    ASSERT_EQ(QLORA_OK, qlora_model_close(other));
+    desc.rank = 5;
+    ASSERT_EQ(QLORA_OK, qlora_model_open(cpu, &desc, &other));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_adapter_copy(a.model, other));
+    ASSERT(strstr(qlora_last_error(cpu), "trained tensor 0 is") != NULL);
+    ASSERT_EQ(QLORA_OK, qlora_model_close(other));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(cpu));
+    ASSERT_OK(a, qlora_model_close(same));
+    ASSERT(rig_close(&a, &s));
+    PASS();
+}
+
+// ---- texts
+
+typedef struct taken {
+    int32_t ids[32];
+    int count;
+} taken;
+
+static bool take_token(void* user, int32_t token) {
+    taken* t = (taken*)user;
+    t->ids[t->count++] = token;
+    return true;
+}
+
+static qlora_generate_desc text_desc(const int32_t* prompt, int64_t count) {
+    static const int32_t none[] = {-1};
+    qlora_generate_desc d;
+    memset(&d, 0, sizeof d);
+    d.prompt = prompt;
+    d.prompt_tokens = count;
+    d.temperature = 0.8f;
+    d.seed = 4;
+    d.stops = none;
+    d.stop_count = 1;
+    return d;
+}
+
+// Token by token, with training and evaluation in between, a text is the one of qlora_generate.
+TEST tokens_come_one_by_one(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    s.train.lr = -1.0; // training runs, but the adapters stay
+    rig r;
+    ASSERT(rig_open(&r, &s));
+    const int32_t prompt[] = {3, 17, 42};
+    qlora_generate_desc d = text_desc(prompt, 3);
+    taken want = {{0}, 0};
+    ASSERT_OK(r, qlora_generate(r.model, &d, take_token, &want));
+    ASSERT_EQ_FMT(13, want.count, "%d"); // generate_tokens is 16
+    qlora_generation* g = NULL;
+    ASSERT_OK(r, qlora_generate_begin(r.model, &d, &g));
+    ASSERT_EQ_FMT(1, (int)model_info(r.model).generations, "%d");
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_model_close(r.model));
+    ASSERT(strstr(qlora_last_error(r.ctx), "1 generation") != NULL);
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_generate(r.model, &d, take_token, &want));
+    data batches[MICRO];
+    qlora_batch list[MICRO];
+    qlora_eval_info eval;
+    bool stopped = false;
+    int32_t token = 0;
+    steps_data(batches, list, 1);
+    for (int i = 0; i < 13; i++) {
+        ASSERT_OK(r, qlora_generate_next(g, &token, &stopped));
+        ASSERT(!stopped);
+        ASSERT_EQ_FMT(want.ids[i], token, "%d");
+        ASSERT_OK(r, i % 2 == 0 ? qlora_train_step(r.trainer, list, MICRO, NULL)
+                                : qlora_eval(r.model, &list[0], &eval));
+    }
+    ASSERT_OK(r, qlora_generate_next(g, &token, &stopped));
+    ASSERT(stopped && token == -1);
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_generate_next(g, &token, &stopped));
+    ASSERT(strstr(qlora_last_error(r.ctx), "qlora_generate_feed") != NULL);
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_generate_feed(g, prompt, 1)); // no room
+    ASSERT_OK(r, qlora_generate_end(g));
+    ASSERT_OK(r, qlora_generate_end(NULL));
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// A second turn continues the text: its tokens are those of the whole text given as a prompt.
+TEST turns_keep_the_cache(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    rig r;
+    ASSERT(rig_open(&r, &s));
+    int32_t whole[16] = {3, 17, 42};
+    const int32_t second[] = {9, 30};
+    int count = 3;
+    qlora_generate_desc d = text_desc(whole, 3);
+    d.max_tokens = 2;
+    qlora_generation* g = NULL;
+    ASSERT_OK(r, qlora_generate_begin(r.model, &d, &g));
+    for (int turn = 0; turn < 2; turn++) {
+        bool stopped = false;
+        int32_t token = 0;
+        for (int i = 0; i < 2; i++) {
+            ASSERT_OK(r, qlora_generate_next(g, &token, &stopped));
+            ASSERT(!stopped);
+            whole[count++] = token;
+        }
+        ASSERT_OK(r, qlora_generate_next(g, &token, &stopped));
+        ASSERT(stopped && token == -1);
+        if (turn == 0) {
+            ASSERT_OK(r, qlora_generate_feed(g, second, 2));
+            whole[count++] = second[0];
+            whole[count++] = second[1];
+        }
+    }
+    const int32_t bad[] = {VOCAB};
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_generate_feed(g, bad, 1));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_generate_feed(g, second, 0));
+    ASSERT_OK(r, qlora_generate_end(g));
+    d = text_desc(whole, 7); // prompt, two tokens, second turn
+    d.max_tokens = 2;
+    taken again = {{0}, 0};
+    ASSERT_OK(r, qlora_generate(r.model, &d, take_token, &again));
+    ASSERT_EQ_FMT(2, again.count, "%d");
+    ASSERT_EQ_FMT(whole[7], again.ids[0], "%d");
+    ASSERT_EQ_FMT(whole[8], again.ids[1], "%d");
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// A stop token ends the turn and belongs to the text.
+TEST stops_end_a_turn(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    rig r;
+    ASSERT(rig_open(&r, &s));
+    const int32_t prompt[] = {3, 17, 42};
+    qlora_generate_desc d = text_desc(prompt, 3);
+    taken want = {{0}, 0};
+    ASSERT_OK(r, qlora_generate(r.model, &d, take_token, &want));
+    int at = 1;
+    while (at < 6 && want.ids[at] == want.ids[0]) {
+        at++;
+    }
+    d.stops = &want.ids[at];
+    d.stop_count = 1;
+    qlora_generation* g = NULL;
+    ASSERT_OK(r, qlora_generate_begin(r.model, &d, &g));
+    bool stopped = false;
+    for (int i = 0; i <= at; i++) {
+        int32_t token = 0;
+        ASSERT_OK(r, qlora_generate_next(g, &token, &stopped));
+        ASSERT_EQ_FMT(want.ids[i], token, "%d");
+        ASSERT_EQ(i == at, stopped);
+    }
+    ASSERT_OK(r, qlora_generate_end(g));
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+SUITE(steps_suite) {
+    RUN_ON(TEST_ONE_EACH, every_way_gives_the_same_bits);
+    RUN_ON(TEST_ONE_EACH, a_cancelled_step_leaves_no_trace);
+    RUN_ON(TEST_ONE_EACH, steps_are_checked_first);
+    RUN_ON(TEST_ONE_EACH, polls_do_not_wait);
+    RUN_ON(TEST_ONE_EACH, settings_change_between_steps);
+    RUN_ON(TEST_ONE_EACH, clip_limit_changes);
+    RUN_ON(TEST_ONE_EACH, adapters_are_copied);
+    RUN_ON(TEST_ONE_EACH, tokens_come_one_by_one);
+    RUN_ON(TEST_ONE_EACH, turns_keep_the_cache);
+    RUN_ON(TEST_ONE_EACH, stops_end_a_turn);
+}
