@@ -109,6 +109,7 @@ extern "C" {
 
 #include "platform/system.h"
 #include "core/base.h"
+#include "core/scope.h"
 #include "core/files.h"
 #include "core/threads.h"
 #include "core/random.h"
@@ -133,8 +134,10 @@ extern "C" {
 #include "driver/none.h"
 #endif // QLORA_NO_CUDA
 
+#include "tensor/capture.h"
 #include "tensor/checks.h"
 #include "tensor/tensor.h"
+#include "tensor/beside.h"
 #include "cache/registry.h"
 #include "cache/modules.h"
 #include "context.h"

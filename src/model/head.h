@@ -130,7 +130,7 @@ static qlora_result qlora__generate_pass(const qlora__pass* pass, int64_t first)
     const qlora_model_config* c = &m->plan.config;
     float eps = (float)c->rms_eps;
     QLORA_ASSERT(first == 0 || pass->rows == 1);
-    size_t scratch = ctx->scratch_used;
+    size_t scratch = qlora__scratch_mark(ctx);
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
     qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
@@ -149,8 +149,7 @@ static qlora_result qlora__generate_pass(const qlora__pass* pass, int64_t first)
         qlora_tensor next = qlora__window(qlora__stream_before(m, l + 1), pass->rows, 0, c->hidden);
         QLORA__TRY(qlora_rmsnorm_residual_forward(ctx, &h2, &delta, qlora__norm_before(m, l + 1),
                                                   eps, &next, &x));
-        ctx->scratch_used =
-            scratch; // the stream keeps the order, so the next layer may use it again
+        qlora__scratch_release(ctx, scratch);
     }
     return QLORA_OK;
 }
