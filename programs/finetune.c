@@ -850,7 +850,8 @@ static uint64_t memory_used(app* a) {
     double now = seconds_now();
     if ((a->memory_at == 0.0 || now - a->memory_at > 5.0) &&
         qlora_ctx_query(a->ctx, &info) == QLORA_OK) {
-        a->memory = info.memory.device_bytes > 0 ? info.memory.device_bytes : info.memory.host_bytes;
+        const qlora_memory_info* m = &info.memory;
+        a->memory = m->device_bytes > 0 ? m->device_bytes : m->host_bytes;
         a->memory_at = now;
     }
     return a->memory;

@@ -1,5 +1,16 @@
+struct qlora_graph {
+    qlora__watch watch; // first: the context's list leads here
+    qlora_ctx* owner;
+    uint64_t replays;
+    size_t nodes;
+    void* exec; // CUgraphExec
+    qlora_graph_fn fn;
+    void* user;
+};
+
 static void qlora__graph_free(qlora_ctx* ctx, qlora_graph* graph) {
-    qlora__free(ctx, graph->buffers, graph->buffer_capacity * sizeof *graph->buffers);
+    qlora__free(ctx, graph->watch.buffers,
+                graph->watch.buffer_capacity * sizeof *graph->watch.buffers);
     qlora__free(ctx, graph, sizeof *graph);
 }
 
@@ -21,9 +32,9 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     char text[QLORA__ERROR_SIZE];
     snprintf(text, sizeof text, "%s", r != QLORA_OK ? ctx->env.error : capture.broke);
     int code = gpu->cu.StreamEndCapture(gpu->stream, recorded);
-    graph->buffers = capture.ids;
-    graph->buffer_count = capture.count;
-    graph->buffer_capacity = capture.capacity;
+    graph->watch.buffers = capture.ids;
+    graph->watch.buffer_count = capture.count;
+    graph->watch.buffer_capacity = capture.capacity;
     if (qlora__cu_is_sticky(code)) {
         return qlora__cu(ctx, code, "cuStreamEndCapture");
     }
@@ -39,7 +50,7 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     }
     const char* name = code != 0 ? qlora__cu_name(gpu, code) : "";
     return qlora__fail(ctx, QLORA_ERR_CAPTURE, "graph %llu was not captured: %.500s%s%s",
-                       (unsigned long long)graph->key,
+                       (unsigned long long)graph->watch.key,
                        text[0] != '\0' ? text
                        : r != QLORA_OK ? "the callback failed without a message"
                                        : "a call inside the callback cannot be captured",
@@ -230,7 +241,7 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
         return QLORA_ERR_MEMORY;
     }
     graph->owner = ctx;
-    graph->key = key;
+    graph->watch.key = key;
     graph->fn = fn;
     graph->user = user;
     qlora_result r = qlora__graph_build(ctx, graph);
@@ -240,8 +251,8 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
         qlora__graph_free(ctx, graph);
         return r;
     }
-    graph->next = ctx->graphs;
-    ctx->graphs = graph;
+    graph->watch.next = ctx->watches;
+    ctx->watches = &graph->watch;
     ctx->living[QLORA__GRAPHS]++;
     QLORA__LOG(ctx, INFO, GRAPH, "graph %llu captured, %llu nodes", (unsigned long long)key,
                (unsigned long long)graph->nodes);
@@ -255,23 +266,27 @@ qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn
     return qlora__leave(ctx, qlora__graph_capture(ctx, key, fn, user, out));
 }
 
+static bool qlora__graph_is_valid(const qlora_graph* graph) {
+    return graph->watch.invalid[0] == '\0';
+}
+
 static qlora_ctx* qlora__graph_ctx(const qlora_graph* graph) {
     return graph != NULL ? graph->owner : NULL;
 }
 
 static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key) {
     QLORA__TRY(qlora__not_in_capture(ctx, "replaying a graph"));
-    if (graph->key != key) {
+    if (graph->watch.key != key) {
         return qlora__fail(
             ctx, QLORA_ERR_STATE,
             "the graph was captured for key %llu and is asked to run for %llu; capture "
             "one for that",
-            (unsigned long long)graph->key, (unsigned long long)key);
+            (unsigned long long)graph->watch.key, (unsigned long long)key);
     }
-    if (graph->invalid[0] != '\0') {
+    if (!qlora__graph_is_valid(graph)) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "graph %llu cannot be replayed: %s; capture it again",
-                           (unsigned long long)key, graph->invalid);
+                           (unsigned long long)key, graph->watch.invalid);
     }
     QLORA__TRY(qlora__on_cpu(ctx) ? graph->fn(ctx, graph->user) : qlora__graph_launch(ctx, graph));
     graph->replays++;
@@ -289,11 +304,11 @@ static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "destroying a graph"));
-    qlora_graph** link = &ctx->graphs;
-    while (*link != graph) {
+    qlora__watch** link = &ctx->watches;
+    while (*link != &graph->watch) {
         link = &(*link)->next;
     }
-    *link = graph->next;
+    *link = graph->watch.next;
     qlora__graph_drop_exec(ctx, graph);
     qlora__graph_free(ctx, graph);
     ctx->living[QLORA__GRAPHS]--;
@@ -314,10 +329,10 @@ static qlora_result qlora__graph_query(qlora_ctx* ctx, const qlora_graph* graph,
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
-    out->key = graph->key;
+    out->key = graph->watch.key;
     out->replays = graph->replays;
     out->nodes = graph->nodes;
-    out->valid = graph->invalid[0] == '\0';
+    out->valid = qlora__graph_is_valid(graph);
     return QLORA_OK;
 }
 

@@ -112,6 +112,7 @@ extern "C" {
 #include "core/files.h"
 #include "core/tools.h"
 #include "core/base.h"
+#include "core/scope.h"
 #include "core/threads.h"
 #include "core/random.h"
 #include "numbers/floats.h"
@@ -134,9 +135,11 @@ extern "C" {
 #include "driver/none.h"
 #endif // QLORA_NO_CUDA
 
+#include "tensor/capture.h"
 #include "tensor/checks.h"
 #include "tensor/tensor.h"
 #include "tensor/staging.h"
+#include "tensor/beside.h"
 #include "cache/registry.h"
 #include "cache/modules.h"
 #include "context.h"

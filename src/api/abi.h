@@ -51,7 +51,7 @@ typedef enum qlora_struct_index {
 } qlora_struct_index;
 
 // A sum of the sizes, each with a weight of its own: a constant, the same in C and in C++.
-#define QLORA_X_ABI(type)                                                                          \
+#define QLORA_STRUCT_WEIGHED(type)                                                                 \
     +(uint64_t)sizeof(type) * (QLORA_STRUCT_##type + 3) * (QLORA_STRUCT_##type + 5) *              \
         (QLORA_STRUCT_##type + 7)
-#define QLORA_ABI ((uint64_t)QLORA_STRUCT_COUNT QLORA_STRUCTS(QLORA_X_ABI))
+#define QLORA_ABI ((uint64_t)QLORA_STRUCT_COUNT QLORA_STRUCTS(QLORA_STRUCT_WEIGHED))

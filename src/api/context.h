@@ -17,7 +17,7 @@ typedef enum qlora_math {
 
 typedef struct qlora_ctx_desc {
     uint32_t reserved_must_be_zero0;
-    // These two stay here in every version, so that a library of another version can explain itself.
+    // These two stay here in every version, so that another version can explain itself.
     char* error_text;              // where qlora_ctx_create explains a failure; may be NULL
     size_t error_text_size;
     qlora_backend require_backend; // ANY

@@ -21,9 +21,9 @@ typedef struct qlora_clip_info {
 } qlora_clip_info;
 // Waits for the device. group counts from 0.
 QLORA_API qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out);
-// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as tensors
-// of one element that live as long as the clip. They are what qlora_adamw_desc takes: after
-// qlora_clip_measure both, after qlora_clip_apply the flag alone, because the gradients are scaled
+// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as
+// tensors of one element that are valid as long as the clip. qlora_adamw_desc takes them: both
+// after qlora_clip_measure, only the flag after qlora_clip_apply, which has scaled the gradients
 // already. Group -1 is the flag of all groups together, which qlora_clip_apply sets; it has no
 // scale. Either pointer may be NULL.
 QLORA_API qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
@@ -82,8 +82,8 @@ QLORA_API qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor
                                               float eps, const qlora_tensor* dres,
                                               const qlora_tensor* dx, const qlora_tensor* dw);
 
-// Fills out[positions][head_dim] in host memory: cosines of the head_dim / 2 frequencies, then their
-// sines. ctx is for the error text only and may be NULL.
+// Fills out[positions][head_dim] in host memory: cosines of the head_dim / 2 frequencies, then
+// their sines. ctx is for the error text only and may be NULL.
 QLORA_API qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc,
                                         int64_t head_dim, int64_t positions, float* out);
 // Rotates heads 0 .. rotated-1 of x [T, heads * head_dim] in place, pairs (i, i + head_dim / 2),

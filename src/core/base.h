@@ -10,6 +10,7 @@
 typedef struct qlora__pool qlora__pool;
 typedef struct qlora__gpu qlora__gpu;         // section DRIVER
 typedef struct qlora__capture qlora__capture; // below
+typedef struct qlora__watch qlora__watch;     // tensor/capture.h
 
 // Memory that the context owns: device memory on CUDA, host memory on the CPU.
 typedef struct qlora__buffer {
@@ -48,7 +49,7 @@ struct qlora_ctx {
     qlora__buffer* scratch;
     size_t scratch_used;
     qlora__pool* pool;
-    qlora_graph* graphs;
+    qlora__watch* watches;   // one for each graph
     qlora__capture* capture; // not NULL while a graph is being captured
     qlora_path last_path;
     qlora__gpu* gpu; // NULL on the CPU

@@ -105,13 +105,11 @@ static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
 
 // The handle's stream, workspace and modes; again after whatever could have changed them
 // (C-STREAM). cublasSetStream resets the workspace, so that comes second.
-static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx) {
+static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx, void* workspace) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu->cublas_bound && !gpu->cublas_exposed) {
         return QLORA_OK;
     }
-    bool second = gpu->beside.first != NULL; // lines that run at the same time share nothing
-    void* workspace = second ? gpu->beside.workspace->data : gpu->workspace;
     QLORA__TRY(qlora__blas(ctx, gpu->blas.SetStream(gpu->cublas, gpu->stream), "cublasSetStream"));
     QLORA__TRY(
         qlora__blas(ctx, gpu->blas.SetWorkspace(gpu->cublas, workspace, ctx->desc.workspace_bytes),

@@ -139,21 +139,8 @@ typedef struct qlora__symbol {
     int required;
 } qlora__symbol;
 
-typedef struct qlora__cache qlora__cache; // section CACHE
-
-// A model's four stacks of projections, and attention's dq.
-#define QLORA__BESIDE_SLOTS 5
-
-// A second line of work inside a captured graph (section CONTEXT).
-typedef struct qlora__beside {
-    void* stream;
-    void* fork;                      // event: where the second line leaves the first
-    void* done[QLORA__BESIDE_SLOTS]; // events: what the first line can wait for
-    unsigned pending;                // bit i: done[i] was recorded and not waited for
-    bool forked;                     // in this capture
-    void* first;                     // the context's stream, while the second is in use
-    qlora__buffer* workspace;        // for cuBLAS
-} qlora__beside;
+typedef struct qlora__cache qlora__cache;   // section CACHE
+typedef struct qlora__beside qlora__beside; // section TENSOR
 
 struct qlora__gpu {
     qlora__cuda_table cu;
@@ -179,7 +166,7 @@ struct qlora__gpu {
     char cublas_note[256];
     void* workspace;    // for cuBLAS
     qlora__buffer* own_workspace;
-    qlora__beside beside;
+    qlora__beside* beside; // tensor/beside.h
     qlora__cache* cache;
 };
 
@@ -262,17 +249,17 @@ static qlora_result qlora__cu(qlora_ctx* ctx, int code, const char* what) {
         return QLORA_OK;
     }
     const char* name = qlora__cu_name(ctx->gpu, code);
-    if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what, name);
-    }
+    char why[160];
+    snprintf(why, sizeof why, " failed with %.140s", name);
+    qlora__capture_broke(ctx, what, why);
     if (qlora__cu_is_sticky(code)) {
-        char why[256];
-        snprintf(why, sizeof why, "%s (%d), seen at %s", name, code, what);
-        qlora__device_lost(ctx, why);
+        char lost[256];
+        snprintf(lost, sizeof lost, "%s (%d), seen at %s", name, code, what);
+        qlora__device_lost(ctx, lost);
         return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
                            "a kernel launched earlier failed: %s; the CUDA context is unusable, "
                            "destroy this context (QLORA_DEBUG finds the kernel)",
-                           why);
+                           lost);
     }
     if (code == 2) {
         size_t free_bytes = 0;
@@ -314,10 +301,9 @@ static qlora_result qlora__blas(qlora_ctx* ctx, int status, const char* what) {
         return QLORA_OK;
     }
     ctx->gpu->cublas_bound = false; // its stream, workspace and modes may be half set
-    if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what,
-                 qlora__cublas_name(status));
-    }
+    char why[96];
+    snprintf(why, sizeof why, " failed with %s", qlora__cublas_name(status));
+    qlora__capture_broke(ctx, what, why);
     // cuBLAS has one word for every fault; the stream knows whether an earlier kernel's is behind
     // it.
     int code = ctx->capture == NULL ? ctx->gpu->cu.StreamSynchronize(ctx->gpu->stream) : 0;

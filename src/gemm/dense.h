@@ -84,7 +84,7 @@ static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
 // cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T, which is the same memory.
 static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
     qlora__gpu* gpu = ctx->gpu;
-    QLORA__TRY(qlora__cublas_bind(ctx));
+    QLORA__TRY(qlora__cublas_bind(ctx, qlora__beside_workspace(ctx)));
     qlora__cublas_count(ctx, g);
     int op_a = g->ta ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;
     int op_b = g->tb ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;

@@ -11,7 +11,7 @@
 // `unit`.
 static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
                                      int64_t* slice, void** memory) {
-    size_t free_bytes = ctx->scratch->bytes - ctx->scratch_used;
+    size_t free_bytes = qlora__scratch_free(ctx);
     int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
     if (fit < count) {
         fit = qlora__max(fit / unit * unit,
@@ -255,10 +255,9 @@ static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, cons
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w1, w2, y1, y2);
     }
-    size_t before = ctx->scratch_used;
+    size_t before = qlora__scratch_mark(ctx);
     QLORA__TRY(qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w1, y1, flags));
-    ctx->scratch_used =
-        before; // the stream keeps the order, so the second weight takes the same place
+    qlora__scratch_release(ctx, before);
     return qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w2, y2, flags);
 }
 

@@ -45,12 +45,12 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
 // Token ids -> the final norm's output in m->x.
 static qlora_result qlora__forward(const qlora__pass* pass) {
     qlora_ctx* ctx = pass->ctx;
-    size_t scratch = ctx->scratch_used;
+    size_t scratch = qlora__scratch_mark(ctx);
     QLORA__TRY(qlora__forward_begin(pass));
     for (int64_t l = 0; l < pass->m->plan.config.layers; l++) {
         QLORA__TRY(qlora__forward_attention(pass, l));
         QLORA__TRY(qlora__forward_mlp(pass, l));
-        ctx->scratch_used = scratch; // the stream keeps the order, so the next layer may reuse it
+        qlora__scratch_release(ctx, scratch);
     }
     return QLORA_OK;
 }

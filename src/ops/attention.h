@@ -404,7 +404,7 @@ static qlora_result qlora__attention_share(qlora_ctx* ctx, const qlora__attentio
     int64_t group = a->heads / a->kv_heads;
     int64_t blocks = (a->tokens / path->kv.rows + a->n_seqs + 1) * a->kv_heads;
     int64_t size = a->tokens * a->kv_heads * a->hd * 2 * (int64_t)sizeof(float);
-    int64_t fit = (int64_t)(ctx->scratch->bytes - ctx->scratch_used) / qlora__max(size, 1);
+    int64_t fit = (int64_t)qlora__scratch_free(ctx) / qlora__max(size, 1);
     int64_t wanted = path->sum.id != QLORA__K_COUNT
                          ? qlora__ceil_div((int64_t)ctx->gpu->sm_count * 4, blocks)
                          : 1;

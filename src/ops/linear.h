@@ -245,9 +245,9 @@ typedef struct qlora__masked {
 static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear_desc* l,
                                         const qlora_tensor* x, qlora__masked* m) {
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
-    m->scratch_before = ctx->scratch_used;
+    m->scratch_before = qlora__scratch_mark(ctx);
     // Half of what is free, because products may need some.
-    size_t all = ctx->scratch->bytes - ctx->scratch_used;
+    size_t all = qlora__scratch_free(ctx);
     int64_t fit = (int64_t)(all / 2 / ((size_t)l->in * qlora_dtype_bytes(x->dtype) + 1));
     m->slice = qlora__min(x->rows, qlora__max(1, fit));
     m->rows.bytes = (size_t)(m->slice * l->in) * qlora_dtype_bytes(x->dtype);
@@ -305,7 +305,7 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
         QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, &m.rows,
                                       l->parts[i].a, &to));
     }
-    ctx->scratch_used = m.scratch_before; // what comes next on the stream may use it again
+    qlora__scratch_release(ctx, m.scratch_before);
     return QLORA_OK;
 }
 
@@ -346,13 +346,13 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor part;
         qlora_tensor z;
-        size_t scratch_before = ctx->scratch_used;
+        size_t scratch_before = qlora__scratch_mark(ctx);
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
         QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, false, inner, p->nf4, &part, 0)
                                   : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
                                                        inner, p->dense, &part));
-        ctx->scratch_used = scratch_before;
+        qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0) {
             QLORA__TRY(
                 qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
@@ -462,7 +462,7 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor part;
         qlora_tensor u;
-        size_t scratch_before = ctx->scratch_used;
+        size_t scratch_before = qlora__scratch_mark(ctx);
         float beta = i > 0 ? 1.0f : 0.0f;
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
@@ -470,7 +470,7 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
                                                     i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
                                   : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta,
                                                        &part, p->dense, dx));
-        ctx->scratch_used = scratch_before;
+        qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0 && l->dropout == 0.0f) {
             QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
         }
@@ -506,7 +506,7 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math ma
             QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &m.rows, &to, true));
         }
     }
-    ctx->scratch_used = m.scratch_before;
+    qlora__scratch_release(ctx, m.scratch_before);
     return QLORA_OK;
 }
 

@@ -18,54 +18,6 @@ static bool qlora__tensor_bytes(const qlora_tensor* t, size_t* bytes) {
            qlora__mul(elements, qlora_dtype_bytes(t->dtype), bytes);
 }
 
-// Remembers which of our buffers a graph in the making uses, so that freeing one invalidates it.
-static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
-    qlora__capture* capture = ctx->capture;
-    if (capture == NULL || data == NULL) {
-        return QLORA_OK;
-    }
-    const qlora__buffer* b = ctx->buffers;
-    while (b != NULL && ((const char*)data < (const char*)b->data ||
-                         (const char*)data >= (const char*)b->data + b->bytes)) {
-        b = b->next;
-    }
-    if (b == NULL) {
-        return QLORA_OK; // the caller's own memory
-    }
-    for (size_t i = 0; i < capture->count; i++) {
-        if (capture->ids[i] == b->id) {
-            return QLORA_OK;
-        }
-    }
-    if (capture->count == capture->capacity) {
-        size_t capacity = capture->capacity > 0 ? capture->capacity * 2 : 64;
-        uint64_t* ids = (uint64_t*)qlora__alloc(ctx, capacity * sizeof *ids);
-        if (ids == NULL) {
-            return QLORA_ERR_MEMORY;
-        }
-        if (capture->count > 0) {
-            memcpy(ids, capture->ids, capture->count * sizeof *ids);
-        }
-        qlora__free(ctx, capture->ids, capture->capacity * sizeof *ids);
-        capture->ids = ids;
-        capture->capacity = capacity;
-    }
-    capture->ids[capture->count++] = b->id;
-    return QLORA_OK;
-}
-
-// What cannot happen inside a capture says so here; the capture then fails and names it.
-static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
-    if (ctx->capture == NULL) {
-        return QLORA_OK;
-    }
-    if (ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s", what);
-    }
-    return qlora__fail(ctx, QLORA_ERR_CAPTURE,
-                       "%s cannot be part of a graph; do it before the capture", what);
-}
-
 // The checks that every operator makes of every tensor; -1 accepts any size.
 static qlora_result qlora__need_batch(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
                                       unsigned dtypes, int64_t batch, int64_t rows, int64_t cols) {

@@ -1,33 +1,3 @@
-struct qlora_graph {
-    qlora_ctx* owner;
-    qlora_graph* next;
-    uint64_t key;
-    uint64_t replays;
-    size_t nodes;
-    uint64_t* buffers; // ids of our buffers that it uses
-    size_t buffer_count;
-    size_t buffer_capacity;
-    void* exec; // CUgraphExec
-    qlora_graph_fn fn;
-    void* user;
-    char invalid[128]; // why it cannot be replayed; "" while it can
-};
-
-// buffer_id 0: all of them.
-static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const char* why) {
-    for (qlora_graph* g = ctx->graphs; g != NULL; g = g->next) {
-        bool hit = buffer_id == 0;
-        for (size_t i = 0; i < g->buffer_count && !hit; i++) {
-            hit = g->buffers[i] == buffer_id;
-        }
-        if (hit && g->invalid[0] == '\0') {
-            snprintf(g->invalid, sizeof g->invalid, "%s", why);
-            QLORA__LOG(ctx, INFO, GRAPH, "graph %llu is no longer valid: %s",
-                       (unsigned long long)g->key, why);
-        }
-    }
-}
-
 static qlora_result qlora__buffer_create(qlora_ctx* ctx, size_t bytes, qlora__buffer** out) {
     QLORA__TRY(qlora__not_in_capture(ctx, "allocating memory"));
     qlora__buffer* b = (qlora__buffer*)qlora__alloc_zero(ctx, sizeof *b);
@@ -236,26 +206,6 @@ qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int6
                                          int64_t rows, int64_t cols, qlora_tensor* out) {
     QLORA__ENTER(ctx, "qlora_tensor_create_batched");
     return qlora__leave(ctx, qlora__tensor_create(ctx, dtype, batch, rows, cols, out));
-}
-
-// Destroying works on a dead device, too: what is left there goes with its CUDA context. Where a
-// live one cannot be made current, nothing is destroyed and the caller may try again.
-static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
-    if (ctx == NULL) {
-        return QLORA_ERR_ARGUMENT;
-    }
-    if (ctx->depth == 0) {
-        ctx->env.call = call;
-        ctx->env.error[0] = '\0';
-        qlora_result r = ctx->activate != NULL ? ctx->activate(ctx) : QLORA_OK;
-        if (r != QLORA_OK && ctx->dead[0] == '\0') {
-            return r;
-        }
-        ctx->not_current = r != QLORA_OK;
-        ctx->env.error[0] = '\0';
-    }
-    ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
-    return QLORA_OK;
 }
 
 static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) {

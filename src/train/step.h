@@ -73,7 +73,7 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     if (!t->use_graphs) {
         return fn(ctx, t);
     }
-    if (*graph != NULL && (*graph)->invalid[0] != '\0') {
+    if (*graph != NULL && !qlora__graph_is_valid(*graph)) {
         QLORA__TRY(qlora__graph_destroy(ctx, *graph));
         *graph = NULL;
     }

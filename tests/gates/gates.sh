@@ -82,6 +82,9 @@ defect layers "a call to a later part through a prototype" \
 static int qlora__up(void) { return qlora__later(); }" >>src/ops/clip.h
     echo "static int qlora__later(void) { return 1; }" >>src/graph.h'
 
+defect abi "a struct that the list lacks" \
+    'printf "typedef struct qlora_extra {\n    int a;\n} qlora_extra;\n" >>src/api/context.h'
+
 defect text "a byte that is not ASCII" 'printf "// \303\244\n" >>src/graph.h'
 defect text "CR line end" 'printf "// x\r\n" >>src/graph.h'
 defect text "trailing space" 'printf "// x \n" >>tests/unit/main.c'

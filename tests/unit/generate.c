@@ -599,8 +599,8 @@ TEST failing_driver_calls(const test_machine* machine) {
     PASS();
 }
 
-// Products that the fake cuBLAS was given since its log was cleared: all of them, those in TF32, and
-// the batched ones, which are decoding's attention and exact in every mode.
+// Products that the fake cuBLAS was given since its log was cleared: all of them, those in TF32,
+// and the batched ones, which are decoding's attention and exact in every mode.
 typedef struct products {
     int all;
     int tf32;

@@ -1,0 +1,63 @@
+// ---- what a graph uses --------------------------------------------------------------------------
+
+// The part of a graph that memory knows: which of our buffers it uses, and why it can no longer be
+// replayed.
+struct qlora__watch {
+    qlora__watch* next;
+    uint64_t key;      // of the graph
+    uint64_t* buffers; // ids
+    size_t buffer_count;
+    size_t buffer_capacity;
+    char invalid[128]; // "" while it can be replayed
+};
+
+// Remembers which of our buffers a graph in the making uses, so that freeing one invalidates it.
+static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
+    qlora__capture* capture = ctx->capture;
+    if (capture == NULL || data == NULL) {
+        return QLORA_OK;
+    }
+    const qlora__buffer* b = ctx->buffers;
+    while (b != NULL && ((const char*)data < (const char*)b->data ||
+                         (const char*)data >= (const char*)b->data + b->bytes)) {
+        b = b->next;
+    }
+    if (b == NULL) {
+        return QLORA_OK; // the caller's own memory
+    }
+    for (size_t i = 0; i < capture->count; i++) {
+        if (capture->ids[i] == b->id) {
+            return QLORA_OK;
+        }
+    }
+    if (capture->count == capture->capacity) {
+        size_t capacity = capture->capacity > 0 ? capture->capacity * 2 : 64;
+        uint64_t* ids = (uint64_t*)qlora__alloc(ctx, capacity * sizeof *ids);
+        if (ids == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        if (capture->count > 0) {
+            memcpy(ids, capture->ids, capture->count * sizeof *ids);
+        }
+        qlora__free(ctx, capture->ids, capture->capacity * sizeof *ids);
+        capture->ids = ids;
+        capture->capacity = capacity;
+    }
+    capture->ids[capture->count++] = b->id;
+    return QLORA_OK;
+}
+
+// buffer_id 0: all of them.
+static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const char* why) {
+    for (qlora__watch* g = ctx->watches; g != NULL; g = g->next) {
+        bool hit = buffer_id == 0;
+        for (size_t i = 0; i < g->buffer_count && !hit; i++) {
+            hit = g->buffers[i] == buffer_id;
+        }
+        if (hit && g->invalid[0] == '\0') {
+            snprintf(g->invalid, sizeof g->invalid, "%s", why);
+            QLORA__LOG(ctx, INFO, GRAPH, "graph %llu is no longer valid: %s",
+                       (unsigned long long)g->key, why);
+        }
+    }
+}
