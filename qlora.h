@@ -287,7 +287,7 @@ typedef enum qlora_math {
 
 typedef struct qlora_ctx_desc {
     uint32_t reserved_must_be_zero0;
-    // These two stay here in every version, so that a library of another version can explain itself.
+    // These two stay here in every version, so that another version can explain itself.
     char* error_text;              // where qlora_ctx_create explains a failure; may be NULL
     size_t error_text_size;
     qlora_backend require_backend; // ANY
@@ -1009,9 +1009,9 @@ typedef struct qlora_clip_info {
 } qlora_clip_info;
 // Waits for the device. group counts from 0.
 QLORA_API qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out);
-// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as tensors
-// of one element that live as long as the clip. They are what qlora_adamw_desc takes: after
-// qlora_clip_measure both, after qlora_clip_apply the flag alone, because the gradients are scaled
+// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as
+// tensors of one element that are valid as long as the clip. qlora_adamw_desc takes them: both
+// after qlora_clip_measure, only the flag after qlora_clip_apply, which has scaled the gradients
 // already. Group -1 is the flag of all groups together, which qlora_clip_apply sets; it has no
 // scale. Either pointer may be NULL.
 QLORA_API qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
@@ -1070,8 +1070,8 @@ QLORA_API qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor
                                               float eps, const qlora_tensor* dres,
                                               const qlora_tensor* dx, const qlora_tensor* dw);
 
-// Fills out[positions][head_dim] in host memory: cosines of the head_dim / 2 frequencies, then their
-// sines. ctx is for the error text only and may be NULL.
+// Fills out[positions][head_dim] in host memory: cosines of the head_dim / 2 frequencies, then
+// their sines. ctx is for the error text only and may be NULL.
 QLORA_API qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc,
                                         int64_t head_dim, int64_t positions, float* out);
 // Rotates heads 0 .. rotated-1 of x [T, heads * head_dim] in place, pairs (i, i + head_dim / 2),
@@ -1419,10 +1419,10 @@ typedef enum qlora_struct_index {
 } qlora_struct_index;
 
 // A sum of the sizes, each with a weight of its own: a constant, the same in C and in C++.
-#define QLORA_X_ABI(type)                                                                          \
+#define QLORA_STRUCT_WEIGHED(type)                                                                 \
     +(uint64_t)sizeof(type) * (QLORA_STRUCT_##type + 3) * (QLORA_STRUCT_##type + 5) *              \
         (QLORA_STRUCT_##type + 7)
-#define QLORA_ABI ((uint64_t)QLORA_STRUCT_COUNT QLORA_STRUCTS(QLORA_X_ABI))
+#define QLORA_ABI ((uint64_t)QLORA_STRUCT_COUNT QLORA_STRUCTS(QLORA_STRUCT_WEIGHED))
 
 //@@ src/qlora.h
 
@@ -2555,6 +2555,7 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 typedef struct qlora__pool qlora__pool;
 typedef struct qlora__gpu qlora__gpu;         // section DRIVER
 typedef struct qlora__capture qlora__capture; // below
+typedef struct qlora__watch qlora__watch;     // tensor/capture.h
 
 // Memory that the context owns: device memory on CUDA, host memory on the CPU.
 typedef struct qlora__buffer {
@@ -2593,7 +2594,7 @@ struct qlora_ctx {
     qlora__buffer* scratch;
     size_t scratch_used;
     qlora__pool* pool;
-    qlora_graph* graphs;
+    qlora__watch* watches;   // one for each graph
     qlora__capture* capture; // not NULL while a graph is being captured
     qlora_path last_path;
     qlora__gpu* gpu; // NULL on the CPU
@@ -2735,6 +2736,66 @@ static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, v
     *out = (char*)ctx->scratch->data + ctx->scratch_used;
     ctx->scratch_used = end;
     return QLORA_OK;
+}
+
+//@@ src/core/scope.h
+
+// ---- scratch by marks ---------------------------------------------------------------------------
+
+// Work on one stream runs in order, so memory can be taken again as soon as the call that used it
+// was queued: mark, take, queue, release.
+static QLORA__UNUSED size_t qlora__scratch_mark(const qlora_ctx* ctx) {
+    return ctx->scratch_used;
+}
+
+static QLORA__UNUSED void qlora__scratch_release(qlora_ctx* ctx, size_t mark) {
+    ctx->scratch_used = mark;
+}
+
+static QLORA__UNUSED size_t qlora__scratch_free(const qlora_ctx* ctx) {
+    return ctx->scratch->bytes - ctx->scratch_used;
+}
+
+// ---- calls that destroy -------------------------------------------------------------------------
+
+// Destroying also works on a dead device: what is left there goes with its CUDA context. Where a
+// live one cannot be made current, nothing is destroyed and the caller may try again.
+static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
+    if (ctx == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    if (ctx->depth == 0) {
+        ctx->env.call = call;
+        ctx->env.error[0] = '\0';
+        qlora_result r = ctx->activate != NULL ? ctx->activate(ctx) : QLORA_OK;
+        if (r != QLORA_OK && ctx->dead[0] == '\0') {
+            return r;
+        }
+        ctx->not_current = r != QLORA_OK;
+        ctx->env.error[0] = '\0';
+    }
+    ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
+    return QLORA_OK;
+}
+
+// ---- captures -----------------------------------------------------------------------------------
+
+// Notes the first thing that broke the capture in progress; without a capture, nothing.
+static void qlora__capture_broke(qlora_ctx* ctx, const char* what, const char* why) {
+    qlora__capture* capture = ctx->capture;
+    if (capture != NULL && capture->broke[0] == '\0') {
+        snprintf(capture->broke, sizeof capture->broke, "%s%s", what, why);
+    }
+}
+
+// What cannot happen inside a capture says so here; the capture then fails and names it.
+static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
+    if (ctx->capture == NULL) {
+        return QLORA_OK;
+    }
+    qlora__capture_broke(ctx, what, "");
+    return qlora__fail(ctx, QLORA_ERR_CAPTURE,
+                       "%s cannot be part of a graph; do it before the capture", what);
 }
 
 //@@ src/core/threads.h
@@ -7056,21 +7117,8 @@ typedef struct qlora__symbol {
     int required;
 } qlora__symbol;
 
-typedef struct qlora__cache qlora__cache; // section CACHE
-
-// A model's four stacks of projections, and attention's dq.
-#define QLORA__BESIDE_SLOTS 5
-
-// A second line of work inside a captured graph (section CONTEXT).
-typedef struct qlora__beside {
-    void* stream;
-    void* fork;                      // event: where the second line leaves the first
-    void* done[QLORA__BESIDE_SLOTS]; // events: what the first line can wait for
-    unsigned pending;                // bit i: done[i] was recorded and not waited for
-    bool forked;                     // in this capture
-    void* first;                     // the context's stream, while the second is in use
-    qlora__buffer* workspace;        // for cuBLAS
-} qlora__beside;
+typedef struct qlora__cache qlora__cache;   // section CACHE
+typedef struct qlora__beside qlora__beside; // section TENSOR
 
 struct qlora__gpu {
     qlora__cuda_table cu;
@@ -7096,7 +7144,7 @@ struct qlora__gpu {
     char cublas_note[256];
     void* workspace;    // for cuBLAS
     qlora__buffer* own_workspace;
-    qlora__beside beside;
+    qlora__beside* beside; // tensor/beside.h
     qlora__cache* cache;
 };
 
@@ -7179,17 +7227,17 @@ static qlora_result qlora__cu(qlora_ctx* ctx, int code, const char* what) {
         return QLORA_OK;
     }
     const char* name = qlora__cu_name(ctx->gpu, code);
-    if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what, name);
-    }
+    char why[160];
+    snprintf(why, sizeof why, " failed with %.140s", name);
+    qlora__capture_broke(ctx, what, why);
     if (qlora__cu_is_sticky(code)) {
-        char why[256];
-        snprintf(why, sizeof why, "%s (%d), seen at %s", name, code, what);
-        qlora__device_lost(ctx, why);
+        char lost[256];
+        snprintf(lost, sizeof lost, "%s (%d), seen at %s", name, code, what);
+        qlora__device_lost(ctx, lost);
         return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
                            "a kernel launched earlier failed: %s; the CUDA context is unusable, "
                            "destroy this context (QLORA_DEBUG finds the kernel)",
-                           why);
+                           lost);
     }
     if (code == 2) {
         size_t free_bytes = 0;
@@ -7231,10 +7279,9 @@ static qlora_result qlora__blas(qlora_ctx* ctx, int status, const char* what) {
         return QLORA_OK;
     }
     ctx->gpu->cublas_bound = false; // its stream, workspace and modes may be half set
-    if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what,
-                 qlora__cublas_name(status));
-    }
+    char why[96];
+    snprintf(why, sizeof why, " failed with %s", qlora__cublas_name(status));
+    qlora__capture_broke(ctx, what, why);
     // cuBLAS has one word for every fault; the stream knows whether an earlier kernel's is behind
     // it.
     int code = ctx->capture == NULL ? ctx->gpu->cu.StreamSynchronize(ctx->gpu->stream) : 0;
@@ -7403,13 +7450,11 @@ static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
 
 // The handle's stream, workspace and modes; again after whatever could have changed them
 // (C-STREAM). cublasSetStream resets the workspace, so that comes second.
-static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx) {
+static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx, void* workspace) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu->cublas_bound && !gpu->cublas_exposed) {
         return QLORA_OK;
     }
-    bool second = gpu->beside.first != NULL; // lines that run at the same time share nothing
-    void* workspace = second ? gpu->beside.workspace->data : gpu->workspace;
     QLORA__TRY(qlora__blas(ctx, gpu->blas.SetStream(gpu->cublas, gpu->stream), "cublasSetStream"));
     QLORA__TRY(
         qlora__blas(ctx, gpu->blas.SetWorkspace(gpu->cublas, workspace, ctx->desc.workspace_bytes),
@@ -7510,27 +7555,20 @@ static void qlora__device_free(qlora_ctx* ctx, void* data, size_t bytes) {
 #endif // QLORA_NO_CUDA
 
 
-//@@ src/tensor/checks.h
+//@@ src/tensor/capture.h
 
-// Elements from the first to the last of a tensor; false when that overflows.
-static bool qlora__tensor_span(const qlora_tensor* t, size_t* elements) {
-    *elements = 0;
-    if (t->rows == 0 || t->cols == 0 || t->batch == 0) {
-        return true;
-    }
-    size_t last_row = 0;
-    size_t last_batch = 0;
-    size_t sum = 0;
-    return qlora__mul((size_t)(t->rows - 1), (size_t)t->ld, &last_row) &&
-           qlora__mul((size_t)(t->batch - 1), (size_t)t->batch_stride, &last_batch) &&
-           qlora__add(last_row, last_batch, &sum) && qlora__add(sum, (size_t)t->cols, elements);
-}
+// ---- what a graph uses --------------------------------------------------------------------------
 
-static bool qlora__tensor_bytes(const qlora_tensor* t, size_t* bytes) {
-    size_t elements = 0;
-    return qlora__tensor_span(t, &elements) &&
-           qlora__mul(elements, qlora_dtype_bytes(t->dtype), bytes);
-}
+// The part of a graph that memory knows: which of our buffers it uses, and why it can no longer be
+// replayed.
+struct qlora__watch {
+    qlora__watch* next;
+    uint64_t key;      // of the graph
+    uint64_t* buffers; // ids
+    size_t buffer_count;
+    size_t buffer_capacity;
+    char invalid[128]; // "" while it can be replayed
+};
 
 // Remembers which of our buffers a graph in the making uses, so that freeing one invalidates it.
 static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
@@ -7568,16 +7606,41 @@ static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
     return QLORA_OK;
 }
 
-// What cannot happen inside a capture says so here; the capture then fails and names it.
-static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
-    if (ctx->capture == NULL) {
-        return QLORA_OK;
+// buffer_id 0: all of them.
+static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const char* why) {
+    for (qlora__watch* g = ctx->watches; g != NULL; g = g->next) {
+        bool hit = buffer_id == 0;
+        for (size_t i = 0; i < g->buffer_count && !hit; i++) {
+            hit = g->buffers[i] == buffer_id;
+        }
+        if (hit && g->invalid[0] == '\0') {
+            snprintf(g->invalid, sizeof g->invalid, "%s", why);
+            QLORA__LOG(ctx, INFO, GRAPH, "graph %llu is no longer valid: %s",
+                       (unsigned long long)g->key, why);
+        }
     }
-    if (ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s", what);
+}
+
+//@@ src/tensor/checks.h
+
+// Elements from the first to the last of a tensor; false when that overflows.
+static bool qlora__tensor_span(const qlora_tensor* t, size_t* elements) {
+    *elements = 0;
+    if (t->rows == 0 || t->cols == 0 || t->batch == 0) {
+        return true;
     }
-    return qlora__fail(ctx, QLORA_ERR_CAPTURE,
-                       "%s cannot be part of a graph; do it before the capture", what);
+    size_t last_row = 0;
+    size_t last_batch = 0;
+    size_t sum = 0;
+    return qlora__mul((size_t)(t->rows - 1), (size_t)t->ld, &last_row) &&
+           qlora__mul((size_t)(t->batch - 1), (size_t)t->batch_stride, &last_batch) &&
+           qlora__add(last_row, last_batch, &sum) && qlora__add(sum, (size_t)t->cols, elements);
+}
+
+static bool qlora__tensor_bytes(const qlora_tensor* t, size_t* bytes) {
+    size_t elements = 0;
+    return qlora__tensor_span(t, &elements) &&
+           qlora__mul(elements, qlora_dtype_bytes(t->dtype), bytes);
 }
 
 // The checks that every operator makes of every tensor; -1 accepts any size.
@@ -7666,36 +7729,6 @@ static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* 
 }
 
 //@@ src/tensor/tensor.h
-
-struct qlora_graph {
-    qlora_ctx* owner;
-    qlora_graph* next;
-    uint64_t key;
-    uint64_t replays;
-    size_t nodes;
-    uint64_t* buffers; // ids of our buffers that it uses
-    size_t buffer_count;
-    size_t buffer_capacity;
-    void* exec; // CUgraphExec
-    qlora_graph_fn fn;
-    void* user;
-    char invalid[128]; // why it cannot be replayed; "" while it can
-};
-
-// buffer_id 0: all of them.
-static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const char* why) {
-    for (qlora_graph* g = ctx->graphs; g != NULL; g = g->next) {
-        bool hit = buffer_id == 0;
-        for (size_t i = 0; i < g->buffer_count && !hit; i++) {
-            hit = g->buffers[i] == buffer_id;
-        }
-        if (hit && g->invalid[0] == '\0') {
-            snprintf(g->invalid, sizeof g->invalid, "%s", why);
-            QLORA__LOG(ctx, INFO, GRAPH, "graph %llu is no longer valid: %s",
-                       (unsigned long long)g->key, why);
-        }
-    }
-}
 
 static qlora_result qlora__buffer_create(qlora_ctx* ctx, size_t bytes, qlora__buffer** out) {
     QLORA__TRY(qlora__not_in_capture(ctx, "allocating memory"));
@@ -7905,26 +7938,6 @@ qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int6
                                          int64_t rows, int64_t cols, qlora_tensor* out) {
     QLORA__ENTER(ctx, "qlora_tensor_create_batched");
     return qlora__leave(ctx, qlora__tensor_create(ctx, dtype, batch, rows, cols, out));
-}
-
-// Destroying works on a dead device, too: what is left there goes with its CUDA context. Where a
-// live one cannot be made current, nothing is destroyed and the caller may try again.
-static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
-    if (ctx == NULL) {
-        return QLORA_ERR_ARGUMENT;
-    }
-    if (ctx->depth == 0) {
-        ctx->env.call = call;
-        ctx->env.error[0] = '\0';
-        qlora_result r = ctx->activate != NULL ? ctx->activate(ctx) : QLORA_OK;
-        if (r != QLORA_OK && ctx->dead[0] == '\0') {
-            return r;
-        }
-        ctx->not_current = r != QLORA_OK;
-        ctx->env.error[0] = '\0';
-    }
-    ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
-    return QLORA_OK;
 }
 
 static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) {
@@ -8265,6 +8278,178 @@ static qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* slot, void* ta
     memcpy(target, source, bytes);
     return QLORA_OK;
 }
+
+//@@ src/tensor/beside.h
+
+#ifndef QLORA_NO_CUDA
+
+// ---- work beside the stream ---------------------------------------------------------------------
+//
+// Small kernels leave most of a large GPU idle. In a captured graph, what lies between
+// qlora__beside_begin and _end becomes a second line: it starts when all that was queued before
+// _begin is done (and what went beside before it), and runs at the same time as what follows _end.
+// Whoever needs its results, or writes what it reads, calls qlora__beside_wait first. Lines have
+// one scratch between them, so work that needs scratch belongs to the first. Outside a capture all
+// of it is one line, in the order of the calls: the same kernels, and the same bits.
+
+// Whoever puts work on the second line gives it a slot, counted from 0.
+#define QLORA__BESIDE_SLOTS 5
+
+struct qlora__beside {
+    void* stream;
+    void* fork;                      // event: where the second line leaves the first
+    void* done[QLORA__BESIDE_SLOTS]; // events: what the first line can wait for
+    unsigned pending;                // bit i: done[i] was recorded and not waited for
+    bool forked;                     // in this capture
+    void* first;                     // the context's stream, while the second is in use
+    qlora__buffer* workspace;        // for cuBLAS
+};
+
+// A stream of our own with desc.stream_priority; a driver without priorities gives a plain one.
+static qlora_result qlora__stream_create(qlora_ctx* ctx, void** out) {
+    qlora__gpu* gpu = ctx->gpu;
+    int priority = (int)ctx->desc.stream_priority;
+    if (priority != 0 && gpu->cu.StreamCreateWithPriority != NULL) {
+        int code = gpu->cu.StreamCreateWithPriority(out, QLORA__CU_STREAM_NON_BLOCKING, priority);
+        return qlora__cu(ctx, code, "cuStreamCreateWithPriority");
+    }
+    return qlora__cu(ctx, gpu->cu.StreamCreate(out, QLORA__CU_STREAM_NON_BLOCKING),
+                     "cuStreamCreate");
+}
+
+static qlora_result qlora__beside_open(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = (qlora__beside*)qlora__alloc_zero(ctx, sizeof *b);
+    if (b == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    gpu->beside = b;
+    QLORA__TRY(qlora__stream_create(ctx, &b->stream));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->fork, QLORA__CU_EVENT_DISABLE_TIMING),
+                         "cuEventCreate"));
+    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
+        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->done[i], QLORA__CU_EVENT_DISABLE_TIMING),
+                             "cuEventCreate"));
+    }
+    return gpu->cublas != NULL ? qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &b->workspace)
+                               : QLORA_OK;
+}
+
+static void qlora__beside_close(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = gpu->beside;
+    if (b == NULL) {
+        return;
+    }
+    qlora__buffer_destroy(ctx, b->workspace);
+    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
+        if (b->done[i] != NULL) {
+            gpu->cu.EventDestroy(b->done[i]);
+        }
+    }
+    if (b->fork != NULL) {
+        gpu->cu.EventDestroy(b->fork);
+    }
+    if (b->stream != NULL) {
+        gpu->cu.StreamDestroy(b->stream);
+    }
+    qlora__free(ctx, b, sizeof *b);
+    gpu->beside = NULL;
+}
+
+// What cuBLAS works in on the line in use: lines that run at the same time share nothing.
+static QLORA__UNUSED void* qlora__beside_workspace(const qlora_ctx* ctx) {
+    const qlora__gpu* gpu = ctx->gpu;
+    bool second = gpu->beside != NULL && gpu->beside->first != NULL;
+    return second ? gpu->beside->workspace->data : gpu->workspace;
+}
+
+static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (ctx->capture == NULL || gpu == NULL) {
+        return QLORA_OK;
+    }
+    qlora__beside* b = gpu->beside;
+    QLORA_ASSERT(b->first == NULL);
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(b->stream, b->fork, 0), "cuStreamWaitEvent"));
+    b->forked = true;
+    b->first = gpu->stream;
+    gpu->stream = b->stream;
+    gpu->cublas_bound = false;
+    return QLORA_OK;
+}
+
+// Back to the context's stream, whatever has happened.
+static void qlora__beside_leave(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu->beside->first != NULL) {
+        gpu->stream = gpu->beside->first;
+        gpu->beside->first = NULL;
+        gpu->cublas_bound = false;
+    }
+}
+
+// Before a capture ends. What failed may have left the second line open: it is joined, as far as
+// that still goes, because a capture may not end otherwise.
+static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = gpu->beside;
+    qlora__beside_leave(ctx);
+    if (failed && b->forked && gpu->cu.EventRecord(b->fork, b->stream) == 0) {
+        gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
+    }
+    b->forked = false;
+    b->pending = 0;
+}
+
+// r is what the work between returned; on failure the capture is lost anyway.
+static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (ctx->capture == NULL || gpu == NULL) {
+        return r;
+    }
+    qlora__beside_leave(ctx);
+    QLORA__TRY(r);
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(gpu->beside->done[slot], gpu->beside->stream),
+                         "cuEventRecord"));
+    gpu->beside->pending |= 1u << slot;
+    return QLORA_OK;
+}
+
+// What follows on the stream comes after the work of these slots (bits), all of it so far.
+static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
+    qlora__gpu* gpu = ctx->gpu;
+    for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__BESIDE_SLOTS; i++) {
+        if ((slots & gpu->beside->pending & 1u << i) != 0) {
+            gpu->beside->pending &= ~(1u << i);
+            QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside->done[i], 0),
+                                 "cuStreamWaitEvent"));
+        }
+    }
+    return QLORA_OK;
+}
+
+#else
+
+static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
+    (void)ctx;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
+    (void)ctx;
+    (void)slot;
+    return r;
+}
+
+static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
+    (void)ctx;
+    (void)slots;
+    return QLORA_OK;
+}
+
+#endif
 
 //@@ src/cache/registry.h
 
@@ -9300,125 +9485,6 @@ static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
 
 #ifndef QLORA_NO_CUDA
 
-// ---- work beside the stream ---------------------------------------------------------------------
-//
-// Small kernels leave most of a large GPU idle. In a captured graph, what lies between
-// qlora__beside_begin and _end becomes a second line: it starts when all that was queued before
-// _begin is done (and what went beside before it), and runs at the same time as what follows _end.
-// Whoever needs its results, or writes what it reads, calls qlora__beside_wait first. Lines have
-// one scratch between them, so work that needs scratch belongs to the first. Outside a capture all
-// of it is one line, in the order of the calls: the same kernels, and the same bits.
-
-// A stream of our own with desc.stream_priority; a driver without priorities gives a plain one.
-static qlora_result qlora__stream_create(qlora_ctx* ctx, void** out) {
-    qlora__gpu* gpu = ctx->gpu;
-    int priority = (int)ctx->desc.stream_priority;
-    if (priority != 0 && gpu->cu.StreamCreateWithPriority != NULL) {
-        int code = gpu->cu.StreamCreateWithPriority(out, QLORA__CU_STREAM_NON_BLOCKING, priority);
-        return qlora__cu(ctx, code, "cuStreamCreateWithPriority");
-    }
-    return qlora__cu(ctx, gpu->cu.StreamCreate(out, QLORA__CU_STREAM_NON_BLOCKING),
-                     "cuStreamCreate");
-}
-
-static qlora_result qlora__beside_open(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    qlora__beside* b = &gpu->beside;
-    QLORA__TRY(qlora__stream_create(ctx, &b->stream));
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->fork, QLORA__CU_EVENT_DISABLE_TIMING),
-                         "cuEventCreate"));
-    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
-        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->done[i], QLORA__CU_EVENT_DISABLE_TIMING),
-                             "cuEventCreate"));
-    }
-    return gpu->cublas != NULL ? qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &b->workspace)
-                               : QLORA_OK;
-}
-
-static void qlora__beside_close(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    qlora__beside* b = &gpu->beside;
-    qlora__buffer_destroy(ctx, b->workspace);
-    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
-        if (b->done[i] != NULL) {
-            gpu->cu.EventDestroy(b->done[i]);
-        }
-    }
-    if (b->fork != NULL) {
-        gpu->cu.EventDestroy(b->fork);
-    }
-    if (b->stream != NULL) {
-        gpu->cu.StreamDestroy(b->stream);
-    }
-    memset(b, 0, sizeof *b);
-}
-
-static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    if (ctx->capture == NULL || gpu == NULL) {
-        return QLORA_OK;
-    }
-    qlora__beside* b = &gpu->beside;
-    QLORA_ASSERT(b->first == NULL);
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(b->stream, b->fork, 0), "cuStreamWaitEvent"));
-    b->forked = true;
-    b->first = gpu->stream;
-    gpu->stream = b->stream;
-    gpu->cublas_bound = false;
-    return QLORA_OK;
-}
-
-// Back to the context's stream, whatever has happened.
-static void qlora__beside_leave(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    if (gpu->beside.first != NULL) {
-        gpu->stream = gpu->beside.first;
-        gpu->beside.first = NULL;
-        gpu->cublas_bound = false;
-    }
-}
-
-// Before a capture ends. What failed may have left the second line open: it is joined, as far as
-// that still goes, because a capture may not end otherwise.
-static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
-    qlora__gpu* gpu = ctx->gpu;
-    qlora__beside* b = &gpu->beside;
-    qlora__beside_leave(ctx);
-    if (failed && b->forked && gpu->cu.EventRecord(b->fork, b->stream) == 0) {
-        gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
-    }
-    b->forked = false;
-    b->pending = 0;
-}
-
-// r is what the work between returned; on failure the capture is lost anyway.
-static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
-    qlora__gpu* gpu = ctx->gpu;
-    if (ctx->capture == NULL || gpu == NULL) {
-        return r;
-    }
-    qlora__beside_leave(ctx);
-    QLORA__TRY(r);
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(gpu->beside.done[slot], gpu->beside.stream),
-                         "cuEventRecord"));
-    gpu->beside.pending |= 1u << slot;
-    return QLORA_OK;
-}
-
-// What follows on the stream comes after the work of these slots (bits), all of it so far.
-static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
-    qlora__gpu* gpu = ctx->gpu;
-    for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__BESIDE_SLOTS; i++) {
-        if ((slots & gpu->beside.pending & 1u << i) != 0) {
-            gpu->beside.pending &= ~(1u << i);
-            QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside.done[i], 0),
-                                 "cuStreamWaitEvent"));
-        }
-    }
-    return QLORA_OK;
-}
-
 // All that qlora__gpu_open_tools made, with the device's context current.
 static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
@@ -9501,7 +9567,7 @@ static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
         QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &gpu->own_workspace));
         gpu->workspace = gpu->own_workspace->data;
     }
-    QLORA__TRY(qlora__cublas_bind(ctx));
+    QLORA__TRY(qlora__cublas_bind(ctx, qlora__beside_workspace(ctx)));
     QLORA__LOG(ctx, INFO, CUBLAS, "cuBLAS %s", gpu->cublas_note);
     return qlora__beside_open(ctx);
 }
@@ -9559,23 +9625,6 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
 }
 
 #else
-
-static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
-    (void)ctx;
-    return QLORA_OK;
-}
-
-static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
-    (void)ctx;
-    (void)slot;
-    return r;
-}
-
-static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
-    (void)ctx;
-    (void)slots;
-    return QLORA_OK;
-}
 
 static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     (void)ctx;
@@ -9782,7 +9831,7 @@ static qlora_result qlora__ctx_set_stream(qlora_ctx* ctx, void* stream) {
     gpu->cublas_bound = false;
     qlora__graphs_invalidate(ctx, 0, "the stream was changed");
     if (gpu->cublas != NULL) {
-        return qlora__cublas_bind(ctx);
+        return qlora__cublas_bind(ctx, qlora__beside_workspace(ctx));
     }
 #endif
     return QLORA_OK;
@@ -9809,10 +9858,10 @@ static qlora_result qlora__workspace_swap(qlora_ctx* ctx, void* memory, size_t b
         return r;
     }
     qlora__buffer_destroy(ctx, gpu->own_workspace);
-    qlora__buffer_destroy(ctx, gpu->beside.workspace);
+    qlora__buffer_destroy(ctx, gpu->beside->workspace);
     gpu->own_workspace = own;
     gpu->workspace = own != NULL ? own->data : memory;
-    gpu->beside.workspace = second;
+    gpu->beside->workspace = second;
     return QLORA_OK;
 }
 
@@ -9841,7 +9890,7 @@ static qlora_result qlora__ctx_set_workspace(qlora_ctx* ctx, void* memory, size_
     ctx->desc.workspace_bytes = bytes;
 #ifndef QLORA_NO_CUDA
     if (ctx->gpu != NULL && ctx->gpu->cublas != NULL) {
-        return qlora__cublas_bind(ctx);
+        return qlora__cublas_bind(ctx, qlora__beside_workspace(ctx));
     }
 #endif
     return QLORA_OK;
@@ -10235,7 +10284,7 @@ static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
 // cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T, which is the same memory.
 static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
     qlora__gpu* gpu = ctx->gpu;
-    QLORA__TRY(qlora__cublas_bind(ctx));
+    QLORA__TRY(qlora__cublas_bind(ctx, qlora__beside_workspace(ctx)));
     qlora__cublas_count(ctx, g);
     int op_a = g->ta ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;
     int op_b = g->tb ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;
@@ -10987,7 +11036,7 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
 // `unit`.
 static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
                                      int64_t* slice, void** memory) {
-    size_t free_bytes = ctx->scratch->bytes - ctx->scratch_used;
+    size_t free_bytes = qlora__scratch_free(ctx);
     int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
     if (fit < count) {
         fit = qlora__max(fit / unit * unit,
@@ -11231,10 +11280,9 @@ static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, cons
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w1, w2, y1, y2);
     }
-    size_t before = ctx->scratch_used;
+    size_t before = qlora__scratch_mark(ctx);
     QLORA__TRY(qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w1, y1, flags));
-    ctx->scratch_used =
-        before; // the stream keeps the order, so the second weight takes the same place
+    qlora__scratch_release(ctx, before);
     return qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w2, y2, flags);
 }
 
@@ -13808,9 +13856,9 @@ typedef struct qlora__masked {
 static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear_desc* l,
                                         const qlora_tensor* x, qlora__masked* m) {
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
-    m->scratch_before = ctx->scratch_used;
+    m->scratch_before = qlora__scratch_mark(ctx);
     // Half of what is free, because products may need some.
-    size_t all = ctx->scratch->bytes - ctx->scratch_used;
+    size_t all = qlora__scratch_free(ctx);
     int64_t fit = (int64_t)(all / 2 / ((size_t)l->in * qlora_dtype_bytes(x->dtype) + 1));
     m->slice = qlora__min(x->rows, qlora__max(1, fit));
     m->rows.bytes = (size_t)(m->slice * l->in) * qlora_dtype_bytes(x->dtype);
@@ -13868,7 +13916,7 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
         QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, &m.rows,
                                       l->parts[i].a, &to));
     }
-    ctx->scratch_used = m.scratch_before; // what comes next on the stream may use it again
+    qlora__scratch_release(ctx, m.scratch_before);
     return QLORA_OK;
 }
 
@@ -13909,13 +13957,13 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor part;
         qlora_tensor z;
-        size_t scratch_before = ctx->scratch_used;
+        size_t scratch_before = qlora__scratch_mark(ctx);
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
         QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, false, inner, p->nf4, &part, 0)
                                   : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
                                                        inner, p->dense, &part));
-        ctx->scratch_used = scratch_before;
+        qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0) {
             QLORA__TRY(
                 qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
@@ -14025,7 +14073,7 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor part;
         qlora_tensor u;
-        size_t scratch_before = ctx->scratch_used;
+        size_t scratch_before = qlora__scratch_mark(ctx);
         float beta = i > 0 ? 1.0f : 0.0f;
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
@@ -14033,7 +14081,7 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
                                                     i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
                                   : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta,
                                                        &part, p->dense, dx));
-        ctx->scratch_used = scratch_before;
+        qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0 && l->dropout == 0.0f) {
             QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
         }
@@ -14069,7 +14117,7 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math ma
             QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &m.rows, &to, true));
         }
     }
-    ctx->scratch_used = m.scratch_before;
+    qlora__scratch_release(ctx, m.scratch_before);
     return QLORA_OK;
 }
 
@@ -14581,7 +14629,7 @@ static qlora_result qlora__attention_share(qlora_ctx* ctx, const qlora__attentio
     int64_t group = a->heads / a->kv_heads;
     int64_t blocks = (a->tokens / path->kv.rows + a->n_seqs + 1) * a->kv_heads;
     int64_t size = a->tokens * a->kv_heads * a->hd * 2 * (int64_t)sizeof(float);
-    int64_t fit = (int64_t)(ctx->scratch->bytes - ctx->scratch_used) / qlora__max(size, 1);
+    int64_t fit = (int64_t)qlora__scratch_free(ctx) / qlora__max(size, 1);
     int64_t wanted = path->sum.id != QLORA__K_COUNT
                          ? qlora__ceil_div((int64_t)ctx->gpu->sm_count * 4, blocks)
                          : 1;
@@ -15219,8 +15267,19 @@ qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape) {
 
 //@@ src/graph.h
 
+struct qlora_graph {
+    qlora__watch watch; // first: the context's list leads here
+    qlora_ctx* owner;
+    uint64_t replays;
+    size_t nodes;
+    void* exec; // CUgraphExec
+    qlora_graph_fn fn;
+    void* user;
+};
+
 static void qlora__graph_free(qlora_ctx* ctx, qlora_graph* graph) {
-    qlora__free(ctx, graph->buffers, graph->buffer_capacity * sizeof *graph->buffers);
+    qlora__free(ctx, graph->watch.buffers,
+                graph->watch.buffer_capacity * sizeof *graph->watch.buffers);
     qlora__free(ctx, graph, sizeof *graph);
 }
 
@@ -15242,9 +15301,9 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     char text[QLORA__ERROR_SIZE];
     snprintf(text, sizeof text, "%s", r != QLORA_OK ? ctx->env.error : capture.broke);
     int code = gpu->cu.StreamEndCapture(gpu->stream, recorded);
-    graph->buffers = capture.ids;
-    graph->buffer_count = capture.count;
-    graph->buffer_capacity = capture.capacity;
+    graph->watch.buffers = capture.ids;
+    graph->watch.buffer_count = capture.count;
+    graph->watch.buffer_capacity = capture.capacity;
     if (qlora__cu_is_sticky(code)) {
         return qlora__cu(ctx, code, "cuStreamEndCapture");
     }
@@ -15260,7 +15319,7 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     }
     const char* name = code != 0 ? qlora__cu_name(gpu, code) : "";
     return qlora__fail(ctx, QLORA_ERR_CAPTURE, "graph %llu was not captured: %.500s%s%s",
-                       (unsigned long long)graph->key,
+                       (unsigned long long)graph->watch.key,
                        text[0] != '\0' ? text
                        : r != QLORA_OK ? "the callback failed without a message"
                                        : "a call inside the callback cannot be captured",
@@ -15451,7 +15510,7 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
         return QLORA_ERR_MEMORY;
     }
     graph->owner = ctx;
-    graph->key = key;
+    graph->watch.key = key;
     graph->fn = fn;
     graph->user = user;
     qlora_result r = qlora__graph_build(ctx, graph);
@@ -15461,8 +15520,8 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
         qlora__graph_free(ctx, graph);
         return r;
     }
-    graph->next = ctx->graphs;
-    ctx->graphs = graph;
+    graph->watch.next = ctx->watches;
+    ctx->watches = &graph->watch;
     ctx->living[QLORA__GRAPHS]++;
     QLORA__LOG(ctx, INFO, GRAPH, "graph %llu captured, %llu nodes", (unsigned long long)key,
                (unsigned long long)graph->nodes);
@@ -15476,23 +15535,27 @@ qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn
     return qlora__leave(ctx, qlora__graph_capture(ctx, key, fn, user, out));
 }
 
+static bool qlora__graph_is_valid(const qlora_graph* graph) {
+    return graph->watch.invalid[0] == '\0';
+}
+
 static qlora_ctx* qlora__graph_ctx(const qlora_graph* graph) {
     return graph != NULL ? graph->owner : NULL;
 }
 
 static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key) {
     QLORA__TRY(qlora__not_in_capture(ctx, "replaying a graph"));
-    if (graph->key != key) {
+    if (graph->watch.key != key) {
         return qlora__fail(
             ctx, QLORA_ERR_STATE,
             "the graph was captured for key %llu and is asked to run for %llu; capture "
             "one for that",
-            (unsigned long long)graph->key, (unsigned long long)key);
+            (unsigned long long)graph->watch.key, (unsigned long long)key);
     }
-    if (graph->invalid[0] != '\0') {
+    if (!qlora__graph_is_valid(graph)) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "graph %llu cannot be replayed: %s; capture it again",
-                           (unsigned long long)key, graph->invalid);
+                           (unsigned long long)key, graph->watch.invalid);
     }
     QLORA__TRY(qlora__on_cpu(ctx) ? graph->fn(ctx, graph->user) : qlora__graph_launch(ctx, graph));
     graph->replays++;
@@ -15510,11 +15573,11 @@ static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "destroying a graph"));
-    qlora_graph** link = &ctx->graphs;
-    while (*link != graph) {
+    qlora__watch** link = &ctx->watches;
+    while (*link != &graph->watch) {
         link = &(*link)->next;
     }
-    *link = graph->next;
+    *link = graph->watch.next;
     qlora__graph_drop_exec(ctx, graph);
     qlora__graph_free(ctx, graph);
     ctx->living[QLORA__GRAPHS]--;
@@ -15535,10 +15598,10 @@ static qlora_result qlora__graph_query(qlora_ctx* ctx, const qlora_graph* graph,
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
-    out->key = graph->key;
+    out->key = graph->watch.key;
     out->replays = graph->replays;
     out->nodes = graph->nodes;
-    out->valid = graph->invalid[0] == '\0';
+    out->valid = qlora__graph_is_valid(graph);
     return QLORA_OK;
 }
 
@@ -17684,12 +17747,12 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
 // Token ids -> the final norm's output in m->x.
 static qlora_result qlora__forward(const qlora__pass* pass) {
     qlora_ctx* ctx = pass->ctx;
-    size_t scratch = ctx->scratch_used;
+    size_t scratch = qlora__scratch_mark(ctx);
     QLORA__TRY(qlora__forward_begin(pass));
     for (int64_t l = 0; l < pass->m->plan.config.layers; l++) {
         QLORA__TRY(qlora__forward_attention(pass, l));
         QLORA__TRY(qlora__forward_mlp(pass, l));
-        ctx->scratch_used = scratch; // the stream keeps the order, so the next layer may reuse it
+        qlora__scratch_release(ctx, scratch);
     }
     return QLORA_OK;
 }
@@ -20052,7 +20115,7 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     if (!t->use_graphs) {
         return fn(ctx, t);
     }
-    if (*graph != NULL && (*graph)->invalid[0] != '\0') {
+    if (*graph != NULL && !qlora__graph_is_valid(*graph)) {
         QLORA__TRY(qlora__graph_destroy(ctx, *graph));
         *graph = NULL;
     }
@@ -21547,4 +21610,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 148cb840b04b77bc
+//@@ end ddf55be46fe483c0

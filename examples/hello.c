@@ -1,66 +1,40 @@
-// hello.c - opens a context, prints the device it uses, and adds and multiplies two small matrices.
+// hello.c - trains a small model on one sentence and lets it continue the first word. The model has
+// random weights, so that the program runs anywhere; for a real one, set .dir instead of .config.
 //
-//     cc -I. examples/hello.c -o hello -ldl -lm -lpthread
+//     cc -O2 -I. examples/hello.c -o hello -ldl -lm -lpthread
 //     ./hello
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
-
 #include <stdio.h>
+#define TRY(call) do { if ((call) != QLORA_OK) { puts(qlora_last_error(ctx)); return 1; } } while (0)
 
-enum { ROWS = 2, COLS = 3 };
-
-static qlora_result hello(qlora_ctx* ctx, qlora_tensor* a, qlora_tensor* b, float* sum,
-                          float* product) {
-    const float ones[ROWS * COLS] = {1, 1, 1, 1, 1, 1};
-    const float numbers[ROWS * COLS] = {1, 2, 3, 4, 5, 6};
-    const size_t bytes = sizeof numbers;
-    qlora_result r = qlora_tensor_create(ctx, QLORA_F32, ROWS, COLS, a);
-    r = r == QLORA_OK ? qlora_tensor_create(ctx, QLORA_F32, ROWS, COLS, b) : r;
-    r = r == QLORA_OK ? qlora_tensor_write(ctx, a, ones, bytes) : r;
-    r = r == QLORA_OK ? qlora_tensor_write(ctx, b, numbers, bytes) : r;
-    r = r == QLORA_OK ? qlora_add(ctx, a, b, a) : r; // a = a + b; does not wait for the device
-    r = r == QLORA_OK ? qlora_tensor_read(ctx, a, sum, bytes) : r;
-    r = r == QLORA_OK ? qlora_mul(ctx, a, b, a) : r; // a = (a + b) b
-    r = r == QLORA_OK ? qlora_tensor_read(ctx, a, product, bytes) : r;
-    return r;
-}
-
-static void print_matrix(const char* name, const float* x) {
-    for (int i = 0; i < ROWS; i++) {
-        printf("%-8s", i == 0 ? name : "");
-        for (int j = 0; j < COLS; j++) {
-            printf("%6g", (double)x[i * COLS + j]);
-        }
-        printf("\n");
-    }
-}
+static bool show(void* user, int32_t token) { (void)user; return putchar(token) != EOF; }
 
 int main(void) {
-    char why[512] = "";
-    qlora_ctx_desc desc = {0}; // zero selects the default for every field
-    desc.error_text = why;
-    desc.error_text_size = sizeof why;
-    qlora_ctx* ctx = NULL;
-    if (qlora_ctx_create(&desc, &ctx) != QLORA_OK) {
-        fprintf(stderr, "cannot create a context: %s\n", why);
-        return 1;
+    static const char text[] = "Forty-two small hens sat on the old red barn and sang.";
+    int32_t ids[sizeof text - 1], length = sizeof text - 1;      // one token per byte
+    for (int i = 0; i < length; i++) ids[i] = text[i];
+    qlora_model_config tiny = {.family = QLORA_FAMILY_LLAMA, .vocab = 128, .hidden = 64, .layers = 2,
+        .intermediate = 128, .heads = 4, .rms_eps = 1e-5, .rope.theta = 1e4, .max_positions = 64};
+    qlora_model_desc what = {.config = &tiny, .weight_std = 0.1f, .rank = 16,    // 4-bit base
+        .tokens = 64, .generate_tokens = 64};
+    qlora_train_desc how = {.lr = 1e-2};
+    qlora_batch batch = {.ids = ids, .labels = ids, .lengths = &length, .count = 1};
+    qlora_generate_desc ask = {.prompt = ids, .prompt_tokens = 5, .max_tokens = length - 5};
+    qlora_ctx_desc desc = {0};                                   // a GPU if there is one
+    qlora_ctx* ctx = NULL; qlora_model* model = NULL; qlora_trainer* trainer = NULL;
+    qlora_train_info info;
+    TRY(qlora_ctx_create(&desc, &ctx));
+    TRY(qlora_model_open(ctx, &what, &model));
+    TRY(qlora_trainer_create(model, &how, &trainer));
+    for (int step = 1; step <= 60; step++) {
+        TRY(qlora_train_step(trainer, &batch, 1, &info));
+        if (step % 20 == 0) printf("step %d  loss %.4f\n", step, info.loss);
     }
-    char text[2048];
-    qlora_describe(ctx, text, sizeof text);
-    printf("%s\n", text);
-
-    float sum[ROWS * COLS];
-    float product[ROWS * COLS];
-    qlora_tensor a = {0};
-    qlora_tensor b = {0};
-    qlora_result r = hello(ctx, &a, &b, sum, product);
-    if (r == QLORA_OK) {
-        print_matrix("a+b", sum);
-        print_matrix("(a+b)b", product);
-    } else {
-        fprintf(stderr, "%s: %s\n", qlora_result_name(r), qlora_last_error(ctx));
-    }
-    qlora_tensor_destroy(ctx, &a); // a zeroed tensor is allowed here
-    qlora_tensor_destroy(ctx, &b);
-    return qlora_ctx_destroy(ctx) == QLORA_OK && r == QLORA_OK ? 0 : 1;
+    printf("%.5s|", text);
+    TRY(qlora_generate(model, &ask, show, NULL));
+    puts("");
+    TRY(qlora_trainer_destroy(trainer));
+    TRY(qlora_model_close(model));
+    return qlora_ctx_destroy(ctx) != QLORA_OK;
 }

@@ -1,0 +1,121 @@
+// game_loop.c - a game that trains and talks without missing a frame. One model learns in slices of
+// a few milliseconds; another one, with the same base, speaks one token per frame and takes over
+// the adapter after every step.
+//
+//     cc -O2 -I. examples/game_loop.c -o game_loop -ldl -lm -lpthread
+//     ./game_loop                 (a tiny model; ./game_loop 0.5b takes the shape of Qwen2.5-0.5B)
+#define QLORA_IMPLEMENTATION
+#include "qlora.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { LINE = 96, STEPS = 24 };
+
+typedef struct game {
+    qlora_ctx* ctx;
+    qlora_model* learner;
+    qlora_model* speaker;
+    qlora_trainer* trainer;
+    qlora_generation* voice; // the text in progress, or NULL
+    int frames;
+    double longest_slice; // ms
+    char said[LINE];
+} game;
+
+static const char line[] = "The dragon asks: who woke me? The knight says: it was the rain.";
+
+static double now_ms(void) {
+    struct timespec t;
+    return clock_gettime(CLOCK_MONOTONIC, &t) == 0 ? t.tv_sec * 1e3 + t.tv_nsec * 1e-6 : 0.0;
+}
+
+static qlora_result start(game* g, bool large) {
+    qlora_model_config tiny = {.family = QLORA_FAMILY_LLAMA, .vocab = 128, .hidden = 64,
+        .intermediate = 160, .layers = 3, .heads = 4, .tied = true, .rms_eps = 1e-6,
+        .rope.theta = 1e4, .max_positions = 512};
+    qlora_model_config half = {.family = QLORA_FAMILY_LLAMA, .vocab = 151936, .hidden = 896,
+        .intermediate = 4864, .layers = 24, .heads = 14, .kv_heads = 2, .tied = true,
+        .rms_eps = 1e-6, .rope.theta = 1e4, .max_positions = 512};
+    qlora_model_desc desc = {.config = large ? &half : &tiny, .weight_std = large ? 0.02f : 0.1f,
+        .tokens = large ? 512 : 64, .generate_tokens = LINE};
+    qlora_train_desc train = {.lr = large ? 1e-3 : 1e-2};
+    qlora_result r = qlora_model_open(g->ctx, &desc, &g->learner);
+    desc.purpose = QLORA_PURPOSE_EVALUATE;
+    r = r == QLORA_OK ? qlora_model_open(g->ctx, &desc, &g->speaker) : r;
+    return r == QLORA_OK ? qlora_trainer_create(g->learner, &train, &g->trainer) : r;
+}
+
+// One token of the dragon's line; a new line begins when the last one is finished.
+static qlora_result speak(game* g, const int32_t* ids) {
+    qlora_generate_desc d = {.prompt = ids, .prompt_tokens = 4, .max_tokens = sizeof line - 5};
+    if (g->voice == NULL) {
+        snprintf(g->said, sizeof g->said, "%.4s", line);
+        return qlora_generate_begin(g->speaker, &d, &g->voice);
+    }
+    int32_t token = 0;
+    bool stopped = false;
+    qlora_result r = qlora_generate_next(g->voice, &token, &stopped);
+    if (r == QLORA_OK && !stopped) {
+        size_t n = strlen(g->said);
+        g->said[n] = token >= 32 && token < 127 ? (char)token : '?';
+        g->said[n + 1] = '\0';
+    } else if (r == QLORA_OK) {
+        r = qlora_generate_end(g->voice);
+        g->voice = NULL;
+    }
+    return r;
+}
+
+// A frame: a slice of training, one token, and whatever else the game does.
+static qlora_result frame(game* g, const int32_t* ids, double budget, bool* done) {
+    double begin = now_ms();
+    qlora_result r = qlora_train_slice(g->trainer, budget, done);
+    double took = now_ms() - begin;
+    g->longest_slice = took > g->longest_slice ? took : g->longest_slice;
+    g->frames++;
+    return r == QLORA_OK ? speak(g, ids) : r;
+}
+
+static qlora_result play(game* g) {
+    int32_t ids[sizeof line];
+    int32_t length = sizeof line - 1;
+    qlora_batch batch = {.ids = ids, .labels = ids, .lengths = &length, .count = 1};
+    qlora_train_info info;
+    qlora_result r = QLORA_OK;
+    for (int i = 0; i < length; i++) ids[i] = line[i]; // one token per byte
+    for (int step = 1; step <= STEPS && r == QLORA_OK; step++) {
+        bool done = false;
+        r = qlora_train_begin(g->trainer, &batch, 1);
+        while (r == QLORA_OK && !done) {
+            r = frame(g, ids, 4.0, &done);
+        }
+        r = r == QLORA_OK ? qlora_adapter_copy(g->learner, g->speaker) : r;
+        r = r == QLORA_OK ? qlora_train_poll(g->trainer, &info) : r;
+        g->longest_slice = step > 2 ? g->longest_slice : 0.0; // the first steps time the pieces
+        if (r == QLORA_OK && step % 8 == 0) {
+            printf("step %2d  loss %.3f  frame %d  \"%s\"\n", step, info.loss, g->frames, g->said);
+        }
+    }
+    return r;
+}
+
+int main(int argc, char** argv) {
+    game g = {0};
+    qlora_ctx_desc desc = {0}; // stream_priority makes the game's own GPU work go first
+    if (qlora_ctx_create(&desc, &g.ctx) != QLORA_OK) {
+        return 1;
+    }
+    bool large = argc > 1 && strcmp(argv[1], "0.5b") == 0;
+    bool ok = start(&g, large) == QLORA_OK && play(&g) == QLORA_OK;
+    if (!ok) {
+        fprintf(stderr, "game_loop: %s\n", qlora_last_error(g.ctx));
+    }
+    printf("%d frames, longest slice %.2f ms of 4\n", g.frames, g.longest_slice);
+    qlora_generate_end(g.voice);
+    qlora_trainer_destroy(g.trainer);
+    qlora_model_close(g.speaker);
+    qlora_model_close(g.learner);
+    return qlora_ctx_destroy(g.ctx) == QLORA_OK && ok ? 0 : 1;
+}
