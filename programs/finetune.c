@@ -8,8 +8,10 @@
 // the demo's own model and text. It calls the public functions of qlora.h and qlora_text.h only.
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
-#define TEXT_IMPLEMENTATION
+#define QLORA_TEXT_IMPLEMENTATION
 #include "qlora_text.h"
+
+#include "blob.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -263,8 +265,8 @@ static void help_print(void) {
         printf("  %-34s %s\n", left, row->help);
     }
     printf("\nChat formats:");
-    for (size_t i = 0; text_chat_names(i) != NULL; i++) {
-        printf(" %s", text_chat_names(i));
+    for (size_t i = 0; qlora_text_chat_names(i) != NULL; i++) {
+        printf(" %s", qlora_text_chat_names(i));
     }
     printf(
         "\nData, one JSON object a sample (.jsonl: one a line; .json: an array):\n"
@@ -590,10 +592,11 @@ typedef struct app {
     qlora_plan plan;
     qlora_model* model;
     qlora_trainer* trainer;
-    text_tok* tok;
-    text_chat* chat;
-    text_data* data;
-    text_data* eval_data;
+    qlora_text* text;
+    qlora_text_tok* tok;
+    qlora_text_chat* chat;
+    qlora_text_data* data;
+    qlora_text_data* eval_data;
     counts counted;
     samples train;
     samples eval;
@@ -626,7 +629,7 @@ typedef struct app {
     size_t point_count;
     size_t point_room;
     FILE* log;
-    text_bytes log_rest; // lines that the disk has not taken yet
+    blob log_rest;       // lines that the disk has not taken yet
     bool log_torn;       // half a line stands in it: nothing more goes there
     bool out_made;       // this process made the folder
     bool out_empty;      // nothing was in the folder when the run began
@@ -864,36 +867,55 @@ static bool load_progress(void* user, const char* what, uint64_t done, uint64_t 
 // ---- samples
 // --------------------------------------------------------------------------------------
 
-static bool tokenizer_open(app* a) {
-    text_error why;
-    char error[1024] = "";
-    if (a->tok == NULL && !text_tok_open(a->o.model, &a->tok, &why)) {
-        return fail(a->error, "the model's tokenizer: %s", why.text);
-    }
-    if (text_tok_count(a->tok) > a->config.vocab) {
-        // Ids beyond the model's vocabulary would read past its embedding; found sample by sample.
-        snprintf(error, sizeof error, "the tokenizer has %d tokens, the model %lld",
-                 (int)text_tok_count(a->tok), (long long)a->config.vocab);
-        say(a, "note: %s\n", error);
-    }
-    if (!text_chat_open(a->tok, a->o.demo ? NULL : a->o.model, a->o.template_name, &a->chat,
-                        &why)) {
-        return fail(a->error, "the chat format: %s", why.text);
-    }
-    return true;
+static bool text_fail(app* a, const char* what) {
+    return fail(a->error, "%s%s", what, qlora_text_last_error(a->text));
 }
 
-static bool data_open(app* a, const char* path, text_data** out) {
-    text_error why;
-    text_data_desc desc;
+static bool text_open(app* a) {
+    qlora_text_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.files = a->files;
+    desc.error_text = a->error;
+    desc.error_text_size = sizeof a->error;
+    return a->text != NULL || qlora_text_create(&desc, &a->text) == QLORA_OK;
+}
+
+static bool tokenizer_open(app* a) {
+    char error[1024] = "";
+    qlora_text_tok_info info;
+    qlora_text_chat_desc desc;
+    memset(&desc, 0, sizeof desc);
+    if (!text_open(a)) {
+        return false;
+    }
+    if (a->tok == NULL && qlora_text_tok_open(a->text, a->o.model, &a->tok) != QLORA_OK) {
+        return text_fail(a, "the model's tokenizer: ");
+    }
+    if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
+        return text_fail(a, "");
+    }
+    if (info.count > a->config.vocab) {
+        // Ids beyond the model's vocabulary would read past its embedding; found sample by sample.
+        snprintf(error, sizeof error, "the tokenizer has %d tokens, the model %lld",
+                 (int)info.count, (long long)a->config.vocab);
+        say(a, "note: %s\n", error);
+    }
+    desc.tok = a->tok;
+    desc.folder = a->o.demo ? NULL : a->o.model;
+    desc.name = a->o.template_name;
+    return qlora_text_chat_open(a->text, &desc, &a->chat) == QLORA_OK ||
+           text_fail(a, "the chat format (see --template): ");
+}
+
+static bool data_open(app* a, const char* path, qlora_text_data** out) {
+    qlora_text_data_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.path = path;
-    desc.tok = a->tok;
     desc.chat = a->chat;
     desc.chunk_tokens = (size_t)a->o.length;
     desc.train_prompt = a->o.train_prompt;
     desc.last_turn_only = a->o.last_turn;
-    return text_data_open(&desc, out, &why) || fail(a->error, "%s", why.text);
+    return qlora_text_data_open(a->text, &desc, out) == QLORA_OK || text_fail(a, "");
 }
 
 static size_t trained_count(const int32_t* labels, size_t length) {
@@ -904,7 +926,7 @@ static size_t trained_count(const int32_t* labels, size_t length) {
     return trained;
 }
 
-static bool ids_check(app* a, const text_sample* s, size_t number) {
+static bool ids_check(app* a, const qlora_text_sample* s, size_t number) {
     for (size_t i = 0; i < s->count; i++) {
         if (s->ids[i] < 0 || s->ids[i] >= a->config.vocab || s->labels[i] >= a->config.vocab) {
             return fail(a->error, "sample %zu (line %zu) has token %d; the model knows 0 to %lld",
@@ -915,16 +937,23 @@ static bool ids_check(app* a, const text_sample* s, size_t number) {
 }
 
 // Takes the samples that can be trained on and counts the others.
-static bool samples_take(app* a, const text_data* data, samples* out, counts* c) {
+static bool samples_take(app* a, qlora_text_data* data, samples* out, counts* c) {
     memset(c, 0, sizeof *c);
-    c->all = text_data_count(data);
+    c->all = qlora_text_data_count(data);
     out->data = (sample*)take(a, c->all, sizeof *out->data);
     if (out->data == NULL) {
         return false;
     }
-    int32_t bos = text_tok_bos(a->tok);
+    qlora_text_tok_info info;
+    if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
+        return text_fail(a, "");
+    }
+    int32_t bos = info.bos;
     for (size_t i = 0; i < c->all; i++) {
-        text_sample s = text_data_get(data, i);
+        qlora_text_sample s;
+        if (qlora_text_sample_read(data, i, &s) != QLORA_OK) {
+            return text_fail(a, "");
+        }
         size_t length = s.count;
         if (!ids_check(a, &s, i)) {
             return false;
@@ -1253,18 +1282,18 @@ static bool file_replace(app* a, const char* name, const void* data, size_t size
 }
 
 PRINTF(2, 3)
-static void put(text_bytes* out, const char* format, ...) {
+static void put(blob* out, const char* format, ...) {
     char text[512];
     va_list args;
     va_start(args, format);
     int n = vsnprintf(text, sizeof text, format, args);
     va_end(args);
     if (n > 0) {
-        text_bytes_add(out, text, (size_t)n < sizeof text ? (size_t)n : sizeof text - 1, NULL);
+        blob_add(out, text, (size_t)n < sizeof text ? (size_t)n : sizeof text - 1);
     }
 }
 
-static void put_number(text_bytes* out, const char* name, double value, const char* format) {
+static void put_number(blob* out, const char* name, double value, const char* format) {
     put(out, ",\"%s\":", name);
     if (known(value)) {
         put(out, format, value);
@@ -1327,16 +1356,16 @@ static bool log_flush(app* a) {
 }
 
 // Appends one line. Training goes on without it.
-static void log_line(app* a, const text_bytes* line) {
+static void log_line(app* a, const blob* line) {
     if (!a->log_torn) {
-        bool ok = text_bytes_add(&a->log_rest, line->data, line->count, NULL) ||
+        bool ok = blob_add(&a->log_rest, line->data, line->count) ||
                   fail(a->error, "the log: out of memory");
         bear(a, TOLD_LOG, ok && log_flush(a));
     }
 }
 
 static void log_step(app* a, const point* p, const qlora_train_info* info) {
-    text_bytes line;
+    blob line;
     memset(&line, 0, sizeof line);
     put(&line, "{\"step\":%lld", (long long)p->step);
     put_number(&line, "loss", p->loss, "%.9g");
@@ -1348,18 +1377,18 @@ static void log_step(app* a, const point* p, const qlora_train_info* info) {
         (long long)info->tokens, info->labels, (unsigned long long)memory_used(a),
         info->last_skipped ? ",\"skipped\":true" : "");
     log_line(a, &line);
-    text_bytes_free(&line);
+    blob_free(&line);
 }
 
 static void log_eval(app* a, const point* p) {
-    text_bytes line;
+    blob line;
     memset(&line, 0, sizeof line);
     put(&line, "{\"step\":%lld", (long long)p->step);
     put_number(&line, "eval_loss", p->eval_loss, "%.9g");
     put_number(&line, "perplexity", exp(p->eval_loss), "%.9g");
     put(&line, "}\n");
     log_line(a, &line);
-    text_bytes_free(&line);
+    blob_free(&line);
 }
 
 static double log_value(const char* line, const char* end, const char* name) {
@@ -1374,23 +1403,17 @@ static double log_value(const char* line, const char* end, const char* name) {
 }
 
 // Nothing where there is no such file; one that is there must be readable.
-static bool file_read(app* a, const char* path, text_bytes* out) {
-    text_error why;
-    FILE* file = fopen(path, "rb");
-    if (file == NULL && errno == ENOENT) {
-        return true;
-    }
-    if (file != NULL) {
-        fclose(file);
-    }
-    return text_file_read(path, out, &why) || fail(a->error, "%s", why.text);
+static bool file_read(app* a, const char* path, blob* out) {
+    int code = blob_read_path(out, path);
+    return code == 0 || code == ENOENT ||
+           fail(a->error, "%s cannot be read: %s", path, strerror(code));
 }
 
 // Keeps the log's lines up to a->step, and the picture's points of them.
 static bool log_trim(app* a) {
     char path[PATH_SIZE];
-    text_bytes text;
-    text_bytes kept;
+    blob text;
+    blob kept;
     memset(&text, 0, sizeof text);
     memset(&kept, 0, sizeof kept);
     out_path(a, "log.jsonl", path);
@@ -1412,13 +1435,13 @@ static bool log_trim(app* a) {
             p.eval_loss = log_value(line, stop, "eval_loss");
             a->last_loss = known(p.loss) ? p.loss : a->last_loss;
             a->last_eval = known(p.eval_loss) ? p.eval_loss : a->last_eval;
-            ok = points_add(a, &p) && text_bytes_add(&kept, line, (size_t)(stop + 1 - line), NULL);
+            ok = points_add(a, &p) && blob_add(&kept, line, (size_t)(stop + 1 - line));
             line = stop + 1;
         }
     }
     ok = ok && file_replace(a, "log.jsonl", kept.data, kept.count);
-    text_bytes_free(&text);
-    text_bytes_free(&kept);
+    blob_free(&text);
+    blob_free(&kept);
     return ok;
 }
 
@@ -1459,7 +1482,7 @@ static int folder_look(const char* path, char first[256]) {
 }
 
 // A run of ours is known by its settings.txt, which has begun with these names in every version.
-static bool settings_ours(const text_bytes* text) {
+static bool settings_ours(const blob* text) {
     static const char* const names[] = {"model ", "data ", "template ", "adapter ", "rank "};
     const char* line = text->count > 0 ? text->data : "";
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -1476,7 +1499,7 @@ static bool settings_ours(const text_bytes* text) {
 // checkpoint tells: nothing is overwritten before it has been read.
 static bool out_check(app* a, const char* first) {
     char path[PATH_SIZE];
-    text_bytes kept;
+    blob kept;
     memset(&kept, 0, sizeof kept);
     a->out_empty = first[0] == '\0';
     if (a->out_empty) {
@@ -1490,7 +1513,7 @@ static bool out_check(app* a, const char* first) {
         out_path(a, "checkpoint", path);
         ok = lib(a, qlora_checkpoint_exists(a->ctx, path, &ours), "looking for a checkpoint");
     }
-    text_bytes_free(&kept);
+    blob_free(&kept);
     return ok && (ours || fail(a->error,
                                "--out: the folder %s holds '%s' and no run of finetune; give an "
                                "empty folder or a new name",
@@ -1544,7 +1567,7 @@ static bool settings_check(app* a) {
     char settings[SETTINGS_SIZE];
     char then[256];
     char now[256];
-    text_bytes kept;
+    blob kept;
     memset(&kept, 0, sizeof kept);
     settings_write(&a->o, settings, sizeof settings);
     a->settings_hash = hash_more(HASH_START, settings, strlen(settings));
@@ -1567,7 +1590,7 @@ static bool settings_check(app* a) {
                     "%s holds a run with other options: then '--%s', now '--%s'; give the same, or "
                     "--resume never to begin anew, or another --out",
                     a->o.out, then, now));
-    text_bytes_free(&kept);
+    blob_free(&kept);
     return ok;
 }
 
@@ -1701,7 +1724,7 @@ static double tick_size(double range, int wanted) {
     return power * (lead <= 1.0 ? 1.0 : lead <= 2.0 ? 2.0 : lead <= 5.0 ? 5.0 : 10.0);
 }
 
-static void panel_frame(text_bytes* out, const panel* p) {
+static void panel_frame(blob* out, const panel* p) {
     double tick = tick_size(p->high - p->low, p->height > 150.0 ? 7 : 2);
     put(out, "<text x=\"%.0f\" y=\"%.1f\" class=\"h\">%s</text>\n", PLOT_LEFT, p->top - 8.0,
         p->title);
@@ -1720,7 +1743,7 @@ static void panel_frame(text_bytes* out, const panel* p) {
     }
 }
 
-static void series_draw(const app* a, text_bytes* out, const panel* p, const series* s,
+static void series_draw(const app* a, blob* out, const panel* p, const series* s,
                         const char* kind) {
     if (s->count == 0) {
         return;
@@ -1736,7 +1759,7 @@ static void series_draw(const app* a, text_bytes* out, const panel* p, const ser
     }
 }
 
-static void steps_axis(const app* a, text_bytes* out, double y) {
+static void steps_axis(const app* a, blob* out, double y) {
     double tick = fmax(1.0, tick_size((double)a->total_steps, 8));
     for (double v = 0.0; v <= (double)a->total_steps; v += tick) {
         put(out, "<text x=\"%.1f\" y=\"%.0f\" text-anchor=\"middle\">%.0f</text>\n", plot_x(a, v),
@@ -1746,7 +1769,7 @@ static void steps_axis(const app* a, text_bytes* out, double y) {
         PLOT_LEFT + PLOT_WIDTH, y + 18.0);
 }
 
-static void picture_head(const app* a, text_bytes* out) {
+static void picture_head(const app* a, blob* out) {
     put(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 880 600\" width=\"880\" "
              "height=\"600\">\n<style>\n"
              "text { font: 12px sans-serif; fill: #555 }\n"
@@ -1774,7 +1797,7 @@ static void picture_head(const app* a, text_bytes* out) {
              "<text x=\"748\" y=\"56\">held out</text>\n");
 }
 
-static void picture_panels(const app* a, text_bytes* out) {
+static void picture_panels(const app* a, blob* out) {
     series s;
     series eval;
     panel p = {"loss", 64.0, 290.0, 1e30, -1e30};
@@ -1810,13 +1833,13 @@ static void picture_write(app* a, bool now) {
     if (a->point_count == 0 || (!now && start - a->svg_at < fmax(2.0, 50.0 * a->svg_cost))) {
         return;
     }
-    text_bytes out;
+    blob out;
     memset(&out, 0, sizeof out);
     picture_head(a, &out);
     picture_panels(a, &out);
     put(&out, "</svg>\n");
     bear(a, TOLD_PICTURE, file_replace(a, "training.svg", out.data, out.count));
-    text_bytes_free(&out);
+    blob_free(&out);
     a->svg_at = seconds_now();
     a->svg_cost = a->svg_at - start;
 }
@@ -2110,8 +2133,7 @@ static void text_print(const char* text, size_t size, const char* margin) {
 }
 
 // Token by token, so that ids that stand for parts of a character are shown as what they are.
-static bool sample_print(app* a, const text_sample* s, size_t number) {
-    text_error why;
+static bool sample_print(app* a, const qlora_text_sample* s, size_t number) {
     printf("sample %zu (line %zu): %zu tokens, %zu trained\n", number + 1, s->line, s->count,
            s->trained);
     for (size_t begin = 0; begin < s->count;) {
@@ -2120,13 +2142,14 @@ static bool sample_print(app* a, const text_sample* s, size_t number) {
         while (end < s->count && (s->labels[end] != -100) == trained) {
             end++;
         }
-        text_bytes text;
+        qlora_text_bytes text;
         memset(&text, 0, sizeof text);
-        if (!text_decode(a->tok, s->ids + begin, end - begin, TEXT_REPLACE, &text, &why)) {
-            return fail(a->error, "%s", why.text);
+        if (qlora_text_decode(a->tok, s->ids + begin, end - begin, QLORA_TEXT_REPLACE, &text) !=
+            QLORA_OK) {
+            return text_fail(a, "");
         }
         text_print(text.data, text.count, trained ? "  TRAINED > " : "          | ");
-        text_bytes_free(&text);
+        qlora_text_bytes_free(a->text, &text);
         begin = end;
     }
     return true;
@@ -2135,9 +2158,16 @@ static bool sample_print(app* a, const text_sample* s, size_t number) {
 static bool doctor_print(app* a) {
     const counts* c = &a->counted;
     size_t shown = (size_t)a->o.samples < c->all ? (size_t)a->o.samples : c->all;
-    printf("chat format: %s (%s)\n\n", text_chat_name(a->chat), text_chat_source(a->chat));
+    qlora_text_chat_info chat;
+    if (qlora_text_chat_query(a->chat, &chat) != QLORA_OK) {
+        return text_fail(a, "");
+    }
+    printf("chat format: %s (%s)\n\n", chat.name, chat.source);
     for (size_t i = 0; i < shown; i++) {
-        text_sample s = text_data_get(a->data, i);
+        qlora_text_sample s;
+        if (qlora_text_sample_read(a->data, i, &s) != QLORA_OK) {
+            return text_fail(a, "");
+        }
         if (!sample_print(a, &s, i)) {
             return false;
         }
@@ -2182,41 +2212,49 @@ static void plan_show(app* a) {
     printf("%s", text);
 }
 
+typedef struct shown {
+    qlora_text* text;
+    qlora_text_ids ids;
+} shown;
+
 static bool token_show(void* user, int32_t token) {
-    return text_ids_add((text_ids*)user, token, NULL);
+    shown* s = (shown*)user;
+    return qlora_text_ids_add(s->text, &s->ids, token) == QLORA_OK;
 }
 
 // Greedy, so that the same model says the same.
 static bool prompt_show(app* a, const char* when) {
-    text_ids ids;
-    text_bytes text;
-    text_error why;
+    shown all;
+    qlora_text_bytes text;
     qlora_generate_desc desc;
-    memset(&ids, 0, sizeof ids);
+    memset(&all, 0, sizeof all);
+    all.text = a->text;
     memset(&text, 0, sizeof text);
     memset(&desc, 0, sizeof desc);
     if (a->o.prompt == NULL) {
         return true;
     }
-    bool ok = text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), TEXT_SPECIAL, &ids, &why) ||
-              fail(a->error, "--prompt: %s", why.text);
-    size_t given = ids.count;
+    bool ok = qlora_text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), QLORA_TEXT_SPECIAL,
+                                &all.ids) == QLORA_OK ||
+              text_fail(a, "--prompt: ");
+    size_t given = all.ids.count;
     int32_t* prompt = ok ? (int32_t*)take(a, given, sizeof *prompt) : NULL;
     if (prompt != NULL) {
-        memcpy(prompt, ids.data, given * sizeof *prompt);
+        memcpy(prompt, all.ids.data, given * sizeof *prompt);
         desc.prompt = prompt;
         desc.prompt_tokens = (int64_t)given;
-        ok = lib(a, qlora_generate(a->model, &desc, token_show, &ids), "generating") &&
-             (text_decode(a->tok, ids.data, ids.count, TEXT_REPLACE | TEXT_SKIP, &text, &why) ||
-              fail(a->error, "%s", why.text));
+        ok = lib(a, qlora_generate(a->model, &desc, token_show, &all), "generating") &&
+             (qlora_text_decode(a->tok, all.ids.data, all.ids.count,
+                                QLORA_TEXT_REPLACE | QLORA_TEXT_SKIP, &text) == QLORA_OK ||
+              text_fail(a, ""));
         if (ok) {
             say(a, "%s training:\n", when);
             text_print(text.data, text.count, "  | ");
         }
     }
     free(prompt);
-    text_ids_free(&ids);
-    text_bytes_free(&text);
+    qlora_text_ids_free(a->text, &all.ids);
+    qlora_text_bytes_free(a->text, &text);
     return ok && prompt != NULL;
 }
 
@@ -2295,8 +2333,7 @@ static void demo_config(qlora_model_config* c) {
 // A tokenizer.json whose tokens are the 256 bytes, in the spelling of byte-level BPE: printable
 // bytes of Latin-1 stand for themselves, the others for characters from 256 on.
 static bool demo_tokenizer(app* a) {
-    text_bytes json;
-    text_error why;
+    blob json;
     int other = 256;
     memset(&json, 0, sizeof json);
     put(&json, "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{");
@@ -2308,17 +2345,17 @@ static bool demo_tokenizer(app* a) {
     put(&json, "}},\"added_tokens\":[{\"id\":256,\"content\":\"<|endoftext|>\",\"special\":true}],"
                "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
                "\"decoder\":{\"type\":\"ByteLevel\"}}");
-    bool ok = text_tok_load("demo/tokenizer.json", json.data, json.count, &a->tok, &why) ||
-              fail(a->error, "%s", why.text);
-    text_bytes_free(&json);
+    bool ok = text_open(a) && (qlora_text_tok_load(a->text, "demo/tokenizer.json", json.data,
+                                                   json.count, &a->tok) == QLORA_OK ||
+                               text_fail(a, ""));
+    blob_free(&json);
     return ok;
 }
 
 static bool demo_data(app* a) {
     static const char* const kinds[] = {"red", "old", "shy", "big"};
     static const char* const animals[] = {"hen", "cat", "dog", "owl"};
-    text_bytes json;
-    text_error why;
+    blob json;
     memset(&json, 0, sizeof json);
     for (uint64_t i = 0; i < DEMO_SAMPLES; i++) {
         uint64_t r = mix(i + 1000 * (uint64_t)a->o.seed);
@@ -2327,13 +2364,13 @@ static bool demo_data(app* a) {
         put(&json, "{\"text\": \"%d and %d is %d, said the %s %s.\"}\n", first, second,
             first + second, kinds[r / 16 % 4], animals[r / 64 % 4]);
     }
-    text_data_desc desc;
+    qlora_text_data_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.tok = a->tok;
+    desc.path = "demo.jsonl";
     desc.chat = a->chat;
-    bool ok = text_data_load(&desc, "demo.jsonl", json.data, json.count, &a->data, &why) ||
-              fail(a->error, "%s", why.text);
-    text_bytes_free(&json);
+    bool ok = qlora_text_data_load(a->text, &desc, json.data, json.count, &a->data) == QLORA_OK ||
+              text_fail(a, "");
+    blob_free(&json);
     return ok;
 }
 
@@ -2518,7 +2555,7 @@ static void app_close(app* a) {
     free(a->lengths);
     free(a->numbers);
     free(a->points);
-    text_bytes_free(&a->log_rest);
+    blob_free(&a->log_rest);
     if (a->trainer != NULL) {
         qlora_trainer_destroy(a->trainer);
     }
@@ -2528,10 +2565,11 @@ static void app_close(app* a) {
     if (a->ctx != NULL) {
         qlora_ctx_destroy(a->ctx);
     }
-    text_data_close(a->data);
-    text_data_close(a->eval_data);
-    text_chat_close(a->chat);
-    text_tok_close(a->tok);
+    qlora_text_data_close(a->data);
+    qlora_text_data_close(a->eval_data);
+    qlora_text_chat_close(a->chat);
+    qlora_text_tok_close(a->tok);
+    qlora_text_destroy(a->text);
 }
 
 static bool run(app* a, int argc, char** argv) {
