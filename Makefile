@@ -159,7 +159,8 @@ $(B)/obj/qlora.o: Makefile | $(HEADERS)
 	$(COMPILE) -c -o $@ $(@:.o=.c)
 
 $(B)/obj/qlora_text.o: Makefile | $(HEADERS)
-	@mkdir -p $(@D) && printf '#define QLORA_TEXT_IMPLEMENTATION\n#include "qlora_text.h"\n' > $(@:.o=.c)
+	@mkdir -p $(@D) && printf '#define QLORA_TEXT_IMPLEMENTATION\n#include "qlora_text.h"\n' \
+		> $(@:.o=.c)
 	$(COMPILE) -c -o $@ $(@:.o=.c)
 
 $(B)/obj/%.o: tests/%.c Makefile | $(HEADERS)

@@ -1,54 +1,101 @@
 //@@ src/text/manual.h
 
-/* qlora_text.h - v0.1.0 - tokenizers, chat formats and training data files - SPDX: MIT-0
+/* qlora_text.h - v0.1.0 - tokenizers, chat formats and training data - SPDX: MIT-0 OR Unlicense
 
-   In ONE .c or .cpp file:
-       #define TEXT_IMPLEMENTATION
+   Do this in ONE C or C++ file:
+
+       #define QLORA_TEXT_IMPLEMENTATION
        #include "qlora_text.h"
-   Everywhere else only the include. C99 or C++11, the standard library, nothing else.
 
-   CONTENTS (grep -n '^//@@')
-       API        what a program calls
-       BASE       errors, growing arrays, files
-       UNICODE    UTF-8, character classes, normalisation; the tables are generated
-       JSON       a strict reader
-       MAPS       two hash tables: byte strings and pairs of numbers
-       SPLIT      pre-tokenizers: the known regular expressions, coded by hand
-       BPE        one word to ids
-       LOAD       tokenizer.json and the .bin form of llama2.c
-       ENCODE     text to ids
-       DECODE     ids to text
-       CHAT       chat formats
-       DATA       training files to samples
+   and include "qlora_text.h" without the macro everywhere else. It needs no other file; a program
+   may include qlora.h of the same version as well, in either order.
 
-   WHAT IT READS
-     Tokenizers: the BPE kind of tokenizer.json, byte-level (GPT-2, Llama-3, Qwen, SmolLM, ...) and
-     SentencePiece style with byte fallback (Llama-2, Mistral, TinyLlama, Gemma, ...), and the
-     tokenizer.bin of llama2.c. The ids are those of the `tokenizers` library, for every valid text.
-     Whatever the file asks for and this header cannot do is refused by its name when loading:
-     another model than BPE, an unknown regular expression, a normaliser it does not have.
-     "truncation" and "padding" of the file are not obeyed: every text is encoded whole.
-     Bytes that are not UTF-8 are allowed in text_encode: each counts as one unknown character.
+   CONTENTS  (grep -n '^//@@' qlora_text.h lists every part)
 
-     Data: .jsonl (one object a line), .json (an array of objects, or as .jsonl), .txt.
+       api                  linkage, results and hooks; shared with qlora.h
+       text/api             declarations: text, arrays, tokenizers, chats, data
+       platform             files and memory of the operating system; shared with qlora.h
+       core                 errors, log, memory, files; shared with qlora.h
+       formats              JSON, regular expressions, stop ids; shared with qlora.h
+       text/base            the text object, growing arrays, whole files
+       text/classes         classes of characters
+       text/unicode_tables  generated tables
+       text/unicode         UTF-8, normalisation
+       text/values          JSON values as the loaders use them
+       text/maps            hash tables: byte strings, pairs of numbers
+       text/split           pre-tokenizers
+       text/bpe             one word to ids
+       text/normalize       normalizers
+       text/load            tokenizer.json
+       text/load_bin        tokenizer.bin of llama2.c; opening and asking
+       text/encode          text to ids
+       text/decode          ids to text
+       text/chat            chat formats
+       text/data            training files to samples
+
+   This file is assembled from the parts in src/ of the repository; changes are made there.
+
+   QUICK START
+
+       qlora_text* text = NULL;
+       qlora_text_tok* tok = NULL;
+       qlora_text_ids ids = {0};
+       if (qlora_text_create(NULL, &text) != QLORA_OK ||
+           qlora_text_tok_open(text, "model/tokenizer.json", &tok) != QLORA_OK ||
+           qlora_text_encode(tok, "Hello", 5, QLORA_TEXT_SPECIAL, &ids) != QLORA_OK) {
+           puts(qlora_text_last_error(text));
+       }
+       qlora_text_ids_free(text, &ids);
+       qlora_text_tok_close(tok);
+       qlora_text_destroy(text);
+
+   BUILD AND LINK
+       C99 or C++11, 64-bit, little endian; Linux, macOS, BSD, Windows. Nothing to link. Include
+       the implementation before any system header, or build with -D_POSIX_C_SOURCE=200809L.
+       QLORA_STATIC and QLORA_DLL have the same meaning as for qlora.h.
+
+   TOKENIZERS
+       BPE models of tokenizer.json, byte-level (GPT-2, Llama 3, Qwen, SmolLM, ...) and
+       SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), and the
+       tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the `tokenizers` library.
+       Anything in the file that is not supported is reported by name and rejected when it is
+       loaded: a model other than BPE, an unknown regular expression, an unknown normalizer.
+       The file's "truncation" and "padding" settings are ignored: text is encoded in full.
+
+   DATA
+       .jsonl or .ndjson (one object per line), .json (an array of objects, or as .jsonl), .txt.
+
        {"text"}                            all of it is trained
-       {"prompt", "completion"}            two strings, put together as they are; completion trained
-                                           (also two message lists: see messages)
+       {"prompt", "completion"}            two strings, joined as they are; the completion is
+                                           trained (two lists of messages: see messages)
        {"messages": [{"role", "content"}]} in the chat format; assistant turns are trained
        {"conversations": [{"from", "value"}], "system"}           the same (ShareGPT)
        {"instruction", "input", "output", "system", "history"}    the same (Alpaca)
        {"input_ids", "labels"}             taken as they are
-       .txt: with lines that hold only <|endoftext|>, what lies between them are the documents; a
-   file without such a line is one document. Documents longer than desc.chunk_tokens are cut into
-       samples of that length; nothing is lost and each sample starts with BOS (if the model has
-   one). A sample gets BOS exactly once, when the tokenizer's post-processor asks for it, and its
-   end is always trained: the end-of-turn token of the chat format, otherwise EOS.
 
-   ERRORS     Every fallible function returns false and writes what, where and why into *error (may
-   be NULL). Nothing is printed, nothing exits. Outputs are untouched or partly appended. MEMORY
-   malloc; define TEXT_REALLOC(p, n) and TEXT_FREE(p) before the implementation to replace it. Every
-   allocation is checked. THREADS    A text_tok holds a cache: one thread at a time. Different
-   objects are independent.
+       .txt: documents are separated by lines that contain only <|endoftext|>; a file without
+       such a line is one document. A document longer than desc.chunk_tokens is split into
+       samples of that length, and no token is lost.
+
+       A sample gets BOS exactly once, where the tokenizer's post-processor adds it. Its end is
+       always trained: the end-of-turn token of the chat format, otherwise EOS.
+
+   STOP IDS
+       As in transformers: those of generation_config.json if it has an "eos_token_id", else those
+       of config.json; also EOS and the end-of-turn token of the chat format.
+
+   ERRORS
+       Every call that can fail returns a qlora_result and writes its outputs only on success;
+       growing arrays are left as they were. qlora_text_last_error says what, where and why, on one
+       line of valid UTF-8. Nothing is printed, nothing exits.
+
+   MEMORY AND FILES
+       Both go through the hooks of qlora_text_desc, the same as those of qlora.h. Every allocation
+       is checked. Paths are UTF-8, on Windows as well.
+
+   THREADS
+       A text object and everything opened from it are used by one thread at a time. Different text
+       objects are independent.
 */
 
 //@@ src/qlora_text.h
@@ -273,8 +320,8 @@ QLORA_API void qlora_text_ids_free(qlora_text* text, qlora_text_ids* ids);
 
 typedef struct qlora_text_tok qlora_text_tok;
 
-// `path` is a tokenizer.json, a tokenizer.bin of llama2.c, or a folder that contains tokenizer.json,
-// tokenizer.bin or tok512.bin.
+// `path` is a tokenizer.json, a tokenizer.bin of llama2.c, or a folder that contains
+// tokenizer.json, tokenizer.bin or tok512.bin.
 QLORA_API qlora_result qlora_text_tok_open(qlora_text* text, const char* path,
                                            qlora_text_tok** out);
 // The same from memory; `name` appears in messages.
@@ -348,8 +395,8 @@ typedef struct qlora_text_chat_desc {
     // The model's folder: tokenizer_config.json, chat_template.jinja, generation_config.json and
     // config.json are read if they exist. NULL = none.
     const char* folder;
-    // chatml, llama3, mistral, alpaca, plain, ...; NULL = recognised from the model's template, else
-    // from the tokens that the tokenizer has, else alpaca.
+    // chatml, llama3, mistral, alpaca, plain, ...; NULL = recognised from the model's template,
+    // else from the tokens that the tokenizer has, else alpaca.
     const char* name;
     const char* date; // for templates that print today's date; NULL = the template's own default
     uint32_t reserved_must_be_zero1;
@@ -3069,7 +3116,7 @@ static void qlora__text_enter(qlora_text* text, const char* call) {
     text->env.error[0] = '\0';
 }
 
-// An argument that may not be NULL.
+// An argument that must not be NULL.
 #define QLORA__TEXT_NEED(env, argument)                                                            \
     do {                                                                                           \
         if ((argument) == NULL) {                                                                  \
@@ -3350,7 +3397,7 @@ enum {
     QLORA__TEXT_C_SPACE,       // White_Space
     QLORA__TEXT_C_JOINER,      // U+200C U+200D
     QLORA__TEXT_C_PUNCT_NEW,   // P that the Punctuation step does not know
-    QLORA__TEXT_C_OLD_PUNCT    // S or M that it takes for punctuation
+    QLORA__TEXT_C_OLD_PUNCT    // S or M that it counts as punctuation
 };
 
 #define QLORA__TEXT_BIT(name) (1u << QLORA__TEXT_C_##name)
@@ -3364,7 +3411,7 @@ enum {
 #define QLORA__TEXT_S                                                                              \
     (QLORA__TEXT_BIT(SYMBOL) | QLORA__TEXT_BIT(WORD_SYMBOL) | QLORA__TEXT_BIT(OLD_PUNCT))
 #define QLORA__TEXT_WS QLORA__TEXT_BIT(SPACE)
-// \w of the regular expressions, and of single_word (which has the joiners too)
+// \w of the regular expressions; single_word also counts the joiners
 #define QLORA__TEXT_W                                                                              \
     (QLORA__TEXT_L | QLORA__TEXT_M | QLORA__TEXT_BIT(DIGIT) | QLORA__TEXT_BIT(CONNECTOR) |         \
      QLORA__TEXT_BIT(WORD_SYMBOL))
@@ -4456,7 +4503,7 @@ static const qlora__text_combining qlora__text_combinings[] = {
 
 #define QLORA__TEXT_CODES 0x110000u
 
-// The class of every code point, spread out; made when a tokenizer is loaded.
+// The class of every code point, expanded; made when a tokenizer is loaded.
 static uint8_t* qlora__text_classes_make(qlora__env* env) {
     uint8_t* classes = (uint8_t*)qlora__text_zalloc(env, QLORA__TEXT_CODES, 1);
     if (classes == NULL) {
@@ -4471,7 +4518,7 @@ static uint8_t* qlora__text_classes_make(qlora__env* env) {
     return classes;
 }
 
-// The length of the UTF-8 character at s (1 to 4) and its code point; 0 when it is not UTF-8.
+// Length of the UTF-8 character at s (1 to 4), and its code point; 0 when it is invalid.
 static size_t qlora__text_utf8(const unsigned char* s, size_t left, uint32_t* code) {
     uint32_t c = s[0];
     if (c < 0x80) {
@@ -4489,7 +4536,7 @@ static size_t qlora__text_utf8(const unsigned char* s, size_t left, uint32_t* co
         }
         c = c << 6 | (s[i] & 0x3Fu);
     }
-    // overlong, surrogate, beyond the last code point
+    // overlong forms, surrogates, and values above U+10FFFF
     if ((length == 3 && (c < 0x800 || (c >= 0xD800 && c < 0xE000))) ||
         (length == 4 && (c < 0x10000 || c >= QLORA__TEXT_CODES))) {
         return 0;
@@ -4513,9 +4560,8 @@ static size_t qlora__text_utf8_put(uint32_t code, char* out) {
     return length;
 }
 
-// How many bytes at s could still become one character: s is not UTF-8 here. What a decoder with
-// replacement puts one U+FFFD for (the longest start of a character, at least one byte).
-// *open: the end of the text came first.
+// At s, where the text is invalid: how many bytes a decoder replaces by one U+FFFD. That is the
+// longest valid start of a character, at least one byte. *open: the text ends inside it.
 static size_t qlora__text_utf8_broken(const unsigned char* s, size_t left, bool* open) {
     *open = false;
     unsigned c = s[0];
@@ -4541,13 +4587,13 @@ static size_t qlora__text_utf8_broken(const unsigned char* s, size_t left, bool*
     return length;
 }
 
-// Appends with U+FFFD for what is not UTF-8. With `open` an unfinished character at the end is
-// left: *used says how far it came.
+// Appends the text with U+FFFD for invalid UTF-8. With `keep_open`, an incomplete character at the
+// end is not consumed; *used is the number of bytes that were.
 static qlora_result qlora__text_utf8_repair(qlora__env* env, const char* data, size_t count,
                                             bool keep_open, size_t* used, qlora_text_bytes* out) {
     const unsigned char* s = (const unsigned char*)data;
     size_t at = 0;
-    size_t good = 0; // start of what is fine and not yet copied
+    size_t good = 0; // start of the valid part that is not copied yet
     bool open = false;
     *used = 0;
     if (count == 0) {
@@ -4649,7 +4695,7 @@ static uint32_t qlora__text_compose(uint32_t first, uint32_t second) {
     return 0;
 }
 
-// A starter and the marks after it. A byte that is not UTF-8 is QLORA__TEXT_CODES + byte, a starter.
+// A starter and the marks after it. An invalid byte is QLORA__TEXT_CODES + byte, a starter.
 typedef struct qlora__text_mark {
     uint32_t code;
     uint32_t order;
@@ -4676,7 +4722,7 @@ static qlora_result qlora__text_marks_add(qlora__env* env, qlora__text_marks* ma
     return QLORA_OK;
 }
 
-// Stable sort by combining class of data[begin..): by counting, so that a long run costs no more.
+// Stable sort of data[begin..) by combining class. It counts, so that a long run is linear.
 static qlora_result qlora__text_marks_sort(qlora__env* env, qlora__text_marks* marks,
                                            size_t begin) {
     size_t count = marks->count - begin;
@@ -4742,7 +4788,7 @@ static qlora_result qlora__text_marks_add_decomposed(qlora__env* env, qlora__tex
     return QLORA_OK;
 }
 
-// Canonical composition in place. All of it was decomposed and sorted.
+// Canonical composition in place, of marks that are decomposed and sorted.
 static void qlora__text_marks_compose(qlora__text_marks* marks) {
     qlora__text_mark* data = marks->data;
     size_t out = 0;
@@ -4797,7 +4843,7 @@ static qlora_result qlora__text_marks_flush(qlora__env* env, qlora__text_marks* 
     return QLORA_OK;
 }
 
-// Appends the NFC (or NFD) of the text. Bytes that are not UTF-8 stay as they are.
+// Appends the NFC (or NFD) of the text. Invalid bytes are copied unchanged.
 static qlora_result qlora__text_normalize(qlora__env* env, const uint8_t* classes, bool compose,
                                           const char* text, size_t count, qlora__text_marks* marks,
                                           qlora_text_bytes* out) {
@@ -4819,7 +4865,7 @@ static qlora_result qlora__text_normalize(qlora__env* env, const uint8_t* classe
     while (at < count) {
         uint32_t code = 0;
         size_t length = qlora__text_utf8(s + at, count - at, &code);
-        // An ASCII character never joins what is before it: everything so far is complete.
+        // An ASCII character never combines with what precedes it: all marks so far are complete.
         if (s[at] < 0x80 && marks->count >= 64) {
             QLORA__TRY(qlora__text_marks_flush(env, marks, compose, out));
         }
@@ -5006,8 +5052,8 @@ static void qlora__text_pairs_free(qlora__env* env, qlora__text_pairs* pairs) {
     memset(pairs, 0, sizeof *pairs);
 }
 
-// Places for `count` pairs, at most half of them used. Filling a table that fits is much faster than
-// letting it grow.
+// Places for `count` pairs, at most half of them used. Filling a table that fits is much faster
+// than letting it grow.
 static qlora_result qlora__text_pairs_reserve(qlora__env* env, qlora__text_pairs* pairs,
                                               size_t count) {
     qlora__text_pairs grown;
@@ -5114,7 +5160,7 @@ static qlora_result qlora__text_words_reserve(qlora__env* env, qlora__text_words
     return QLORA_OK;
 }
 
-// The same string again gets the new id.
+// A string that exists already gets the new id.
 static qlora_result qlora__text_words_put(qlora__env* env, qlora__text_words* words,
                                           const char* text, size_t size, int32_t id) {
     QLORA__TRY(qlora__text_words_reserve(env, words, words->count + 1));
@@ -5150,8 +5196,7 @@ static void qlora__text_words_free(qlora__env* env, qlora__text_words* words) {
 
 //@@ src/text/split.h
 
-// A text to be split. After the ByteLevel step every byte is one character: code_of_byte is then
-// set.
+// A text to be split. After the ByteLevel step, every byte is one character: code_of_byte is set.
 typedef struct qlora__text_view {
     const unsigned char* s;
     size_t end;
@@ -5159,8 +5204,8 @@ typedef struct qlora__text_view {
     const uint16_t* code_of_byte;
 } qlora__text_view;
 
-// The class of the character at a position as a bit, and its length; 0 and 0 at the end. A byte
-// that is not UTF-8 is a character of class OTHER.
+// The class of the character at a position as a bit, and its length; both are 0 at the end. An
+// invalid byte is a character of class OTHER.
 static unsigned qlora__text_class_at(const qlora__text_view* v, size_t at, size_t* length) {
     if (at >= v->end) {
         *length = 0;
@@ -5203,11 +5248,11 @@ static bool qlora__text_is_newline(const qlora__text_view* v, size_t at) {
 // Options of the matchers.
 enum {
     QLORA__TEXT_O_ANY_CASE = 1,   // contractions in any case
-    QLORA__TEXT_O_ASCII_CASE = 2, // ... but only of ASCII letters
+    QLORA__TEXT_O_ASCII_CASE = 2, // ASCII letters only
     QLORA__TEXT_O_DIGITS_1 = 4,
     QLORA__TEXT_O_DIGITS_3 = 8,
     QLORA__TEXT_O_MARKS = 16,       // marks count as letters
-    QLORA__TEXT_O_CONTRACTED = 32,  // contractions belong to the word before
+    QLORA__TEXT_O_CONTRACTED = 32,  // contractions belong to the preceding word
     QLORA__TEXT_O_WORD_PATTERN = 64 // \w+ and [^\w\s]+
 };
 
@@ -5229,11 +5274,11 @@ static size_t qlora__text_contraction(const qlora__text_view* v, size_t at, unsi
     if (((a == 'r' || a == 'v') && b == 'e') || (a == 'l' && b == 'l')) {
         return 3;
     }
-    // U+017F, the long s, is an s when the case does not matter
+    // U+017F, the long s, equals s when case is ignored
     return (option & QLORA__TEXT_O_ANY_CASE) && a == 0xC5 && next == 0xBF ? 3 : 0;
 }
 
-// \s+(?!\S)|\s+ : white space up to the last one before other text.
+// \s+(?!\S)|\s+ : white space, without its last character if other text follows.
 static size_t qlora__text_match_space(const qlora__text_view* v, size_t at) {
     size_t length;
     size_t end = at;
@@ -5302,7 +5347,7 @@ static size_t qlora__text_match_rest(const qlora__text_view* v, size_t at, unsig
     return lines > at ? lines : qlora__text_match_space(v, at);
 }
 
-// cl100k and its children (Llama-3, Qwen2, ...).
+// cl100k and its descendants (Llama 3, Qwen2, ...).
 static size_t qlora__text_match_cl100k(const qlora__text_view* v, size_t at, unsigned option) {
     size_t length = qlora__text_contraction(v, at, option);
     if (length > 0) {
@@ -5325,7 +5370,7 @@ static size_t qlora__text_match_cl100k(const qlora__text_view* v, size_t at, uns
     return qlora__text_match_rest(v, at, ~(QLORA__TEXT_WS | QLORA__TEXT_N | letters), "\r\n");
 }
 
-// [Lu Lt Lm Lo M]*[Ll Lm Lo M]+ (capitalised) or [Lu Lt Lm Lo M]+[Ll Lm Lo M]* ; `at` if no match.
+// [Lu Lt Lm Lo M]*[Ll Lm Lo M]+ (capitalised) or [Lu Lt Lm Lo M]+[Ll Lm Lo M]*; `at` if no match.
 static size_t qlora__text_match_cased(const qlora__text_view* v, size_t at, bool capitalised) {
     const unsigned upper = QLORA__TEXT_BIT(UPPER) | QLORA__TEXT_BIT(LETTER) | QLORA__TEXT_M;
     const unsigned lower = QLORA__TEXT_BIT(LOWER) | QLORA__TEXT_BIT(LETTER) | QLORA__TEXT_M;
@@ -5345,7 +5390,7 @@ static size_t qlora__text_match_cased(const qlora__text_view* v, size_t at, bool
     return capitalised ? back : end;
 }
 
-// o200k and its children (GPT-4o, Llama-4, Mistral's Tekken).
+// o200k and its descendants (GPT-4o, Llama 4, Mistral's Tekken).
 static size_t qlora__text_match_o200k(const qlora__text_view* v, size_t at, unsigned option) {
     size_t length;
     unsigned bit = qlora__text_class_at(v, at, &length);
@@ -5471,7 +5516,7 @@ typedef struct qlora__text_pattern {
     "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" QLORA__TEXT_R_LINES
 
 static const qlora__text_pattern qlora__text_patterns[] = {
-    // GPT-2, also the pattern of the ByteLevel step; must be the first
+    // GPT-2, also the pattern of the ByteLevel step; must be first
     {"'s|'t|'re|'ve|'m|'ll|'d" QLORA__TEXT_R_GPT2, qlora__text_match_gpt2, 0},
     {"'(?:[sdmt]|ll|ve|re)" QLORA__TEXT_R_GPT2, qlora__text_match_gpt2, 0},
     // Llama-3, GLM-4, Phi-4, OLMo-2, ...
@@ -5522,7 +5567,7 @@ static const qlora__text_pattern* qlora__text_pattern_find(const char* regex) {
     return NULL;
 }
 
-// What becomes of the matches.
+// What happens to the matches.
 enum {
     QLORA__TEXT_B_ISOLATED,
     QLORA__TEXT_B_REMOVED,
@@ -5534,7 +5579,7 @@ enum {
 typedef struct qlora__text_piece {
     size_t begin;
     size_t end;
-    bool match; // while splitting
+    bool match; // used while splitting
 } qlora__text_piece;
 
 typedef struct qlora__text_pieces {
@@ -5557,7 +5602,7 @@ static qlora_result qlora__text_pieces_add(qlora__env* env, qlora__text_pieces* 
     return QLORA_OK;
 }
 
-// One step of normalizer, pre-tokenizer or decoder.
+// One step of a normalizer, pre-tokenizer or decoder.
 enum {
     QLORA__TEXT_N_NFC,
     QLORA__TEXT_N_NFD,
@@ -5586,13 +5631,13 @@ typedef struct qlora__text_step {
     unsigned mask; // classes of P_CLASS
     int behavior;
     bool invert;
-    bool always; // Metaspace: in front of every piece, not only of the first
+    bool always; // Metaspace: before every piece, not only the first
     bool never;
-    char* a; // owned: what is replaced, put in front, stripped, ...
+    char* a; // owned: what is replaced, prepended, stripped, ...
     size_t a_size;
     char* b;
     size_t b_size;
-    size_t start; // how many are stripped
+    size_t start; // how many copies are stripped
     size_t stop;
 } qlora__text_step;
 
@@ -5622,7 +5667,7 @@ static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__
     return bit & step->mask ? at + length : at;
 }
 
-// Matches and what lies between them, in order, all of the piece.
+// Matches and the text between them, in order: together, the whole piece.
 static qlora_result qlora__text_step_find(qlora__env* env, const qlora__text_step* step,
                                           const qlora__text_view* v, size_t begin,
                                           qlora__text_pieces* out) {
@@ -5663,7 +5708,7 @@ static qlora_result qlora__text_step_merge(qlora__env* env, int behavior,
         } else if (behavior == QLORA__TEXT_B_CONTIGUOUS) {
             join = piece.match == before;
         } else if (behavior == QLORA__TEXT_B_NEXT) {
-            // a match goes to the piece after it unless that is a match too
+            // a match joins the piece after it, unless that is also a match
             join = i > 0 && found->data[i - 1].match && !piece.match;
         }
         before = piece.match;
@@ -5680,7 +5725,7 @@ static qlora_result qlora__text_step_merge(qlora__env* env, int behavior,
 
 enum { QLORA__TEXT_CACHE_KEY = 26, QLORA__TEXT_CACHE_IDS = 8, QLORA__TEXT_CACHE_PLACES = 32768 };
 
-// One place per hash value, the newest word stays. size 0 is an empty place.
+// One place per hash value; a newer word replaces the older one. An empty place has size 0.
 typedef struct qlora__text_cached {
     uint8_t size;
     uint8_t count;
@@ -5689,7 +5734,7 @@ typedef struct qlora__text_cached {
 } qlora__text_cached;
 
 typedef struct qlora__text_symbol {
-    int32_t id; // -1: joined to the one before
+    int32_t id; // -1: joined to the previous one
     uint32_t previous;
     uint32_t next;
 } qlora__text_symbol;
@@ -5730,17 +5775,17 @@ struct qlora_text_tok {
     size_t span_capacity;
     uint8_t* kinds; // bits QLORA__TEXT_K_ by id
     size_t kind_capacity;
-    size_t count; // one more than the largest id
+    size_t count; // the largest id + 1
     qlora__text_words words;
     qlora__text_pairs merges;  // (left, right) -> (rank, joined)
     int32_t byte_ids[256];     // one-byte words
     int32_t fallback_ids[256]; // <0x00> ..
     int32_t unknown;
-    bool byte_level; // words are bytes, not the printable stand-ins of the file
+    bool byte_level; // words are bytes, not the file's printable stand-ins
     bool byte_fallback;
     bool fuse_unknown;
     bool ignore_merges;
-    bool cut_safe; // no word has `cut` after something else: every word can be cut there
+    bool cut_safe; // `cut` never follows another character in a word: words can be split there
     char cut[4];
     size_t cut_size;
     // added tokens
@@ -5821,7 +5866,7 @@ static qlora__text_job qlora__text_jobs_pop(qlora_text_tok* tok) {
     return top;
 }
 
-// The merge of the symbols at a and b, put on the heap if there is one.
+// Puts the merge of the symbols at a and b on the heap, if there is one.
 static qlora_result qlora__text_jobs_try(qlora__env* env, qlora_text_tok* tok, uint32_t a,
                                          uint32_t b) {
     const qlora__text_pair* pair = qlora__text_pairs_find(
@@ -5836,7 +5881,7 @@ static qlora_result qlora__text_jobs_try(qlora__env* env, qlora_text_tok* tok, u
     return qlora__text_jobs_push(env, tok, job);
 }
 
-// Joins pairs, the lowest rank first, among equals the leftmost. n log n. Few symbols: see below.
+// Joins pairs, lowest rank first, the leftmost among equals, in n log n steps.
 static qlora_result qlora__text_merge_many(qlora__env* env, qlora_text_tok* tok, size_t count) {
     const uint32_t none = UINT32_MAX;
     qlora__text_symbol* s = tok->symbols;
@@ -5855,7 +5900,7 @@ static qlora_result qlora__text_merge_many(qlora__env* env, qlora_text_tok* tok,
         if (s[a].id < 0 || b == none) {
             continue;
         }
-        // the pair that was meant is gone when these two join to something else
+        // the pair is gone if these two now join to something else
         const qlora__text_pair* pair =
             qlora__text_pairs_find(&tok->merges, (uint32_t)s[a].id, (uint32_t)s[b].id);
         if (pair == NULL || pair->second != job.id) {
@@ -5875,7 +5920,7 @@ static qlora_result qlora__text_merge_many(qlora__env* env, qlora_text_tok* tok,
     return QLORA_OK;
 }
 
-// The same for few symbols: look at all pairs each time. Symbols stay packed; returns their number.
+// The same for few symbols: looks at all pairs each time. Symbols stay packed; returns their count.
 enum { QLORA__TEXT_FEW = 24 };
 
 static size_t qlora__text_merge_few(qlora_text_tok* tok, size_t count) {
@@ -5915,7 +5960,7 @@ static size_t qlora__text_merge_few(qlora_text_tok* tok, size_t count) {
     return count;
 }
 
-// The length of the character at a position: one byte of a byte-level word or of bad UTF-8.
+// Length of the character at a position: one byte in byte-level words and in invalid UTF-8.
 static size_t qlora__text_symbol_size(const qlora_text_tok* tok, const char* word, size_t left) {
     uint32_t code;
     if (tok->byte_level || (unsigned char)word[0] < 0x80) {
@@ -5925,9 +5970,9 @@ static size_t qlora__text_symbol_size(const qlora_text_tok* tok, const char* wor
     return size > 0 ? size : 1;
 }
 
-// Characters to symbols. A character without an id is spelt in bytes, or is unknown, or is lost:
-// in that order, as the file allows. Unknown ones wait until the next known one; neighbours become
-// one if the file says so. Returns the number of symbols; there is room for `size`.
+// Characters to symbols. A character without an id is spelt in bytes, else becomes unknown, else is
+// dropped, as far as the file allows. Unknown ones wait for the next known one, because the file
+// may fuse neighbours into one. Returns the number of symbols; there is room for `size`.
 static size_t qlora__text_symbols_make(qlora_text_tok* tok, const char* word, size_t size) {
     size_t count = 0;
     bool waiting = false;
@@ -5991,7 +6036,7 @@ static qlora_result qlora__text_word_merge(qlora__env* env, qlora_text_tok* tok,
     return QLORA_OK;
 }
 
-// One word, through the cache.
+// Encodes one word, through the cache.
 static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok, const char* word,
                                             size_t size, qlora_text_ids* out) {
     if (tok->ignore_merges) {
@@ -6022,15 +6067,16 @@ static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok
     return QLORA_OK;
 }
 
-// A pre-token. Where it is safe it is cut before each word mark (the space or its stand-in) that
-// follows something else: no merge reaches over it, so the ids are the same and the cache works.
+// Encodes one pre-token. Where it is safe, it is split before each word mark (the space or its
+// stand-in) that follows another character: no merge crosses it, so the ids are the same and the
+// cache is useful.
 static qlora_result qlora__text_piece_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
                                              size_t size, qlora_text_ids* out) {
     if (!tok->cut_safe) {
         return size == 0 ? QLORA_OK : qlora__text_word_encode(env, tok, text, size, out);
     }
     size_t begin = 0;
-    bool before = true; // the character before is a mark, or there is none
+    bool before = true; // the previous character is a mark, or there is none
     for (size_t at = 0; at < size;) {
         bool mark = size - at >= tok->cut_size && memcmp(text + at, tok->cut, tok->cut_size) == 0;
         if (mark && !before) {
@@ -6121,7 +6167,7 @@ static qlora_result qlora__text_normalizer_step(qlora__env* env, qlora_text_tok*
     }
 }
 
-// All steps; *out is one of the tokenizer's buffers. `front`: something may be put in front.
+// Runs all steps; *out is one of the tokenizer's buffers. `front`: text may be prepended.
 static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok* tok,
                                                  const char* text, size_t size, bool front,
                                                  qlora_text_bytes** out) {
@@ -6191,7 +6237,7 @@ static void qlora__text_tok_free(qlora__env* env, qlora_text_tok* tok) {
     qlora__env_free(env, tok, sizeof *tok);
 }
 
-// The stand-ins of byte-level files: printable Latin-1 bytes are themselves, the others 256 + n.
+// The stand-ins of byte-level files: printable Latin-1 bytes for themselves, 256 + n for the rest.
 static void qlora__text_byte_tables(qlora_text_tok* tok) {
     uint16_t next = 256;
     for (size_t i = 0; i < QLORA__TEXT_COUNT(tok->byte_of_code); i++) {
@@ -6269,7 +6315,7 @@ static int32_t qlora__text_model_find(const qlora_text_tok* tok, const char* nam
     return qlora__text_words_find(&tok->words, raw, count);
 }
 
-// Gives an id its name. The id is made if it is new.
+// Gives an id its name. A new id is created.
 static qlora_result qlora__text_tok_name(qlora__env* env, qlora_text_tok* tok, int64_t id,
                                          const char* name, size_t size, unsigned kind) {
     if (id < 0 || id >= QLORA__TEXT_MAX_ID) {
@@ -6322,7 +6368,7 @@ static int qlora__text_byte_token(const char* name, size_t size) {
     return value;
 }
 
-// A word of the vocabulary: named, and found by the model.
+// Adds a word of the vocabulary: its name, and its entry in the model's table.
 static qlora_result qlora__text_tok_word(qlora__env* env, qlora_text_tok* tok, const char* name,
                                          size_t size, int64_t id) {
     int byte = qlora__text_byte_token(name, size);
@@ -6457,7 +6503,7 @@ static qlora_result qlora__text_load_merges(qlora__env* env, qlora_text_tok* tok
     return QLORA_OK;
 }
 
-// Is the word mark never found after another character, in any word that merging can make?
+// Whether the word mark never follows another character in any word that merging can make.
 static bool qlora__text_cut_is_safe(const qlora_text_tok* tok) {
     size_t size = tok->cut_size;
     if (tok->byte_level || tok->ignore_merges || size == 0 ||
@@ -6531,7 +6577,7 @@ static qlora_result qlora__text_load_model(qlora__env* env, qlora_text_tok* tok,
     return QLORA_OK;
 }
 
-// "Sequence" and what is in it, flattened in order. `list` is the name of its array.
+// Flattens a "Sequence" in order. `list` is the name of its array.
 static qlora_result qlora__text_flatten(qlora__env* env, const qlora__json* json,
                                         const qlora__json_token* root, const char* list,
                                         const qlora__json_token** out, size_t* count) {
@@ -6600,7 +6646,7 @@ static qlora_result qlora__text_steps_add(qlora__env* env, qlora__text_steps* st
     return QLORA_OK;
 }
 
-// A string member into a step.
+// Copies a string member into a step.
 static qlora_result qlora__text_step_string(qlora__env* env, const qlora__json* json,
                                             const qlora__json_token* node, const char* name,
                                             char** out, size_t* size) {
@@ -6616,7 +6662,7 @@ static qlora_result qlora__text_step_string(qlora__env* env, const qlora__json* 
                             out, size);
 }
 
-// {"String": x} into a; {"Regex": x} into the pattern if it is known and allowed here.
+// {"String": x} goes to step->a; {"Regex": x} to the pattern, if it is known and allowed here.
 static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json* json,
                                              const qlora__json_token* node, bool regex,
                                              qlora__text_step* step) {
@@ -6738,7 +6784,7 @@ static qlora_result qlora__text_load_bytelevel(qlora__env* env, qlora_text_tok* 
     return qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_BYTES, &step);
 }
 
-// The steps that only look at characters: Digits, Punctuation, Whitespace, WhitespaceSplit.
+// The steps that only look at classes: Digits, Punctuation, Whitespace, WhitespaceSplit.
 static qlora_result qlora__text_load_classes(qlora__env* env, qlora_text_tok* tok,
                                              const qlora__json* json, const qlora__json_token* node,
                                              bool* found) {
@@ -6798,7 +6844,7 @@ static qlora_result qlora__text_load_splitter_step(qlora__env* env, qlora_text_t
         QLORA__TRY(qlora__text_step_pattern(env, json, node, true, step));
         step->kind = step->pattern != NULL ? QLORA__TEXT_P_REGEX : QLORA__TEXT_P_STRING;
         step->invert = qlora__text_json_true(qlora__text_json_get(json, node, "invert"));
-        // after ByteLevel the characters are others: only this expression means the same
+        // after ByteLevel the characters differ: only this expression keeps its meaning
         if (tok->byte_level &&
             (step->pattern == NULL || step->pattern->match != qlora__text_match_ascii3)) {
             return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
@@ -6879,7 +6925,7 @@ static qlora_result qlora__text_load_decoder(qlora__env* env, qlora_text_tok* to
     const qlora__json_token* nodes[QLORA__TEXT_MAX_LIST];
     size_t count;
     QLORA__TRY(qlora__text_flatten(env, json, root, "decoders", nodes, &count));
-    if (qlora__text_json_absent(root)) { // then the library puts a space between tokens
+    if (qlora__text_json_absent(root)) { // the library then puts a space between tokens
         qlora__text_step* step = NULL;
         return qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_JOIN, &step);
     }
@@ -6912,7 +6958,7 @@ static qlora_result qlora__text_load_template_token(qlora__env* env, const qlora
     return qlora__text_json_ids(env, json, ids, out);
 }
 
-// Puts `front` in front of ids.
+// Inserts `front` before ids.
 static qlora_result qlora__text_ids_prepend(qlora__env* env, qlora_text_ids* ids,
                                             const qlora_text_ids* front) {
     QLORA__TRY(qlora__text_ids_room(env, ids, front->count));
@@ -6958,7 +7004,7 @@ static qlora_result qlora__text_load_template(qlora__env* env, qlora_text_tok* t
                : qlora__env_fail(env, QLORA_ERR_FORMAT, "post_processor: the template has no text");
 }
 
-// [token, id] of the Roberta and Bert kinds.
+// [token, id] of the RoBERTa and BERT processors.
 static qlora_result qlora__text_load_framing(qlora__env* env, const qlora__json* json,
                                              const qlora__json_token* node, const char* name,
                                              qlora_text_ids* out) {
@@ -7052,7 +7098,7 @@ static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok
                                QLORA__TEXT_MAX_ADDED);
     }
     qlora__text_added* added = &tok->added[tok->added_count];
-    // the id of the vocabulary goes before the one given here
+    // the id of the vocabulary takes precedence over the one given here
     int32_t known = qlora__text_model_find(tok, text, size);
     int64_t use = known >= 0 ? known : given;
     added->special = qlora__text_json_true(qlora__text_json_get(json, node, "special"));
@@ -7151,8 +7197,8 @@ static uint32_t qlora__text_little32(const unsigned char* p) {
 
 enum { QLORA__TEXT_MAX_SCORED = 1024 };
 
-// Names and words; `scored` gets the ids that merging can make. The first three ids are <unk>, <s>
-// and </s>, whatever they are called.
+// Reads names and words; `scored` receives the ids that merging can make. The first three ids are
+// <unk>, <s> and </s>, whatever the file calls them.
 static qlora_result qlora__text_load_scored(qlora__env* env, qlora_text_tok* tok,
                                             const unsigned char* p, size_t size,
                                             qlora__text_scored* scored, size_t* scored_count) {
@@ -7189,7 +7235,7 @@ static qlora_result qlora__text_load_scored(qlora__env* env, qlora_text_tok* tok
                           : qlora__env_fail(env, QLORA_ERR_FORMAT, "the file contains no tokens");
 }
 
-// Every way to put a token together from two others is a merge; a better score is a lower rank.
+// Every split of a token into two others is a merge; a better score is a lower rank.
 static qlora_result qlora__text_load_scored_merges(qlora__env* env, qlora_text_tok* tok,
                                                    qlora__text_scored* scored, size_t count) {
     qsort(scored, count, sizeof(scored[0]), qlora__text_scored_compare);
@@ -7414,9 +7460,8 @@ int32_t qlora_text_tok_find(const qlora_text_tok* tok, const char* token) {
 
 //@@ src/text/encode.h
 
-// The steps that write text: a space (or Metaspace's stand-in) in front of the pieces.
-// `open` is false when nothing may be put in front of the first piece; `first` says that it starts
-// the whole text.
+// The steps that change the text: a space (or Metaspace's stand-in) before the pieces. `open` is
+// false when nothing may be prepended to the first piece; `first`: it starts the whole text.
 static qlora_result qlora__text_rewrite(qlora__env* env, const qlora__text_step* step,
                                         const char* text, qlora__text_pieces* pieces, bool first,
                                         bool open, qlora_text_bytes* out) {
@@ -7471,7 +7516,7 @@ static qlora_result qlora__text_resplit(qlora__env* env, qlora_text_tok* tok,
     return QLORA_OK;
 }
 
-// Text without added tokens, normalised: split and encode.
+// Splits and encodes normalised text without added tokens.
 static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
                                              size_t size, bool first, bool open,
                                              qlora_text_ids* out) {
@@ -7514,14 +7559,14 @@ static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* to
     return QLORA_OK;
 }
 
-// Walks over a text and finds added tokens: the leftmost, the longest.
+// Finds added tokens in a text: leftmost first, longest first.
 typedef struct qlora__text_scan {
     const qlora__text_trie* trie;
     const char* text;
     size_t size;
     size_t at;
-    size_t done;   // everything before was handed out
-    size_t spaces; // end of the white space seen last
+    size_t done;   // everything before it was returned
+    size_t spaces; // end of the last white space seen
     const qlora__text_added* waiting;
     size_t waiting_end;
     bool literal;
@@ -7597,14 +7642,14 @@ static bool qlora__text_scan_next(const qlora_text_tok* tok, qlora__text_scan* s
             start = qlora__text_space_before(tok, scan->text, scan->done, start);
         }
         if (found->strip_right) {
-            if (stop >= scan->spaces) { // white space is looked at once only
+            if (stop >= scan->spaces) { // white space is scanned only once
                 qlora__text_view view = qlora__text_view_of(tok, scan->text, scan->size);
                 scan->spaces = qlora__text_run(&view, stop, QLORA__TEXT_WS);
             }
             stop = scan->spaces > stop ? scan->spaces : stop;
         }
-        // White space that was stripped may hold the next token. The library then goes back to the
-        // end of that one, and so do we.
+        // Stripped white space may contain the next token. The library then returns to the end of
+        // this one; so does this function.
         *begin = scan->done;
         if (start > scan->done) {
             scan->waiting = found;
@@ -7632,7 +7677,7 @@ static qlora__text_scan qlora__text_scan_of(const qlora__text_trie* trie, const 
     return scan;
 }
 
-// A stretch between tokens that are found in the text as given. `first`: it starts the text.
+// Encodes the text between two tokens that were found in the original. `first`: it starts the text.
 static qlora_result qlora__text_stretch_encode(qlora__env* env, qlora_text_tok* tok,
                                                const char* text, size_t size, bool first,
                                                uint32_t flags, qlora_text_ids* out) {
@@ -7673,7 +7718,7 @@ static qlora_result qlora__text_ids_append(qlora__env* env, qlora_text_ids* ids,
     return QLORA_OK;
 }
 
-// Text to ids. Public calls and the other rooms both come here.
+// Text to ids, for the public call and for chats and data.
 static qlora_result qlora__text_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
                                        size_t length, uint32_t flags, qlora_text_ids* out) {
     if ((flags & QLORA_TEXT_SPECIAL) != 0) {
@@ -7714,7 +7759,7 @@ qlora_result qlora_text_encode(qlora_text_tok* tok, const char* text, size_t len
 
 //@@ src/text/decode.h
 
-// Replaces in the end of `out`, from `begin`.
+// Replaces in out[begin..).
 static qlora_result qlora__text_replace_tail(qlora__env* env, const qlora__text_step* step,
                                              qlora_text_bytes* out, size_t begin) {
     size_t size = out->count - begin;
@@ -7730,7 +7775,7 @@ static qlora_result qlora__text_replace_tail(qlora__env* env, const qlora__text_
     return r;
 }
 
-// Takes up to `start` copies of a away at `begin`, and up to `stop` at the end.
+// Removes up to `start` copies of a at `begin`, and up to `stop` at the end.
 static void qlora__text_strip_tail(const qlora__text_step* step, qlora_text_bytes* out,
                                    size_t begin) {
     size_t unit = step->a_size;
@@ -7775,8 +7820,8 @@ static qlora_result qlora__text_metaspace_tail(qlora__env* env, const qlora__tex
     return qlora__text_replace_tail(env, &replace, out, begin);
 }
 
-// The steps that look at one token, until everything is put together. Returns in *whole the first
-// step that looks at the whole text.
+// The steps that look at one token, up to the one that joins them. *whole is the first step that
+// looks at the whole text.
 static qlora_result qlora__text_token_decode(qlora__env* env, const qlora_text_tok* tok, int32_t id,
                                              bool first, qlora_text_bytes* out, size_t* whole) {
     size_t begin = out->count;
@@ -7819,8 +7864,8 @@ static bool qlora__text_decoder_has(const qlora_text_tok* tok, int kind) {
     return false;
 }
 
-// Repairs out[begin..): one U+FFFD for each start of a character, or for every byte of a run of
-// byte tokens that is not UTF-8.
+// Repairs out[begin..): one U+FFFD for each broken character or, with `each_byte`, for every byte
+// of an invalid run of byte tokens.
 static qlora_result qlora__text_repair_tail(qlora__env* env, qlora_text_bytes* out, size_t begin,
                                             bool each_byte) {
     qlora_text_bytes work;
@@ -7828,7 +7873,7 @@ static qlora_result qlora__text_repair_tail(qlora__env* env, qlora_text_bytes* o
     size_t used;
     size_t size = out->count - begin;
     if (size == 0) {
-        return QLORA_OK; // and out->data may be NULL
+        return QLORA_OK; // out->data may be NULL
     }
     qlora_result r = qlora__text_utf8_repair(env, out->data + begin, size, false, &used, &work);
     bool same =
@@ -7901,7 +7946,7 @@ qlora_result qlora_text_decode(qlora_text_tok* tok, const int32_t* ids, size_t c
     return r;
 }
 
-// Takes away what the whole-text Strip steps take at the start, as it comes.
+// Removes, piece by piece, what the whole-text Strip steps remove at the start.
 static void qlora__text_stream_strip(const qlora_text_tok* tok, qlora_text_stream* stream,
                                      size_t whole, qlora_text_bytes* work) {
     for (size_t i = whole; i < tok->decoder.count; i++) {
@@ -7921,7 +7966,7 @@ static void qlora__text_stream_strip(const qlora_text_tok* tok, qlora_text_strea
         }
         memmove(work->data, work->data + cut, work->count - cut);
         work->count -= cut;
-        return; // one such step: more are not in use
+        return; // no known file has more than one such step
     }
 }
 
@@ -7930,7 +7975,7 @@ static qlora_result qlora__text_stream_push(qlora__env* env, const qlora_text_to
                                             qlora_text_bytes* work, qlora_text_bytes* out) {
     size_t whole = 0;
     size_t used = 0;
-    // the bytes held and those of the token, in `work`, one after the other
+    // `work` receives the held bytes, followed by those of the token
     QLORA__TRY(qlora__text_token_decode(env, tok, id, stream->emitted == 0, work, &whole));
     qlora_text_stream next = *stream;
     next.emitted++;
@@ -8099,7 +8144,7 @@ static void qlora__text_chat_add_stop(qlora_text_chat* chat, int64_t id) {
     }
 }
 
-// ---- the model's template, only looked at, never run
+// ---- the model's template: searched, not executed
 
 static const char* qlora__text_find(const char* text, size_t size, const char* what) {
     size_t length = strlen(what);
@@ -8140,7 +8185,7 @@ static qlora_result qlora__text_owned_unescape(qlora__env* env, qlora__text_owne
     return r;
 }
 
-// ChatML: a system message that is written out in the template is what the model gets by default.
+// ChatML: a system message that is spelt out in the template is the model's default.
 static qlora_result qlora__text_chat_find_system(qlora__env* env, qlora_text_chat* chat,
                                                  const char* text, size_t size) {
     static const char open[] = "<|im_start|>system";
@@ -8267,7 +8312,7 @@ static const qlora__json_token* qlora__text_config_template(const qlora__json* j
     return qlora__text_json_string(found) ? found : NULL;
 }
 
-// tokenizer_config.json: the EOS token, and the template where no file of its own has it.
+// tokenizer_config.json: the EOS token, and the template unless it has a file of its own.
 static qlora_result qlora__text_config_tokenizer(qlora__env* env, qlora_text_chat* chat,
                                                  const qlora__json* json, bool recognise) {
     int32_t eos = qlora__text_config_token(chat->tok, json, "eos_token");
@@ -8347,7 +8392,7 @@ static qlora_result qlora__text_folder_load(qlora__env* env, qlora__text_folder*
     return r;
 }
 
-// Neither the caller nor the model says: the tokens of the tokenizer decide.
+// Neither the caller nor the model names a format: the tokens of the tokenizer decide.
 static void qlora__text_chat_guess(qlora_text_chat* chat) {
     chat->format = qlora__text_formats[QLORA__TEXT_ALPACA];
     chat->source = "the default";
@@ -8489,7 +8534,7 @@ qlora_result qlora_text_chat_set_date(qlora_text_chat* chat, const char* date) {
 
 // ---- from messages to ids
 
-// Text of the same kind (trained or not) is gathered and encoded in one go.
+// Text of the same kind (trained or not) is collected and encoded at once.
 typedef struct qlora__text_render {
     qlora_text_chat* chat;
     qlora_text_tok* tok;
@@ -8513,7 +8558,7 @@ static qlora_result qlora__text_render_flush(qlora__env* env, qlora__text_render
     if (r->text.count == 0) {
         return QLORA_OK;
     }
-    // Text after plain text goes on in the same line: no space is put in front of it.
+    // Text that follows plain text continues it: no space is prepended.
     bool fresh =
         from == r->start || qlora__text_tok_has(r->tok, r->ids->data[from - 1],
                                                 QLORA__TEXT_K_ADDED | QLORA__TEXT_K_SPECIAL);
@@ -8582,7 +8627,7 @@ static qlora_result qlora__text_render_system(qlora__env* env, qlora__text_rende
                                               const qlora_text_message* message) {
     const qlora__text_format* format = &r->chat->format;
     if (format->system_open == NULL) {
-        return QLORA_OK; // with the next user message
+        return QLORA_OK; // it goes with the next user message
     }
     QLORA__TRY(qlora__text_render_put(env, r, format->system_open, false));
     if (message != NULL) {
@@ -8678,7 +8723,7 @@ static qlora_result qlora__text_render_all(qlora__env* env, qlora__text_render* 
             system = NULL;
         } else if (qlora__text_role_is(message, "assistant")) {
             QLORA__TRY(qlora__text_render_assistant(env, r, message, i > last_user));
-            if (i + 1 < count || prompt) { // nothing untrained at the very end
+            if (i + 1 < count || prompt) { // no untrained text at the very end
                 QLORA__TRY(qlora__text_render_put(env, r, r->chat->format.tail, false));
             }
         } else {
@@ -8759,7 +8804,7 @@ struct qlora_text_data {
     size_t capacity;
 };
 
-// A file on its way to samples.
+// The state of reading one file.
 typedef struct qlora__text_loader {
     const qlora_text_data_desc* desc;
     qlora_text_tok* tok;
@@ -8769,7 +8814,7 @@ typedef struct qlora__text_loader {
     qlora_text_message* messages;
     size_t message_count;
     size_t message_capacity;
-    qlora_text_bytes work; // contents that had to be put together, one after another
+    qlora_text_bytes work; // contents that were joined from parts, one after another
 } qlora__text_loader;
 
 static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
@@ -8833,7 +8878,7 @@ static qlora_result qlora__text_data_eos(qlora__env* env, const qlora__text_load
     return qlora__text_label_rest(env, data, true);
 }
 
-// {"text"} and {"prompt", "completion"}: the first part (may be empty) is not trained.
+// {"text"} and {"prompt", "completion"}: the first part, which may be empty, is not trained.
 static qlora_result qlora__text_data_plain(qlora__env* env, const qlora__text_loader* loader,
                                            const char* prompt, size_t prompt_size, const char* text,
                                            size_t size) {
@@ -8841,7 +8886,7 @@ static qlora_result qlora__text_data_plain(qlora__env* env, const qlora__text_lo
     qlora_text_tok* tok = loader->tok;
     size_t begin = data->ids.count;
     if (prompt_size + size == 0) {
-        return QLORA_OK; // an empty sample: the caller counts it
+        return QLORA_OK; // an empty sample, which the caller can count
     }
     if (prompt_size > 0) {
         QLORA__TRY(qlora__text_encode(env, tok, prompt, prompt_size, 0, &data->ids));
@@ -8889,7 +8934,7 @@ static const char* qlora__text_role_of(const char* name) {
     return NULL;
 }
 
-// A content in parts: [{"type": "text", "text": ...}, ...], put together in loader->work.
+// Joins a content in parts, [{"type": "text", "text": ...}, ...], in loader->work.
 static qlora_result qlora__text_message_parts(qlora__env* env, qlora__text_loader* loader,
                                               const qlora__json_token* parts, size_t* at) {
     const qlora__json* json = loader->json;
@@ -8972,7 +9017,7 @@ static qlora_result qlora__text_messages_read(qlora__env* env, qlora__text_loade
     return QLORA_OK;
 }
 
-// The messages that were gathered become the sample.
+// Makes the sample from the collected messages.
 static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* loader) {
     const qlora_text_data_desc* desc = loader->desc;
     qlora_text_data* data = loader->data;
@@ -9053,8 +9098,8 @@ static qlora_result qlora__text_record_history(qlora__env* env, qlora__text_load
     return QLORA_OK;
 }
 
-// Alpaca and its like. In the alpaca format the input has its own heading, elsewhere it follows the
-// instruction on a new line.
+// Alpaca and similar records. In the alpaca format the input has its own heading; elsewhere it
+// follows the instruction on a new line.
 static qlora_result qlora__text_record_pair(qlora__env* env, qlora__text_loader* loader,
                                             const qlora__json_token* record,
                                             const qlora__json_token* question,
@@ -9129,7 +9174,7 @@ static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* 
     return QLORA_OK;
 }
 
-// Says which names the record has.
+// Names the keys that the record has.
 static qlora_result qlora__text_record_unknown(qlora__env* env, const qlora__text_loader* loader,
                                                const qlora__json_token* record) {
     char names[200];
@@ -9318,8 +9363,8 @@ static qlora_result qlora__text_data_json(qlora__env* env, qlora__text_loader* l
     return r;
 }
 
-// ids[begin..) of one document, without BOS, become samples of at most chunk_tokens. Without a BOS
-// every sample starts with the last token of the one before, so that each token is a target once.
+// Splits the ids of one document, without BOS, into samples of at most chunk_tokens. Without a BOS,
+// every sample starts with the last token of the previous one, so that each token is a target once.
 static qlora_result qlora__text_data_chunk(qlora__env* env, const qlora__text_loader* loader,
                                            const qlora_text_ids* document, size_t line) {
     qlora_text_data* data = loader->data;
@@ -9472,7 +9517,7 @@ static qlora_result qlora__text_data_need(qlora_text* text, const qlora_text_dat
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc->chat belongs to another text object");
     }
-    if (desc->chunk_tokens == 1) { // BOS alone would be all of a sample
+    if (desc->chunk_tokens == 1) { // a sample would consist of BOS alone
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc->chunk_tokens is 1; it must be 0 or at least 2");
     }
@@ -9581,4 +9626,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end c3aa93658ff66ddb
+//@@ end 6ec143f7c70f3aee

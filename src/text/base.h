@@ -16,7 +16,7 @@ static void qlora__text_enter(qlora_text* text, const char* call) {
     text->env.error[0] = '\0';
 }
 
-// An argument that may not be NULL.
+// An argument that must not be NULL.
 #define QLORA__TEXT_NEED(env, argument)                                                            \
     do {                                                                                           \
         if ((argument) == NULL) {                                                                  \

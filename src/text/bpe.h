@@ -1,6 +1,6 @@
 enum { QLORA__TEXT_CACHE_KEY = 26, QLORA__TEXT_CACHE_IDS = 8, QLORA__TEXT_CACHE_PLACES = 32768 };
 
-// One place per hash value, the newest word stays. size 0 is an empty place.
+// One place per hash value; a newer word replaces the older one. An empty place has size 0.
 typedef struct qlora__text_cached {
     uint8_t size;
     uint8_t count;
@@ -9,7 +9,7 @@ typedef struct qlora__text_cached {
 } qlora__text_cached;
 
 typedef struct qlora__text_symbol {
-    int32_t id; // -1: joined to the one before
+    int32_t id; // -1: joined to the previous one
     uint32_t previous;
     uint32_t next;
 } qlora__text_symbol;
@@ -50,17 +50,17 @@ struct qlora_text_tok {
     size_t span_capacity;
     uint8_t* kinds; // bits QLORA__TEXT_K_ by id
     size_t kind_capacity;
-    size_t count; // one more than the largest id
+    size_t count; // the largest id + 1
     qlora__text_words words;
     qlora__text_pairs merges;  // (left, right) -> (rank, joined)
     int32_t byte_ids[256];     // one-byte words
     int32_t fallback_ids[256]; // <0x00> ..
     int32_t unknown;
-    bool byte_level; // words are bytes, not the printable stand-ins of the file
+    bool byte_level; // words are bytes, not the file's printable stand-ins
     bool byte_fallback;
     bool fuse_unknown;
     bool ignore_merges;
-    bool cut_safe; // no word has `cut` after something else: every word can be cut there
+    bool cut_safe; // `cut` never follows another character in a word: words can be split there
     char cut[4];
     size_t cut_size;
     // added tokens
@@ -141,7 +141,7 @@ static qlora__text_job qlora__text_jobs_pop(qlora_text_tok* tok) {
     return top;
 }
 
-// The merge of the symbols at a and b, put on the heap if there is one.
+// Puts the merge of the symbols at a and b on the heap, if there is one.
 static qlora_result qlora__text_jobs_try(qlora__env* env, qlora_text_tok* tok, uint32_t a,
                                          uint32_t b) {
     const qlora__text_pair* pair = qlora__text_pairs_find(
@@ -156,7 +156,7 @@ static qlora_result qlora__text_jobs_try(qlora__env* env, qlora_text_tok* tok, u
     return qlora__text_jobs_push(env, tok, job);
 }
 
-// Joins pairs, the lowest rank first, among equals the leftmost. n log n. Few symbols: see below.
+// Joins pairs, lowest rank first, the leftmost among equals, in n log n steps.
 static qlora_result qlora__text_merge_many(qlora__env* env, qlora_text_tok* tok, size_t count) {
     const uint32_t none = UINT32_MAX;
     qlora__text_symbol* s = tok->symbols;
@@ -175,7 +175,7 @@ static qlora_result qlora__text_merge_many(qlora__env* env, qlora_text_tok* tok,
         if (s[a].id < 0 || b == none) {
             continue;
         }
-        // the pair that was meant is gone when these two join to something else
+        // the pair is gone if these two now join to something else
         const qlora__text_pair* pair =
             qlora__text_pairs_find(&tok->merges, (uint32_t)s[a].id, (uint32_t)s[b].id);
         if (pair == NULL || pair->second != job.id) {
@@ -195,7 +195,7 @@ static qlora_result qlora__text_merge_many(qlora__env* env, qlora_text_tok* tok,
     return QLORA_OK;
 }
 
-// The same for few symbols: look at all pairs each time. Symbols stay packed; returns their number.
+// The same for few symbols: looks at all pairs each time. Symbols stay packed; returns their count.
 enum { QLORA__TEXT_FEW = 24 };
 
 static size_t qlora__text_merge_few(qlora_text_tok* tok, size_t count) {
@@ -235,7 +235,7 @@ static size_t qlora__text_merge_few(qlora_text_tok* tok, size_t count) {
     return count;
 }
 
-// The length of the character at a position: one byte of a byte-level word or of bad UTF-8.
+// Length of the character at a position: one byte in byte-level words and in invalid UTF-8.
 static size_t qlora__text_symbol_size(const qlora_text_tok* tok, const char* word, size_t left) {
     uint32_t code;
     if (tok->byte_level || (unsigned char)word[0] < 0x80) {
@@ -245,9 +245,9 @@ static size_t qlora__text_symbol_size(const qlora_text_tok* tok, const char* wor
     return size > 0 ? size : 1;
 }
 
-// Characters to symbols. A character without an id is spelt in bytes, or is unknown, or is lost:
-// in that order, as the file allows. Unknown ones wait until the next known one; neighbours become
-// one if the file says so. Returns the number of symbols; there is room for `size`.
+// Characters to symbols. A character without an id is spelt in bytes, else becomes unknown, else is
+// dropped, as far as the file allows. Unknown ones wait for the next known one, because the file
+// may fuse neighbours into one. Returns the number of symbols; there is room for `size`.
 static size_t qlora__text_symbols_make(qlora_text_tok* tok, const char* word, size_t size) {
     size_t count = 0;
     bool waiting = false;
@@ -311,7 +311,7 @@ static qlora_result qlora__text_word_merge(qlora__env* env, qlora_text_tok* tok,
     return QLORA_OK;
 }
 
-// One word, through the cache.
+// Encodes one word, through the cache.
 static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok, const char* word,
                                             size_t size, qlora_text_ids* out) {
     if (tok->ignore_merges) {
@@ -342,15 +342,16 @@ static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok
     return QLORA_OK;
 }
 
-// A pre-token. Where it is safe it is cut before each word mark (the space or its stand-in) that
-// follows something else: no merge reaches over it, so the ids are the same and the cache works.
+// Encodes one pre-token. Where it is safe, it is split before each word mark (the space or its
+// stand-in) that follows another character: no merge crosses it, so the ids are the same and the
+// cache is useful.
 static qlora_result qlora__text_piece_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
                                              size_t size, qlora_text_ids* out) {
     if (!tok->cut_safe) {
         return size == 0 ? QLORA_OK : qlora__text_word_encode(env, tok, text, size, out);
     }
     size_t begin = 0;
-    bool before = true; // the character before is a mark, or there is none
+    bool before = true; // the previous character is a mark, or there is none
     for (size_t at = 0; at < size;) {
         bool mark = size - at >= tok->cut_size && memcmp(text + at, tok->cut, tok->cut_size) == 0;
         if (mark && !before) {

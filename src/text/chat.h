@@ -100,7 +100,7 @@ static void qlora__text_chat_add_stop(qlora_text_chat* chat, int64_t id) {
     }
 }
 
-// ---- the model's template, only looked at, never run
+// ---- the model's template: searched, not executed
 
 static const char* qlora__text_find(const char* text, size_t size, const char* what) {
     size_t length = strlen(what);
@@ -141,7 +141,7 @@ static qlora_result qlora__text_owned_unescape(qlora__env* env, qlora__text_owne
     return r;
 }
 
-// ChatML: a system message that is written out in the template is what the model gets by default.
+// ChatML: a system message that is spelt out in the template is the model's default.
 static qlora_result qlora__text_chat_find_system(qlora__env* env, qlora_text_chat* chat,
                                                  const char* text, size_t size) {
     static const char open[] = "<|im_start|>system";
@@ -268,7 +268,7 @@ static const qlora__json_token* qlora__text_config_template(const qlora__json* j
     return qlora__text_json_string(found) ? found : NULL;
 }
 
-// tokenizer_config.json: the EOS token, and the template where no file of its own has it.
+// tokenizer_config.json: the EOS token, and the template unless it has a file of its own.
 static qlora_result qlora__text_config_tokenizer(qlora__env* env, qlora_text_chat* chat,
                                                  const qlora__json* json, bool recognise) {
     int32_t eos = qlora__text_config_token(chat->tok, json, "eos_token");
@@ -348,7 +348,7 @@ static qlora_result qlora__text_folder_load(qlora__env* env, qlora__text_folder*
     return r;
 }
 
-// Neither the caller nor the model says: the tokens of the tokenizer decide.
+// Neither the caller nor the model names a format: the tokens of the tokenizer decide.
 static void qlora__text_chat_guess(qlora_text_chat* chat) {
     chat->format = qlora__text_formats[QLORA__TEXT_ALPACA];
     chat->source = "the default";
@@ -490,7 +490,7 @@ qlora_result qlora_text_chat_set_date(qlora_text_chat* chat, const char* date) {
 
 // ---- from messages to ids
 
-// Text of the same kind (trained or not) is gathered and encoded in one go.
+// Text of the same kind (trained or not) is collected and encoded at once.
 typedef struct qlora__text_render {
     qlora_text_chat* chat;
     qlora_text_tok* tok;
@@ -514,7 +514,7 @@ static qlora_result qlora__text_render_flush(qlora__env* env, qlora__text_render
     if (r->text.count == 0) {
         return QLORA_OK;
     }
-    // Text after plain text goes on in the same line: no space is put in front of it.
+    // Text that follows plain text continues it: no space is prepended.
     bool fresh =
         from == r->start || qlora__text_tok_has(r->tok, r->ids->data[from - 1],
                                                 QLORA__TEXT_K_ADDED | QLORA__TEXT_K_SPECIAL);
@@ -583,7 +583,7 @@ static qlora_result qlora__text_render_system(qlora__env* env, qlora__text_rende
                                               const qlora_text_message* message) {
     const qlora__text_format* format = &r->chat->format;
     if (format->system_open == NULL) {
-        return QLORA_OK; // with the next user message
+        return QLORA_OK; // it goes with the next user message
     }
     QLORA__TRY(qlora__text_render_put(env, r, format->system_open, false));
     if (message != NULL) {
@@ -679,7 +679,7 @@ static qlora_result qlora__text_render_all(qlora__env* env, qlora__text_render* 
             system = NULL;
         } else if (qlora__text_role_is(message, "assistant")) {
             QLORA__TRY(qlora__text_render_assistant(env, r, message, i > last_user));
-            if (i + 1 < count || prompt) { // nothing untrained at the very end
+            if (i + 1 < count || prompt) { // no untrained text at the very end
                 QLORA__TRY(qlora__text_render_put(env, r, r->chat->format.tail, false));
             }
         } else {

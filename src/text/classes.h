@@ -26,7 +26,7 @@ enum {
     QLORA__TEXT_C_SPACE,       // White_Space
     QLORA__TEXT_C_JOINER,      // U+200C U+200D
     QLORA__TEXT_C_PUNCT_NEW,   // P that the Punctuation step does not know
-    QLORA__TEXT_C_OLD_PUNCT    // S or M that it takes for punctuation
+    QLORA__TEXT_C_OLD_PUNCT    // S or M that it counts as punctuation
 };
 
 #define QLORA__TEXT_BIT(name) (1u << QLORA__TEXT_C_##name)
@@ -40,7 +40,7 @@ enum {
 #define QLORA__TEXT_S                                                                              \
     (QLORA__TEXT_BIT(SYMBOL) | QLORA__TEXT_BIT(WORD_SYMBOL) | QLORA__TEXT_BIT(OLD_PUNCT))
 #define QLORA__TEXT_WS QLORA__TEXT_BIT(SPACE)
-// \w of the regular expressions, and of single_word (which has the joiners too)
+// \w of the regular expressions; single_word also counts the joiners
 #define QLORA__TEXT_W                                                                              \
     (QLORA__TEXT_L | QLORA__TEXT_M | QLORA__TEXT_BIT(DIGIT) | QLORA__TEXT_BIT(CONNECTOR) |         \
      QLORA__TEXT_BIT(WORD_SYMBOL))

@@ -14,7 +14,7 @@ struct qlora_text_data {
     size_t capacity;
 };
 
-// A file on its way to samples.
+// The state of reading one file.
 typedef struct qlora__text_loader {
     const qlora_text_data_desc* desc;
     qlora_text_tok* tok;
@@ -24,7 +24,7 @@ typedef struct qlora__text_loader {
     qlora_text_message* messages;
     size_t message_count;
     size_t message_capacity;
-    qlora_text_bytes work; // contents that had to be put together, one after another
+    qlora_text_bytes work; // contents that were joined from parts, one after another
 } qlora__text_loader;
 
 static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
@@ -88,7 +88,7 @@ static qlora_result qlora__text_data_eos(qlora__env* env, const qlora__text_load
     return qlora__text_label_rest(env, data, true);
 }
 
-// {"text"} and {"prompt", "completion"}: the first part (may be empty) is not trained.
+// {"text"} and {"prompt", "completion"}: the first part, which may be empty, is not trained.
 static qlora_result qlora__text_data_plain(qlora__env* env, const qlora__text_loader* loader,
                                            const char* prompt, size_t prompt_size, const char* text,
                                            size_t size) {
@@ -96,7 +96,7 @@ static qlora_result qlora__text_data_plain(qlora__env* env, const qlora__text_lo
     qlora_text_tok* tok = loader->tok;
     size_t begin = data->ids.count;
     if (prompt_size + size == 0) {
-        return QLORA_OK; // an empty sample: the caller counts it
+        return QLORA_OK; // an empty sample, which the caller can count
     }
     if (prompt_size > 0) {
         QLORA__TRY(qlora__text_encode(env, tok, prompt, prompt_size, 0, &data->ids));
@@ -144,7 +144,7 @@ static const char* qlora__text_role_of(const char* name) {
     return NULL;
 }
 
-// A content in parts: [{"type": "text", "text": ...}, ...], put together in loader->work.
+// Joins a content in parts, [{"type": "text", "text": ...}, ...], in loader->work.
 static qlora_result qlora__text_message_parts(qlora__env* env, qlora__text_loader* loader,
                                               const qlora__json_token* parts, size_t* at) {
     const qlora__json* json = loader->json;
@@ -227,7 +227,7 @@ static qlora_result qlora__text_messages_read(qlora__env* env, qlora__text_loade
     return QLORA_OK;
 }
 
-// The messages that were gathered become the sample.
+// Makes the sample from the collected messages.
 static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* loader) {
     const qlora_text_data_desc* desc = loader->desc;
     qlora_text_data* data = loader->data;
@@ -308,8 +308,8 @@ static qlora_result qlora__text_record_history(qlora__env* env, qlora__text_load
     return QLORA_OK;
 }
 
-// Alpaca and its like. In the alpaca format the input has its own heading, elsewhere it follows the
-// instruction on a new line.
+// Alpaca and similar records. In the alpaca format the input has its own heading; elsewhere it
+// follows the instruction on a new line.
 static qlora_result qlora__text_record_pair(qlora__env* env, qlora__text_loader* loader,
                                             const qlora__json_token* record,
                                             const qlora__json_token* question,
@@ -384,7 +384,7 @@ static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* 
     return QLORA_OK;
 }
 
-// Says which names the record has.
+// Names the keys that the record has.
 static qlora_result qlora__text_record_unknown(qlora__env* env, const qlora__text_loader* loader,
                                                const qlora__json_token* record) {
     char names[200];
@@ -573,8 +573,8 @@ static qlora_result qlora__text_data_json(qlora__env* env, qlora__text_loader* l
     return r;
 }
 
-// ids[begin..) of one document, without BOS, become samples of at most chunk_tokens. Without a BOS
-// every sample starts with the last token of the one before, so that each token is a target once.
+// Splits the ids of one document, without BOS, into samples of at most chunk_tokens. Without a BOS,
+// every sample starts with the last token of the previous one, so that each token is a target once.
 static qlora_result qlora__text_data_chunk(qlora__env* env, const qlora__text_loader* loader,
                                            const qlora_text_ids* document, size_t line) {
     qlora_text_data* data = loader->data;
@@ -727,7 +727,7 @@ static qlora_result qlora__text_data_need(qlora_text* text, const qlora_text_dat
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc->chat belongs to another text object");
     }
-    if (desc->chunk_tokens == 1) { // BOS alone would be all of a sample
+    if (desc->chunk_tokens == 1) { // a sample would consist of BOS alone
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc->chunk_tokens is 1; it must be 0 or at least 2");
     }

@@ -1,4 +1,4 @@
-// Replaces in the end of `out`, from `begin`.
+// Replaces in out[begin..).
 static qlora_result qlora__text_replace_tail(qlora__env* env, const qlora__text_step* step,
                                              qlora_text_bytes* out, size_t begin) {
     size_t size = out->count - begin;
@@ -14,7 +14,7 @@ static qlora_result qlora__text_replace_tail(qlora__env* env, const qlora__text_
     return r;
 }
 
-// Takes up to `start` copies of a away at `begin`, and up to `stop` at the end.
+// Removes up to `start` copies of a at `begin`, and up to `stop` at the end.
 static void qlora__text_strip_tail(const qlora__text_step* step, qlora_text_bytes* out,
                                    size_t begin) {
     size_t unit = step->a_size;
@@ -59,8 +59,8 @@ static qlora_result qlora__text_metaspace_tail(qlora__env* env, const qlora__tex
     return qlora__text_replace_tail(env, &replace, out, begin);
 }
 
-// The steps that look at one token, until everything is put together. Returns in *whole the first
-// step that looks at the whole text.
+// The steps that look at one token, up to the one that joins them. *whole is the first step that
+// looks at the whole text.
 static qlora_result qlora__text_token_decode(qlora__env* env, const qlora_text_tok* tok, int32_t id,
                                              bool first, qlora_text_bytes* out, size_t* whole) {
     size_t begin = out->count;
@@ -103,8 +103,8 @@ static bool qlora__text_decoder_has(const qlora_text_tok* tok, int kind) {
     return false;
 }
 
-// Repairs out[begin..): one U+FFFD for each start of a character, or for every byte of a run of
-// byte tokens that is not UTF-8.
+// Repairs out[begin..): one U+FFFD for each broken character or, with `each_byte`, for every byte
+// of an invalid run of byte tokens.
 static qlora_result qlora__text_repair_tail(qlora__env* env, qlora_text_bytes* out, size_t begin,
                                             bool each_byte) {
     qlora_text_bytes work;
@@ -112,7 +112,7 @@ static qlora_result qlora__text_repair_tail(qlora__env* env, qlora_text_bytes* o
     size_t used;
     size_t size = out->count - begin;
     if (size == 0) {
-        return QLORA_OK; // and out->data may be NULL
+        return QLORA_OK; // out->data may be NULL
     }
     qlora_result r = qlora__text_utf8_repair(env, out->data + begin, size, false, &used, &work);
     bool same =
@@ -185,7 +185,7 @@ qlora_result qlora_text_decode(qlora_text_tok* tok, const int32_t* ids, size_t c
     return r;
 }
 
-// Takes away what the whole-text Strip steps take at the start, as it comes.
+// Removes, piece by piece, what the whole-text Strip steps remove at the start.
 static void qlora__text_stream_strip(const qlora_text_tok* tok, qlora_text_stream* stream,
                                      size_t whole, qlora_text_bytes* work) {
     for (size_t i = whole; i < tok->decoder.count; i++) {
@@ -205,7 +205,7 @@ static void qlora__text_stream_strip(const qlora_text_tok* tok, qlora_text_strea
         }
         memmove(work->data, work->data + cut, work->count - cut);
         work->count -= cut;
-        return; // one such step: more are not in use
+        return; // no known file has more than one such step
     }
 }
 
@@ -214,7 +214,7 @@ static qlora_result qlora__text_stream_push(qlora__env* env, const qlora_text_to
                                             qlora_text_bytes* work, qlora_text_bytes* out) {
     size_t whole = 0;
     size_t used = 0;
-    // the bytes held and those of the token, in `work`, one after the other
+    // `work` receives the held bytes, followed by those of the token
     QLORA__TRY(qlora__text_token_decode(env, tok, id, stream->emitted == 0, work, &whole));
     qlora_text_stream next = *stream;
     next.emitted++;

@@ -1,6 +1,5 @@
-// The steps that write text: a space (or Metaspace's stand-in) in front of the pieces.
-// `open` is false when nothing may be put in front of the first piece; `first` says that it starts
-// the whole text.
+// The steps that change the text: a space (or Metaspace's stand-in) before the pieces. `open` is
+// false when nothing may be prepended to the first piece; `first`: it starts the whole text.
 static qlora_result qlora__text_rewrite(qlora__env* env, const qlora__text_step* step,
                                         const char* text, qlora__text_pieces* pieces, bool first,
                                         bool open, qlora_text_bytes* out) {
@@ -55,7 +54,7 @@ static qlora_result qlora__text_resplit(qlora__env* env, qlora_text_tok* tok,
     return QLORA_OK;
 }
 
-// Text without added tokens, normalised: split and encode.
+// Splits and encodes normalised text without added tokens.
 static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
                                              size_t size, bool first, bool open,
                                              qlora_text_ids* out) {
@@ -98,14 +97,14 @@ static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* to
     return QLORA_OK;
 }
 
-// Walks over a text and finds added tokens: the leftmost, the longest.
+// Finds added tokens in a text: leftmost first, longest first.
 typedef struct qlora__text_scan {
     const qlora__text_trie* trie;
     const char* text;
     size_t size;
     size_t at;
-    size_t done;   // everything before was handed out
-    size_t spaces; // end of the white space seen last
+    size_t done;   // everything before it was returned
+    size_t spaces; // end of the last white space seen
     const qlora__text_added* waiting;
     size_t waiting_end;
     bool literal;
@@ -181,14 +180,14 @@ static bool qlora__text_scan_next(const qlora_text_tok* tok, qlora__text_scan* s
             start = qlora__text_space_before(tok, scan->text, scan->done, start);
         }
         if (found->strip_right) {
-            if (stop >= scan->spaces) { // white space is looked at once only
+            if (stop >= scan->spaces) { // white space is scanned only once
                 qlora__text_view view = qlora__text_view_of(tok, scan->text, scan->size);
                 scan->spaces = qlora__text_run(&view, stop, QLORA__TEXT_WS);
             }
             stop = scan->spaces > stop ? scan->spaces : stop;
         }
-        // White space that was stripped may hold the next token. The library then goes back to the
-        // end of that one, and so do we.
+        // Stripped white space may contain the next token. The library then returns to the end of
+        // this one; so does this function.
         *begin = scan->done;
         if (start > scan->done) {
             scan->waiting = found;
@@ -216,7 +215,7 @@ static qlora__text_scan qlora__text_scan_of(const qlora__text_trie* trie, const 
     return scan;
 }
 
-// A stretch between tokens that are found in the text as given. `first`: it starts the text.
+// Encodes the text between two tokens that were found in the original. `first`: it starts the text.
 static qlora_result qlora__text_stretch_encode(qlora__env* env, qlora_text_tok* tok,
                                                const char* text, size_t size, bool first,
                                                uint32_t flags, qlora_text_ids* out) {
@@ -257,7 +256,7 @@ static qlora_result qlora__text_ids_append(qlora__env* env, qlora_text_ids* ids,
     return QLORA_OK;
 }
 
-// Text to ids. Public calls and the other rooms both come here.
+// Text to ids, for the public call and for chats and data.
 static qlora_result qlora__text_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
                                        size_t length, uint32_t flags, qlora_text_ids* out) {
     if ((flags & QLORA_TEXT_SPECIAL) != 0) {

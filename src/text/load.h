@@ -46,7 +46,7 @@ static void qlora__text_tok_free(qlora__env* env, qlora_text_tok* tok) {
     qlora__env_free(env, tok, sizeof *tok);
 }
 
-// The stand-ins of byte-level files: printable Latin-1 bytes are themselves, the others 256 + n.
+// The stand-ins of byte-level files: printable Latin-1 bytes for themselves, 256 + n for the rest.
 static void qlora__text_byte_tables(qlora_text_tok* tok) {
     uint16_t next = 256;
     for (size_t i = 0; i < QLORA__TEXT_COUNT(tok->byte_of_code); i++) {
@@ -124,7 +124,7 @@ static int32_t qlora__text_model_find(const qlora_text_tok* tok, const char* nam
     return qlora__text_words_find(&tok->words, raw, count);
 }
 
-// Gives an id its name. The id is made if it is new.
+// Gives an id its name. A new id is created.
 static qlora_result qlora__text_tok_name(qlora__env* env, qlora_text_tok* tok, int64_t id,
                                          const char* name, size_t size, unsigned kind) {
     if (id < 0 || id >= QLORA__TEXT_MAX_ID) {
@@ -177,7 +177,7 @@ static int qlora__text_byte_token(const char* name, size_t size) {
     return value;
 }
 
-// A word of the vocabulary: named, and found by the model.
+// Adds a word of the vocabulary: its name, and its entry in the model's table.
 static qlora_result qlora__text_tok_word(qlora__env* env, qlora_text_tok* tok, const char* name,
                                          size_t size, int64_t id) {
     int byte = qlora__text_byte_token(name, size);
@@ -312,7 +312,7 @@ static qlora_result qlora__text_load_merges(qlora__env* env, qlora_text_tok* tok
     return QLORA_OK;
 }
 
-// Is the word mark never found after another character, in any word that merging can make?
+// Whether the word mark never follows another character in any word that merging can make.
 static bool qlora__text_cut_is_safe(const qlora_text_tok* tok) {
     size_t size = tok->cut_size;
     if (tok->byte_level || tok->ignore_merges || size == 0 ||
@@ -386,7 +386,7 @@ static qlora_result qlora__text_load_model(qlora__env* env, qlora_text_tok* tok,
     return QLORA_OK;
 }
 
-// "Sequence" and what is in it, flattened in order. `list` is the name of its array.
+// Flattens a "Sequence" in order. `list` is the name of its array.
 static qlora_result qlora__text_flatten(qlora__env* env, const qlora__json* json,
                                         const qlora__json_token* root, const char* list,
                                         const qlora__json_token** out, size_t* count) {
@@ -455,7 +455,7 @@ static qlora_result qlora__text_steps_add(qlora__env* env, qlora__text_steps* st
     return QLORA_OK;
 }
 
-// A string member into a step.
+// Copies a string member into a step.
 static qlora_result qlora__text_step_string(qlora__env* env, const qlora__json* json,
                                             const qlora__json_token* node, const char* name,
                                             char** out, size_t* size) {
@@ -471,7 +471,7 @@ static qlora_result qlora__text_step_string(qlora__env* env, const qlora__json* 
                             out, size);
 }
 
-// {"String": x} into a; {"Regex": x} into the pattern if it is known and allowed here.
+// {"String": x} goes to step->a; {"Regex": x} to the pattern, if it is known and allowed here.
 static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json* json,
                                              const qlora__json_token* node, bool regex,
                                              qlora__text_step* step) {
@@ -593,7 +593,7 @@ static qlora_result qlora__text_load_bytelevel(qlora__env* env, qlora_text_tok* 
     return qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_BYTES, &step);
 }
 
-// The steps that only look at characters: Digits, Punctuation, Whitespace, WhitespaceSplit.
+// The steps that only look at classes: Digits, Punctuation, Whitespace, WhitespaceSplit.
 static qlora_result qlora__text_load_classes(qlora__env* env, qlora_text_tok* tok,
                                              const qlora__json* json, const qlora__json_token* node,
                                              bool* found) {
@@ -653,7 +653,7 @@ static qlora_result qlora__text_load_splitter_step(qlora__env* env, qlora_text_t
         QLORA__TRY(qlora__text_step_pattern(env, json, node, true, step));
         step->kind = step->pattern != NULL ? QLORA__TEXT_P_REGEX : QLORA__TEXT_P_STRING;
         step->invert = qlora__text_json_true(qlora__text_json_get(json, node, "invert"));
-        // after ByteLevel the characters are others: only this expression means the same
+        // after ByteLevel the characters differ: only this expression keeps its meaning
         if (tok->byte_level &&
             (step->pattern == NULL || step->pattern->match != qlora__text_match_ascii3)) {
             return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
@@ -734,7 +734,7 @@ static qlora_result qlora__text_load_decoder(qlora__env* env, qlora_text_tok* to
     const qlora__json_token* nodes[QLORA__TEXT_MAX_LIST];
     size_t count;
     QLORA__TRY(qlora__text_flatten(env, json, root, "decoders", nodes, &count));
-    if (qlora__text_json_absent(root)) { // then the library puts a space between tokens
+    if (qlora__text_json_absent(root)) { // the library then puts a space between tokens
         qlora__text_step* step = NULL;
         return qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_JOIN, &step);
     }
@@ -767,7 +767,7 @@ static qlora_result qlora__text_load_template_token(qlora__env* env, const qlora
     return qlora__text_json_ids(env, json, ids, out);
 }
 
-// Puts `front` in front of ids.
+// Inserts `front` before ids.
 static qlora_result qlora__text_ids_prepend(qlora__env* env, qlora_text_ids* ids,
                                             const qlora_text_ids* front) {
     QLORA__TRY(qlora__text_ids_room(env, ids, front->count));
@@ -813,7 +813,7 @@ static qlora_result qlora__text_load_template(qlora__env* env, qlora_text_tok* t
                : qlora__env_fail(env, QLORA_ERR_FORMAT, "post_processor: the template has no text");
 }
 
-// [token, id] of the Roberta and Bert kinds.
+// [token, id] of the RoBERTa and BERT processors.
 static qlora_result qlora__text_load_framing(qlora__env* env, const qlora__json* json,
                                              const qlora__json_token* node, const char* name,
                                              qlora_text_ids* out) {
@@ -907,7 +907,7 @@ static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok
                                QLORA__TEXT_MAX_ADDED);
     }
     qlora__text_added* added = &tok->added[tok->added_count];
-    // the id of the vocabulary goes before the one given here
+    // the id of the vocabulary takes precedence over the one given here
     int32_t known = qlora__text_model_find(tok, text, size);
     int64_t use = known >= 0 ? known : given;
     added->special = qlora__text_json_true(qlora__text_json_get(json, node, "special"));

@@ -17,8 +17,8 @@ static uint32_t qlora__text_little32(const unsigned char* p) {
 
 enum { QLORA__TEXT_MAX_SCORED = 1024 };
 
-// Names and words; `scored` gets the ids that merging can make. The first three ids are <unk>, <s>
-// and </s>, whatever they are called.
+// Reads names and words; `scored` receives the ids that merging can make. The first three ids are
+// <unk>, <s> and </s>, whatever the file calls them.
 static qlora_result qlora__text_load_scored(qlora__env* env, qlora_text_tok* tok,
                                             const unsigned char* p, size_t size,
                                             qlora__text_scored* scored, size_t* scored_count) {
@@ -55,7 +55,7 @@ static qlora_result qlora__text_load_scored(qlora__env* env, qlora_text_tok* tok
                           : qlora__env_fail(env, QLORA_ERR_FORMAT, "the file contains no tokens");
 }
 
-// Every way to put a token together from two others is a merge; a better score is a lower rank.
+// Every split of a token into two others is a merge; a better score is a lower rank.
 static qlora_result qlora__text_load_scored_merges(qlora__env* env, qlora_text_tok* tok,
                                                    qlora__text_scored* scored, size_t count) {
     qsort(scored, count, sizeof(scored[0]), qlora__text_scored_compare);

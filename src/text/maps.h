@@ -65,8 +65,8 @@ static void qlora__text_pairs_free(qlora__env* env, qlora__text_pairs* pairs) {
     memset(pairs, 0, sizeof *pairs);
 }
 
-// Places for `count` pairs, at most half of them used. Filling a table that fits is much faster than
-// letting it grow.
+// Places for `count` pairs, at most half of them used. Filling a table that fits is much faster
+// than letting it grow.
 static qlora_result qlora__text_pairs_reserve(qlora__env* env, qlora__text_pairs* pairs,
                                               size_t count) {
     qlora__text_pairs grown;
@@ -173,7 +173,7 @@ static qlora_result qlora__text_words_reserve(qlora__env* env, qlora__text_words
     return QLORA_OK;
 }
 
-// The same string again gets the new id.
+// A string that exists already gets the new id.
 static qlora_result qlora__text_words_put(qlora__env* env, qlora__text_words* words,
                                           const char* text, size_t size, int32_t id) {
     QLORA__TRY(qlora__text_words_reserve(env, words, words->count + 1));

@@ -73,7 +73,7 @@ static qlora_result qlora__text_normalizer_step(qlora__env* env, qlora_text_tok*
     }
 }
 
-// All steps; *out is one of the tokenizer's buffers. `front`: something may be put in front.
+// Runs all steps; *out is one of the tokenizer's buffers. `front`: text may be prepended.
 static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok* tok,
                                                  const char* text, size_t size, bool front,
                                                  qlora_text_bytes** out) {

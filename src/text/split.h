@@ -1,5 +1,4 @@
-// A text to be split. After the ByteLevel step every byte is one character: code_of_byte is then
-// set.
+// A text to be split. After the ByteLevel step, every byte is one character: code_of_byte is set.
 typedef struct qlora__text_view {
     const unsigned char* s;
     size_t end;
@@ -7,8 +6,8 @@ typedef struct qlora__text_view {
     const uint16_t* code_of_byte;
 } qlora__text_view;
 
-// The class of the character at a position as a bit, and its length; 0 and 0 at the end. A byte
-// that is not UTF-8 is a character of class OTHER.
+// The class of the character at a position as a bit, and its length; both are 0 at the end. An
+// invalid byte is a character of class OTHER.
 static unsigned qlora__text_class_at(const qlora__text_view* v, size_t at, size_t* length) {
     if (at >= v->end) {
         *length = 0;
@@ -51,11 +50,11 @@ static bool qlora__text_is_newline(const qlora__text_view* v, size_t at) {
 // Options of the matchers.
 enum {
     QLORA__TEXT_O_ANY_CASE = 1,   // contractions in any case
-    QLORA__TEXT_O_ASCII_CASE = 2, // ... but only of ASCII letters
+    QLORA__TEXT_O_ASCII_CASE = 2, // ASCII letters only
     QLORA__TEXT_O_DIGITS_1 = 4,
     QLORA__TEXT_O_DIGITS_3 = 8,
     QLORA__TEXT_O_MARKS = 16,       // marks count as letters
-    QLORA__TEXT_O_CONTRACTED = 32,  // contractions belong to the word before
+    QLORA__TEXT_O_CONTRACTED = 32,  // contractions belong to the preceding word
     QLORA__TEXT_O_WORD_PATTERN = 64 // \w+ and [^\w\s]+
 };
 
@@ -77,11 +76,11 @@ static size_t qlora__text_contraction(const qlora__text_view* v, size_t at, unsi
     if (((a == 'r' || a == 'v') && b == 'e') || (a == 'l' && b == 'l')) {
         return 3;
     }
-    // U+017F, the long s, is an s when the case does not matter
+    // U+017F, the long s, equals s when case is ignored
     return (option & QLORA__TEXT_O_ANY_CASE) && a == 0xC5 && next == 0xBF ? 3 : 0;
 }
 
-// \s+(?!\S)|\s+ : white space up to the last one before other text.
+// \s+(?!\S)|\s+ : white space, without its last character if other text follows.
 static size_t qlora__text_match_space(const qlora__text_view* v, size_t at) {
     size_t length;
     size_t end = at;
@@ -150,7 +149,7 @@ static size_t qlora__text_match_rest(const qlora__text_view* v, size_t at, unsig
     return lines > at ? lines : qlora__text_match_space(v, at);
 }
 
-// cl100k and its children (Llama-3, Qwen2, ...).
+// cl100k and its descendants (Llama 3, Qwen2, ...).
 static size_t qlora__text_match_cl100k(const qlora__text_view* v, size_t at, unsigned option) {
     size_t length = qlora__text_contraction(v, at, option);
     if (length > 0) {
@@ -173,7 +172,7 @@ static size_t qlora__text_match_cl100k(const qlora__text_view* v, size_t at, uns
     return qlora__text_match_rest(v, at, ~(QLORA__TEXT_WS | QLORA__TEXT_N | letters), "\r\n");
 }
 
-// [Lu Lt Lm Lo M]*[Ll Lm Lo M]+ (capitalised) or [Lu Lt Lm Lo M]+[Ll Lm Lo M]* ; `at` if no match.
+// [Lu Lt Lm Lo M]*[Ll Lm Lo M]+ (capitalised) or [Lu Lt Lm Lo M]+[Ll Lm Lo M]*; `at` if no match.
 static size_t qlora__text_match_cased(const qlora__text_view* v, size_t at, bool capitalised) {
     const unsigned upper = QLORA__TEXT_BIT(UPPER) | QLORA__TEXT_BIT(LETTER) | QLORA__TEXT_M;
     const unsigned lower = QLORA__TEXT_BIT(LOWER) | QLORA__TEXT_BIT(LETTER) | QLORA__TEXT_M;
@@ -193,7 +192,7 @@ static size_t qlora__text_match_cased(const qlora__text_view* v, size_t at, bool
     return capitalised ? back : end;
 }
 
-// o200k and its children (GPT-4o, Llama-4, Mistral's Tekken).
+// o200k and its descendants (GPT-4o, Llama 4, Mistral's Tekken).
 static size_t qlora__text_match_o200k(const qlora__text_view* v, size_t at, unsigned option) {
     size_t length;
     unsigned bit = qlora__text_class_at(v, at, &length);
@@ -319,7 +318,7 @@ typedef struct qlora__text_pattern {
     "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" QLORA__TEXT_R_LINES
 
 static const qlora__text_pattern qlora__text_patterns[] = {
-    // GPT-2, also the pattern of the ByteLevel step; must be the first
+    // GPT-2, also the pattern of the ByteLevel step; must be first
     {"'s|'t|'re|'ve|'m|'ll|'d" QLORA__TEXT_R_GPT2, qlora__text_match_gpt2, 0},
     {"'(?:[sdmt]|ll|ve|re)" QLORA__TEXT_R_GPT2, qlora__text_match_gpt2, 0},
     // Llama-3, GLM-4, Phi-4, OLMo-2, ...
@@ -370,7 +369,7 @@ static const qlora__text_pattern* qlora__text_pattern_find(const char* regex) {
     return NULL;
 }
 
-// What becomes of the matches.
+// What happens to the matches.
 enum {
     QLORA__TEXT_B_ISOLATED,
     QLORA__TEXT_B_REMOVED,
@@ -382,7 +381,7 @@ enum {
 typedef struct qlora__text_piece {
     size_t begin;
     size_t end;
-    bool match; // while splitting
+    bool match; // used while splitting
 } qlora__text_piece;
 
 typedef struct qlora__text_pieces {
@@ -405,7 +404,7 @@ static qlora_result qlora__text_pieces_add(qlora__env* env, qlora__text_pieces* 
     return QLORA_OK;
 }
 
-// One step of normalizer, pre-tokenizer or decoder.
+// One step of a normalizer, pre-tokenizer or decoder.
 enum {
     QLORA__TEXT_N_NFC,
     QLORA__TEXT_N_NFD,
@@ -434,13 +433,13 @@ typedef struct qlora__text_step {
     unsigned mask; // classes of P_CLASS
     int behavior;
     bool invert;
-    bool always; // Metaspace: in front of every piece, not only of the first
+    bool always; // Metaspace: before every piece, not only the first
     bool never;
-    char* a; // owned: what is replaced, put in front, stripped, ...
+    char* a; // owned: what is replaced, prepended, stripped, ...
     size_t a_size;
     char* b;
     size_t b_size;
-    size_t start; // how many are stripped
+    size_t start; // how many copies are stripped
     size_t stop;
 } qlora__text_step;
 
@@ -470,7 +469,7 @@ static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__
     return bit & step->mask ? at + length : at;
 }
 
-// Matches and what lies between them, in order, all of the piece.
+// Matches and the text between them, in order: together, the whole piece.
 static qlora_result qlora__text_step_find(qlora__env* env, const qlora__text_step* step,
                                           const qlora__text_view* v, size_t begin,
                                           qlora__text_pieces* out) {
@@ -511,7 +510,7 @@ static qlora_result qlora__text_step_merge(qlora__env* env, int behavior,
         } else if (behavior == QLORA__TEXT_B_CONTIGUOUS) {
             join = piece.match == before;
         } else if (behavior == QLORA__TEXT_B_NEXT) {
-            // a match goes to the piece after it unless that is a match too
+            // a match joins the piece after it, unless that is also a match
             join = i > 0 && found->data[i - 1].match && !piece.match;
         }
         before = piece.match;

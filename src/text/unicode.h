@@ -1,6 +1,6 @@
 #define QLORA__TEXT_CODES 0x110000u
 
-// The class of every code point, spread out; made when a tokenizer is loaded.
+// The class of every code point, expanded; made when a tokenizer is loaded.
 static uint8_t* qlora__text_classes_make(qlora__env* env) {
     uint8_t* classes = (uint8_t*)qlora__text_zalloc(env, QLORA__TEXT_CODES, 1);
     if (classes == NULL) {
@@ -15,7 +15,7 @@ static uint8_t* qlora__text_classes_make(qlora__env* env) {
     return classes;
 }
 
-// The length of the UTF-8 character at s (1 to 4) and its code point; 0 when it is not UTF-8.
+// Length of the UTF-8 character at s (1 to 4), and its code point; 0 when it is invalid.
 static size_t qlora__text_utf8(const unsigned char* s, size_t left, uint32_t* code) {
     uint32_t c = s[0];
     if (c < 0x80) {
@@ -33,7 +33,7 @@ static size_t qlora__text_utf8(const unsigned char* s, size_t left, uint32_t* co
         }
         c = c << 6 | (s[i] & 0x3Fu);
     }
-    // overlong, surrogate, beyond the last code point
+    // overlong forms, surrogates, and values above U+10FFFF
     if ((length == 3 && (c < 0x800 || (c >= 0xD800 && c < 0xE000))) ||
         (length == 4 && (c < 0x10000 || c >= QLORA__TEXT_CODES))) {
         return 0;
@@ -57,9 +57,8 @@ static size_t qlora__text_utf8_put(uint32_t code, char* out) {
     return length;
 }
 
-// How many bytes at s could still become one character: s is not UTF-8 here. What a decoder with
-// replacement puts one U+FFFD for (the longest start of a character, at least one byte).
-// *open: the end of the text came first.
+// At s, where the text is invalid: how many bytes a decoder replaces by one U+FFFD. That is the
+// longest valid start of a character, at least one byte. *open: the text ends inside it.
 static size_t qlora__text_utf8_broken(const unsigned char* s, size_t left, bool* open) {
     *open = false;
     unsigned c = s[0];
@@ -85,13 +84,13 @@ static size_t qlora__text_utf8_broken(const unsigned char* s, size_t left, bool*
     return length;
 }
 
-// Appends with U+FFFD for what is not UTF-8. With `open` an unfinished character at the end is
-// left: *used says how far it came.
+// Appends the text with U+FFFD for invalid UTF-8. With `keep_open`, an incomplete character at the
+// end is not consumed; *used is the number of bytes that were.
 static qlora_result qlora__text_utf8_repair(qlora__env* env, const char* data, size_t count,
                                             bool keep_open, size_t* used, qlora_text_bytes* out) {
     const unsigned char* s = (const unsigned char*)data;
     size_t at = 0;
-    size_t good = 0; // start of what is fine and not yet copied
+    size_t good = 0; // start of the valid part that is not copied yet
     bool open = false;
     *used = 0;
     if (count == 0) {
@@ -193,7 +192,7 @@ static uint32_t qlora__text_compose(uint32_t first, uint32_t second) {
     return 0;
 }
 
-// A starter and the marks after it. A byte that is not UTF-8 is QLORA__TEXT_CODES + byte, a starter.
+// A starter and the marks after it. An invalid byte is QLORA__TEXT_CODES + byte, a starter.
 typedef struct qlora__text_mark {
     uint32_t code;
     uint32_t order;
@@ -220,7 +219,7 @@ static qlora_result qlora__text_marks_add(qlora__env* env, qlora__text_marks* ma
     return QLORA_OK;
 }
 
-// Stable sort by combining class of data[begin..): by counting, so that a long run costs no more.
+// Stable sort of data[begin..) by combining class. It counts, so that a long run is linear.
 static qlora_result qlora__text_marks_sort(qlora__env* env, qlora__text_marks* marks,
                                            size_t begin) {
     size_t count = marks->count - begin;
@@ -286,7 +285,7 @@ static qlora_result qlora__text_marks_add_decomposed(qlora__env* env, qlora__tex
     return QLORA_OK;
 }
 
-// Canonical composition in place. All of it was decomposed and sorted.
+// Canonical composition in place, of marks that are decomposed and sorted.
 static void qlora__text_marks_compose(qlora__text_marks* marks) {
     qlora__text_mark* data = marks->data;
     size_t out = 0;
@@ -341,7 +340,7 @@ static qlora_result qlora__text_marks_flush(qlora__env* env, qlora__text_marks* 
     return QLORA_OK;
 }
 
-// Appends the NFC (or NFD) of the text. Bytes that are not UTF-8 stay as they are.
+// Appends the NFC (or NFD) of the text. Invalid bytes are copied unchanged.
 static qlora_result qlora__text_normalize(qlora__env* env, const uint8_t* classes, bool compose,
                                           const char* text, size_t count, qlora__text_marks* marks,
                                           qlora_text_bytes* out) {
@@ -363,7 +362,7 @@ static qlora_result qlora__text_normalize(qlora__env* env, const uint8_t* classe
     while (at < count) {
         uint32_t code = 0;
         size_t length = qlora__text_utf8(s + at, count - at, &code);
-        // An ASCII character never joins what is before it: everything so far is complete.
+        // An ASCII character never combines with what precedes it: all marks so far are complete.
         if (s[at] < 0x80 && marks->count >= 64) {
             QLORA__TRY(qlora__text_marks_flush(env, marks, compose, out));
         }

@@ -1,4 +1,4 @@
-# Words that qlora.h may use on one floor only, or never: memory, files and the log go through
+# Words that the headers may use on one floor only, or never: memory, files and the log go through
 # hooks, and only src/platform knows the operating system. Comments and strings do not count.
 
 BEGIN {
@@ -10,7 +10,7 @@ BEGIN {
 }
 
 function report(why) {
-    print "qlora.h:" NR ": " section ": " why ": " $0
+    print FILENAME ":" NR ": " section ": " why ": " $0
     bad = 1
 }
 
@@ -37,7 +37,7 @@ function report(why) {
     }
 }
 
-section == "" || section ~ /^src\/(api\/|qlora\.h)/ {
+section == "" || section ~ /^src\/(api\/|qlora(_text)?\.h|text\/(api|manual)\.h)/ {
     next
 }
 

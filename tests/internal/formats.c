@@ -1162,7 +1162,7 @@ TEST folder_refuses_bad_indexes(void) {
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         world_put(&w, "m/model.safetensors.index.json", bad[i].text, strlen(bad[i].text));
         ASSERTm(bad[i].text, refused(&w, qlora__folder_open(&w.env, "m", &f), bad[i].message));
-        ASSERT(strncmp(w.env.error, "m/model.safetensors.index.json: ", 32) == 0);
+        ASSERT(strncmp(w.env.error, "m/model.safetensors.index.json:", 31) == 0);
         ASSERT_EQ_FMT(0L, w.blocks + w.handles, "%ld");
     }
     ASSERT(world_end(&w));
@@ -1592,7 +1592,7 @@ TEST peft_refuses_each_fault(void) {
         qlora_result r = qlora__peft_parse(&w.env, "adapter_config.json", peft_bad[i].config,
                                            strlen(peft_bad[i].config), &p);
         ASSERTm(peft_bad[i].config, refused(&w, r, peft_bad[i].message));
-        ASSERT(strncmp(w.env.error, "adapter_config.json: ", 21) == 0);
+        ASSERT(strncmp(w.env.error, "adapter_config.json:", 20) == 0);
     }
     for (size_t i = 0; i < sizeof peft_bad_lookup / sizeof peft_bad_lookup[0]; i++) {
         ASSERT_EQ(QLORA_OK,

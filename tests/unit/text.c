@@ -779,7 +779,7 @@ TEST streams(const char* name) {
     PASS();
 }
 
-// QLORA_TEXT_LITERAL: special tokens are ordinary text. The id of the vocabulary is the one that counts.
+// With QLORA_TEXT_LITERAL, special tokens are ordinary text. The id of the vocabulary wins.
 TEST added_tokens(void) {
     static const char json[] =
         "{\"added_tokens\":[{\"id\":9,\"content\":\"ab\",\"special\":true},{\"id\":7,\"content\":"
