@@ -147,7 +147,7 @@ $(B)/ptx-tool: tools/embed.c kernels_ptx.h
 $(PROGRAMS): $(B)/%: programs/%.c $(LIBRARY)
 $(EXAMPLES): $(B)/%: examples/%.c $(LIBRARY)
 $(PROGRAMS) $(EXAMPLES):
-	$(COMPILE) -DQLORA_IMPLEMENTATION_DONE -DTEXT_IMPLEMENTATION_DONE -o $@ $< $(LIBRARY) $(LIBS)
+	$(COMPILE) -DQLORA_IMPLEMENTATION_DONE -DQLORA_TEXT_IMPLEMENTATION_DONE -o $@ $< $(LIBRARY) $(LIBS)
 
 $(B)/bench: tests/bench/bench.c $(B)/obj/qlora.o
 	$(COMPILE) -o $@ $< $(B)/obj/qlora.o $(LIBS)
@@ -171,7 +171,8 @@ $(B)/obj/qlora.o: Makefile | $(HEADERS)
 	$(COMPILE) -c -o $@ $(@:.o=.c)
 
 $(B)/obj/qlora_text.o: Makefile | $(HEADERS)
-	@mkdir -p $(@D) && printf '#define TEXT_IMPLEMENTATION\n#include "qlora_text.h"\n' > $(@:.o=.c)
+	@mkdir -p $(@D) && printf '#define QLORA_TEXT_IMPLEMENTATION\n#include "qlora_text.h"\n' \
+		> $(@:.o=.c)
 	$(COMPILE) -c -o $@ $(@:.o=.c)
 
 $(B)/obj/%.o: tests/%.c Makefile | $(HEADERS)

@@ -106,9 +106,15 @@
 
 //@@ src/qlora.h
 
-// The implementation needs POSIX names that -std=c99 hides; harmless when the user set them
+#ifndef QLORA_H
+#define QLORA_H
+
+
+//@@ src/api/linkage.h
+
+// The implementations need POSIX names that -std=c99 hides; harmless when the user set them
 // already.
-#if defined(QLORA_IMPLEMENTATION) && !defined(_WIN32)
+#if (defined(QLORA_IMPLEMENTATION) || defined(QLORA_TEXT_IMPLEMENTATION)) && !defined(_WIN32)
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
 #endif
@@ -120,20 +126,23 @@
 #endif
 #endif
 
-#ifndef QLORA_H
-#define QLORA_H
-
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+// qlora.h and qlora_text.h each carry this part; whichever comes second compares.
+#ifndef QLORA_VERSION_MAJOR
 #define QLORA_VERSION_MAJOR 0
 #define QLORA_VERSION_MINOR 1
 #define QLORA_VERSION_PATCH 0
 #define QLORA_VERSION                                                                              \
     (QLORA_VERSION_MAJOR * 10000 + QLORA_VERSION_MINOR * 100 + QLORA_VERSION_PATCH)
 #define QLORA_VERSION_STRING "0.1.0"
+#elif QLORA_VERSION_MAJOR != 0 || QLORA_VERSION_MINOR != 1 || QLORA_VERSION_PATCH != 0
+#error "qlora.h and qlora_text.h are of different versions; take both from one release"
+#endif
 
+#ifndef QLORA_API
 #if defined(QLORA_STATIC)
 #if defined(__GNUC__)
 #define QLORA_API static __attribute__((unused))
@@ -141,7 +150,7 @@
 #define QLORA_API static
 #endif
 #elif defined(QLORA_DLL) && defined(_WIN32)
-#ifdef QLORA_IMPLEMENTATION
+#if defined(QLORA_IMPLEMENTATION) || defined(QLORA_TEXT_IMPLEMENTATION)
 #define QLORA_API __declspec(dllexport) extern
 #else
 #define QLORA_API __declspec(dllimport) extern
@@ -151,6 +160,9 @@
 #else
 #define QLORA_API extern
 #endif
+#endif // QLORA_API
+
+//@@ src/qlora.h
 
 #ifdef __cplusplus
 extern "C" {
@@ -158,6 +170,9 @@ extern "C" {
 
 
 //@@ src/api/base.h
+
+#ifndef QLORA_BASE_INCLUDED
+#define QLORA_BASE_INCLUDED
 
 // clang-format off
 // ---- results ------------------------------------------------------------------------------------
@@ -191,12 +206,6 @@ typedef enum qlora_result {
     QLORA_RESULT_FORCE_INT = 0x7fffffff
 } qlora_result;
 
-// "ERR_ARGUMENT", and a sentence; "unknown" for a number that is no result.
-QLORA_API const char* qlora_result_name(qlora_result result);
-QLORA_API const char* qlora_result_text(qlora_result result);
-
-QLORA_API int qlora_version(void); // QLORA_VERSION of the implementation
-
 // ---- hooks --------------------------------------------------------------------------------------
 typedef enum qlora_log_level {
     QLORA_LOG_ERROR = 1,
@@ -215,7 +224,8 @@ typedef enum qlora_log_level {
     X(MODEL,          "a model is ready")                                                   \
     X(DEVICE_LOST,    "a fault made the device unusable")                                   \
     X(LEAK,           "something still lives when its parent is destroyed")            \
-    X(CHECKPOINT,     "a checkpoint was saved, loaded, or passed over")
+    X(CHECKPOINT,     "a checkpoint was saved, loaded, or passed over")                     \
+    X(TEXT,           "a tokenizer, chat format or data file was read")
 // clang-format on
 
 typedef enum qlora_log_item {
@@ -228,10 +238,6 @@ typedef enum qlora_log_item {
 // text is never NULL; file may be.
 typedef void (*qlora_log_fn)(void* user, qlora_log_level level, qlora_log_item item,
                              const char* text, const char* file, int line);
-
-// One line per item on standard error; user is ignored.
-QLORA_API void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item,
-                                const char* text, const char* file, int line);
 
 // Both functions or none. align is a power of two. free gets the size that alloc got.
 typedef struct qlora_allocator {
@@ -266,7 +272,21 @@ typedef struct qlora_files {
     void* user;
 } qlora_files;
 
+#endif // QLORA_BASE_INCLUDED
+
 //@@ src/api/context.h
+
+// ---- names, version, log ------------------------------------------------------------------------
+
+// "ERR_ARGUMENT", and a sentence; "unknown" for any other value.
+QLORA_API const char* qlora_result_name(qlora_result result);
+QLORA_API const char* qlora_result_text(qlora_result result);
+
+QLORA_API int qlora_version(void); // QLORA_VERSION of the implementation
+
+// One line per item on standard error; user is ignored.
+QLORA_API void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item,
+                                const char* text, const char* file, int line);
 
 // ---- context ------------------------------------------------------------------------------------
 typedef struct qlora_ctx qlora_ctx;
@@ -1453,6 +1473,9 @@ typedef enum qlora_struct_index {
 
 //@@ src/platform/base.h
 
+#ifndef QLORA__PART_PLATFORM
+#define QLORA__PART_PLATFORM
+
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -1504,11 +1527,16 @@ typedef enum qlora_struct_index {
 
 typedef void (*qlora__thread_fn)(void* user);
 
+#endif // QLORA__PART_PLATFORM
+
 //@@ src/qlora.h
 
 #ifdef _WIN32
 
 //@@ src/platform/windows.h
+
+#ifndef QLORA__PART_WINDOWS
+#define QLORA__PART_WINDOWS
 
 // Declared here so that <windows.h> and its macros stay out of the user's file.
 #ifdef _WINDOWS_
@@ -1568,7 +1596,7 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
     return (double)count * 1e3 / (double)rate;
 }
 
-static int32_t qlora__core_count(void) {
+static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
 }
 
@@ -1584,30 +1612,30 @@ typedef struct qlora__thread {
     void* user;
 } qlora__thread;
 
-static bool qlora__mutex_init(qlora__mutex* m) {
+static QLORA__UNUSED bool qlora__mutex_init(qlora__mutex* m) {
     m->srw = NULL;
     return true;
 }
-static void qlora__mutex_free(qlora__mutex* m) {
+static QLORA__UNUSED void qlora__mutex_free(qlora__mutex* m) {
     (void)m;
 }
-static void qlora__mutex_lock(qlora__mutex* m) {
+static QLORA__UNUSED void qlora__mutex_lock(qlora__mutex* m) {
     AcquireSRWLockExclusive((void*)m);
 }
-static void qlora__mutex_unlock(qlora__mutex* m) {
+static QLORA__UNUSED void qlora__mutex_unlock(qlora__mutex* m) {
     ReleaseSRWLockExclusive((void*)m);
 }
-static bool qlora__cond_init(qlora__cond* c) {
+static QLORA__UNUSED bool qlora__cond_init(qlora__cond* c) {
     c->variable = NULL;
     return true;
 }
-static void qlora__cond_free(qlora__cond* c) {
+static QLORA__UNUSED void qlora__cond_free(qlora__cond* c) {
     (void)c;
 }
-static void qlora__cond_wait(qlora__cond* c, qlora__mutex* m) {
+static QLORA__UNUSED void qlora__cond_wait(qlora__cond* c, qlora__mutex* m) {
     SleepConditionVariableSRW((void*)c, (void*)m, 0xffffffffUL, 0);
 }
-static void qlora__cond_wake(qlora__cond* c) {
+static QLORA__UNUSED void qlora__cond_wake(qlora__cond* c) {
     WakeAllConditionVariable((void*)c);
 }
 static unsigned __stdcall qlora__thread_entry(void* p) {
@@ -1615,24 +1643,25 @@ static unsigned __stdcall qlora__thread_entry(void* p) {
     t->fn(t->user);
     return 0;
 }
-static bool qlora__thread_start(qlora__thread* t, qlora__thread_fn fn, void* user) {
+static QLORA__UNUSED bool qlora__thread_start(qlora__thread* t, qlora__thread_fn fn, void* user) {
     t->fn = fn;
     t->user = user;
     t->handle = _beginthreadex(NULL, 0, qlora__thread_entry, t, 0, NULL);
     return t->handle != 0;
 }
-static void qlora__thread_join(qlora__thread* t) {
+static QLORA__UNUSED void qlora__thread_join(qlora__thread* t) {
     WaitForSingleObject((void*)t->handle, 0xffffffffUL);
     CloseHandle((void*)t->handle);
 }
 
 // Paths are UTF-8. Longer ones than this are refused with ENAMETOOLONG.
 #define QLORA__PATH_MAX 1024
-static bool qlora__wide(const char* path, wchar_t* out) {
+static QLORA__UNUSED bool qlora__wide(const char* path, wchar_t* out) {
     return MultiByteToWideChar(65001, 8, path, -1, out, QLORA__PATH_MAX) > 0;
 }
 
-static int qlora__os_open(const char* path, qlora_file_mode mode, void** file, void* user) {
+static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
+                                        void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
     if (!qlora__wide(path, wide)) {
@@ -1646,19 +1675,20 @@ static int qlora__os_open(const char* path, qlora_file_mode mode, void** file, v
     return 0;
 }
 
-static int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user) {
+static QLORA__UNUSED int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user) {
     (void)user;
     size_t n = fread(buffer, 1, bytes, (FILE*)file);
     return n == 0 && ferror((FILE*)file) ? -(int64_t)EIO : (int64_t)n;
 }
 
-static int64_t qlora__os_write(void* file, const void* data, size_t bytes, void* user) {
+static QLORA__UNUSED int64_t qlora__os_write(void* file, const void* data, size_t bytes,
+                                             void* user) {
     (void)user;
     size_t n = fwrite(data, 1, bytes, (FILE*)file);
     return n == 0 && bytes > 0 ? -(int64_t)(errno != 0 ? errno : EIO) : (int64_t)n;
 }
 
-static int qlora__os_sync(void* file, void* user) {
+static QLORA__UNUSED int qlora__os_sync(void* file, void* user) {
     (void)user;
     if (fflush((FILE*)file) != 0) {
         return errno != 0 ? errno : EIO;
@@ -1666,12 +1696,12 @@ static int qlora__os_sync(void* file, void* user) {
     return _commit(_fileno((FILE*)file)) == 0 ? 0 : EIO;
 }
 
-static int qlora__os_close(void* file, void* user) {
+static QLORA__UNUSED int qlora__os_close(void* file, void* user) {
     (void)user;
     return fclose((FILE*)file) == 0 ? 0 : EIO;
 }
 
-static int qlora__os_rename(const char* from, const char* to, void* user) {
+static QLORA__UNUSED int qlora__os_rename(const char* from, const char* to, void* user) {
     (void)user;
     wchar_t wide_from[QLORA__PATH_MAX];
     wchar_t wide_to[QLORA__PATH_MAX];
@@ -1681,7 +1711,7 @@ static int qlora__os_rename(const char* from, const char* to, void* user) {
     return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace, write through
 }
 
-static int qlora__os_remove(const char* path, void* user) {
+static QLORA__UNUSED int qlora__os_remove(const char* path, void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
     if (!qlora__wide(path, wide)) {
@@ -1690,7 +1720,7 @@ static int qlora__os_remove(const char* path, void* user) {
     return _wremove(wide) == 0 ? 0 : errno;
 }
 
-static int qlora__os_make_dir(const char* path, void* user) {
+static QLORA__UNUSED int qlora__os_make_dir(const char* path, void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
     if (!qlora__wide(path, wide)) {
@@ -1699,14 +1729,14 @@ static int qlora__os_make_dir(const char* path, void* user) {
     return _wmkdir(wide) == 0 || errno == EEXIST ? 0 : errno;
 }
 
-static int qlora__os_sync_dir(const char* path, void* user) {
+static QLORA__UNUSED int qlora__os_sync_dir(const char* path, void* user) {
     (void)path;
     (void)user;
     return 0; // MoveFileEx wrote through already
 }
 
-static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, void** handle,
-                         void* user) {
+static QLORA__UNUSED int qlora__os_map(const char* path, const void** data, uint64_t* bytes,
+                                       void** handle, void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
     if (!qlora__wide(path, wide)) {
@@ -1736,7 +1766,8 @@ static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, v
     return 0;
 }
 
-static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void* user) {
+static QLORA__UNUSED void qlora__os_unmap(const void* data, uint64_t bytes, void* handle,
+                                          void* user) {
     (void)bytes;
     (void)handle;
     (void)user;
@@ -1745,11 +1776,16 @@ static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void
     }
 }
 
+#endif // QLORA__PART_WINDOWS
+
 //@@ src/qlora.h
 
 #else // POSIX
 
 //@@ src/platform/posix.h
+
+#ifndef QLORA__PART_POSIX
+#define QLORA__PART_POSIX
 
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -1770,7 +1806,7 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-static int32_t qlora__core_count(void) {
+static QLORA__UNUSED int32_t qlora__core_count(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 && n < 4096 ? (int32_t)n : 1;
 }
@@ -1783,50 +1819,51 @@ typedef struct qlora__thread {
     void* user;
 } qlora__thread;
 
-static bool qlora__mutex_init(qlora__mutex* m) {
+static QLORA__UNUSED bool qlora__mutex_init(qlora__mutex* m) {
     return pthread_mutex_init(m, NULL) == 0;
 }
-static void qlora__mutex_free(qlora__mutex* m) {
+static QLORA__UNUSED void qlora__mutex_free(qlora__mutex* m) {
     pthread_mutex_destroy(m);
 }
-static void qlora__mutex_lock(qlora__mutex* m) {
+static QLORA__UNUSED void qlora__mutex_lock(qlora__mutex* m) {
     pthread_mutex_lock(m);
 }
-static void qlora__mutex_unlock(qlora__mutex* m) {
+static QLORA__UNUSED void qlora__mutex_unlock(qlora__mutex* m) {
     pthread_mutex_unlock(m);
 }
-static bool qlora__cond_init(qlora__cond* c) {
+static QLORA__UNUSED bool qlora__cond_init(qlora__cond* c) {
     return pthread_cond_init(c, NULL) == 0;
 }
-static void qlora__cond_free(qlora__cond* c) {
+static QLORA__UNUSED void qlora__cond_free(qlora__cond* c) {
     pthread_cond_destroy(c);
 }
-static void qlora__cond_wait(qlora__cond* c, qlora__mutex* m) {
+static QLORA__UNUSED void qlora__cond_wait(qlora__cond* c, qlora__mutex* m) {
     pthread_cond_wait(c, m);
 }
-static void qlora__cond_wake(qlora__cond* c) {
+static QLORA__UNUSED void qlora__cond_wake(qlora__cond* c) {
     pthread_cond_broadcast(c);
 }
-static void* qlora__thread_entry(void* p) {
+static QLORA__UNUSED void* qlora__thread_entry(void* p) {
     qlora__thread* t = (qlora__thread*)p;
     t->fn(t->user);
     return NULL;
 }
-static bool qlora__thread_start(qlora__thread* t, qlora__thread_fn fn, void* user) {
+static QLORA__UNUSED bool qlora__thread_start(qlora__thread* t, qlora__thread_fn fn, void* user) {
     t->fn = fn;
     t->user = user;
     return pthread_create(&t->handle, NULL, qlora__thread_entry, t) == 0;
 }
-static void qlora__thread_join(qlora__thread* t) {
+static QLORA__UNUSED void qlora__thread_join(qlora__thread* t) {
     pthread_join(t->handle, NULL);
 }
 
 // A file is its descriptor plus one, so that NULL stays "none".
-static int qlora__os_fd(void* file) {
+static QLORA__UNUSED int qlora__os_fd(void* file) {
     return (int)((intptr_t)file - 1);
 }
 
-static int qlora__os_open(const char* path, qlora_file_mode mode, void** file, void* user) {
+static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
+                                        void* user) {
     (void)user;
     int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC;
     int fd = open(path, flags | O_CLOEXEC, 0666);
@@ -1837,7 +1874,7 @@ static int qlora__os_open(const char* path, qlora_file_mode mode, void** file, v
     return 0;
 }
 
-static int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user) {
+static QLORA__UNUSED int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user) {
     (void)user;
     size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30; // Linux caps a call at 2 GiB
     ssize_t n;
@@ -1847,7 +1884,8 @@ static int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user
     return n < 0 ? -(int64_t)errno : (int64_t)n;
 }
 
-static int64_t qlora__os_write(void* file, const void* data, size_t bytes, void* user) {
+static QLORA__UNUSED int64_t qlora__os_write(void* file, const void* data, size_t bytes,
+                                             void* user) {
     (void)user;
     size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30;
     ssize_t n;
@@ -1857,32 +1895,32 @@ static int64_t qlora__os_write(void* file, const void* data, size_t bytes, void*
     return n < 0 ? -(int64_t)errno : (int64_t)n;
 }
 
-static int qlora__os_sync(void* file, void* user) {
+static QLORA__UNUSED int qlora__os_sync(void* file, void* user) {
     (void)user;
     return fsync(qlora__os_fd(file)) == 0 ? 0 : errno;
 }
 
-static int qlora__os_close(void* file, void* user) {
+static QLORA__UNUSED int qlora__os_close(void* file, void* user) {
     (void)user;
     return close(qlora__os_fd(file)) == 0 ? 0 : errno;
 }
 
-static int qlora__os_rename(const char* from, const char* to, void* user) {
+static QLORA__UNUSED int qlora__os_rename(const char* from, const char* to, void* user) {
     (void)user;
     return rename(from, to) == 0 ? 0 : errno;
 }
 
-static int qlora__os_remove(const char* path, void* user) {
+static QLORA__UNUSED int qlora__os_remove(const char* path, void* user) {
     (void)user;
     return remove(path) == 0 ? 0 : errno;
 }
 
-static int qlora__os_make_dir(const char* path, void* user) {
+static QLORA__UNUSED int qlora__os_make_dir(const char* path, void* user) {
     (void)user;
     return mkdir(path, 0777) == 0 || errno == EEXIST ? 0 : errno;
 }
 
-static int qlora__os_sync_dir(const char* path, void* user) {
+static QLORA__UNUSED int qlora__os_sync_dir(const char* path, void* user) {
     (void)user;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
@@ -1895,8 +1933,8 @@ static int qlora__os_sync_dir(const char* path, void* user) {
     return code == EINVAL ? 0 : code;
 }
 
-static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, void** handle,
-                         void* user) {
+static QLORA__UNUSED int qlora__os_map(const char* path, const void** data, uint64_t* bytes,
+                                       void** handle, void* user) {
     (void)user;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
@@ -1924,13 +1962,16 @@ static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, v
     return 0;
 }
 
-static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void* user) {
+static QLORA__UNUSED void qlora__os_unmap(const void* data, uint64_t bytes, void* handle,
+                                          void* user) {
     (void)handle;
     (void)user;
     if (data != NULL) {
         munmap((void*)(uintptr_t)data, (size_t)bytes);
     }
 }
+
+#endif // QLORA__PART_POSIX
 
 //@@ src/qlora.h
 
@@ -1939,7 +1980,10 @@ static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void
 
 //@@ src/platform/system.h
 
-static void* qlora__os_alloc(size_t bytes, size_t align, void* user) {
+#ifndef QLORA__PART_SYSTEM
+#define QLORA__PART_SYSTEM
+
+static QLORA__UNUSED void* qlora__os_alloc(size_t bytes, size_t align, void* user) {
     (void)user;
 #ifdef _WIN32
     return _aligned_malloc(bytes, align);
@@ -1949,7 +1993,7 @@ static void* qlora__os_alloc(size_t bytes, size_t align, void* user) {
 #endif
 }
 
-static void qlora__os_free(void* pointer, size_t bytes, void* user) {
+static QLORA__UNUSED void qlora__os_free(void* pointer, size_t bytes, void* user) {
     (void)bytes;
     (void)user;
 #ifdef _WIN32
@@ -1997,6 +2041,8 @@ static const char* qlora__errno_text(int code) {
     return "file error";
 }
 
+#endif // QLORA__PART_SYSTEM
+
 //@@ src/core/env.h
 
 #ifndef QLORA__PART_ENV
@@ -2025,9 +2071,62 @@ typedef struct qlora__env {
         }                                                                                          \
     } while (0)
 
+// ---- hooks --------------------------------------------------------------------------------------
+
+#define QLORA__FILES_ALL 11
+
+// How many of the functions are set.
+static QLORA__UNUSED int qlora__files_count(const qlora_files* f) {
+    return (f->open != NULL) + (f->read != NULL) + (f->write != NULL) + (f->sync != NULL) +
+           (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) + (f->make_dir != NULL) +
+           (f->sync_dir != NULL) + (f->map != NULL) + (f->unmap != NULL);
+}
+
+// The operating system's functions where there are none.
+static QLORA__UNUSED void qlora__hooks_default(qlora_allocator* allocator, qlora_files* files) {
+    if (allocator->alloc == NULL) {
+        allocator->alloc = qlora__os_alloc;
+        allocator->free = qlora__os_free;
+    }
+    if (files->open == NULL) {
+        files->open = qlora__os_open;
+        files->read = qlora__os_read;
+        files->write = qlora__os_write;
+        files->sync = qlora__os_sync;
+        files->close = qlora__os_close;
+        files->rename = qlora__os_rename;
+        files->remove = qlora__os_remove;
+        files->make_dir = qlora__os_make_dir;
+        files->sync_dir = qlora__os_sync_dir;
+        files->map = qlora__os_map;
+        files->unmap = qlora__os_unmap;
+    }
+}
+
 // ---- errors and log -----------------------------------------------------------------------------
 
-// Drops a UTF-8 character that was cut off at the end, and control characters.
+// Length of the UTF-8 character at p (1 to 4), 0 when it is not valid.
+static QLORA__UNUSED uint32_t qlora__utf8_size(const char* text, uint32_t left) {
+    const uint8_t* p = (const uint8_t*)text;
+    uint32_t size = p[0] < 0x80 ? 1 : p[0] < 0xC2 ? 0 : p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : 4;
+    if (size == 0 || size > left || p[0] > 0xF4) {
+        return 0;
+    }
+    for (uint32_t i = 1; i < size; i++) {
+        if ((p[i] & 0xC0) != 0x80) {
+            return 0;
+        }
+    }
+    // the second byte shows overlong forms, surrogates and code points above U+10FFFF
+    if ((p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xED && p[1] > 0x9F) ||
+        (p[0] == 0xF0 && p[1] < 0x90) || (p[0] == 0xF4 && p[1] > 0x8F)) {
+        return 0;
+    }
+    return size;
+}
+
+// Messages quote files and are truncated: what is left of a UTF-8 character at the end is dropped.
+// On one line, control characters and invalid UTF-8 elsewhere become '?'.
 static void qlora__env_clean(const qlora__env* env, char* text, size_t room) {
     size_t count = strlen(text);
     if (count + 1 == room) {
@@ -2039,10 +2138,13 @@ static void qlora__env_clean(const qlora__env* env, char* text, size_t room) {
         }
         text[count] = '\0';
     }
-    for (size_t i = 0; env->one_line && i < count; i++) {
-        if ((uint8_t)text[i] < 0x20 || text[i] == 0x7F) {
+    for (size_t i = 0; env->one_line && i < count;) {
+        uint32_t left = count - i < 4 ? (uint32_t)(count - i) : 4;
+        uint32_t size = qlora__utf8_size(text + i, left);
+        if (size == 0 || (uint8_t)text[i] < 0x20 || text[i] == 0x7F) {
             text[i] = '?';
         }
+        i += size > 0 ? size : 1;
     }
 }
 
@@ -2071,6 +2173,22 @@ static QLORA__UNUSED qlora_result qlora__env_fail(qlora__env* env, qlora_result 
 static QLORA__UNUSED const char* qlora__env_reason(const qlora__env* env) {
     size_t prefix = env->call != NULL ? strlen(env->call) + 2 : 0;
     return strlen(env->error) >= prefix ? env->error + prefix : env->error;
+}
+
+// Puts words before the error text of what failed inside: "model.merges[3] ", then "is not ...".
+QLORA__PRINTF(3, 4)
+static QLORA__UNUSED qlora_result qlora__env_wrap(qlora__env* env, qlora_result result,
+                                                  const char* format, ...) {
+    char inner[QLORA__ERROR_SIZE];
+    snprintf(inner, sizeof inner, "%s", qlora__env_reason(env));
+    va_list args;
+    va_start(args, format);
+    qlora__env_vfail(env, format, args);
+    va_end(args);
+    size_t used = strlen(env->error);
+    snprintf(env->error + used, sizeof env->error - used, "%s", inner);
+    qlora__env_clean(env, env->error, sizeof env->error);
+    return result;
 }
 
 QLORA__PRINTF(6, 7)
@@ -2276,13 +2394,13 @@ typedef struct qlora__out {
     size_t block;
 } qlora__out;
 
-static void qlora__out_forget(qlora__env* env, qlora__out* out) {
+static QLORA__UNUSED void qlora__out_forget(qlora__env* env, qlora__out* out) {
     qlora__env_free(env, out->path, out->block);
     memset(out, 0, sizeof *out);
 }
 
 // Gives up: closes and removes the temporary file. Keeps the error text.
-static void qlora__out_abort(qlora__env* env, qlora__out* out) {
+static QLORA__UNUSED void qlora__out_abort(qlora__env* env, qlora__out* out) {
     if (out->file != NULL) {
         env->files.close(out->file, env->files.user);
     }
@@ -2292,7 +2410,8 @@ static void qlora__out_abort(qlora__env* env, qlora__out* out) {
     qlora__out_forget(env, out);
 }
 
-static qlora_result qlora__out_fail(qlora__env* env, qlora__out* out, const char* what, int code) {
+static QLORA__UNUSED qlora_result qlora__out_fail(qlora__env* env, qlora__out* out,
+                                                  const char* what, int code) {
     qlora_result r = qlora__env_fail(env, QLORA_ERR_FILE, "cannot %s %s: %s (%d)", what, out->path,
                                      qlora__errno_text(code), code);
     qlora__out_abort(env, out);
@@ -3269,6 +3388,9 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 
 //@@ src/formats/json_read.h
 
+#ifndef QLORA__PART_JSON_READ
+#define QLORA__PART_JSON_READ
+
 // Every reader of this floor takes bytes it does not trust. It either gives a value that obeys all
 // rules of its format, or returns an error whose text names the file and the fault; it never reads
 // outside the bytes it was given. Nothing here knows about devices.
@@ -3283,7 +3405,7 @@ typedef struct qlora__big {
     uint32_t count;
 } qlora__big;
 
-static void qlora__big_mul_add(qlora__big* b, uint32_t factor, uint32_t carry_in) {
+static QLORA__UNUSED void qlora__big_mul_add(qlora__big* b, uint32_t factor, uint32_t carry_in) {
     uint64_t carry = carry_in;
     for (uint32_t i = 0; i < b->count; i++) {
         carry += (uint64_t)b->word[i] * factor;
@@ -3296,14 +3418,14 @@ static void qlora__big_mul_add(qlora__big* b, uint32_t factor, uint32_t carry_in
     }
 }
 
-static void qlora__big_shift(qlora__big* b, int bits) {
+static QLORA__UNUSED void qlora__big_shift(qlora__big* b, int bits) {
     for (; bits >= 31; bits -= 31) {
         qlora__big_mul_add(b, 1u << 31, 0);
     }
     qlora__big_mul_add(b, 1u << bits, 0);
 }
 
-static void qlora__big_mul_pow10(qlora__big* b, int power) {
+static QLORA__UNUSED void qlora__big_mul_pow10(qlora__big* b, int power) {
     for (; power >= 9; power -= 9) {
         qlora__big_mul_add(b, 1000000000u, 0);
     }
@@ -3312,7 +3434,7 @@ static void qlora__big_mul_pow10(qlora__big* b, int power) {
     }
 }
 
-static int qlora__big_compare(const qlora__big* a, const qlora__big* b) {
+static QLORA__UNUSED int qlora__big_compare(const qlora__big* a, const qlora__big* b) {
     if (a->count != b->count) {
         return a->count < b->count ? -1 : 1;
     }
@@ -3334,7 +3456,7 @@ typedef struct qlora__decimal {
 } qlora__decimal;
 
 // Sign of decimal - n x 2^power.
-static int qlora__decimal_compare(const qlora__decimal* d, uint64_t n, int power) {
+static QLORA__UNUSED int qlora__decimal_compare(const qlora__decimal* d, uint64_t n, int power) {
     qlora__big left;
     qlora__big right;
     left.count = 0;
@@ -3351,7 +3473,7 @@ static int qlora__decimal_compare(const qlora__decimal* d, uint64_t n, int power
 
 // The double nearest to d, ties to even: a guess good to a few units, then exact comparisons with
 // the midpoints to its neighbours. Infinity when out of range.
-static double qlora__decimal_to_double(const qlora__decimal* d) {
+static QLORA__UNUSED double qlora__decimal_to_double(const qlora__decimal* d) {
     static const double pow10[23] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
                                      1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
                                      1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
@@ -3411,7 +3533,7 @@ static double qlora__decimal_to_double(const qlora__decimal* d) {
 }
 
 // Reads a number of JSON's grammar (already checked) to the nearest double.
-static double qlora__number_parse(const char* text, size_t size) {
+static QLORA__UNUSED double qlora__number_parse(const char* text, size_t size) {
     qlora__decimal d;
     size_t i = 0;
     bool negative = size > 0 && text[0] == '-';
@@ -3484,10 +3606,14 @@ typedef struct qlora__json_token {
 typedef struct qlora__json {
     const char* text; // the caller's; must outlive the tokens
     const char* label;
+    const char* strings; // what string tokens point into: the text, or `decoded`
     uint32_t size;
     uint32_t count;
     uint32_t capacity;
+    uint32_t line; // lines of the file before the text, for messages
     qlora__json_token* tokens;
+    char* decoded;
+    size_t decoded_capacity;
 } qlora__json;
 
 typedef struct qlora__json_parser {
@@ -3498,13 +3624,14 @@ typedef struct qlora__json_parser {
     uint32_t depth;
 } qlora__json_parser;
 
-static void qlora__json_free(qlora__env* env, qlora__json* json) {
+static QLORA__UNUSED void qlora__json_free(qlora__env* env, qlora__json* json) {
     qlora__env_free(env, json->tokens, json->capacity * sizeof *json->tokens);
+    qlora__env_free(env, json->decoded, json->decoded_capacity);
     memset(json, 0, sizeof *json);
 }
 
-static qlora_result qlora__json_bad(const qlora__json_parser* p, const char* what) {
-    unsigned line = 1;
+static QLORA__UNUSED qlora_result qlora__json_bad(const qlora__json_parser* p, const char* what) {
+    unsigned line = p->json->line + 1;
     unsigned column = 1;
     for (uint32_t i = 0; i < p->at && i < p->json->size; i++) {
         column++;
@@ -3513,32 +3640,12 @@ static qlora_result qlora__json_bad(const qlora__json_parser* p, const char* wha
             column = 1;
         }
     }
-    return qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s: line %u, column %u: %s", p->json->label,
+    return qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s:%u:%u: invalid JSON: %s", p->json->label,
                            line, column, what);
 }
 
-// Length of the UTF-8 character at p (1 to 4), 0 when it is not valid.
-static uint32_t qlora__utf8_size(const char* text, uint32_t left) {
-    const uint8_t* p = (const uint8_t*)text;
-    uint32_t size = p[0] < 0x80 ? 1 : p[0] < 0xC2 ? 0 : p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : 4;
-    if (size == 0 || size > left || p[0] > 0xF4) {
-        return 0;
-    }
-    for (uint32_t i = 1; i < size; i++) {
-        if ((p[i] & 0xC0) != 0x80) {
-            return 0;
-        }
-    }
-    // overlong forms, surrogates, and what lies above U+10FFFF show in the second byte
-    if ((p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xED && p[1] > 0x9F) ||
-        (p[0] == 0xF0 && p[1] < 0x90) || (p[0] == 0xF4 && p[1] > 0x8F)) {
-        return 0;
-    }
-    return size;
-}
-
 // Value of four hexadecimal digits, or 0x10000.
-static uint32_t qlora__hex4(const char* text, uint32_t left) {
+static QLORA__UNUSED uint32_t qlora__hex4(const char* text, uint32_t left) {
     uint32_t value = 0;
     if (left < 4) {
         return 0x10000u;
@@ -3557,8 +3664,8 @@ static uint32_t qlora__hex4(const char* text, uint32_t left) {
     return value;
 }
 
-static qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind, uint32_t begin,
-                                     uint32_t end) {
+static QLORA__UNUSED qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind,
+                                                   uint32_t begin, uint32_t end) {
     qlora__json* json = p->json;
     if (json->count == json->capacity) {
         uint32_t capacity = json->capacity == 0 ? 64 : json->capacity * 2;
@@ -3566,13 +3673,11 @@ static qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kin
         if (capacity < json->capacity || !qlora__mul(capacity, sizeof *json->tokens, &bytes)) {
             return qlora__json_bad(p, "too many values");
         }
-        qlora__json_token* tokens = (qlora__json_token*)qlora__env_alloc(p->env, bytes);
+        qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
+            p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
+            bytes);
         if (tokens == NULL) {
             return QLORA_ERR_MEMORY;
-        }
-        if (json->count > 0) {
-            memcpy(tokens, json->tokens, json->count * sizeof *tokens);
-            qlora__env_free(p->env, json->tokens, json->capacity * sizeof *tokens);
         }
         json->tokens = tokens;
         json->capacity = capacity;
@@ -3588,7 +3693,7 @@ static qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kin
 }
 
 // An escape, with p->at on the backslash.
-static qlora_result qlora__json_escape(qlora__json_parser* p) {
+static QLORA__UNUSED qlora_result qlora__json_escape(qlora__json_parser* p) {
     const char* text = p->json->text;
     uint32_t left = p->json->size - p->at;
     if (left < 2 || text[p->at + 1] == '\0' || strchr("\"\\/bfnrtu", text[p->at + 1]) == NULL) {
@@ -3615,21 +3720,31 @@ static qlora_result qlora__json_escape(qlora__json_parser* p) {
 }
 
 // A string, with p->at on the opening quote.
-static qlora_result qlora__json_string_parse(qlora__json_parser* p) {
+static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p) {
     const char* text = p->json->text;
     uint32_t size = p->json->size;
     uint32_t begin = p->at + 1;
     uint32_t escapes = 0;
     p->at = begin;
-    while (p->at < size && text[p->at] != '"') {
-        uint8_t c = (uint8_t)text[p->at];
+    for (;;) {
+        // most bytes of most files: printable ASCII
+        uint32_t at = p->at;
+        while (at < size && (uint8_t)(text[at] - 0x20) < 0x60 && text[at] != '"' &&
+               text[at] != '\\') {
+            at++;
+        }
+        p->at = at;
+        if (at >= size || text[at] == '"') {
+            break;
+        }
+        uint8_t c = (uint8_t)text[at];
         if (c == '\\') {
             QLORA__TRY(qlora__json_escape(p));
             escapes++;
         } else if (c < 0x20) {
             return qlora__json_bad(p, "control character in a string");
         } else {
-            uint32_t step = c < 0x80 ? 1 : qlora__utf8_size(text + p->at, size - p->at);
+            uint32_t step = qlora__utf8_size(text + at, size - at);
             if (step == 0) {
                 return qlora__json_bad(p, "invalid UTF-8 in a string");
             }
@@ -3645,14 +3760,14 @@ static qlora_result qlora__json_string_parse(qlora__json_parser* p) {
     return QLORA_OK;
 }
 
-static uint32_t qlora__json_digits(const qlora__json_parser* p, uint32_t at) {
+static QLORA__UNUSED uint32_t qlora__json_digits(const qlora__json_parser* p, uint32_t at) {
     while (at < p->json->size && p->json->text[at] >= '0' && p->json->text[at] <= '9') {
         at++;
     }
     return at;
 }
 
-static qlora_result qlora__json_number_parse(qlora__json_parser* p) {
+static QLORA__UNUSED qlora_result qlora__json_number_parse(qlora__json_parser* p) {
     const char* text = p->json->text;
     uint32_t size = p->json->size;
     uint32_t begin = p->at;
@@ -3684,7 +3799,7 @@ static qlora_result qlora__json_number_parse(qlora__json_parser* p) {
 }
 
 // A value that is complete in itself, or the opening of a container.
-static qlora_result qlora__json_value(qlora__json_parser* p) {
+static QLORA__UNUSED qlora_result qlora__json_value(qlora__json_parser* p) {
     static const struct {
         const char* word;
         qlora__json_kind kind;
@@ -3718,7 +3833,7 @@ static qlora_result qlora__json_value(qlora__json_parser* p) {
     return qlora__json_number_parse(p);
 }
 
-static void qlora__json_space(qlora__json_parser* p) {
+static QLORA__UNUSED void qlora__json_space(qlora__json_parser* p) {
     const char* text = p->json->text;
     while (p->at < p->json->size && (text[p->at] == ' ' || text[p->at] == '\t' ||
                                      text[p->at] == '\n' || text[p->at] == '\r')) {
@@ -3727,7 +3842,7 @@ static void qlora__json_space(qlora__json_parser* p) {
 }
 
 // The key of a member and its colon, p->at on the key.
-static qlora_result qlora__json_key(qlora__json_parser* p) {
+static QLORA__UNUSED qlora_result qlora__json_key(qlora__json_parser* p) {
     if (p->at >= p->json->size || p->json->text[p->at] != '"') {
         return qlora__json_bad(p, "a key in quotes was expected");
     }
@@ -3742,7 +3857,7 @@ static qlora_result qlora__json_key(qlora__json_parser* p) {
 }
 
 // After a value: closes containers, and goes past one comma. *done when the root is complete.
-static qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
+static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
     for (;;) {
         if (p->parent == QLORA__JSON_ROOT) {
             *done = true;
@@ -3770,7 +3885,7 @@ static qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
 }
 
 // Next code point of a string token, from *at; escapes and UTF-8 were checked when it was parsed.
-static uint32_t qlora__json_code(const char* text, uint32_t* at) {
+static QLORA__UNUSED uint32_t qlora__json_code(const char* text, uint32_t* at) {
     const char* p = text + *at;
     uint8_t c = (uint8_t)p[0];
     if (c != '\\') {
@@ -3797,7 +3912,7 @@ static uint32_t qlora__json_code(const char* text, uint32_t* at) {
     return code;
 }
 
-static bool qlora__json_key_less(const void* user, uint32_t a, uint32_t b) {
+static QLORA__UNUSED bool qlora__json_key_less(const void* user, uint32_t a, uint32_t b) {
     const qlora__json* json = (const qlora__json*)user;
     uint32_t i = json->tokens[a].begin;
     uint32_t j = json->tokens[b].begin;
@@ -3812,7 +3927,7 @@ static bool qlora__json_key_less(const void* user, uint32_t a, uint32_t b) {
 }
 
 // Refuses an object that has one key twice: sorts each object's keys and compares neighbours.
-static qlora_result qlora__json_check_unique(qlora__json_parser* p) {
+static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p) {
     qlora__json* json = p->json;
     uint32_t largest = 0;
     for (uint32_t i = 0; i < json->count; i++) {
@@ -3851,12 +3966,12 @@ static qlora_result qlora__json_check_unique(qlora__json_parser* p) {
     return result;
 }
 
-static qlora_result qlora__json_parse_tokens(qlora__json_parser* p, uint32_t flags) {
+static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p) {
     qlora__json* json = p->json;
     bool done = false;
     qlora__json_space(p);
     while (!done) {
-        // here a value stands, in an object with its key before it
+        // a value follows; in an object, its key comes first
         bool object =
             p->parent != QLORA__JSON_ROOT && json->tokens[p->parent].kind == QLORA__JSON_OBJECT;
         if (object) {
@@ -3876,17 +3991,25 @@ static qlora_result qlora__json_parse_tokens(qlora__json_parser* p, uint32_t fla
         }
         QLORA__TRY(qlora__json_after(p, &done));
     }
-    qlora__json_space(p);
-    if (p->at != json->size) {
-        return qlora__json_bad(p, "something follows the value");
-    }
-    return (flags & QLORA__JSON_UNIQUE) != 0 ? qlora__json_check_unique(p) : QLORA_OK;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED void qlora__json_begin(qlora__json_parser* p, qlora__env* env,
+                                            qlora__json* json) {
+    json->strings = json->text;
+    json->count = 0;
+    p->env = env;
+    p->json = json;
+    p->at = 0;
+    p->parent = QLORA__JSON_ROOT;
+    p->depth = 0;
 }
 
 // Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages and must outlive
 // the tokens, as the text must. qlora__json_free when done; nothing to free after a failure.
-static qlora_result qlora__json_parse(qlora__env* env, const char* label, const void* text,
-                                      uint64_t size, uint32_t flags, qlora__json* out) {
+static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char* label,
+                                                    const void* text, uint64_t size, uint32_t flags,
+                                                    qlora__json* out) {
     qlora__json json;
     qlora__json_parser p;
     memset(&json, 0, sizeof json);
@@ -3896,12 +4019,17 @@ static qlora_result qlora__json_parse(qlora__env* env, const char* label, const 
     json.text = (const char*)text;
     json.label = label;
     json.size = (uint32_t)size;
-    p.env = env;
-    p.json = &json;
-    p.at = 0;
-    p.parent = QLORA__JSON_ROOT;
-    p.depth = 0;
-    qlora_result result = qlora__json_parse_tokens(&p, flags);
+    qlora__json_begin(&p, env, &json);
+    qlora_result result = qlora__json_parse_tokens(&p);
+    if (result == QLORA_OK) {
+        qlora__json_space(&p);
+        if (p.at != json.size) {
+            result = qlora__json_bad(&p, "something follows the value");
+        }
+    }
+    if (result == QLORA_OK && (flags & QLORA__JSON_UNIQUE) != 0) {
+        result = qlora__json_check_unique(&p);
+    }
     if (result != QLORA_OK) {
         qlora__json_free(env, &json);
         return result;
@@ -3910,19 +4038,37 @@ static qlora_result qlora__json_parse(qlora__env* env, const char* label, const 
     return QLORA_OK;
 }
 
-static qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t token) {
+// Parses the one value at the start of json->text, for files that hold many. The caller sets text,
+// label, size and line; the memory of earlier tokens is used again, and must be freed in the end,
+// also after a failure. *end is where the value ends. With `alone`, a line end must follow it.
+static QLORA__UNUSED qlora_result qlora__json_parse_one(qlora__env* env, qlora__json* json,
+                                                        bool alone, uint32_t* end) {
+    qlora__json_parser p;
+    qlora__json_begin(&p, env, json);
+    QLORA__TRY(qlora__json_parse_tokens(&p));
+    while (alone && p.at < json->size && json->text[p.at] != '\n') {
+        if (json->text[p.at] != ' ' && json->text[p.at] != '\t' && json->text[p.at] != '\r') {
+            return qlora__json_bad(&p, "something follows the value");
+        }
+        p.at++;
+    }
+    *end = p.at;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t token) {
     return json->tokens[token].kind;
 }
 
 // True when a string token's decoded text equals the bytes given.
-static bool qlora__json_equals(const qlora__json* json, uint32_t token, const char* text,
-                               size_t size) {
+static QLORA__UNUSED bool qlora__json_equals(const qlora__json* json, uint32_t token,
+                                             const char* text, size_t size) {
     const qlora__json_token* t = &json->tokens[token];
     if (t->kind != QLORA__JSON_STRING) {
         return false;
     }
     if (t->count == 0) {
-        return t->end - t->begin == size && memcmp(json->text + t->begin, text, size) == 0;
+        return t->end - t->begin == size && memcmp(json->strings + t->begin, text, size) == 0;
     }
     uint32_t at = t->begin;
     size_t i = 0;
@@ -3944,7 +4090,8 @@ static bool qlora__json_equals(const qlora__json* json, uint32_t token, const ch
 }
 
 // Value of a member, 0 when `object` is none or has no such key. The last of equal keys, as Python.
-static uint32_t qlora__json_find(const qlora__json* json, uint32_t object, const char* key) {
+static QLORA__UNUSED uint32_t qlora__json_find(const qlora__json* json, uint32_t object,
+                                               const char* key) {
     uint32_t found = 0;
     size_t size = strlen(key);
     if (json->tokens[object].kind != QLORA__JSON_OBJECT) {
@@ -3979,7 +4126,8 @@ static QLORA__UNUSED uint32_t qlora__json_find_path(const qlora__json* json, uin
 }
 
 // Element of an array, 0 when there is none.
-static uint32_t qlora__json_at(const qlora__json* json, uint32_t array, uint32_t index) {
+static QLORA__UNUSED uint32_t qlora__json_at(const qlora__json* json, uint32_t array,
+                                             uint32_t index) {
     if (json->tokens[array].kind != QLORA__JSON_ARRAY || index >= json->tokens[array].count) {
         return 0;
     }
@@ -3990,17 +4138,25 @@ static uint32_t qlora__json_at(const qlora__json* json, uint32_t array, uint32_t
     return element;
 }
 
-static bool qlora__json_is(const qlora__json* json, uint32_t token, const char* text) {
+static QLORA__UNUSED bool qlora__json_is(const qlora__json* json, uint32_t token,
+                                         const char* text) {
     return qlora__json_equals(json, token, text, strlen(text));
 }
 
 // Decoded bytes of a string token: as many as fit, always terminated when size > 0. Returns the
 // length of the whole, which is then less than `size`; a string may contain NUL bytes.
-static size_t qlora__json_string(const qlora__json* json, uint32_t token, char* out, size_t size) {
+static QLORA__UNUSED size_t qlora__json_string(const qlora__json* json, uint32_t token, char* out,
+                                               size_t size) {
     const qlora__json_token* t = &json->tokens[token];
     uint32_t at = t->begin;
     size_t length = 0;
     if (t->kind != QLORA__JSON_STRING) {
+        at = t->end;
+    } else if (t->count == 0) {
+        length = t->end - t->begin;
+        if (size > 0) {
+            memcpy(out, json->strings + at, length < size ? length : size - 1);
+        }
         at = t->end;
     }
     while (at < t->end) {
@@ -4022,8 +4178,40 @@ static size_t qlora__json_string(const qlora__json* json, uint32_t token, char* 
     return length;
 }
 
+// Decodes every string once, into memory of `json`, each with a zero byte after it. From then on
+// string tokens point into json->strings and contain no escapes.
+static QLORA__UNUSED qlora_result qlora__json_decode(qlora__env* env, qlora__json* json) {
+    size_t need = 0;
+    for (uint32_t i = 0; i < json->count; i++) {
+        const qlora__json_token* t = &json->tokens[i];
+        need += t->kind == QLORA__JSON_STRING ? (size_t)(t->end - t->begin) + 1 : 0;
+    }
+    if (need > json->decoded_capacity) {
+        char* decoded =
+            (char*)qlora__env_realloc(env, json->decoded, 0, json->decoded_capacity, need);
+        if (decoded == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        json->decoded = decoded;
+        json->decoded_capacity = need;
+    }
+    uint32_t at = 0; // below the size of the text: every string had two quotes
+    for (uint32_t i = 0; i < json->count; i++) {
+        qlora__json_token* t = &json->tokens[i];
+        if (t->kind == QLORA__JSON_STRING) {
+            size_t size = qlora__json_string(json, i, json->decoded + at, need - at);
+            t->begin = at;
+            t->end = at + (uint32_t)size;
+            t->count = 0;
+            at = t->end + 1;
+        }
+    }
+    json->strings = json->decoded;
+    return QLORA_OK;
+}
+
 // A finite number, nearest double.
-static bool qlora__json_double(const qlora__json* json, uint32_t token, double* out) {
+static QLORA__UNUSED bool qlora__json_double(const qlora__json* json, uint32_t token, double* out) {
     const qlora__json_token* t = &json->tokens[token];
     if (t->kind != QLORA__JSON_NUMBER) {
         return false;
@@ -4040,7 +4228,7 @@ static bool qlora__json_double(const qlora__json* json, uint32_t token, double* 
 
 // A whole number that an int64_t holds, exactly. 4096, 4.096e3 and 4096.0 are all 4096; beyond 2^53
 // only plain digits will do.
-static bool qlora__json_int(const qlora__json* json, uint32_t token, int64_t* out) {
+static QLORA__UNUSED bool qlora__json_int(const qlora__json* json, uint32_t token, int64_t* out) {
     const qlora__json_token* t = &json->tokens[token];
     if (t->kind != QLORA__JSON_NUMBER) {
         return false;
@@ -4070,7 +4258,8 @@ static bool qlora__json_int(const qlora__json* json, uint32_t token, int64_t* ou
 }
 
 // A whole number written in plain digits, as file offsets and shapes are.
-static bool qlora__json_offset(const qlora__json* json, uint32_t token, int64_t* out) {
+static QLORA__UNUSED bool qlora__json_offset(const qlora__json* json, uint32_t token,
+                                             int64_t* out) {
     const qlora__json_token* t = &json->tokens[token];
     for (uint32_t i = t->begin; i < t->end; i++) {
         if (json->text[i] < '0' || json->text[i] > '9') {
@@ -4080,7 +4269,12 @@ static bool qlora__json_offset(const qlora__json* json, uint32_t token, int64_t*
     return qlora__json_int(json, token, out);
 }
 
+#endif // QLORA__PART_JSON_READ
+
 //@@ src/formats/json_write.h
+
+#ifndef QLORA__PART_JSON_WRITE
+#define QLORA__PART_JSON_WRITE
 
 // ---- JSON, written
 
@@ -4093,14 +4287,15 @@ typedef struct qlora__json_writer {
     bool empty; // nothing was written yet into the innermost container
 } qlora__json_writer;
 
-static void qlora__json_write_begin(qlora__json_writer* w, qlora__string* text, int indent) {
+static QLORA__UNUSED void qlora__json_write_begin(qlora__json_writer* w, qlora__string* text,
+                                                  int indent) {
     w->text = text;
     w->indent = indent;
     w->depth = 0;
     w->empty = true;
 }
 
-static void qlora__json_write_line(qlora__json_writer* w) {
+static QLORA__UNUSED void qlora__json_write_line(qlora__json_writer* w) {
     if (w->indent > 0) {
         qlora__string_add(w->text, "\n", 1);
         for (int i = 0; i < w->depth * w->indent; i++) {
@@ -4109,7 +4304,8 @@ static void qlora__json_write_line(qlora__json_writer* w) {
     }
 }
 
-static void qlora__json_write_quoted(qlora__string* t, const char* string, size_t size) {
+static QLORA__UNUSED void qlora__json_write_quoted(qlora__string* t, const char* string,
+                                                   size_t size) {
     static const char hex[] = "0123456789abcdef";
     qlora__string_add(t, "\"", 1);
     for (size_t i = 0; i < size; i++) {
@@ -4132,7 +4328,7 @@ static void qlora__json_write_quoted(qlora__string* t, const char* string, size_
 }
 
 // What stands before every value: comma, line, key.
-static void qlora__json_write_key(qlora__json_writer* w, const char* key) {
+static QLORA__UNUSED void qlora__json_write_key(qlora__json_writer* w, const char* key) {
     if (!w->empty) {
         qlora__string_add(w->text, ",", 1);
     }
@@ -4146,14 +4342,15 @@ static void qlora__json_write_key(qlora__json_writer* w, const char* key) {
     w->empty = false;
 }
 
-static void qlora__json_write_open(qlora__json_writer* w, const char* key, char bracket) {
+static QLORA__UNUSED void qlora__json_write_open(qlora__json_writer* w, const char* key,
+                                                 char bracket) {
     qlora__json_write_key(w, key);
     qlora__string_add(w->text, &bracket, 1);
     w->depth++;
     w->empty = true;
 }
 
-static void qlora__json_write_close(qlora__json_writer* w, char bracket) {
+static QLORA__UNUSED void qlora__json_write_close(qlora__json_writer* w, char bracket) {
     w->depth--;
     if (!w->empty) {
         qlora__json_write_line(w);
@@ -4163,17 +4360,20 @@ static void qlora__json_write_close(qlora__json_writer* w, char bracket) {
 }
 
 // A word as it stands: null, true, false, or a number that is text already.
-static void qlora__json_write_word(qlora__json_writer* w, const char* key, const char* word) {
+static QLORA__UNUSED void qlora__json_write_word(qlora__json_writer* w, const char* key,
+                                                 const char* word) {
     qlora__json_write_key(w, key);
     qlora__string_puts(w->text, word);
 }
 
-static void qlora__json_write_string(qlora__json_writer* w, const char* key, const char* string) {
+static QLORA__UNUSED void qlora__json_write_string(qlora__json_writer* w, const char* key,
+                                                   const char* string) {
     qlora__json_write_key(w, key);
     qlora__json_write_quoted(w->text, string, strlen(string));
 }
 
-static void qlora__json_write_int(qlora__json_writer* w, const char* key, int64_t value) {
+static QLORA__UNUSED void qlora__json_write_int(qlora__json_writer* w, const char* key,
+                                                int64_t value) {
     char digits[24];
     snprintf(digits, sizeof digits, "%lld", (long long)value);
     qlora__json_write_word(w, key, digits);
@@ -4181,7 +4381,8 @@ static void qlora__json_write_int(qlora__json_writer* w, const char* key, int64_
 
 // The shortest digits that read back as the same double, with a point or an exponent so that it
 // stays a float in Python. The locale's decimal point, whatever it is, becomes a point.
-static void qlora__json_write_double(qlora__json_writer* w, const char* key, double value) {
+static QLORA__UNUSED void qlora__json_write_double(qlora__json_writer* w, const char* key,
+                                                   double value) {
     char digits[40];
     uint64_t bits = 0;
     memcpy(&bits, &value, sizeof bits);
@@ -4216,6 +4417,62 @@ static void qlora__json_write_double(qlora__json_writer* w, const char* key, dou
     }
     qlora__json_write_word(w, key, digits);
 }
+
+#endif // QLORA__PART_JSON_WRITE
+
+//@@ src/formats/stop_ids.h
+
+#ifndef QLORA__PART_STOP_IDS
+#define QLORA__PART_STOP_IDS
+
+// ---- the ids that end a text --------------------------------------------------------------------
+
+// As transformers reads them: those of generation_config.json where it has an "eos_token_id", else
+// those of config.json (in "text_config", where a model that also sees or hears keeps its language
+// part). The key holds one id or a list; null counts as absent.
+#define QLORA__MAX_STOP_IDS 16
+
+typedef struct qlora__stop_ids {
+    int32_t id[QLORA__MAX_STOP_IDS];
+    int32_t count;
+} qlora__stop_ids;
+
+// Reads one object. What it says replaces *out; where it says nothing, *out stays as it is. Ids
+// must be below `vocab`.
+static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const qlora__json* json,
+                                                       uint32_t object, int64_t vocab,
+                                                       qlora__stop_ids* out) {
+    uint32_t value = qlora__json_find(json, object, "eos_token_id");
+    if (value == 0 || qlora__json_kind_of(json, value) == QLORA__JSON_NULL) {
+        return QLORA_OK;
+    }
+    bool list = qlora__json_kind_of(json, value) == QLORA__JSON_ARRAY;
+    uint32_t count = list ? json->tokens[value].count : 1;
+    if (count > QLORA__MAX_STOP_IDS) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: eos_token_id lists %u ids; %d at most", json->label, count,
+                               QLORA__MAX_STOP_IDS);
+    }
+    qlora__stop_ids ids;
+    memset(&ids, 0, sizeof ids);
+    for (uint32_t i = 0; i < count; i++) {
+        int64_t id = 0;
+        if (!qlora__json_int(json, list ? value + 1 + i : value, &id) || id < 0 || id >= vocab) {
+            const qlora__json_token* t = &json->tokens[value];
+            bool string = t->kind == QLORA__JSON_STRING;
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT, "%s: eos_token_id is %.*s; ids go from 0 to %lld",
+                json->label, t->end - t->begin < 44 ? (int)(t->end - t->begin) : 44,
+                (string ? json->strings : json->text) + t->begin, (long long)vocab - 1);
+        }
+        ids.id[i] = (int32_t)id;
+    }
+    ids.count = (int32_t)count;
+    *out = count > 0 ? ids : *out;
+    return QLORA_OK;
+}
+
+#endif // QLORA__PART_STOP_IDS
 
 //@@ src/formats/safetensors.h
 
@@ -4925,32 +5182,16 @@ static qlora_result qlora__config_id(const qlora__config_reader* r, const char* 
     return QLORA_OK;
 }
 
-// eos_token_id: one id or a list.
+typedef char qlora__config_stop_ids_fit[QLORA__MAX_STOP_IDS <= QLORA_MAX_STOP_IDS ? 1 : -1];
+
 static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_model_config* c) {
-    char shown[48];
-    uint32_t value = qlora__config_find(r, "eos_token_id");
-    if (value == 0) {
-        return QLORA_OK;
+    qlora__stop_ids ids;
+    ids.count = 0;
+    QLORA__TRY(qlora__stop_ids_read(r->env, r->json, r->object, c->vocab, &ids));
+    if (ids.count > 0) {
+        memcpy(c->stop_ids, ids.id, sizeof ids.id);
+        c->stop_count = ids.count;
     }
-    bool list = qlora__json_kind_of(r->json, value) == QLORA__JSON_ARRAY;
-    uint32_t count = list ? r->json->tokens[value].count : 1;
-    if (count > QLORA_MAX_STOP_IDS) {
-        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                               "%s: eos_token_id lists %u ids; %d at most", r->json->label, count,
-                               QLORA_MAX_STOP_IDS);
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        int64_t id = 0;
-        if (!qlora__json_int(r->json, list ? value + 1 + i : value, &id) || id < 0 ||
-            id >= c->vocab) {
-            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                                   "%s: eos_token_id is %s; ids go from 0 to vocab_size - 1 = %lld",
-                                   r->json->label, qlora__config_show(r, value, shown),
-                                   (long long)(c->vocab - 1));
-        }
-        c->stop_ids[i] = (int32_t)id;
-    }
-    c->stop_count = (int32_t)count;
     return QLORA_OK;
 }
 
@@ -5918,6 +6159,9 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
 
 //@@ src/formats/regex.h
 
+#ifndef QLORA__PART_REGEX
+#define QLORA__PART_REGEX
+
 // ---- regular expressions, as PEFT's configs use them
 
 // Full match of a short pattern against a module's name. Known: literals, ., escapes \d \w \s \b,
@@ -5958,7 +6202,8 @@ typedef struct qlora__re_group {
     int32_t jumps;  // last jump to the group's end; each holds the one before it, -1 ends
 } qlora__re_group;
 
-static void qlora__re_insert(qlora__re* re, int32_t at, qlora__re_op op, int32_t arg) {
+static QLORA__UNUSED void qlora__re_insert(qlora__re* re, int32_t at, qlora__re_op op,
+                                           int32_t arg) {
     if (re->count >= QLORA__RE_MAX - 1) {
         re->wrong = "too long a pattern";
         return;
@@ -5970,16 +6215,16 @@ static void qlora__re_insert(qlora__re* re, int32_t at, qlora__re_op op, int32_t
     re->count++;
 }
 
-static void qlora__re_append(qlora__re* re, qlora__re_op op, int32_t arg) {
+static QLORA__UNUSED void qlora__re_append(qlora__re* re, qlora__re_op op, int32_t arg) {
     qlora__re_insert(re, re->count, op, arg);
 }
 
-static bool qlora__re_is_word(char c) {
+static QLORA__UNUSED bool qlora__re_is_word(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
 // Adds \d, \w, \s or their opposites to a set; false for another letter.
-static bool qlora__re_class(uint8_t* set, char letter) {
+static QLORA__UNUSED bool qlora__re_class(uint8_t* set, char letter) {
     char lower = letter >= 'A' && letter <= 'Z' ? (char)(letter + 32) : letter;
     if (lower != 'd' && lower != 'w' && lower != 's') {
         return false;
@@ -5995,7 +6240,7 @@ static bool qlora__re_class(uint8_t* set, char letter) {
     return true;
 }
 
-static uint8_t* qlora__re_new_set(qlora__re* re) {
+static QLORA__UNUSED uint8_t* qlora__re_new_set(qlora__re* re) {
     if (re->sets == QLORA__RE_SETS) {
         re->wrong = "too many sets";
         return re->set[0];
@@ -6093,7 +6338,7 @@ static const char* qlora__re_repeat(qlora__re* re, const char* p, int32_t atom) 
     return p;
 }
 
-static void qlora__re_close(qlora__re* re, const qlora__re_group* g) {
+static QLORA__UNUSED void qlora__re_close(qlora__re* re, const qlora__re_group* g) {
     for (int32_t jump = g->jumps; jump >= 0;) {
         int32_t before = re->step[jump].arg;
         re->step[jump].arg = re->count - jump;
@@ -6114,7 +6359,7 @@ static const char* qlora__re_open(qlora__re* re, const char* p, qlora__re_group*
 }
 
 // The end of an alternative: the steps so far become one of two ways to go.
-static void qlora__re_alternative(qlora__re* re, qlora__re_group* g) {
+static QLORA__UNUSED void qlora__re_alternative(qlora__re* re, qlora__re_group* g) {
     qlora__re_insert(re, g->branch, QLORA__RE_SPLIT, re->count - g->branch + 2);
     qlora__re_append(re, QLORA__RE_JUMP, g->jumps);
     g->jumps = re->count - 1;
@@ -6142,7 +6387,7 @@ static const char* qlora__re_single(qlora__re* re, const char* p) {
 }
 
 // Compiles; re->wrong says what was not understood.
-static void qlora__re_compile(qlora__re* re, const char* p) {
+static QLORA__UNUSED void qlora__re_compile(qlora__re* re, const char* p) {
     qlora__re_group stack[QLORA__RE_GROUPS];
     int depth = 0;
     memset(re, 0, sizeof *re);
@@ -6190,8 +6435,8 @@ typedef struct qlora__re_list {
 } qlora__re_list;
 
 // Adds a step and all that is reached from it without reading a character at text[at].
-static void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t from,
-                            const char* text, size_t at) {
+static QLORA__UNUSED void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t from,
+                                          const char* text, size_t at) {
     int32_t stack[QLORA__RE_MAX];
     int32_t depth = 0;
     if (list->seen[from]) {
@@ -6223,7 +6468,7 @@ static void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t f
 }
 
 // True when the pattern matches the whole text.
-static bool qlora__re_match(const qlora__re* re, const char* text) {
+static QLORA__UNUSED bool qlora__re_match(const qlora__re* re, const char* text) {
     qlora__re_list lists[2];
     int now = 0;
     lists[0].count = 0;
@@ -6251,6 +6496,8 @@ static bool qlora__re_match(const qlora__re* re, const char* text) {
     }
     return false;
 }
+
+#endif // QLORA__PART_REGEX
 
 //@@ src/formats/peft.h
 
@@ -9420,23 +9667,7 @@ static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
     if (given != NULL) {
         d = *given;
     }
-    if (d.allocator.alloc == NULL) {
-        d.allocator.alloc = qlora__os_alloc;
-        d.allocator.free = qlora__os_free;
-    }
-    if (d.files.open == NULL) {
-        d.files.open = qlora__os_open;
-        d.files.read = qlora__os_read;
-        d.files.write = qlora__os_write;
-        d.files.sync = qlora__os_sync;
-        d.files.close = qlora__os_close;
-        d.files.rename = qlora__os_rename;
-        d.files.remove = qlora__os_remove;
-        d.files.make_dir = qlora__os_make_dir;
-        d.files.sync_dir = qlora__os_sync_dir;
-        d.files.map = qlora__os_map;
-        d.files.unmap = qlora__os_unmap;
-    }
+    qlora__hooks_default(&d.allocator, &d.files);
     if (d.threads == 0) {
         d.threads = (int32_t)qlora__min(qlora__core_count(), QLORA__MAX_THREADS);
     }
@@ -9448,11 +9679,7 @@ static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
 
 // What is wrong with a desc, or NULL.
 static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
-    const qlora_files* f = &d->files;
-    int hooks = (f->open != NULL) + (f->read != NULL) + (f->write != NULL) + (f->sync != NULL) +
-                (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) +
-                (f->make_dir != NULL) + (f->sync_dir != NULL) + (f->map != NULL) +
-                (f->unmap != NULL);
+    int hooks = qlora__files_count(&d->files);
     if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
         return "desc was not zeroed: a reserved field is set";
     }
@@ -9462,7 +9689,7 @@ static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
     if ((d->device_allocator.alloc == NULL) != (d->device_allocator.free == NULL)) {
         return "desc.device_allocator needs both functions or none";
     }
-    if (hooks != 0 && hooks != 11) {
+    if (hooks != 0 && hooks != QLORA__FILES_ALL) {
         return "desc.files needs all functions or none";
     }
     if ((int)d->require_backend < 0 || d->require_backend > QLORA_BACKEND_CUDA) {
@@ -21610,4 +21837,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ddf55be46fe483c0
+//@@ end ffc69822f1822a17

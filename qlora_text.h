@@ -1,461 +1,3422 @@
 //@@ src/text/manual.h
 
-/* qlora_text.h - v0.1.0 - tokenizers, chat formats and training data files - SPDX: MIT-0
+/* qlora_text.h - v0.1.0 - tokenizers, chat formats and training data - SPDX: MIT-0 OR Unlicense
 
-   In ONE .c or .cpp file:
-       #define TEXT_IMPLEMENTATION
+   Do this in ONE C or C++ file:
+
+       #define QLORA_TEXT_IMPLEMENTATION
        #include "qlora_text.h"
-   Everywhere else only the include. C99 or C++11, the standard library, nothing else.
 
-   CONTENTS (grep -n '^//@@')
-       API        what a program calls
-       BASE       errors, growing arrays, files
-       UNICODE    UTF-8, character classes, normalisation; the tables are generated
-       JSON       a strict reader
-       MAPS       two hash tables: byte strings and pairs of numbers
-       SPLIT      pre-tokenizers: the known regular expressions, coded by hand
-       BPE        one word to ids
-       LOAD       tokenizer.json and the .bin form of llama2.c
-       ENCODE     text to ids
-       DECODE     ids to text
-       CHAT       chat formats
-       DATA       training files to samples
+   and include "qlora_text.h" without the macro everywhere else. It needs no other file; a program
+   may include qlora.h of the same version as well, in either order.
 
-   WHAT IT READS
-     Tokenizers: the BPE kind of tokenizer.json, byte-level (GPT-2, Llama-3, Qwen, SmolLM, ...) and
-     SentencePiece style with byte fallback (Llama-2, Mistral, TinyLlama, Gemma, ...), and the
-     tokenizer.bin of llama2.c. The ids are those of the `tokenizers` library, for every valid text.
-     Whatever the file asks for and this header cannot do is refused by its name when loading:
-     another model than BPE, an unknown regular expression, a normaliser it does not have.
-     "truncation" and "padding" of the file are not obeyed: every text is encoded whole.
-     Bytes that are not UTF-8 are allowed in text_encode: each counts as one unknown character.
+   CONTENTS  (grep -n '^//@@' qlora_text.h lists every part)
 
-     Data: .jsonl (one object a line), .json (an array of objects, or as .jsonl), .txt.
+       api                  linkage, results and hooks; shared with qlora.h
+       text/api             declarations: text, arrays, tokenizers, chats, data
+       platform             files and memory of the operating system; shared with qlora.h
+       core                 errors, log, memory, files; shared with qlora.h
+       formats              JSON, regular expressions, stop ids; shared with qlora.h
+       text/base            the text object, growing arrays, whole files
+       text/classes         classes of characters
+       text/unicode_tables  generated tables
+       text/unicode         UTF-8, normalisation
+       text/values          JSON values as the loaders use them
+       text/maps            hash tables: byte strings, pairs of numbers
+       text/split           pre-tokenizers
+       text/bpe             one word to ids
+       text/normalize       normalizers
+       text/load            tokenizer.json
+       text/load_bin        tokenizer.bin of llama2.c; opening and asking
+       text/encode          text to ids
+       text/decode          ids to text
+       text/chat            chat formats
+       text/data            training files to samples
+
+   This file is assembled from the parts in src/ of the repository; changes are made there.
+
+   QUICK START
+
+       qlora_text* text = NULL;
+       qlora_text_tok* tok = NULL;
+       qlora_text_ids ids = {0};
+       if (qlora_text_create(NULL, &text) != QLORA_OK ||
+           qlora_text_tok_open(text, "model/tokenizer.json", &tok) != QLORA_OK ||
+           qlora_text_encode(tok, "Hello", 5, QLORA_TEXT_SPECIAL, &ids) != QLORA_OK) {
+           puts(qlora_text_last_error(text));
+       }
+       qlora_text_ids_free(text, &ids);
+       qlora_text_tok_close(tok);
+       qlora_text_destroy(text);
+
+   BUILD AND LINK
+       C99 or C++11, 64-bit, little endian; Linux, macOS, BSD, Windows. Nothing to link. Include
+       the implementation before any system header, or build with -D_POSIX_C_SOURCE=200809L.
+       QLORA_STATIC and QLORA_DLL have the same meaning as for qlora.h.
+
+   TOKENIZERS
+       BPE models of tokenizer.json, byte-level (GPT-2, Llama 3, Qwen, SmolLM, ...) and
+       SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), and the
+       tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the `tokenizers` library.
+       Anything in the file that is not supported is reported by name and rejected when it is
+       loaded: a model other than BPE, an unknown regular expression, an unknown normalizer.
+       The file's "truncation" and "padding" settings are ignored: text is encoded in full.
+
+   DATA
+       .jsonl or .ndjson (one object per line), .json (an array of objects, or as .jsonl), .txt.
+
        {"text"}                            all of it is trained
-       {"prompt", "completion"}            two strings, put together as they are; completion trained
-                                           (also two message lists: see messages)
+       {"prompt", "completion"}            two strings, joined as they are; the completion is
+                                           trained (two lists of messages: see messages)
        {"messages": [{"role", "content"}]} in the chat format; assistant turns are trained
        {"conversations": [{"from", "value"}], "system"}           the same (ShareGPT)
        {"instruction", "input", "output", "system", "history"}    the same (Alpaca)
        {"input_ids", "labels"}             taken as they are
-       .txt: with lines that hold only <|endoftext|>, what lies between them are the documents; a
-   file without such a line is one document. Documents longer than desc.chunk_tokens are cut into
-       samples of that length; nothing is lost and each sample starts with BOS (if the model has
-   one). A sample gets BOS exactly once, when the tokenizer's post-processor asks for it, and its
-   end is always trained: the end-of-turn token of the chat format, otherwise EOS.
 
-   ERRORS     Every fallible function returns false and writes what, where and why into *error (may
-   be NULL). Nothing is printed, nothing exits. Outputs are untouched or partly appended. MEMORY
-   malloc; define TEXT_REALLOC(p, n) and TEXT_FREE(p) before the implementation to replace it. Every
-   allocation is checked. THREADS    A text_tok holds a cache: one thread at a time. Different
-   objects are independent.
+       .txt: documents are separated by lines that contain only <|endoftext|>; a file without
+       such a line is one document. A document longer than desc.chunk_tokens is split into
+       samples of that length, and no token is lost.
+
+       A sample gets BOS exactly once, where the tokenizer's post-processor adds it. Its end is
+       always trained: the end-of-turn token of the chat format, otherwise EOS.
+
+   STOP IDS
+       As in transformers: those of generation_config.json if it has an "eos_token_id", else those
+       of config.json; also EOS and the end-of-turn token of the chat format.
+
+   ERRORS
+       Every call that can fail returns a qlora_result and writes its outputs only on success;
+       growing arrays are left as they were. qlora_text_last_error says what, where and why, on one
+       line of valid UTF-8. Nothing is printed, nothing exits.
+
+   MEMORY AND FILES
+       Both go through the hooks of qlora_text_desc, the same as those of qlora.h. Every allocation
+       is checked. Paths are UTF-8, on Windows as well.
+
+   THREADS
+       A text object and everything opened from it are used by one thread at a time. Different text
+       objects are independent.
 */
 
 //@@ src/qlora_text.h
 
-#ifndef TEXT_H
-#define TEXT_H
+#ifndef QLORA_TEXT_H
+#define QLORA_TEXT_H
+
+
+//@@ src/api/linkage.h
+
+// The implementations need POSIX names that -std=c99 hides; harmless when the user set them
+// already.
+#if (defined(QLORA_IMPLEMENTATION) || defined(QLORA_TEXT_IMPLEMENTATION)) && !defined(_WIN32)
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L
+#endif
+#ifndef _DARWIN_C_SOURCE
+#define _DARWIN_C_SOURCE 1
+#endif
+#ifndef _FILE_OFFSET_BITS
+#define _FILE_OFFSET_BITS 64
+#endif
+#endif
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+// qlora.h and qlora_text.h each carry this part; whichever comes second compares.
+#ifndef QLORA_VERSION_MAJOR
+#define QLORA_VERSION_MAJOR 0
+#define QLORA_VERSION_MINOR 1
+#define QLORA_VERSION_PATCH 0
+#define QLORA_VERSION                                                                              \
+    (QLORA_VERSION_MAJOR * 10000 + QLORA_VERSION_MINOR * 100 + QLORA_VERSION_PATCH)
+#define QLORA_VERSION_STRING "0.1.0"
+#elif QLORA_VERSION_MAJOR != 0 || QLORA_VERSION_MINOR != 1 || QLORA_VERSION_PATCH != 0
+#error "qlora.h and qlora_text.h are of different versions; take both from one release"
+#endif
+
+#ifndef QLORA_API
+#if defined(QLORA_STATIC)
+#if defined(__GNUC__)
+#define QLORA_API static __attribute__((unused))
+#else
+#define QLORA_API static
+#endif
+#elif defined(QLORA_DLL) && defined(_WIN32)
+#if defined(QLORA_IMPLEMENTATION) || defined(QLORA_TEXT_IMPLEMENTATION)
+#define QLORA_API __declspec(dllexport) extern
+#else
+#define QLORA_API __declspec(dllimport) extern
+#endif
+#elif defined(QLORA_DLL) && defined(__GNUC__)
+#define QLORA_API __attribute__((visibility("default"))) extern
+#else
+#define QLORA_API extern
+#endif
+#endif // QLORA_API
+
+//@@ src/qlora_text.h
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 
+//@@ src/api/base.h
+
+#ifndef QLORA_BASE_INCLUDED
+#define QLORA_BASE_INCLUDED
+
+// clang-format off
+// ---- results ------------------------------------------------------------------------------------
+// name, value (never reused), text
+#define QLORA_RESULTS(X)                                                                    \
+    X(OK,                 0,    "ok")                                                       \
+    X(ERR_ARGUMENT,      -1,    "an argument is not valid")                                 \
+    X(ERR_MEMORY,        -2,    "out of host memory")                                       \
+    X(ERR_LIMIT,         -3,    "a size is beyond what can be handled")                     \
+    X(ERR_STATE,         -4,    "the object is not in a state that allows this call")       \
+    X(ERR_UNSUPPORTED,   -5,    "not supported here")                                       \
+    X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
+    X(ERR_VERSION,       -7,    "the program and the library were built from two headers")  \
+    X(ERR_FILE,          -100,  "a file could not be read or written")                      \
+    X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
+    X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \
+    X(ERR_DEVICE_MEMORY, -201,  "out of device memory")                                     \
+    X(ERR_DEVICE_LOST,   -202,  "the CUDA context is dead after an earlier fault")          \
+    X(ERR_BACKEND,       -203,  "the required backend is not available")                    \
+    X(ERR_KERNEL,        -204,  "a kernel could not be compiled or found")                  \
+    X(ERR_TARGET,        -205,  "PTX is not for this device's target")                      \
+    X(ERR_SEALED,        -206,  "the kernel cache is sealed")                               \
+    X(ERR_CUBLAS,        -207,  "a cuBLAS call failed")                                     \
+    X(ERR_CAPTURE,       -208,  "graph capture failed")
+// clang-format on
+
+typedef enum qlora_result {
+#define QLORA_X_RESULT(name, value, text) QLORA_##name = (value),
+    QLORA_RESULTS(QLORA_X_RESULT)
+#undef QLORA_X_RESULT
+    QLORA_RESULT_FORCE_INT = 0x7fffffff
+} qlora_result;
+
+// ---- hooks --------------------------------------------------------------------------------------
+typedef enum qlora_log_level {
+    QLORA_LOG_ERROR = 1,
+    QLORA_LOG_WARN = 2,
+    QLORA_LOG_INFO = 3,
+    QLORA_LOG_DEBUG = 4
+} qlora_log_level;
+
+// clang-format off
+#define QLORA_LOG_ITEMS(X)                                                                  \
+    X(BACKEND,        "which backend runs and why")                                         \
+    X(CUBLAS,         "cuBLAS bound or not")                                                \
+    X(KERNEL_COMPILE, "a module was compiled, or failed to")                                \
+    X(PREWARM,        "pre-warm finished")                                                  \
+    X(GRAPH,          "a graph was captured, invalidated, or capture failed")               \
+    X(MODEL,          "a model is ready")                                                   \
+    X(DEVICE_LOST,    "a fault made the device unusable")                                   \
+    X(LEAK,           "something still lives when its parent is destroyed")            \
+    X(CHECKPOINT,     "a checkpoint was saved, loaded, or passed over")                     \
+    X(TEXT,           "a tokenizer, chat format or data file was read")
+// clang-format on
+
+typedef enum qlora_log_item {
+#define QLORA_X_LOG(name, text) QLORA_LOG_ITEM_##name,
+    QLORA_LOG_ITEMS(QLORA_X_LOG)
+#undef QLORA_X_LOG
+    QLORA_LOG_ITEM_COUNT
+} qlora_log_item;
+
+// text is never NULL; file may be.
+typedef void (*qlora_log_fn)(void* user, qlora_log_level level, qlora_log_item item,
+                             const char* text, const char* file, int line);
+
+// Both functions or none. align is a power of two. free gets the size that alloc got.
+typedef struct qlora_allocator {
+    void* (*alloc)(size_t bytes, size_t align, void* user);
+    void (*free)(void* pointer, size_t bytes, void* user);
+    void* user;
+} qlora_allocator;
+
+// Device memory, at least 256-byte aligned, of the context that is current. NULL on failure.
+typedef struct qlora_device_allocator {
+    void* (*alloc)(size_t bytes, void* user);
+    void (*free)(void* pointer, size_t bytes, void* user);
+    void* user;
+} qlora_device_allocator;
+
+typedef enum qlora_file_mode { QLORA_FILE_READ = 0, QLORA_FILE_CREATE = 1 } qlora_file_mode;
+
+// All functions or none. Those that return int give 0 or an errno value; read and write give the
+// number of bytes (short writes are retried, a read of 0 is the end) or a negative errno value.
+typedef struct qlora_files {
+    int (*open)(const char* path, qlora_file_mode mode, void** file, void* user);
+    int64_t (*read)(void* file, void* buffer, size_t bytes, void* user);
+    int64_t (*write)(void* file, const void* data, size_t bytes, void* user);
+    int (*sync)(void* file, void* user);
+    int (*close)(void* file, void* user);
+    int (*rename)(const char* from, const char* to, void* user); // replaces `to` atomically
+    int (*remove)(const char* path, void* user);
+    int (*make_dir)(const char* path, void* user); // 0 also when it is there already
+    int (*sync_dir)(const char* path, void* user);
+    int (*map)(const char* path, const void** data, uint64_t* bytes, void** handle, void* user);
+    void (*unmap)(const void* data, uint64_t bytes, void* handle, void* user);
+    void* user;
+} qlora_files;
+
+#endif // QLORA_BASE_INCLUDED
+
 //@@ src/text/api.h
 
-#define TEXT_VERSION_STRING "0.1.0"
+// ---- the text object ----------------------------------------------------------------------------
 
-typedef struct text_error {
-    char text[512];
-} text_error;
+// Owns what the others share: hooks and the text of the last error. Everything made from it must be
+// closed before it is destroyed, and is used by one thread at a time with it.
+typedef struct qlora_text qlora_text;
 
-// Growing arrays. Start from all zeros; the functions append; free with
-// text_bytes_free/text_ids_free.
-typedef struct text_bytes {
+typedef struct qlora_text_desc {
+    uint32_t reserved_must_be_zero0;
+    qlora_allocator allocator; // zero = malloc
+    qlora_files files;         // zero = the operating system's
+    qlora_log_fn log;          // NULL = silent
+    void* log_user;
+    char* error_text; // where qlora_text_create explains a failure; may be NULL
+    size_t error_text_size;
+    uint32_t reserved_must_be_zero1;
+} qlora_text_desc;
+
+// desc may be NULL: all defaults.
+QLORA_API qlora_result qlora_text_create(const qlora_text_desc* desc, qlora_text** out);
+// Fails with QLORA_ERR_STATE, and frees nothing, while tokenizers, chats or data files are open.
+// Growing arrays are the caller's and must be freed before.
+QLORA_API qlora_result qlora_text_destroy(qlora_text* text);
+// What went wrong in the last call, on one line; "" after a success. Never NULL.
+QLORA_API const char* qlora_text_last_error(const qlora_text* text);
+QLORA_API int qlora_text_version(void); // QLORA_VERSION of the implementation
+
+// ---- growing arrays -----------------------------------------------------------------------------
+
+// Start from all zeros. Functions append to them, and leave them as they were when they fail.
+typedef struct qlora_text_bytes {
     char* data; // not terminated by a zero
     size_t count;
     size_t capacity;
-} text_bytes;
+} qlora_text_bytes;
 
-typedef struct text_ids {
+typedef struct qlora_text_ids {
     int32_t* data;
     size_t count;
     size_t capacity;
-} text_ids;
+} qlora_text_ids;
 
-void text_bytes_free(text_bytes* bytes);
-void text_ids_free(text_ids* ids);
-bool text_bytes_add(text_bytes* bytes, const void* data, size_t size, text_error* error);
-bool text_ids_add(text_ids* ids, int32_t id, text_error* error);
+QLORA_API qlora_result qlora_text_bytes_add(qlora_text* text, qlora_text_bytes* bytes,
+                                            const void* data, size_t size);
+QLORA_API void qlora_text_bytes_free(qlora_text* text, qlora_text_bytes* bytes);
+QLORA_API qlora_result qlora_text_ids_add(qlora_text* text, qlora_text_ids* ids, int32_t id);
+QLORA_API void qlora_text_ids_free(qlora_text* text, qlora_text_ids* ids);
 
-// The whole file, with one zero byte after its end that is not counted.
-bool text_file_read(const char* path, text_bytes* out, text_error* error);
+// ---- tokenizers ---------------------------------------------------------------------------------
 
-// A tokenizer. `path` is a tokenizer.json, a .bin of llama2.c, or a folder that holds
+typedef struct qlora_text_tok qlora_text_tok;
+
+// `path` is a tokenizer.json, a tokenizer.bin of llama2.c, or a folder that contains
 // tokenizer.json, tokenizer.bin or tok512.bin.
-typedef struct text_tok text_tok;
-bool text_tok_open(const char* path, text_tok** out, text_error* error);
-bool text_tok_load(const char* name, const void* data, size_t size, text_tok** out,
-                   text_error* error);
-void text_tok_close(text_tok* tok);
+QLORA_API qlora_result qlora_text_tok_open(qlora_text* text, const char* path,
+                                           qlora_text_tok** out);
+// The same from memory; `name` appears in messages.
+QLORA_API qlora_result qlora_text_tok_load(qlora_text* text, const char* name, const void* data,
+                                           size_t size, qlora_text_tok** out);
+// NULL is fine. Fails with QLORA_ERR_STATE while chats use the tokenizer.
+QLORA_API qlora_result qlora_text_tok_close(qlora_text_tok* tok);
 
-int32_t text_tok_count(const text_tok* tok);                   // one more than the largest id
-int32_t text_tok_find(const text_tok* tok, const char* token); // its id, or -1
-bool text_tok_is_special(const text_tok* tok, int32_t id);     // not part of ordinary text
-bool text_tok_is_added(const text_tok* tok, int32_t id);       // found before the model is asked
-int32_t text_tok_bos(const text_tok* tok); // what TEXT_SPECIAL puts in front, or -1
-// The token as the file spells it, not terminated; NULL for an id that does not exist.
-const char* text_tok_name(const text_tok* tok, int32_t id, size_t* length);
+typedef struct qlora_text_tok_info {
+    int32_t count; // the largest id + 1
+    int32_t bos;   // the first id that QLORA_TEXT_SPECIAL adds, or -1
+} qlora_text_tok_info;
+QLORA_API qlora_result qlora_text_tok_query(qlora_text_tok* tok, qlora_text_tok_info* out);
+
+typedef struct qlora_text_token_info {
+    const char* name; // as the file spells it, not terminated; valid until the tokenizer is closed
+    size_t length;
+    bool special; // not part of ordinary text
+    bool added;   // found in a text before the model splits it
+} qlora_text_token_info;
+// Fails with QLORA_ERR_ARGUMENT for an id that does not exist.
+QLORA_API qlora_result qlora_text_token_query(qlora_text_tok* tok, int32_t id,
+                                              qlora_text_token_info* out);
+// The id of a token as the file spells it, or -1.
+QLORA_API int32_t qlora_text_tok_find(const qlora_text_tok* tok, const char* token);
 
 enum {
-    TEXT_SPECIAL = 1,  // encode: add what the post-processor says (BOS, EOS)
-    TEXT_LITERAL = 2,  // encode: special tokens written out in the text are ordinary text
-    TEXT_CONTINUE = 4, // encode: the text continues another one; no space is put in front
-    TEXT_SKIP = 8,     // decode: leave special tokens out
-    TEXT_REPLACE = 16  // decode: U+FFFD for what is not UTF-8, as the tokenizers library does
+    QLORA_TEXT_SPECIAL = 1,  // encode: add what the post-processor adds (BOS, EOS)
+    QLORA_TEXT_LITERAL = 2,  // encode: special tokens that are spelt out are ordinary text
+    QLORA_TEXT_CONTINUE = 4, // encode: the text continues another one; no space is prepended
+    QLORA_TEXT_SKIP = 8,     // decode: skip special tokens
+    QLORA_TEXT_REPLACE = 16  // decode: U+FFFD for invalid UTF-8, as the tokenizers library does
 };
 
-bool text_encode(text_tok* tok, const char* text, size_t length, unsigned flags, text_ids* out,
-                 text_error* error);
-bool text_decode(const text_tok* tok, const int32_t* ids, size_t count, unsigned flags,
-                 text_bytes* out, text_error* error);
+// Bytes that are not UTF-8 are allowed: each counts as one unknown character.
+QLORA_API qlora_result qlora_text_encode(qlora_text_tok* tok, const char* text, size_t length,
+                                         uint32_t flags, qlora_text_ids* out);
+// Ids that do not exist are skipped.
+QLORA_API qlora_result qlora_text_decode(qlora_text_tok* tok, const int32_t* ids, size_t count,
+                                         uint32_t flags, qlora_text_bytes* out);
 
-// Decoding id by id: only whole UTF-8 characters come out, the rest is held until it is complete.
-// Start from all zeros. What can never become UTF-8 comes out as U+FFFD.
-typedef struct text_stream {
+// Decodes id by id: only whole UTF-8 characters come out, the rest is held until it is complete.
+// Start from all zeros. Bytes that can no longer become UTF-8 come out as U+FFFD.
+typedef struct qlora_text_stream {
     char held[8];
     size_t held_count;
     size_t emitted; // ids so far
     size_t stripped;
-} text_stream;
-bool text_stream_push(const text_tok* tok, text_stream* stream, int32_t id, unsigned flags,
-                      text_bytes* out, text_error* error);
-bool text_stream_end(text_stream* stream, text_bytes* out, text_error* error);
+} qlora_text_stream;
+QLORA_API qlora_result qlora_text_stream_push(qlora_text_tok* tok, qlora_text_stream* stream,
+                                              int32_t id, uint32_t flags, qlora_text_bytes* out);
+// Emits what is held and zeroes the stream.
+QLORA_API qlora_result qlora_text_stream_end(qlora_text_tok* tok, qlora_text_stream* stream,
+                                             qlora_text_bytes* out);
 
-// A chat format: how messages become one text and where the trained parts are.
-typedef struct text_chat text_chat;
-typedef struct text_message {
-    const char* role; // "system", "user", "assistant", "tool"
+// ---- chat formats -------------------------------------------------------------------------------
+
+// How messages become one text, and which parts of it are trained.
+typedef struct qlora_text_chat qlora_text_chat;
+
+typedef struct qlora_text_message {
+    const char* role; // "system", "user" or "assistant"
     const char* content;
     size_t length;
     bool masked; // an assistant turn that is not trained
-} text_message;
+} qlora_text_message;
 
-// `folder` is the model's folder (tokenizer_config.json, chat_template.jinja,
-// generation_config.json, config.json are read if they exist) or NULL. `name` is chatml, llama3,
-// mistral, alpaca, plain, ... or NULL: recognised from the model's template, else from the tokens
-// it has, else alpaca.
-bool text_chat_open(const text_tok* tok, const char* folder, const char* name, text_chat** out,
-                    text_error* error);
-void text_chat_close(text_chat* chat);
-const char* text_chat_name(const text_chat* chat);
-const char* text_chat_source(const text_chat* chat);     // where the choice came from, in words
-const char* text_chat_names(size_t index);               // every name; NULL after the last one
-int32_t text_chat_eos(const text_chat* chat);            // ends a text; -1 when the model has none
-bool text_chat_stops(const text_chat* chat, int32_t id); // generation ends here
-// Some templates print today's date: the default is the fixed one of the template.
-bool text_chat_set_date(text_chat* chat, const char* date, text_error* error);
-// Appends the ids; and the labels (same length, -100 where nothing is trained) unless NULL.
-// With `prompt` the result ends where the assistant is to speak.
-bool text_chat_encode(const text_chat* chat, text_tok* tok, const text_message* messages,
-                      size_t count, bool prompt, text_ids* ids, text_ids* labels,
-                      text_error* error);
+typedef struct qlora_text_chat_desc {
+    uint32_t reserved_must_be_zero0;
+    qlora_text_tok* tok; // required; must stay open as long as the chat
+    // The model's folder: tokenizer_config.json, chat_template.jinja, generation_config.json and
+    // config.json are read if they exist. NULL = none.
+    const char* folder;
+    // chatml, llama3, mistral, alpaca, plain, ...; NULL = recognised from the model's template,
+    // else from the tokens that the tokenizer has, else alpaca.
+    const char* name;
+    const char* date; // for templates that print today's date; NULL = the template's own default
+    uint32_t reserved_must_be_zero1;
+} qlora_text_chat_desc;
 
-// Training data, tokenized.
-typedef struct text_data text_data;
-typedef struct text_data_desc {
-    const char* path;
-    text_tok* tok;
-    const text_chat* chat;
-    size_t chunk_tokens; // .txt only: longest sample, BOS included; 0 is no limit
-    bool train_prompt;   // train on everything
-    bool last_turn_only; // train on the last assistant turn only
-} text_data_desc;
-typedef struct text_sample {
-    const int32_t* ids;
+QLORA_API qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* desc,
+                                            qlora_text_chat** out);
+QLORA_API qlora_result qlora_text_chat_close(qlora_text_chat* chat); // NULL is fine
+QLORA_API const char* qlora_text_chat_names(size_t index); // every name; NULL after the last one
+QLORA_API qlora_result qlora_text_chat_set_date(qlora_text_chat* chat, const char* date);
+
+typedef struct qlora_text_chat_info {
+    const char* name;     // of the format
+    const char* source;   // where the choice came from, in words
+    int32_t eos;          // ends a text; -1 when the model has none
+    const int32_t* stops; // ids that end generation; valid until the chat is closed
+    size_t stop_count;
+} qlora_text_chat_info;
+QLORA_API qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* out);
+
+// Appends the ids and, unless `labels` is NULL, as many labels: -100 where nothing is trained.
+// With `prompt` the result ends where the assistant's answer begins.
+QLORA_API qlora_result qlora_text_chat_encode(qlora_text_chat* chat,
+                                              const qlora_text_message* messages, size_t count,
+                                              bool prompt, qlora_text_ids* ids,
+                                              qlora_text_ids* labels);
+
+// ---- training data ------------------------------------------------------------------------------
+
+// A file of samples, tokenized. It keeps nothing of the tokenizer and the chat.
+typedef struct qlora_text_data qlora_text_data;
+
+typedef struct qlora_text_data_desc {
+    uint32_t reserved_must_be_zero0;
+    const char* path;      // ends in .jsonl, .ndjson, .json or .txt
+    qlora_text_chat* chat; // required; its tokenizer is used
+    size_t chunk_tokens;   // .txt: longest sample, BOS included; 0 = no limit, else at least 2
+    bool train_prompt;     // train on everything
+    bool last_turn_only;   // train on the last assistant turn only
+    uint32_t reserved_must_be_zero1;
+} qlora_text_data_desc;
+
+QLORA_API qlora_result qlora_text_data_open(qlora_text* text, const qlora_text_data_desc* desc,
+                                            qlora_text_data** out);
+// The same from memory; desc->path is used in messages, and its ending says what the data is.
+QLORA_API qlora_result qlora_text_data_load(qlora_text* text, const qlora_text_data_desc* desc,
+                                            const void* data, size_t size, qlora_text_data** out);
+QLORA_API qlora_result qlora_text_data_close(qlora_text_data* data); // NULL is fine
+QLORA_API size_t qlora_text_data_count(const qlora_text_data* data);
+
+typedef struct qlora_text_sample {
+    const int32_t* ids;    // valid until the data is closed
     const int32_t* labels; // label i belongs to id i; -100 is not trained
-    size_t count;          // may be 0: an empty record
-    size_t trained;        // labels that are not -100, the first position left out
+    size_t count;          // 0 for an empty record
+    size_t trained;        // labels other than -100, not counting the first position
     size_t line;           // where the record starts in the file
-} text_sample;
-bool text_data_open(const text_data_desc* desc, text_data** out, text_error* error);
-// The same from memory; `name` is used in messages, and its ending says what the data is.
-bool text_data_load(const text_data_desc* desc, const char* name, const void* data, size_t size,
-                    text_data** out, text_error* error);
-void text_data_close(text_data* data);
-size_t text_data_count(const text_data* data);
-text_sample text_data_get(const text_data* data, size_t index); // count 0 when out of range
-
-// JSON, for the programs: the ids in one array; the strings of an array; the elements of an array,
-// whatever they are, as JSON; one string written. `name` is the file, for messages.
-typedef bool text_json_fn(void* user, const char* text, size_t length, text_error* error);
-bool text_json_ids(const char* json, size_t size, text_ids* out, text_error* error);
-bool text_json_strings(const char* name, const char* json, size_t size, text_json_fn* fn,
-                       void* user, text_error* error);
-bool text_json_elements(const char* name, const char* json, size_t size, text_json_fn* fn,
-                        void* user, text_error* error);
-bool text_json_quote(const char* string, size_t length, text_bytes* out, text_error* error);
+} qlora_text_sample;
+// Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count.
+QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index,
+                                              qlora_text_sample* out);
 
 //@@ src/qlora_text.h
 
 #ifdef __cplusplus
 }
 #endif
-#endif // TEXT_H
 
-#if defined(TEXT_IMPLEMENTATION) && !defined(TEXT_IMPLEMENTATION_DONE)
-#define TEXT_IMPLEMENTATION_DONE
+#endif // QLORA_TEXT_H
 
-#include <errno.h>
-#include <limits.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#ifdef QLORA_TEXT_IMPLEMENTATION
+#ifndef QLORA_TEXT_IMPLEMENTATION_DONE
+#define QLORA_TEXT_IMPLEMENTATION_DONE
 
-#ifndef TEXT_REALLOC
-#define TEXT_REALLOC(p, n) realloc(p, n)
-#define TEXT_FREE(p) free(p)
-#endif
-
-#ifdef __clang__
+#if defined(__clang__)
 #pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wunknown-warning-option"
 #pragma clang diagnostic ignored "-Wreserved-identifier"
 #endif
 
 
-//@@ src/text/base.h
+//@@ src/platform/base.h
 
-#if defined(__GNUC__) || defined(__clang__)
-#define TEXT__PRINTF __attribute__((format(printf, 2, 3)))
+#ifndef QLORA__PART_PLATFORM
+#define QLORA__PART_PLATFORM
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#ifdef _WIN32
+#include <direct.h>
+#include <io.h>
+#include <process.h>
+#include <wchar.h>
 #else
-#define TEXT__PRINTF
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#ifndef CLOCK_MONOTONIC
+#error                                                                                             \
+    "qlora.h: include the implementation before any system header, or use -D_POSIX_C_SOURCE=200809L"
+#endif
 #endif
 
-#define TEXT__TRY(expression)                                                                      \
+#if !defined(__LP64__) && !defined(_WIN64)
+#error "qlora.h needs a 64-bit target"
+#endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "qlora.h needs a little-endian target"
+#endif
+
+// Marks private functions that a configuration may leave without a caller.
+#if defined(__MINGW32__)
+#define QLORA__UNUSED __attribute__((unused))
+#define QLORA__PRINTF(fmt, first) __attribute__((format(gnu_printf, fmt, first)))
+#elif defined(__GNUC__)
+#define QLORA__UNUSED __attribute__((unused))
+#define QLORA__PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
+#else
+#define QLORA__UNUSED
+#define QLORA__PRINTF(fmt, first)
+#endif
+
+#ifndef QLORA_ASSERT
+#define QLORA_ASSERT(condition) ((void)(condition))
+#endif
+
+typedef void (*qlora__thread_fn)(void* user);
+
+#endif // QLORA__PART_PLATFORM
+
+//@@ src/qlora_text.h
+
+#ifdef _WIN32
+
+//@@ src/platform/windows.h
+
+#ifndef QLORA__PART_WINDOWS
+#define QLORA__PART_WINDOWS
+
+// Declared here so that <windows.h> and its macros stay out of the user's file.
+#ifdef _WINDOWS_
+#ifdef __cplusplus
+#error "qlora.h: include the implementation before <windows.h>"
+#endif
+#else
+#ifdef __cplusplus
+extern "C" {
+#endif
+__declspec(dllimport) void* __stdcall LoadLibraryA(const char*);
+__declspec(dllimport) void* __stdcall GetProcAddress(void*, const char*);
+__declspec(dllimport) unsigned long __stdcall GetLastError(void);
+__declspec(dllimport) int __stdcall QueryPerformanceCounter(void*); // LARGE_INTEGER*
+__declspec(dllimport) int __stdcall QueryPerformanceFrequency(void*);
+__declspec(dllimport) unsigned long __stdcall GetActiveProcessorCount(unsigned short);
+__declspec(dllimport) void __stdcall AcquireSRWLockExclusive(void*);
+__declspec(dllimport) void __stdcall ReleaseSRWLockExclusive(void*);
+__declspec(dllimport) int __stdcall SleepConditionVariableSRW(void*, void*, unsigned long,
+                                                               unsigned long);
+__declspec(dllimport) void __stdcall WakeAllConditionVariable(void*);
+__declspec(dllimport) unsigned long __stdcall WaitForSingleObject(void*, unsigned long);
+__declspec(dllimport) int __stdcall CloseHandle(void*);
+__declspec(dllimport) int __stdcall MultiByteToWideChar(unsigned, unsigned long, const char*, int,
+                                                        wchar_t*, int);
+__declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
+__declspec(dllimport) void* __stdcall CreateFileW(const wchar_t*, unsigned long, unsigned long,
+                                                  void*, unsigned long, unsigned long, void*);
+__declspec(dllimport) int __stdcall GetFileSizeEx(void*, void*);
+__declspec(dllimport) void* __stdcall CreateFileMappingW(void*, void*, unsigned long, unsigned long,
+                                                         unsigned long, const wchar_t*);
+__declspec(dllimport) void* __stdcall MapViewOfFile(void*, unsigned long, unsigned long,
+                                                    unsigned long, size_t);
+__declspec(dllimport) int __stdcall UnmapViewOfFile(const void*);
+#ifdef __cplusplus
+}
+#endif
+#endif
+
+static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
+    void* library = (void*)LoadLibraryA(name);
+    if (library == NULL) {
+        snprintf(why, size, "%s: error %lu", name, GetLastError());
+    }
+    return library;
+}
+
+static QLORA__UNUSED void* qlora__library_symbol(void* library, const char* name) {
+    return (void*)GetProcAddress(library, name);
+}
+
+static QLORA__UNUSED double qlora__clock_ms(void) {
+    int64_t count = 0;
+    int64_t rate = 1;
+    QueryPerformanceCounter((void*)&count);
+    QueryPerformanceFrequency((void*)&rate);
+    return (double)count * 1e3 / (double)rate;
+}
+
+static QLORA__UNUSED int32_t qlora__core_count(void) {
+    return (int32_t)GetActiveProcessorCount(0xffff);
+}
+
+typedef struct qlora__mutex {
+    void* srw;
+} qlora__mutex;
+typedef struct qlora__cond {
+    void* variable;
+} qlora__cond;
+typedef struct qlora__thread {
+    uintptr_t handle;
+    qlora__thread_fn fn;
+    void* user;
+} qlora__thread;
+
+static QLORA__UNUSED bool qlora__mutex_init(qlora__mutex* m) {
+    m->srw = NULL;
+    return true;
+}
+static QLORA__UNUSED void qlora__mutex_free(qlora__mutex* m) {
+    (void)m;
+}
+static QLORA__UNUSED void qlora__mutex_lock(qlora__mutex* m) {
+    AcquireSRWLockExclusive((void*)m);
+}
+static QLORA__UNUSED void qlora__mutex_unlock(qlora__mutex* m) {
+    ReleaseSRWLockExclusive((void*)m);
+}
+static QLORA__UNUSED bool qlora__cond_init(qlora__cond* c) {
+    c->variable = NULL;
+    return true;
+}
+static QLORA__UNUSED void qlora__cond_free(qlora__cond* c) {
+    (void)c;
+}
+static QLORA__UNUSED void qlora__cond_wait(qlora__cond* c, qlora__mutex* m) {
+    SleepConditionVariableSRW((void*)c, (void*)m, 0xffffffffUL, 0);
+}
+static QLORA__UNUSED void qlora__cond_wake(qlora__cond* c) {
+    WakeAllConditionVariable((void*)c);
+}
+static unsigned __stdcall qlora__thread_entry(void* p) {
+    qlora__thread* t = (qlora__thread*)p;
+    t->fn(t->user);
+    return 0;
+}
+static QLORA__UNUSED bool qlora__thread_start(qlora__thread* t, qlora__thread_fn fn, void* user) {
+    t->fn = fn;
+    t->user = user;
+    t->handle = _beginthreadex(NULL, 0, qlora__thread_entry, t, 0, NULL);
+    return t->handle != 0;
+}
+static QLORA__UNUSED void qlora__thread_join(qlora__thread* t) {
+    WaitForSingleObject((void*)t->handle, 0xffffffffUL);
+    CloseHandle((void*)t->handle);
+}
+
+// Paths are UTF-8. Longer ones than this are refused with ENAMETOOLONG.
+#define QLORA__PATH_MAX 1024
+static QLORA__UNUSED bool qlora__wide(const char* path, wchar_t* out) {
+    return MultiByteToWideChar(65001, 8, path, -1, out, QLORA__PATH_MAX) > 0;
+}
+
+static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
+                                        void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    FILE* f = _wfopen(wide, mode == QLORA_FILE_READ ? L"rb" : L"wb");
+    if (f == NULL) {
+        return errno != 0 ? errno : EIO;
+    }
+    *file = f;
+    return 0;
+}
+
+static QLORA__UNUSED int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user) {
+    (void)user;
+    size_t n = fread(buffer, 1, bytes, (FILE*)file);
+    return n == 0 && ferror((FILE*)file) ? -(int64_t)EIO : (int64_t)n;
+}
+
+static QLORA__UNUSED int64_t qlora__os_write(void* file, const void* data, size_t bytes,
+                                             void* user) {
+    (void)user;
+    size_t n = fwrite(data, 1, bytes, (FILE*)file);
+    return n == 0 && bytes > 0 ? -(int64_t)(errno != 0 ? errno : EIO) : (int64_t)n;
+}
+
+static QLORA__UNUSED int qlora__os_sync(void* file, void* user) {
+    (void)user;
+    if (fflush((FILE*)file) != 0) {
+        return errno != 0 ? errno : EIO;
+    }
+    return _commit(_fileno((FILE*)file)) == 0 ? 0 : EIO;
+}
+
+static QLORA__UNUSED int qlora__os_close(void* file, void* user) {
+    (void)user;
+    return fclose((FILE*)file) == 0 ? 0 : EIO;
+}
+
+static QLORA__UNUSED int qlora__os_rename(const char* from, const char* to, void* user) {
+    (void)user;
+    wchar_t wide_from[QLORA__PATH_MAX];
+    wchar_t wide_to[QLORA__PATH_MAX];
+    if (!qlora__wide(from, wide_from) || !qlora__wide(to, wide_to)) {
+        return ENAMETOOLONG;
+    }
+    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace, write through
+}
+
+static QLORA__UNUSED int qlora__os_remove(const char* path, void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    return _wremove(wide) == 0 ? 0 : errno;
+}
+
+static QLORA__UNUSED int qlora__os_make_dir(const char* path, void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    return _wmkdir(wide) == 0 || errno == EEXIST ? 0 : errno;
+}
+
+static QLORA__UNUSED int qlora__os_sync_dir(const char* path, void* user) {
+    (void)path;
+    (void)user;
+    return 0; // MoveFileEx wrote through already
+}
+
+static QLORA__UNUSED int qlora__os_map(const char* path, const void** data, uint64_t* bytes,
+                                       void** handle, void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    void* file = CreateFileW(wide, 0x80000000UL, 1, NULL, 3, 0, NULL);
+    if (file == (void*)(intptr_t)-1) {
+        return ENOENT;
+    }
+    int64_t size = 0;
+    void* view = NULL;
+    void* mapping = NULL;
+    if (GetFileSizeEx(file, (void*)&size) && size > 0) {
+        mapping = CreateFileMappingW(file, NULL, 2, 0, 0, NULL);
+        view = mapping != NULL ? MapViewOfFile(mapping, 4, 0, 0, 0) : NULL;
+    }
+    if (mapping != NULL) {
+        CloseHandle(mapping); // the view keeps it
+    }
+    CloseHandle(file);
+    if (size > 0 && view == NULL) {
+        return EIO;
+    }
+    *data = view;
+    *bytes = (uint64_t)size;
+    *handle = NULL;
+    return 0;
+}
+
+static QLORA__UNUSED void qlora__os_unmap(const void* data, uint64_t bytes, void* handle,
+                                          void* user) {
+    (void)bytes;
+    (void)handle;
+    (void)user;
+    if (data != NULL) {
+        UnmapViewOfFile(data);
+    }
+}
+
+#endif // QLORA__PART_WINDOWS
+
+//@@ src/qlora_text.h
+
+#else // POSIX
+
+//@@ src/platform/posix.h
+
+#ifndef QLORA__PART_POSIX
+#define QLORA__PART_POSIX
+
+static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
+    void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) {
+        const char* text = dlerror();
+        snprintf(why, size, "%s", text != NULL ? text : name);
+    }
+    return library;
+}
+
+static QLORA__UNUSED void* qlora__library_symbol(void* library, const char* name) {
+    return dlsym(library, name);
+}
+
+static QLORA__UNUSED double qlora__clock_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static QLORA__UNUSED int32_t qlora__core_count(void) {
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 && n < 4096 ? (int32_t)n : 1;
+}
+
+typedef pthread_mutex_t qlora__mutex;
+typedef pthread_cond_t qlora__cond;
+typedef struct qlora__thread {
+    pthread_t handle;
+    qlora__thread_fn fn;
+    void* user;
+} qlora__thread;
+
+static QLORA__UNUSED bool qlora__mutex_init(qlora__mutex* m) {
+    return pthread_mutex_init(m, NULL) == 0;
+}
+static QLORA__UNUSED void qlora__mutex_free(qlora__mutex* m) {
+    pthread_mutex_destroy(m);
+}
+static QLORA__UNUSED void qlora__mutex_lock(qlora__mutex* m) {
+    pthread_mutex_lock(m);
+}
+static QLORA__UNUSED void qlora__mutex_unlock(qlora__mutex* m) {
+    pthread_mutex_unlock(m);
+}
+static QLORA__UNUSED bool qlora__cond_init(qlora__cond* c) {
+    return pthread_cond_init(c, NULL) == 0;
+}
+static QLORA__UNUSED void qlora__cond_free(qlora__cond* c) {
+    pthread_cond_destroy(c);
+}
+static QLORA__UNUSED void qlora__cond_wait(qlora__cond* c, qlora__mutex* m) {
+    pthread_cond_wait(c, m);
+}
+static QLORA__UNUSED void qlora__cond_wake(qlora__cond* c) {
+    pthread_cond_broadcast(c);
+}
+static QLORA__UNUSED void* qlora__thread_entry(void* p) {
+    qlora__thread* t = (qlora__thread*)p;
+    t->fn(t->user);
+    return NULL;
+}
+static QLORA__UNUSED bool qlora__thread_start(qlora__thread* t, qlora__thread_fn fn, void* user) {
+    t->fn = fn;
+    t->user = user;
+    return pthread_create(&t->handle, NULL, qlora__thread_entry, t) == 0;
+}
+static QLORA__UNUSED void qlora__thread_join(qlora__thread* t) {
+    pthread_join(t->handle, NULL);
+}
+
+// A file is its descriptor plus one, so that NULL stays "none".
+static QLORA__UNUSED int qlora__os_fd(void* file) {
+    return (int)((intptr_t)file - 1);
+}
+
+static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
+                                        void* user) {
+    (void)user;
+    int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC;
+    int fd = open(path, flags | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return errno;
+    }
+    *file = (void*)((intptr_t)fd + 1);
+    return 0;
+}
+
+static QLORA__UNUSED int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user) {
+    (void)user;
+    size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30; // Linux caps a call at 2 GiB
+    ssize_t n;
+    do {
+        n = read(qlora__os_fd(file), buffer, most);
+    } while (n < 0 && errno == EINTR);
+    return n < 0 ? -(int64_t)errno : (int64_t)n;
+}
+
+static QLORA__UNUSED int64_t qlora__os_write(void* file, const void* data, size_t bytes,
+                                             void* user) {
+    (void)user;
+    size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30;
+    ssize_t n;
+    do {
+        n = write(qlora__os_fd(file), data, most);
+    } while (n < 0 && errno == EINTR);
+    return n < 0 ? -(int64_t)errno : (int64_t)n;
+}
+
+static QLORA__UNUSED int qlora__os_sync(void* file, void* user) {
+    (void)user;
+    return fsync(qlora__os_fd(file)) == 0 ? 0 : errno;
+}
+
+static QLORA__UNUSED int qlora__os_close(void* file, void* user) {
+    (void)user;
+    return close(qlora__os_fd(file)) == 0 ? 0 : errno;
+}
+
+static QLORA__UNUSED int qlora__os_rename(const char* from, const char* to, void* user) {
+    (void)user;
+    return rename(from, to) == 0 ? 0 : errno;
+}
+
+static QLORA__UNUSED int qlora__os_remove(const char* path, void* user) {
+    (void)user;
+    return remove(path) == 0 ? 0 : errno;
+}
+
+static QLORA__UNUSED int qlora__os_make_dir(const char* path, void* user) {
+    (void)user;
+    return mkdir(path, 0777) == 0 || errno == EEXIST ? 0 : errno;
+}
+
+static QLORA__UNUSED int qlora__os_sync_dir(const char* path, void* user) {
+    (void)user;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return errno;
+    }
+    int code = fsync(fd) == 0 ? 0 : errno;
+    close(fd);
+    // Some file systems cannot sync a folder and say so; the rename is then as safe as it gets
+    // there.
+    return code == EINVAL ? 0 : code;
+}
+
+static QLORA__UNUSED int qlora__os_map(const char* path, const void** data, uint64_t* bytes,
+                                       void** handle, void* user) {
+    (void)user;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return errno;
+    }
+    struct stat info;
+    int code = fstat(fd, &info) == 0 ? 0 : errno;
+    void* view = NULL;
+    if (code == 0 && !S_ISREG(info.st_mode)) {
+        code = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
+    }
+    if (code == 0 && info.st_size > 0) {
+        view = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (view == MAP_FAILED) {
+            code = errno;
+        }
+    }
+    close(fd);
+    if (code != 0) {
+        return code;
+    }
+    *data = view;
+    *bytes = (uint64_t)info.st_size;
+    *handle = NULL;
+    return 0;
+}
+
+static QLORA__UNUSED void qlora__os_unmap(const void* data, uint64_t bytes, void* handle,
+                                          void* user) {
+    (void)handle;
+    (void)user;
+    if (data != NULL) {
+        munmap((void*)(uintptr_t)data, (size_t)bytes);
+    }
+}
+
+#endif // QLORA__PART_POSIX
+
+//@@ src/qlora_text.h
+
+#endif // _WIN32
+
+
+//@@ src/platform/system.h
+
+#ifndef QLORA__PART_SYSTEM
+#define QLORA__PART_SYSTEM
+
+static QLORA__UNUSED void* qlora__os_alloc(size_t bytes, size_t align, void* user) {
+    (void)user;
+#ifdef _WIN32
+    return _aligned_malloc(bytes, align);
+#else
+    void* p = NULL;
+    return posix_memalign(&p, align < sizeof(void*) ? sizeof(void*) : align, bytes) == 0 ? p : NULL;
+#endif
+}
+
+static QLORA__UNUSED void qlora__os_free(void* pointer, size_t bytes, void* user) {
+    (void)bytes;
+    (void)user;
+#ifdef _WIN32
+    _aligned_free(pointer);
+#else
+    free(pointer);
+#endif
+}
+
+// How NVIDIA's libraries are called, and what they are called.
+// clang-format off
+#ifdef _WIN32
+#define QLORA__CUDAAPI __stdcall
+#define QLORA__CUDA_NAMES(X) X("nvcuda.dll")
+#define QLORA__CUBLAS_NAMES(X) X("cublas64_13.dll") X("cublas64_12.dll") X("cublas64_11.dll")
+#else
+#define QLORA__CUDAAPI
+#define QLORA__CUDA_NAMES(X)                                                                       \
+    X("libcuda.so.1") X("libcuda.so") X("/usr/lib/wsl/lib/libcuda.so.1")
+#define QLORA__CUBLAS_NAMES(X)                                                                     \
+    X("libcublas.so.13") X("libcublas.so.12") X("libcublas.so.11") X("libcublas.so")               \
+    X("/usr/local/cuda/lib64/libcublas.so")
+#endif
+// clang-format on
+
+// strerror is not safe in threads; these are the ones people meet.
+static const char* qlora__errno_text(int code) {
+    static const struct {
+        int code;
+        const char* text;
+    } table[] = {
+        {ENOENT, "no such file or folder"},  {EACCES, "permission denied"},
+        {EPERM, "not permitted"},            {ENOSPC, "no space left on the device"},
+        {EROFS, "read-only file system"},    {EISDIR, "is a folder"},
+        {ENOTDIR, "not a folder"},           {EEXIST, "exists already"},
+        {EMFILE, "too many open files"},     {ENAMETOOLONG, "path too long or not UTF-8"},
+        {EFBIG, "file too large"},           {EIO, "input/output error"},
+        {ENOMEM, "out of memory"},           {EINVAL, "invalid argument"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        if (table[i].code == code) {
+            return table[i].text;
+        }
+    }
+    return "file error";
+}
+
+#endif // QLORA__PART_SYSTEM
+
+//@@ src/core/env.h
+
+#ifndef QLORA__PART_ENV
+#define QLORA__PART_ENV
+
+// What every reader and writer of files needs, and all it needs: memory, files, a log and a place
+// for the error text. A context has one, and so has an object of qlora_text.h.
+#define QLORA__ERROR_SIZE 768
+
+typedef struct qlora__env {
+    qlora_allocator allocator; // both functions set
+    qlora_files files;         // all functions set
+    qlora_log_fn log;          // NULL: silent
+    void* log_user;
+    const char* call;    // the outermost public call, for messages
+    bool one_line;       // messages quote files; a line break in one becomes '?'
+    uint64_t host_bytes; // allocated and not yet freed
+    char error[QLORA__ERROR_SIZE];
+} qlora__env;
+
+#define QLORA__TRY(expression)                                                                     \
     do {                                                                                           \
-        if (!(expression)) {                                                                       \
-            return false;                                                                          \
+        qlora_result qlora_try_ = (expression);                                                    \
+        if (qlora_try_ != QLORA_OK) {                                                              \
+            return qlora_try_;                                                                     \
         }                                                                                          \
     } while (0)
 
-// Always false, so that a function can end with `return text__fail(...)`. Messages quote what files
-// contain: control characters become '?' and a character cut at the end is dropped.
-static bool text__fail(text_error* error, const char* format, ...) TEXT__PRINTF;
+// ---- hooks --------------------------------------------------------------------------------------
 
-static bool text__fail(text_error* error, const char* format, ...) {
-    if (error == NULL) {
+#define QLORA__FILES_ALL 11
+
+// How many of the functions are set.
+static QLORA__UNUSED int qlora__files_count(const qlora_files* f) {
+    return (f->open != NULL) + (f->read != NULL) + (f->write != NULL) + (f->sync != NULL) +
+           (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) + (f->make_dir != NULL) +
+           (f->sync_dir != NULL) + (f->map != NULL) + (f->unmap != NULL);
+}
+
+// The operating system's functions where there are none.
+static QLORA__UNUSED void qlora__hooks_default(qlora_allocator* allocator, qlora_files* files) {
+    if (allocator->alloc == NULL) {
+        allocator->alloc = qlora__os_alloc;
+        allocator->free = qlora__os_free;
+    }
+    if (files->open == NULL) {
+        files->open = qlora__os_open;
+        files->read = qlora__os_read;
+        files->write = qlora__os_write;
+        files->sync = qlora__os_sync;
+        files->close = qlora__os_close;
+        files->rename = qlora__os_rename;
+        files->remove = qlora__os_remove;
+        files->make_dir = qlora__os_make_dir;
+        files->sync_dir = qlora__os_sync_dir;
+        files->map = qlora__os_map;
+        files->unmap = qlora__os_unmap;
+    }
+}
+
+// ---- errors and log -----------------------------------------------------------------------------
+
+// Length of the UTF-8 character at p (1 to 4), 0 when it is not valid.
+static QLORA__UNUSED uint32_t qlora__utf8_size(const char* text, uint32_t left) {
+    const uint8_t* p = (const uint8_t*)text;
+    uint32_t size = p[0] < 0x80 ? 1 : p[0] < 0xC2 ? 0 : p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : 4;
+    if (size == 0 || size > left || p[0] > 0xF4) {
+        return 0;
+    }
+    for (uint32_t i = 1; i < size; i++) {
+        if ((p[i] & 0xC0) != 0x80) {
+            return 0;
+        }
+    }
+    // the second byte shows overlong forms, surrogates and code points above U+10FFFF
+    if ((p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xED && p[1] > 0x9F) ||
+        (p[0] == 0xF0 && p[1] < 0x90) || (p[0] == 0xF4 && p[1] > 0x8F)) {
+        return 0;
+    }
+    return size;
+}
+
+// Messages quote files and are truncated: what is left of a UTF-8 character at the end is dropped.
+// On one line, control characters and invalid UTF-8 elsewhere become '?'.
+static void qlora__env_clean(const qlora__env* env, char* text, size_t room) {
+    size_t count = strlen(text);
+    if (count + 1 == room) {
+        while (count > 0 && ((uint8_t)text[count - 1] & 0xC0) == 0x80) {
+            count--;
+        }
+        if (count > 0 && (uint8_t)text[count - 1] >= 0xC0) {
+            count--;
+        }
+        text[count] = '\0';
+    }
+    for (size_t i = 0; env->one_line && i < count;) {
+        uint32_t left = count - i < 4 ? (uint32_t)(count - i) : 4;
+        uint32_t size = qlora__utf8_size(text + i, left);
+        if (size == 0 || (uint8_t)text[i] < 0x20 || text[i] == 0x7F) {
+            text[i] = '?';
+        }
+        i += size > 0 ? size : 1;
+    }
+}
+
+// Sets the error text, which starts with the name of the public call.
+static void qlora__env_vfail(qlora__env* env, const char* format, va_list args) {
+    int used = 0;
+    if (env->call != NULL) {
+        used = snprintf(env->error, sizeof env->error, "%s: ", env->call);
+    }
+    vsnprintf(env->error + used, sizeof env->error - (size_t)used, format, args);
+    qlora__env_clean(env, env->error, sizeof env->error);
+}
+
+// Sets the error text and returns the result.
+QLORA__PRINTF(3, 4)
+static QLORA__UNUSED qlora_result qlora__env_fail(qlora__env* env, qlora_result result,
+                                                  const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    qlora__env_vfail(env, format, args);
+    va_end(args);
+    return result;
+}
+
+// The error text without the name of the call.
+static QLORA__UNUSED const char* qlora__env_reason(const qlora__env* env) {
+    size_t prefix = env->call != NULL ? strlen(env->call) + 2 : 0;
+    return strlen(env->error) >= prefix ? env->error + prefix : env->error;
+}
+
+// Puts words before the error text of what failed inside: "model.merges[3] ", then "is not ...".
+QLORA__PRINTF(3, 4)
+static QLORA__UNUSED qlora_result qlora__env_wrap(qlora__env* env, qlora_result result,
+                                                  const char* format, ...) {
+    char inner[QLORA__ERROR_SIZE];
+    snprintf(inner, sizeof inner, "%s", qlora__env_reason(env));
+    va_list args;
+    va_start(args, format);
+    qlora__env_vfail(env, format, args);
+    va_end(args);
+    size_t used = strlen(env->error);
+    snprintf(env->error + used, sizeof env->error - used, "%s", inner);
+    qlora__env_clean(env, env->error, sizeof env->error);
+    return result;
+}
+
+QLORA__PRINTF(6, 7)
+static QLORA__UNUSED void qlora__env_log(const qlora__env* env, qlora_log_level level,
+                                         qlora_log_item item, const char* file, int line,
+                                         const char* format, ...) {
+    if (env->log == NULL) {
+        return;
+    }
+    char text[QLORA__ERROR_SIZE];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    qlora__env_clean(env, text, sizeof text);
+    env->log(env->log_user, level, item, text, file, line);
+}
+
+// ---- sizes --------------------------------------------------------------------------------------
+
+static QLORA__UNUSED bool qlora__mul(size_t a, size_t b, size_t* out) {
+    if (b != 0 && a > SIZE_MAX / b) {
         return false;
     }
-    va_list list;
-    va_start(list, format);
-    int length = vsnprintf(error->text, sizeof(error->text), format, list);
-    va_end(list);
-    if (length < 0) {
-        error->text[0] = 0;
+    *out = a * b;
+    return true;
+}
+
+static QLORA__UNUSED bool qlora__add(size_t a, size_t b, size_t* out) {
+    if (a > SIZE_MAX - b) {
+        return false;
     }
-    size_t count = strlen(error->text);
-    if (count + 1 == sizeof(error->text)) {
-        while (count > 0 && ((unsigned char)error->text[count - 1] & 0xC0) == 0x80) {
-            count--;
-        }
-        if (count > 0 && (unsigned char)error->text[count - 1] >= 0xC0) {
-            count--;
-        }
-        error->text[count] = 0;
+    *out = a + b;
+    return true;
+}
+
+static QLORA__UNUSED int64_t qlora__min(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static QLORA__UNUSED int64_t qlora__max(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static QLORA__UNUSED int64_t qlora__ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+static QLORA__UNUSED size_t qlora__align_up(size_t n, size_t align) {
+    return (n + align - 1) / align * align;
+}
+
+// ---- host memory --------------------------------------------------------------------------------
+
+// Host memory through the hook, 64-byte aligned. Sets the error text itself.
+static void* qlora__env_alloc(qlora__env* env, size_t bytes) {
+    size_t wanted = bytes > 0 ? bytes : 1;
+    void* p = env->allocator.alloc(wanted, 64, env->allocator.user);
+    if (p == NULL) {
+        qlora__env_fail(env, QLORA_ERR_MEMORY, "out of host memory (%llu bytes)",
+                        (unsigned long long)bytes);
+        return NULL;
     }
-    for (size_t i = 0; i < count; i++) {
-        unsigned char c = (unsigned char)error->text[i];
-        if (c < 0x20 || c == 0x7F) {
-            error->text[i] = '?';
+    env->host_bytes += wanted;
+    return p;
+}
+
+static QLORA__UNUSED void* qlora__env_alloc_zero(qlora__env* env, size_t bytes) {
+    void* p = qlora__env_alloc(env, bytes);
+    if (p != NULL) {
+        memset(p, 0, bytes);
+    }
+    return p;
+}
+
+// bytes as given to qlora__env_alloc; NULL is fine.
+static void qlora__env_free(qlora__env* env, void* pointer, size_t bytes) {
+    if (pointer != NULL) {
+        size_t wanted = bytes > 0 ? bytes : 1;
+        env->allocator.free(pointer, wanted, env->allocator.user);
+        env->host_bytes -= wanted;
+    }
+}
+
+// Moves a block of `used` bytes out of `bytes` to one of `wanted` bytes. NULL leaves it as it is.
+static QLORA__UNUSED void* qlora__env_realloc(qlora__env* env, void* pointer, size_t used,
+                                              size_t bytes, size_t wanted) {
+    void* moved = qlora__env_alloc(env, wanted);
+    if (moved != NULL && pointer != NULL) {
+        memcpy(moved, pointer, used);
+        qlora__env_free(env, pointer, bytes);
+    }
+    return moved;
+}
+
+// ---- texts --------------------------------------------------------------------------------------
+
+// Appends to a buffer that may be too small; used counts what would have been written.
+QLORA__PRINTF(4, 5)
+static QLORA__UNUSED void qlora__append(char* buffer, size_t size, size_t* used, const char* format,
+                                        ...) {
+    va_list args;
+    va_start(args, format);
+    bool room = buffer != NULL && *used < size;
+    int n = vsnprintf(room ? buffer + *used : NULL, room ? size - *used : 0, format, args);
+    va_end(args);
+    *used += n > 0 ? (size_t)n : 0;
+}
+
+// A growing text. The first failure sticks; later additions do nothing, so callers check once.
+typedef struct qlora__string {
+    qlora__env* env;
+    char* data;
+    size_t size;
+    size_t capacity;
+    qlora_result result;
+} qlora__string;
+
+static QLORA__UNUSED void qlora__string_begin(qlora__env* env, qlora__string* s) {
+    memset(s, 0, sizeof *s);
+    s->env = env;
+    s->result = QLORA_OK;
+}
+
+static QLORA__UNUSED void qlora__string_free(qlora__string* s) {
+    qlora__env_free(s->env, s->data, s->capacity);
+    s->data = NULL;
+    s->size = 0;
+    s->capacity = 0;
+}
+
+static QLORA__UNUSED void qlora__string_add(qlora__string* s, const void* bytes, size_t size) {
+    size_t need = 0;
+    if (s->result != QLORA_OK || size == 0) {
+        return;
+    }
+    if (!qlora__add(s->size, size, &need)) {
+        s->result = qlora__env_fail(s->env, QLORA_ERR_MEMORY, "text too large");
+        return;
+    }
+    if (need > s->capacity) {
+        size_t capacity = s->capacity < 256 ? 256 : s->capacity;
+        while (capacity < need) {
+            capacity = capacity > SIZE_MAX / 2 ? need : capacity * 2;
+        }
+        char* data = (char*)qlora__env_realloc(s->env, s->data, s->size, s->capacity, capacity);
+        if (data == NULL) {
+            s->result = QLORA_ERR_MEMORY;
+            return;
+        }
+        s->data = data;
+        s->capacity = capacity;
+    }
+    memcpy(s->data + s->size, bytes, size);
+    s->size = need;
+}
+
+static QLORA__UNUSED void qlora__string_puts(qlora__string* s, const char* string) {
+    qlora__string_add(s, string, strlen(string));
+}
+
+#endif // QLORA__PART_ENV
+
+//@@ src/core/files.h
+
+#ifndef QLORA__PART_FILES
+#define QLORA__PART_FILES
+
+// ---- files --------------------------------------------------------------------------------------
+
+typedef struct qlora__map {
+    const uint8_t* data;
+    uint64_t size;
+    void* handle;
+} qlora__map;
+
+static QLORA__UNUSED qlora_result qlora__map_open(qlora__env* env, const char* path,
+                                                  qlora__map* out) {
+    memset(out, 0, sizeof *out);
+    const void* data = NULL;
+    int code = env->files.map(path, &data, &out->size, &out->handle, env->files.user);
+    if (code != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                               qlora__errno_text(code), code);
+    }
+    out->data = (const uint8_t*)data;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED void qlora__map_close(qlora__env* env, qlora__map* map) {
+    if (map->data != NULL || map->handle != NULL) {
+        env->files.unmap(map->data, map->size, map->handle, env->files.user);
+    }
+    memset(map, 0, sizeof *map);
+}
+
+// A file in the making: written beside its final name and put there only when it is whole and on
+// the disk (C-FILES). A crash leaves the old file or the new one.
+typedef struct qlora__out {
+    void* file;
+    char* path; // final, then temporary, in one block
+    char* temporary;
+    size_t block;
+} qlora__out;
+
+static QLORA__UNUSED void qlora__out_forget(qlora__env* env, qlora__out* out) {
+    qlora__env_free(env, out->path, out->block);
+    memset(out, 0, sizeof *out);
+}
+
+// Gives up: closes and removes the temporary file. Keeps the error text.
+static QLORA__UNUSED void qlora__out_abort(qlora__env* env, qlora__out* out) {
+    if (out->file != NULL) {
+        env->files.close(out->file, env->files.user);
+    }
+    if (out->temporary != NULL) {
+        env->files.remove(out->temporary, env->files.user);
+    }
+    qlora__out_forget(env, out);
+}
+
+static QLORA__UNUSED qlora_result qlora__out_fail(qlora__env* env, qlora__out* out,
+                                                  const char* what, int code) {
+    qlora_result r = qlora__env_fail(env, QLORA_ERR_FILE, "cannot %s %s: %s (%d)", what, out->path,
+                                     qlora__errno_text(code), code);
+    qlora__out_abort(env, out);
+    return r;
+}
+
+static QLORA__UNUSED qlora_result qlora__out_begin(qlora__env* env, const char* path,
+                                                   qlora__out* out) {
+    memset(out, 0, sizeof *out);
+    size_t length = strlen(path);
+    out->block = 2 * length + 6;
+    out->path = (char*)qlora__env_alloc(env, out->block);
+    if (out->path == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(out->path, path, length + 1);
+    char* temporary = out->path + length + 1;
+    memcpy(temporary, path, length);
+    memcpy(temporary + length, ".tmp", 5);
+    int code = env->files.open(temporary, QLORA_FILE_CREATE, &out->file, env->files.user);
+    if (code != 0) {
+        out->file = NULL; // nothing to remove
+        return qlora__out_fail(env, out, "create", code);
+    }
+    out->temporary = temporary;
+    return QLORA_OK;
+}
+
+// On failure the file is given up already.
+static QLORA__UNUSED qlora_result qlora__out_write(qlora__env* env, qlora__out* out,
+                                                   const void* data, size_t bytes) {
+    const char* p = (const char*)data;
+    while (bytes > 0) {
+        int64_t n = env->files.write(out->file, p, bytes, env->files.user);
+        if (n <= 0 || (uint64_t)n > bytes) {
+            return qlora__out_fail(env, out, "write", n < 0 ? (int)-n : EIO);
+        }
+        p += n;
+        bytes -= (size_t)n;
+    }
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out* out) {
+    const qlora_files* files = &env->files;
+    int code = files->sync(out->file, files->user);
+    if (code != 0) {
+        return qlora__out_fail(env, out, "sync", code);
+    }
+    code = files->close(out->file, files->user);
+    out->file = NULL;
+    if (code == 0) {
+        code = files->rename(out->temporary, out->path, files->user);
+    }
+    if (code != 0) {
+        return qlora__out_fail(env, out, "replace", code);
+    }
+    out->temporary = NULL; // it has its final name now
+    char* slash = strrchr(out->path, '/');
+    const char* folder = slash != NULL ? out->path : ".";
+    if (slash != NULL) {
+        slash[slash == out->path ? 1 : 0] = '\0';
+    }
+    code = files->sync_dir(folder, files->user);
+    if (code != 0) {
+        return qlora__out_fail(env, out, "sync the folder of", code);
+    }
+    qlora__out_forget(env, out);
+    return QLORA_OK;
+}
+
+// Writes a whole small file, atomically.
+static QLORA__UNUSED qlora_result qlora__file_write(qlora__env* env, const char* path,
+                                                    const void* bytes, size_t size) {
+    qlora__out out;
+    QLORA__TRY(qlora__out_begin(env, path, &out));
+    QLORA__TRY(qlora__out_write(env, &out, bytes, size));
+    return qlora__out_commit(env, &out);
+}
+
+#define QLORA__PATH_ROOM 4096
+
+// Joins a folder and a file name into `out` (QLORA__PATH_ROOM bytes).
+static QLORA__UNUSED qlora_result qlora__path_join(qlora__env* env, const char* dir,
+                                                   const char* name, char* out) {
+    size_t a = strlen(dir);
+    size_t b = strlen(name);
+    if (a + b + 2 > QLORA__PATH_ROOM) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "path of %.60s... and %.60s is longer than %d", dir, name,
+                               QLORA__PATH_ROOM);
+    }
+    memcpy(out, dir, a);
+    if (a > 0 && dir[a - 1] != '/') {
+        out[a] = '/';
+        a++;
+    }
+    memcpy(out + a, name, b + 1);
+    return QLORA_OK;
+}
+
+// Whether a file is there. Anything but "no such file" that keeps it from being opened is an error.
+static QLORA__UNUSED qlora_result qlora__file_exists(qlora__env* env, const char* path, bool* out) {
+    void* file = NULL;
+    int code = env->files.open(path, QLORA_FILE_READ, &file, env->files.user);
+    if (code != 0 && code != ENOENT) {
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                               qlora__errno_text(code), code);
+    }
+    if (code == 0) {
+        env->files.close(file, env->files.user);
+    }
+    *out = code == 0;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__dir_make(qlora__env* env, const char* dir) {
+    int code = env->files.make_dir(dir, env->files.user);
+    return code == 0 ? QLORA_OK
+                     : qlora__env_fail(env, QLORA_ERR_FILE, "cannot make the folder %s: %s (%d)",
+                                       dir, qlora__errno_text(code), code);
+}
+
+static QLORA__UNUSED qlora_result qlora__dir_sync(qlora__env* env, const char* dir) {
+    int code = env->files.sync_dir(dir, env->files.user);
+    return code == 0 ? QLORA_OK
+                     : qlora__env_fail(env, QLORA_ERR_FILE, "cannot sync the folder %s: %s (%d)",
+                                       dir, qlora__errno_text(code), code);
+}
+
+// Removes a file that need not be there.
+static QLORA__UNUSED void qlora__file_remove(qlora__env* env, const char* dir, const char* name) {
+    char path[QLORA__PATH_ROOM];
+    if (qlora__path_join(env, dir, name, path) == QLORA_OK) {
+        env->files.remove(path, env->files.user);
+    }
+}
+
+#endif // QLORA__PART_FILES
+
+//@@ src/core/tools.h
+
+#ifndef QLORA__PART_TOOLS
+#define QLORA__PART_TOOLS
+
+// ---- sorting
+
+// Heap sort of an index array: no recursion, no worst case, same order on every platform as long as
+// `less` is a strict total order.
+typedef bool (*qlora__less_fn)(const void* user, uint32_t a, uint32_t b);
+
+static QLORA__UNUSED void qlora__sort_sift(uint32_t* index, size_t root, size_t count,
+                                           qlora__less_fn less, const void* user) {
+    for (;;) {
+        size_t child = 2 * root + 1;
+        if (child >= count) {
+            return;
+        }
+        if (child + 1 < count && less(user, index[child], index[child + 1])) {
+            child++;
+        }
+        if (!less(user, index[root], index[child])) {
+            return;
+        }
+        uint32_t swap = index[root];
+        index[root] = index[child];
+        index[child] = swap;
+        root = child;
+    }
+}
+
+static QLORA__UNUSED void qlora__sort(uint32_t* index, size_t count, qlora__less_fn less,
+                                      const void* user) {
+    for (size_t i = count / 2; i > 0; i--) {
+        qlora__sort_sift(index, i - 1, count, less, user);
+    }
+    for (size_t i = count; i > 1; i--) {
+        uint32_t swap = index[0];
+        index[0] = index[i - 1];
+        index[i - 1] = swap;
+        qlora__sort_sift(index, 0, i - 1, less, user);
+    }
+}
+
+// ---- checksum
+
+// 64-bit checksum of a byte stream, eight bytes at a time, in any split into pieces. Each step is a
+// bijection of the state for a given word and of the word for a given state, so damage inside one
+// aligned word is always seen; anything else with probability 1 - 2^-64. Not for adversaries.
+typedef struct qlora__hash {
+    uint64_t state;
+    uint64_t bytes;
+    uint64_t word; // bytes that do not fill a word yet, little-endian
+} qlora__hash;
+
+static QLORA__UNUSED void qlora__hash_begin(qlora__hash* h) {
+    h->state = 0x9E3779B97F4A7C15u;
+    h->bytes = 0;
+    h->word = 0;
+}
+
+static QLORA__UNUSED uint64_t qlora__hash_mix(uint64_t state, uint64_t word) {
+    state = (state ^ word) * 0xD6E8FEB86659FD93u;
+    return state ^ (state >> 32);
+}
+
+static QLORA__UNUSED void qlora__hash_add(qlora__hash* h, const void* data, size_t size) {
+    const uint8_t* p = (const uint8_t*)data;
+    while (size > 0) {
+        unsigned filled = (unsigned)(h->bytes & 7);
+        if (filled == 0 && size >= 8) {
+            uint64_t word = 0;
+            for (unsigned i = 0; i < 8; i++) {
+                word |= (uint64_t)p[i] << (8 * i);
+            }
+            h->state = qlora__hash_mix(h->state, word);
+            h->bytes += 8;
+            p += 8;
+            size -= 8;
+            continue;
+        }
+        h->word |= (uint64_t)p[0] << (8 * filled);
+        h->bytes++;
+        p++;
+        size--;
+        if (filled == 7) {
+            h->state = qlora__hash_mix(h->state, h->word);
+            h->word = 0;
+        }
+    }
+}
+
+static QLORA__UNUSED uint64_t qlora__hash_end(const qlora__hash* h) {
+    return qlora__hash_mix(qlora__hash_mix(h->state, h->word), h->bytes);
+}
+
+// FNV-1a, for short keys.
+static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_t seed) {
+    const uint8_t* p = (const uint8_t*)data;
+    uint64_t h = seed ^ 0xcbf29ce484222325ull;
+    for (size_t i = 0; i < bytes; i++) {
+        h = (h ^ p[i]) * 0x100000001b3ull;
+    }
+    return h;
+}
+
+#endif // QLORA__PART_TOOLS
+
+//@@ src/formats/json_read.h
+
+#ifndef QLORA__PART_JSON_READ
+#define QLORA__PART_JSON_READ
+
+// Every reader of this floor takes bytes it does not trust. It either gives a value that obeys all
+// rules of its format, or returns an error whose text names the file and the fault; it never reads
+// outside the bytes it was given. Nothing here knows about devices.
+
+// ---- numbers in text, independent of the C locale
+
+// A natural number of up to 5120 bits: enough to compare 801 digits times a power of ten with any
+// double's neighbourhood.
+#define QLORA__BIG_WORDS 160
+typedef struct qlora__big {
+    uint32_t word[QLORA__BIG_WORDS];
+    uint32_t count;
+} qlora__big;
+
+static QLORA__UNUSED void qlora__big_mul_add(qlora__big* b, uint32_t factor, uint32_t carry_in) {
+    uint64_t carry = carry_in;
+    for (uint32_t i = 0; i < b->count; i++) {
+        carry += (uint64_t)b->word[i] * factor;
+        b->word[i] = (uint32_t)carry;
+        carry >>= 32;
+    }
+    if (carry != 0 && b->count < QLORA__BIG_WORDS) {
+        b->word[b->count] = (uint32_t)carry;
+        b->count++;
+    }
+}
+
+static QLORA__UNUSED void qlora__big_shift(qlora__big* b, int bits) {
+    for (; bits >= 31; bits -= 31) {
+        qlora__big_mul_add(b, 1u << 31, 0);
+    }
+    qlora__big_mul_add(b, 1u << bits, 0);
+}
+
+static QLORA__UNUSED void qlora__big_mul_pow10(qlora__big* b, int power) {
+    for (; power >= 9; power -= 9) {
+        qlora__big_mul_add(b, 1000000000u, 0);
+    }
+    for (; power > 0; power--) {
+        qlora__big_mul_add(b, 10u, 0);
+    }
+}
+
+static QLORA__UNUSED int qlora__big_compare(const qlora__big* a, const qlora__big* b) {
+    if (a->count != b->count) {
+        return a->count < b->count ? -1 : 1;
+    }
+    for (uint32_t i = a->count; i > 0; i--) {
+        if (a->word[i - 1] != b->word[i - 1]) {
+            return a->word[i - 1] < b->word[i - 1] ? -1 : 1;
+        }
+    }
+    return 0;
+}
+
+// A decimal number without sign: digits x 10^exponent, no leading zero. What lies behind the 800th
+// digit only matters as "a little more": one further digit 1 stands for it.
+#define QLORA__DECIMAL_DIGITS 800
+typedef struct qlora__decimal {
+    uint8_t digit[QLORA__DECIMAL_DIGITS + 1];
+    int count;
+    int exponent;
+} qlora__decimal;
+
+// Sign of decimal - n x 2^power.
+static QLORA__UNUSED int qlora__decimal_compare(const qlora__decimal* d, uint64_t n, int power) {
+    qlora__big left;
+    qlora__big right;
+    left.count = 0;
+    for (int i = 0; i < d->count; i++) {
+        qlora__big_mul_add(&left, 10u, d->digit[i]);
+    }
+    right.word[0] = (uint32_t)n;
+    right.word[1] = (uint32_t)(n >> 32);
+    right.count = right.word[1] != 0 ? 2 : 1;
+    qlora__big_mul_pow10(d->exponent > 0 ? &left : &right, abs(d->exponent));
+    qlora__big_shift(power > 0 ? &right : &left, abs(power));
+    return qlora__big_compare(&left, &right);
+}
+
+// The double nearest to d, ties to even: a guess good to a few units, then exact comparisons with
+// the midpoints to its neighbours. Infinity when out of range.
+static QLORA__UNUSED double qlora__decimal_to_double(const qlora__decimal* d) {
+    static const double pow10[23] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                     1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                     1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+    uint64_t bits = 0;
+    double x = 0.0;
+    int magnitude = d->count + d->exponent;
+    if (d->count == 0 || magnitude < -330) {
+        return 0.0;
+    }
+    if (magnitude > 310) {
+        bits = 0x7FF0000000000000u;
+        memcpy(&x, &bits, sizeof x);
+        return x;
+    }
+    uint64_t lead = 0;
+    int used = 0;
+    for (; used < d->count && used < 18; used++) {
+        lead = lead * 10 + d->digit[used];
+    }
+    int scale = d->exponent + d->count - used;
+    x = (double)lead;
+    for (; scale > 0; scale -= scale < 22 ? scale : 22) {
+        x *= pow10[scale < 22 ? scale : 22];
+    }
+    for (; scale < 0; scale += -scale < 22 ? -scale : 22) {
+        x /= pow10[-scale < 22 ? -scale : 22];
+    }
+    memcpy(&bits, &x, sizeof bits);
+    if (bits >= 0x7FF0000000000000u) {
+        bits = 0x7FEFFFFFFFFFFFFFu;
+    }
+    while (bits < 0x7FF0000000000000u) {
+        uint64_t mantissa = bits & 0xFFFFFFFFFFFFFu;
+        int exponent = (int)(bits >> 52);
+        int power = (exponent == 0 ? 1 : exponent) - 1075;
+        mantissa |= exponent == 0 ? 0 : (uint64_t)1 << 52;
+        int above = qlora__decimal_compare(d, 2 * mantissa + 1, power - 1);
+        if (above > 0 || (above == 0 && (mantissa & 1) != 0)) {
+            bits++;
+            continue;
+        }
+        if (bits == 0) {
+            break;
+        }
+        // below a power of two the neighbour is only half a step away
+        bool edge = (bits & 0xFFFFFFFFFFFFFu) == 0 && exponent > 1;
+        int below = edge ? qlora__decimal_compare(d, 4 * mantissa - 1, power - 2)
+                         : qlora__decimal_compare(d, 2 * mantissa - 1, power - 1);
+        if (below < 0 || (below == 0 && (mantissa & 1) != 0)) {
+            bits--;
+            continue;
+        }
+        break;
+    }
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// Reads a number of JSON's grammar (already checked) to the nearest double.
+static QLORA__UNUSED double qlora__number_parse(const char* text, size_t size) {
+    qlora__decimal d;
+    size_t i = 0;
+    bool negative = size > 0 && text[0] == '-';
+    bool fraction = false;
+    bool more = false;
+    d.count = 0;
+    d.exponent = 0;
+    for (i = negative ? 1 : 0; i < size && text[i] != 'e' && text[i] != 'E'; i++) {
+        if (text[i] == '.') {
+            fraction = true;
+            continue;
+        }
+        // an exponent of a million is as good as any larger one, and cannot overflow
+        if (d.count == QLORA__DECIMAL_DIGITS) {
+            more = more || text[i] != '0';
+            d.exponent += fraction || d.exponent > 1000000 ? 0 : 1;
+            continue;
+        }
+        if (d.count > 0 || text[i] != '0') {
+            d.digit[d.count] = (uint8_t)(text[i] - '0');
+            d.count++;
+        }
+        d.exponent -= fraction && d.exponent > -1000000 ? 1 : 0;
+    }
+    if (more) {
+        d.digit[d.count] = 1;
+        d.count++;
+        d.exponent--;
+    }
+    if (i < size) {
+        bool minus = text[i + 1] == '-';
+        int power = 0;
+        for (i += minus || text[i + 1] == '+' ? 2 : 1; i < size; i++) {
+            power = power > 1000000 ? power : power * 10 + (text[i] - '0');
+        }
+        d.exponent += minus ? -power : power;
+    }
+    double x = qlora__decimal_to_double(&d);
+    return negative ? -x : x;
+}
+
+// ---- JSON, read
+
+// A parsed text is a flat array of tokens in the order of the text. An object's members are pairs:
+// a string token, then the value's tokens. `next` skips a value with all it contains, so walking
+// one level needs no stack. Token 0 is the root and can be no member, so 0 also says "not found".
+typedef enum qlora__json_kind {
+    QLORA__JSON_NULL,
+    QLORA__JSON_FALSE,
+    QLORA__JSON_TRUE,
+    QLORA__JSON_NUMBER,
+    QLORA__JSON_STRING,
+    QLORA__JSON_ARRAY,
+    QLORA__JSON_OBJECT
+} qlora__json_kind;
+
+#define QLORA__JSON_MAX_DEPTH 256
+#define QLORA__JSON_MAX_BYTES 0x7FFFFFFFu
+#define QLORA__JSON_ROOT 0xFFFFFFFFu
+#define QLORA__JSON_UNIQUE 1u // flag: an object with the same key twice is an error
+
+typedef struct qlora__json_token {
+    qlora__json_kind kind;
+    uint32_t begin; // first byte; of a string, the byte after the opening quote
+    uint32_t end;   // one past the last byte; of a string, the closing quote
+    uint32_t next;  // token after this value and everything inside it
+    uint32_t count; // members, elements, or escapes in a string
+} qlora__json_token;
+
+typedef struct qlora__json {
+    const char* text; // the caller's; must outlive the tokens
+    const char* label;
+    const char* strings; // what string tokens point into: the text, or `decoded`
+    uint32_t size;
+    uint32_t count;
+    uint32_t capacity;
+    uint32_t line; // lines of the file before the text, for messages
+    qlora__json_token* tokens;
+    char* decoded;
+    size_t decoded_capacity;
+} qlora__json;
+
+typedef struct qlora__json_parser {
+    qlora__env* env;
+    qlora__json* json;
+    uint32_t at;
+    uint32_t parent; // the innermost open container; its own parent waits in its `next`
+    uint32_t depth;
+} qlora__json_parser;
+
+static QLORA__UNUSED void qlora__json_free(qlora__env* env, qlora__json* json) {
+    qlora__env_free(env, json->tokens, json->capacity * sizeof *json->tokens);
+    qlora__env_free(env, json->decoded, json->decoded_capacity);
+    memset(json, 0, sizeof *json);
+}
+
+static QLORA__UNUSED qlora_result qlora__json_bad(const qlora__json_parser* p, const char* what) {
+    unsigned line = p->json->line + 1;
+    unsigned column = 1;
+    for (uint32_t i = 0; i < p->at && i < p->json->size; i++) {
+        column++;
+        if (p->json->text[i] == '\n') {
+            line++;
+            column = 1;
+        }
+    }
+    return qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s:%u:%u: invalid JSON: %s", p->json->label,
+                           line, column, what);
+}
+
+// Value of four hexadecimal digits, or 0x10000.
+static QLORA__UNUSED uint32_t qlora__hex4(const char* text, uint32_t left) {
+    uint32_t value = 0;
+    if (left < 4) {
+        return 0x10000u;
+    }
+    for (int i = 0; i < 4; i++) {
+        char c = text[i];
+        uint32_t digit = c >= '0' && c <= '9'   ? (uint32_t)(c - '0')
+                         : c >= 'a' && c <= 'f' ? (uint32_t)(c - 'a') + 10
+                         : c >= 'A' && c <= 'F' ? (uint32_t)(c - 'A') + 10
+                                                : 16u;
+        if (digit == 16u) {
+            return 0x10000u;
+        }
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+static QLORA__UNUSED qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind,
+                                                   uint32_t begin, uint32_t end) {
+    qlora__json* json = p->json;
+    if (json->count == json->capacity) {
+        uint32_t capacity = json->capacity == 0 ? 64 : json->capacity * 2;
+        size_t bytes = 0;
+        if (capacity < json->capacity || !qlora__mul(capacity, sizeof *json->tokens, &bytes)) {
+            return qlora__json_bad(p, "too many values");
+        }
+        qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
+            p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
+            bytes);
+        if (tokens == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        json->tokens = tokens;
+        json->capacity = capacity;
+    }
+    qlora__json_token* t = &json->tokens[json->count];
+    json->count++;
+    t->kind = kind;
+    t->begin = begin;
+    t->end = end;
+    t->next = json->count;
+    t->count = 0;
+    return QLORA_OK;
+}
+
+// An escape, with p->at on the backslash.
+static QLORA__UNUSED qlora_result qlora__json_escape(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    uint32_t left = p->json->size - p->at;
+    if (left < 2 || text[p->at + 1] == '\0' || strchr("\"\\/bfnrtu", text[p->at + 1]) == NULL) {
+        return qlora__json_bad(p, "unknown escape in a string");
+    }
+    if (text[p->at + 1] != 'u') {
+        p->at += 2;
+        return QLORA_OK;
+    }
+    uint32_t code = qlora__hex4(text + p->at + 2, left - 2);
+    if (code > 0xFFFF) {
+        return qlora__json_bad(p, "\\u needs four hexadecimal digits");
+    }
+    if ((code & 0xFC00) == 0xD800 && left >= 12 && text[p->at + 6] == '\\' &&
+        text[p->at + 7] == 'u' && (qlora__hex4(text + p->at + 8, left - 8) & 0x1FC00) == 0xDC00) {
+        p->at += 12;
+        return QLORA_OK;
+    }
+    if ((code & 0xF800) == 0xD800) {
+        return qlora__json_bad(p, "half of a surrogate pair in a string");
+    }
+    p->at += 6;
+    return QLORA_OK;
+}
+
+// A string, with p->at on the opening quote.
+static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    uint32_t size = p->json->size;
+    uint32_t begin = p->at + 1;
+    uint32_t escapes = 0;
+    p->at = begin;
+    for (;;) {
+        // most bytes of most files: printable ASCII
+        uint32_t at = p->at;
+        while (at < size && (uint8_t)(text[at] - 0x20) < 0x60 && text[at] != '"' &&
+               text[at] != '\\') {
+            at++;
+        }
+        p->at = at;
+        if (at >= size || text[at] == '"') {
+            break;
+        }
+        uint8_t c = (uint8_t)text[at];
+        if (c == '\\') {
+            QLORA__TRY(qlora__json_escape(p));
+            escapes++;
+        } else if (c < 0x20) {
+            return qlora__json_bad(p, "control character in a string");
+        } else {
+            uint32_t step = qlora__utf8_size(text + at, size - at);
+            if (step == 0) {
+                return qlora__json_bad(p, "invalid UTF-8 in a string");
+            }
+            p->at += step;
+        }
+    }
+    if (p->at >= size) {
+        return qlora__json_bad(p, "string without its closing quote");
+    }
+    QLORA__TRY(qlora__json_push(p, QLORA__JSON_STRING, begin, p->at));
+    p->json->tokens[p->json->count - 1].count = escapes;
+    p->at++;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED uint32_t qlora__json_digits(const qlora__json_parser* p, uint32_t at) {
+    while (at < p->json->size && p->json->text[at] >= '0' && p->json->text[at] <= '9') {
+        at++;
+    }
+    return at;
+}
+
+static QLORA__UNUSED qlora_result qlora__json_number_parse(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    uint32_t size = p->json->size;
+    uint32_t begin = p->at;
+    uint32_t at = begin + (text[begin] == '-' ? 1 : 0);
+    uint32_t end = qlora__json_digits(p, at);
+    if (end == at) {
+        return qlora__json_bad(p, "a value was expected");
+    }
+    if (text[at] == '0' && end > at + 1) {
+        return qlora__json_bad(p, "number with a leading zero");
+    }
+    if (end < size && text[end] == '.') {
+        at = end + 1;
+        end = qlora__json_digits(p, at);
+        if (end == at) {
+            return qlora__json_bad(p, "number without digits after the point");
+        }
+    }
+    if (end < size && (text[end] == 'e' || text[end] == 'E')) {
+        at = end + 1;
+        at += at < size && (text[at] == '+' || text[at] == '-') ? 1 : 0;
+        end = qlora__json_digits(p, at);
+        if (end == at) {
+            return qlora__json_bad(p, "number without digits in the exponent");
+        }
+    }
+    p->at = end;
+    return qlora__json_push(p, QLORA__JSON_NUMBER, begin, end);
+}
+
+// A value that is complete in itself, or the opening of a container.
+static QLORA__UNUSED qlora_result qlora__json_value(qlora__json_parser* p) {
+    static const struct {
+        const char* word;
+        qlora__json_kind kind;
+    } words[3] = {
+        {"null", QLORA__JSON_NULL}, {"false", QLORA__JSON_FALSE}, {"true", QLORA__JSON_TRUE}};
+    const char* text = p->json->text;
+    char c = text[p->at];
+    if (c == '"') {
+        return qlora__json_string_parse(p);
+    }
+    if (c == '{' || c == '[') {
+        if (p->depth == QLORA__JSON_MAX_DEPTH) {
+            return qlora__json_bad(p, "nested too deeply");
+        }
+        QLORA__TRY(
+            qlora__json_push(p, c == '{' ? QLORA__JSON_OBJECT : QLORA__JSON_ARRAY, p->at, p->at));
+        p->json->tokens[p->json->count - 1].next = p->parent;
+        p->parent = p->json->count - 1;
+        p->depth++;
+        p->at++;
+        return QLORA_OK;
+    }
+    for (int i = 0; i < 3; i++) {
+        uint32_t length = (uint32_t)strlen(words[i].word);
+        if (c == words[i].word[0] && p->json->size - p->at >= length &&
+            memcmp(text + p->at, words[i].word, length) == 0) {
+            p->at += length;
+            return qlora__json_push(p, words[i].kind, p->at - length, p->at);
+        }
+    }
+    return qlora__json_number_parse(p);
+}
+
+static QLORA__UNUSED void qlora__json_space(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    while (p->at < p->json->size && (text[p->at] == ' ' || text[p->at] == '\t' ||
+                                     text[p->at] == '\n' || text[p->at] == '\r')) {
+        p->at++;
+    }
+}
+
+// The key of a member and its colon, p->at on the key.
+static QLORA__UNUSED qlora_result qlora__json_key(qlora__json_parser* p) {
+    if (p->at >= p->json->size || p->json->text[p->at] != '"') {
+        return qlora__json_bad(p, "a key in quotes was expected");
+    }
+    QLORA__TRY(qlora__json_string_parse(p));
+    qlora__json_space(p);
+    if (p->at >= p->json->size || p->json->text[p->at] != ':') {
+        return qlora__json_bad(p, "':' was expected after a key");
+    }
+    p->at++;
+    qlora__json_space(p);
+    return QLORA_OK;
+}
+
+// After a value: closes containers, and goes past one comma. *done when the root is complete.
+static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
+    for (;;) {
+        if (p->parent == QLORA__JSON_ROOT) {
+            *done = true;
+            return QLORA_OK;
+        }
+        qlora__json_token* open = &p->json->tokens[p->parent];
+        bool object = open->kind == QLORA__JSON_OBJECT;
+        qlora__json_space(p);
+        char c = p->at < p->json->size ? p->json->text[p->at] : '\0';
+        if (c != ',' && c != (object ? '}' : ']')) {
+            return qlora__json_bad(p,
+                                   object ? "',' or '}' was expected" : "',' or ']' was expected");
+        }
+        open->count += p->json->count > p->parent + 1 ? 1 : 0;
+        p->at++;
+        if (c == ',') {
+            qlora__json_space(p);
+            return QLORA_OK;
+        }
+        p->parent = open->next;
+        p->depth--;
+        open->end = p->at;
+        open->next = p->json->count;
+    }
+}
+
+// Next code point of a string token, from *at; escapes and UTF-8 were checked when it was parsed.
+static QLORA__UNUSED uint32_t qlora__json_code(const char* text, uint32_t* at) {
+    const char* p = text + *at;
+    uint8_t c = (uint8_t)p[0];
+    if (c != '\\') {
+        uint32_t size = c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+        uint32_t code = size == 1 ? c : c & (0x7Fu >> size);
+        for (uint32_t i = 1; i < size; i++) {
+            code = code << 6 | ((uint8_t)p[i] & 0x3Fu);
+        }
+        *at += size;
+        return code;
+    }
+    if (p[1] != 'u') {
+        static const char from[] = "\"\\/bfnrt";
+        static const char to[] = "\"\\/\b\f\n\r\t";
+        *at += 2;
+        return (uint8_t)to[strchr(from, p[1]) - from];
+    }
+    uint32_t code = qlora__hex4(p + 2, 4);
+    *at += 6;
+    if ((code & 0xFC00) == 0xD800) {
+        code = 0x10000u + ((code & 0x3FF) << 10 | (qlora__hex4(p + 8, 4) & 0x3FF));
+        *at += 6;
+    }
+    return code;
+}
+
+static QLORA__UNUSED bool qlora__json_key_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__json* json = (const qlora__json*)user;
+    uint32_t i = json->tokens[a].begin;
+    uint32_t j = json->tokens[b].begin;
+    while (i < json->tokens[a].end && j < json->tokens[b].end) {
+        uint32_t x = qlora__json_code(json->text, &i);
+        uint32_t y = qlora__json_code(json->text, &j);
+        if (x != y) {
+            return x < y;
+        }
+    }
+    return i == json->tokens[a].end && j < json->tokens[b].end;
+}
+
+// Refuses an object that has one key twice: sorts each object's keys and compares neighbours.
+static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p) {
+    qlora__json* json = p->json;
+    uint32_t largest = 0;
+    for (uint32_t i = 0; i < json->count; i++) {
+        if (json->tokens[i].kind == QLORA__JSON_OBJECT && json->tokens[i].count > largest) {
+            largest = json->tokens[i].count;
+        }
+    }
+    if (largest < 2) {
+        return QLORA_OK;
+    }
+    size_t bytes = largest * sizeof(uint32_t);
+    uint32_t* keys = (uint32_t*)qlora__env_alloc(p->env, bytes);
+    if (keys == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result result = QLORA_OK;
+    for (uint32_t i = 0; i < json->count && result == QLORA_OK; i++) {
+        uint32_t n = json->tokens[i].kind == QLORA__JSON_OBJECT ? json->tokens[i].count : 0;
+        uint32_t key = i + 1;
+        for (uint32_t k = 0; k < n; k++) {
+            keys[k] = key;
+            key = json->tokens[key + 1].next;
+        }
+        qlora__sort(keys, n, qlora__json_key_less, json);
+        for (uint32_t k = 1; k < n && result == QLORA_OK; k++) {
+            if (!qlora__json_key_less(json, keys[k - 1], keys[k])) {
+                const qlora__json_token* t = &json->tokens[keys[k]];
+                int shown = t->end - t->begin < 80 ? (int)(t->end - t->begin) : 80;
+                result =
+                    qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s: the key \"%.*s\" stands twice",
+                                    json->label, shown, json->text + t->begin);
+            }
+        }
+    }
+    qlora__env_free(p->env, keys, bytes);
+    return result;
+}
+
+static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p) {
+    qlora__json* json = p->json;
+    bool done = false;
+    qlora__json_space(p);
+    while (!done) {
+        // a value follows; in an object, its key comes first
+        bool object =
+            p->parent != QLORA__JSON_ROOT && json->tokens[p->parent].kind == QLORA__JSON_OBJECT;
+        if (object) {
+            QLORA__TRY(qlora__json_key(p));
+        }
+        if (p->at >= json->size) {
+            return qlora__json_bad(p, "a value was expected");
+        }
+        uint32_t opened = p->parent;
+        QLORA__TRY(qlora__json_value(p));
+        if (p->parent != opened) {
+            qlora__json_space(p);
+            char close = json->tokens[p->parent].kind == QLORA__JSON_OBJECT ? '}' : ']';
+            if (p->at >= json->size || json->text[p->at] != close) {
+                continue;
+            }
+        }
+        QLORA__TRY(qlora__json_after(p, &done));
+    }
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED void qlora__json_begin(qlora__json_parser* p, qlora__env* env,
+                                            qlora__json* json) {
+    json->strings = json->text;
+    json->count = 0;
+    p->env = env;
+    p->json = json;
+    p->at = 0;
+    p->parent = QLORA__JSON_ROOT;
+    p->depth = 0;
+}
+
+// Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages and must outlive
+// the tokens, as the text must. qlora__json_free when done; nothing to free after a failure.
+static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char* label,
+                                                    const void* text, uint64_t size, uint32_t flags,
+                                                    qlora__json* out) {
+    qlora__json json;
+    qlora__json_parser p;
+    memset(&json, 0, sizeof json);
+    if (size > QLORA__JSON_MAX_BYTES) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: JSON of more than 2 GiB", label);
+    }
+    json.text = (const char*)text;
+    json.label = label;
+    json.size = (uint32_t)size;
+    qlora__json_begin(&p, env, &json);
+    qlora_result result = qlora__json_parse_tokens(&p);
+    if (result == QLORA_OK) {
+        qlora__json_space(&p);
+        if (p.at != json.size) {
+            result = qlora__json_bad(&p, "something follows the value");
+        }
+    }
+    if (result == QLORA_OK && (flags & QLORA__JSON_UNIQUE) != 0) {
+        result = qlora__json_check_unique(&p);
+    }
+    if (result != QLORA_OK) {
+        qlora__json_free(env, &json);
+        return result;
+    }
+    *out = json;
+    return QLORA_OK;
+}
+
+// Parses the one value at the start of json->text, for files that hold many. The caller sets text,
+// label, size and line; the memory of earlier tokens is used again, and must be freed in the end,
+// also after a failure. *end is where the value ends. With `alone`, a line end must follow it.
+static QLORA__UNUSED qlora_result qlora__json_parse_one(qlora__env* env, qlora__json* json,
+                                                        bool alone, uint32_t* end) {
+    qlora__json_parser p;
+    qlora__json_begin(&p, env, json);
+    QLORA__TRY(qlora__json_parse_tokens(&p));
+    while (alone && p.at < json->size && json->text[p.at] != '\n') {
+        if (json->text[p.at] != ' ' && json->text[p.at] != '\t' && json->text[p.at] != '\r') {
+            return qlora__json_bad(&p, "something follows the value");
+        }
+        p.at++;
+    }
+    *end = p.at;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t token) {
+    return json->tokens[token].kind;
+}
+
+// True when a string token's decoded text equals the bytes given.
+static QLORA__UNUSED bool qlora__json_equals(const qlora__json* json, uint32_t token,
+                                             const char* text, size_t size) {
+    const qlora__json_token* t = &json->tokens[token];
+    if (t->kind != QLORA__JSON_STRING) {
+        return false;
+    }
+    if (t->count == 0) {
+        return t->end - t->begin == size && memcmp(json->strings + t->begin, text, size) == 0;
+    }
+    uint32_t at = t->begin;
+    size_t i = 0;
+    while (at < t->end) {
+        uint32_t code = qlora__json_code(json->text, &at);
+        uint8_t bytes[4];
+        uint32_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+        for (uint32_t k = n; k > 1; k--) {
+            bytes[k - 1] = (uint8_t)(0x80 | (code & 0x3F));
+            code >>= 6;
+        }
+        bytes[0] = (uint8_t)(n == 1 ? code : (0xF00u >> n & 0xF0u) | code);
+        if (size - i < n || memcmp(text + i, bytes, n) != 0) {
+            return false;
+        }
+        i += n;
+    }
+    return i == size;
+}
+
+// Value of a member, 0 when `object` is none or has no such key. The last of equal keys, as Python.
+static QLORA__UNUSED uint32_t qlora__json_find(const qlora__json* json, uint32_t object,
+                                               const char* key) {
+    uint32_t found = 0;
+    size_t size = strlen(key);
+    if (json->tokens[object].kind != QLORA__JSON_OBJECT) {
+        return 0;
+    }
+    for (uint32_t k = object + 1; k < json->tokens[object].next; k = json->tokens[k + 1].next) {
+        if (qlora__json_equals(json, k, key, size)) {
+            found = k + 1;
+        }
+    }
+    return found;
+}
+
+// qlora__json_find through several objects, keys joined by '/'.
+static QLORA__UNUSED uint32_t qlora__json_find_path(const qlora__json* json, uint32_t object,
+                                                    const char* path) {
+    char key[64];
+    for (;;) {
+        const char* slash = strchr(path, '/');
+        size_t n = slash != NULL ? (size_t)(slash - path) : strlen(path);
+        if (n >= sizeof key) {
+            return 0;
+        }
+        memcpy(key, path, n);
+        key[n] = '\0';
+        object = qlora__json_find(json, object, key);
+        if (object == 0 || slash == NULL) {
+            return object;
+        }
+        path = slash + 1;
+    }
+}
+
+// Element of an array, 0 when there is none.
+static QLORA__UNUSED uint32_t qlora__json_at(const qlora__json* json, uint32_t array,
+                                             uint32_t index) {
+    if (json->tokens[array].kind != QLORA__JSON_ARRAY || index >= json->tokens[array].count) {
+        return 0;
+    }
+    uint32_t element = array + 1;
+    for (; index > 0; index--) {
+        element = json->tokens[element].next;
+    }
+    return element;
+}
+
+static QLORA__UNUSED bool qlora__json_is(const qlora__json* json, uint32_t token,
+                                         const char* text) {
+    return qlora__json_equals(json, token, text, strlen(text));
+}
+
+// Decoded bytes of a string token: as many as fit, always terminated when size > 0. Returns the
+// length of the whole, which is then less than `size`; a string may contain NUL bytes.
+static QLORA__UNUSED size_t qlora__json_string(const qlora__json* json, uint32_t token, char* out,
+                                               size_t size) {
+    const qlora__json_token* t = &json->tokens[token];
+    uint32_t at = t->begin;
+    size_t length = 0;
+    if (t->kind != QLORA__JSON_STRING) {
+        at = t->end;
+    } else if (t->count == 0) {
+        length = t->end - t->begin;
+        if (size > 0) {
+            memcpy(out, json->strings + at, length < size ? length : size - 1);
+        }
+        at = t->end;
+    }
+    while (at < t->end) {
+        uint32_t code = qlora__json_code(json->text, &at);
+        uint32_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+        for (uint32_t k = n; k > 0; k--) {
+            uint32_t low =
+                k == 1 ? (n == 1 ? code : (0xF00u >> n & 0xF0u) | code) : 0x80u | (code & 0x3F);
+            if (length + k < size) {
+                out[length + k - 1] = (char)(uint8_t)low;
+            }
+            code >>= 6;
+        }
+        length += n;
+    }
+    if (size > 0) {
+        out[length < size ? length : size - 1] = '\0';
+    }
+    return length;
+}
+
+// Decodes every string once, into memory of `json`, each with a zero byte after it. From then on
+// string tokens point into json->strings and contain no escapes.
+static QLORA__UNUSED qlora_result qlora__json_decode(qlora__env* env, qlora__json* json) {
+    size_t need = 0;
+    for (uint32_t i = 0; i < json->count; i++) {
+        const qlora__json_token* t = &json->tokens[i];
+        need += t->kind == QLORA__JSON_STRING ? (size_t)(t->end - t->begin) + 1 : 0;
+    }
+    if (need > json->decoded_capacity) {
+        char* decoded =
+            (char*)qlora__env_realloc(env, json->decoded, 0, json->decoded_capacity, need);
+        if (decoded == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        json->decoded = decoded;
+        json->decoded_capacity = need;
+    }
+    uint32_t at = 0; // below the size of the text: every string had two quotes
+    for (uint32_t i = 0; i < json->count; i++) {
+        qlora__json_token* t = &json->tokens[i];
+        if (t->kind == QLORA__JSON_STRING) {
+            size_t size = qlora__json_string(json, i, json->decoded + at, need - at);
+            t->begin = at;
+            t->end = at + (uint32_t)size;
+            t->count = 0;
+            at = t->end + 1;
+        }
+    }
+    json->strings = json->decoded;
+    return QLORA_OK;
+}
+
+// A finite number, nearest double.
+static QLORA__UNUSED bool qlora__json_double(const qlora__json* json, uint32_t token, double* out) {
+    const qlora__json_token* t = &json->tokens[token];
+    if (t->kind != QLORA__JSON_NUMBER) {
+        return false;
+    }
+    double x = qlora__number_parse(json->text + t->begin, t->end - t->begin);
+    uint64_t bits = 0;
+    memcpy(&bits, &x, sizeof bits);
+    if ((bits >> 52 & 0x7FF) == 0x7FF) {
+        return false;
+    }
+    *out = x;
+    return true;
+}
+
+// A whole number that an int64_t holds, exactly. 4096, 4.096e3 and 4096.0 are all 4096; beyond 2^53
+// only plain digits will do.
+static QLORA__UNUSED bool qlora__json_int(const qlora__json* json, uint32_t token, int64_t* out) {
+    const qlora__json_token* t = &json->tokens[token];
+    if (t->kind != QLORA__JSON_NUMBER) {
+        return false;
+    }
+    bool negative = json->text[t->begin] == '-';
+    uint64_t value = 0;
+    uint64_t limit = (uint64_t)INT64_MAX + (negative ? 1 : 0);
+    uint32_t i = t->begin + (negative ? 1 : 0);
+    for (; i < t->end && json->text[i] >= '0' && json->text[i] <= '9'; i++) {
+        uint64_t digit = (uint64_t)(json->text[i] - '0');
+        if (value > (limit - digit) / 10) {
+            return false;
+        }
+        value = value * 10 + digit;
+    }
+    if (i < t->end) {
+        double x = 0.0;
+        if (!qlora__json_double(json, token, &x) || x < -9007199254740992.0 ||
+            x > 9007199254740992.0 || (double)(int64_t)x != x) {
+            return false;
+        }
+        *out = (int64_t)x;
+        return true;
+    }
+    *out = negative ? (int64_t)(0 - value) : (int64_t)value;
+    return true;
+}
+
+// A whole number written in plain digits, as file offsets and shapes are.
+static QLORA__UNUSED bool qlora__json_offset(const qlora__json* json, uint32_t token,
+                                             int64_t* out) {
+    const qlora__json_token* t = &json->tokens[token];
+    for (uint32_t i = t->begin; i < t->end; i++) {
+        if (json->text[i] < '0' || json->text[i] > '9') {
+            return false;
+        }
+    }
+    return qlora__json_int(json, token, out);
+}
+
+#endif // QLORA__PART_JSON_READ
+
+//@@ src/formats/json_write.h
+
+#ifndef QLORA__PART_JSON_WRITE
+#define QLORA__PART_JSON_WRITE
+
+// ---- JSON, written
+
+// JSON into a text. Keys come in the caller's order; `key` is NULL inside arrays and for the root.
+// indent 0 writes no spaces at all, otherwise one line per value, as Python's json.dumps does.
+typedef struct qlora__json_writer {
+    qlora__string* text;
+    int indent;
+    int depth;
+    bool empty; // nothing was written yet into the innermost container
+} qlora__json_writer;
+
+static QLORA__UNUSED void qlora__json_write_begin(qlora__json_writer* w, qlora__string* text,
+                                                  int indent) {
+    w->text = text;
+    w->indent = indent;
+    w->depth = 0;
+    w->empty = true;
+}
+
+static QLORA__UNUSED void qlora__json_write_line(qlora__json_writer* w) {
+    if (w->indent > 0) {
+        qlora__string_add(w->text, "\n", 1);
+        for (int i = 0; i < w->depth * w->indent; i++) {
+            qlora__string_add(w->text, " ", 1);
+        }
+    }
+}
+
+static QLORA__UNUSED void qlora__json_write_quoted(qlora__string* t, const char* string,
+                                                   size_t size) {
+    static const char hex[] = "0123456789abcdef";
+    qlora__string_add(t, "\"", 1);
+    for (size_t i = 0; i < size; i++) {
+        uint8_t c = (uint8_t)string[i];
+        if (c == '"' || c == '\\') {
+            qlora__string_add(t, "\\", 1);
+            qlora__string_add(t, string + i, 1);
+        } else if (c < 0x20) {
+            char escape[6] = {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
+            qlora__string_add(t, escape, 6);
+        } else {
+            // a path may hold any bytes; the file must be UTF-8
+            uint32_t left = size - i < 4 ? (uint32_t)(size - i) : 4;
+            uint32_t step = qlora__utf8_size(string + i, left);
+            qlora__string_add(t, step > 0 ? string + i : "\\ufffd", step > 0 ? step : 6);
+            i += step > 0 ? step - 1 : 0;
+        }
+    }
+    qlora__string_add(t, "\"", 1);
+}
+
+// What stands before every value: comma, line, key.
+static QLORA__UNUSED void qlora__json_write_key(qlora__json_writer* w, const char* key) {
+    if (!w->empty) {
+        qlora__string_add(w->text, ",", 1);
+    }
+    if (w->depth > 0) {
+        qlora__json_write_line(w);
+    }
+    if (key != NULL) {
+        qlora__json_write_quoted(w->text, key, strlen(key));
+        qlora__string_puts(w->text, w->indent > 0 ? ": " : ":");
+    }
+    w->empty = false;
+}
+
+static QLORA__UNUSED void qlora__json_write_open(qlora__json_writer* w, const char* key,
+                                                 char bracket) {
+    qlora__json_write_key(w, key);
+    qlora__string_add(w->text, &bracket, 1);
+    w->depth++;
+    w->empty = true;
+}
+
+static QLORA__UNUSED void qlora__json_write_close(qlora__json_writer* w, char bracket) {
+    w->depth--;
+    if (!w->empty) {
+        qlora__json_write_line(w);
+    }
+    qlora__string_add(w->text, &bracket, 1);
+    w->empty = false;
+}
+
+// A word as it stands: null, true, false, or a number that is text already.
+static QLORA__UNUSED void qlora__json_write_word(qlora__json_writer* w, const char* key,
+                                                 const char* word) {
+    qlora__json_write_key(w, key);
+    qlora__string_puts(w->text, word);
+}
+
+static QLORA__UNUSED void qlora__json_write_string(qlora__json_writer* w, const char* key,
+                                                   const char* string) {
+    qlora__json_write_key(w, key);
+    qlora__json_write_quoted(w->text, string, strlen(string));
+}
+
+static QLORA__UNUSED void qlora__json_write_int(qlora__json_writer* w, const char* key,
+                                                int64_t value) {
+    char digits[24];
+    snprintf(digits, sizeof digits, "%lld", (long long)value);
+    qlora__json_write_word(w, key, digits);
+}
+
+// The shortest digits that read back as the same double, with a point or an exponent so that it
+// stays a float in Python. The locale's decimal point, whatever it is, becomes a point.
+static QLORA__UNUSED void qlora__json_write_double(qlora__json_writer* w, const char* key,
+                                                   double value) {
+    char digits[40];
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits >> 52 & 0x7FF) == 0x7FF) {
+        w->text->result = qlora__env_fail(w->text->env, QLORA_ERR_ARGUMENT,
+                                          "%s is not a finite number", key != NULL ? key : "value");
+        return;
+    }
+    for (int precision = 1; precision <= 17; precision++) {
+        char printed[40];
+        size_t n = 0;
+        bool plain = true;
+        snprintf(printed, sizeof printed, "%.*g", precision, value);
+        for (const char* c = printed; *c != '\0'; c++) {
+            bool usual = (*c >= '0' && *c <= '9') || *c == '-' || *c == '+' || *c == 'e';
+            if (usual) {
+                digits[n++] = *c;
+            } else if (n > 0 && digits[n - 1] != '.') {
+                digits[n++] = '.';
+            }
+            plain = plain && ((*c >= '0' && *c <= '9') || *c == '-');
+        }
+        if (plain) {
+            digits[n++] = '.';
+            digits[n++] = '0';
+        }
+        digits[n] = '\0';
+        double back = qlora__number_parse(digits, n);
+        if (memcmp(&back, &value, sizeof back) == 0) {
+            break;
+        }
+    }
+    qlora__json_write_word(w, key, digits);
+}
+
+#endif // QLORA__PART_JSON_WRITE
+
+//@@ src/formats/regex.h
+
+#ifndef QLORA__PART_REGEX
+#define QLORA__PART_REGEX
+
+// ---- regular expressions, as PEFT's configs use them
+
+// Full match of a short pattern against a module's name. Known: literals, ., escapes \d \w \s \b,
+// [sets], groups, |, * + ? and their lazy forms, {0,} {0,1} {1} {1,}, ^ and $. The pattern becomes
+// a small program for a machine that follows all alternatives at once: linear time, no recursion.
+#define QLORA__RE_MAX 1024
+#define QLORA__RE_SETS 32
+#define QLORA__RE_GROUPS 32
+
+typedef enum qlora__re_op {
+    QLORA__RE_CHAR, // arg: the byte
+    QLORA__RE_ANY,
+    QLORA__RE_SET,   // arg: index of the set
+    QLORA__RE_SPLIT, // go on with the next and with this + arg
+    QLORA__RE_JUMP,  // go to this + arg
+    QLORA__RE_BEGIN,
+    QLORA__RE_END,
+    QLORA__RE_WORD, // \b
+    QLORA__RE_MATCH
+} qlora__re_op;
+
+typedef struct qlora__re_step {
+    qlora__re_op op;
+    int32_t arg;
+} qlora__re_step;
+
+typedef struct qlora__re {
+    qlora__re_step step[QLORA__RE_MAX];
+    uint8_t set[QLORA__RE_SETS][32];
+    int32_t count;
+    int32_t sets;
+    const char* wrong; // what the compiler did not understand, NULL when all is well
+} qlora__re;
+
+typedef struct qlora__re_group {
+    int32_t begin;  // first step of the group
+    int32_t branch; // first step of the current alternative
+    int32_t jumps;  // last jump to the group's end; each holds the one before it, -1 ends
+} qlora__re_group;
+
+static QLORA__UNUSED void qlora__re_insert(qlora__re* re, int32_t at, qlora__re_op op,
+                                           int32_t arg) {
+    if (re->count >= QLORA__RE_MAX - 1) {
+        re->wrong = "too long a pattern";
+        return;
+    }
+    // every jump inside the moved piece is relative and stays inside it
+    memmove(&re->step[at + 1], &re->step[at], (size_t)(re->count - at) * sizeof re->step[0]);
+    re->step[at].op = op;
+    re->step[at].arg = arg;
+    re->count++;
+}
+
+static QLORA__UNUSED void qlora__re_append(qlora__re* re, qlora__re_op op, int32_t arg) {
+    qlora__re_insert(re, re->count, op, arg);
+}
+
+static QLORA__UNUSED bool qlora__re_is_word(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+// Adds \d, \w, \s or their opposites to a set; false for another letter.
+static QLORA__UNUSED bool qlora__re_class(uint8_t* set, char letter) {
+    char lower = letter >= 'A' && letter <= 'Z' ? (char)(letter + 32) : letter;
+    if (lower != 'd' && lower != 'w' && lower != 's') {
+        return false;
+    }
+    for (int c = 0; c < 128; c++) {
+        bool in = lower == 'd'   ? c >= '0' && c <= '9'
+                  : lower == 'w' ? qlora__re_is_word((char)c)
+                                 : c == ' ' || (c >= 9 && c <= 13);
+        if (in == (letter == lower)) {
+            set[c / 8] = (uint8_t)(set[c / 8] | 1u << c % 8);
+        }
+    }
+    return true;
+}
+
+static QLORA__UNUSED uint8_t* qlora__re_new_set(qlora__re* re) {
+    if (re->sets == QLORA__RE_SETS) {
+        re->wrong = "too many sets";
+        return re->set[0];
+    }
+    memset(re->set[re->sets], 0, sizeof re->set[0]);
+    qlora__re_append(re, QLORA__RE_SET, re->sets);
+    re->sets++;
+    return re->set[re->sets - 1];
+}
+
+// An escape; `p` is on the letter after the backslash.
+static const char* qlora__re_escape(qlora__re* re, const char* p) {
+    if (*p == 'b') {
+        qlora__re_append(re, QLORA__RE_WORD, 0);
+    } else if (*p == 'A') {
+        qlora__re_append(re, QLORA__RE_BEGIN, 0);
+    } else if (*p == 'Z') {
+        qlora__re_append(re, QLORA__RE_END, 0);
+    } else if (*p == '\0' || (qlora__re_is_word(*p) && strchr("dwsDWS", *p) == NULL && *p != '_')) {
+        re->wrong = "an escape other than \\d \\w \\s \\b";
+        return p;
+    } else if (strchr("dwsDWS", *p) != NULL) {
+        qlora__re_class(qlora__re_new_set(re), *p);
+    } else {
+        qlora__re_append(re, QLORA__RE_CHAR, (uint8_t)*p);
+    }
+    return p + 1;
+}
+
+// A set; `p` is after the opening bracket. Returns the place after the closing one.
+static const char* qlora__re_set(qlora__re* re, const char* p) {
+    uint8_t* set = qlora__re_new_set(re);
+    bool negate = *p == '^';
+    p += negate ? 1 : 0;
+    for (bool first = true; first || *p != ']'; first = false) {
+        uint8_t low = (uint8_t)*p;
+        if (low == '\\') {
+            p++;
+            low = (uint8_t)*p;
+            if (low != 0 && qlora__re_class(set, *p)) {
+                p++;
+                continue;
+            }
+        }
+        if (low == 0) {
+            re->wrong = "a set without its ']'";
+            return p;
+        }
+        uint8_t high = low;
+        if (p[1] == '-' && p[2] != ']' && p[2] != '\\' && p[2] != '\0') {
+            high = (uint8_t)p[2];
+            p += 2;
+        }
+        for (unsigned c = low; c <= high; c++) {
+            set[c / 8] = (uint8_t)(set[c / 8] | 1u << c % 8);
+        }
+        p++;
+    }
+    for (int i = 0; negate && i < 32; i++) {
+        set[i] = (uint8_t)~set[i];
+    }
+    return p + 1;
+}
+
+// A quantifier on the steps from `atom` on, if one stands at p.
+static const char* qlora__re_repeat(qlora__re* re, const char* p, int32_t atom) {
+    static const struct {
+        const char* text;
+        char meaning;
+    } forms[9] = {{"*", '*'},     {"+", '+'},    {"?", '?'},     {"{0,}", '*'}, {"{1,}", '+'},
+                  {"{0,1}", '?'}, {"{,1}", '?'}, {"{1,1}", '1'}, {"{1}", '1'}};
+    for (int i = 0; i < 9; i++) {
+        size_t n = strlen(forms[i].text);
+        if (strncmp(p, forms[i].text, n) != 0) {
+            continue;
+        }
+        int32_t size = re->count - atom;
+        if (forms[i].meaning == '+') {
+            qlora__re_append(re, QLORA__RE_SPLIT, -size);
+        } else if (forms[i].meaning == '?') {
+            qlora__re_insert(re, atom, QLORA__RE_SPLIT, size + 1);
+        } else if (forms[i].meaning == '*') {
+            qlora__re_insert(re, atom, QLORA__RE_SPLIT, size + 2);
+            qlora__re_append(re, QLORA__RE_JUMP, -size - 1);
+        }
+        p += n;
+        if (*p == '*' || *p == '+' || *p == '{') {
+            re->wrong = "a quantifier after a quantifier";
+        }
+        return p + (*p == '?' ? 1 : 0); // lazy or not, a full match is the same
+    }
+    if (*p == '{') {
+        re->wrong = "a counted repetition";
+    }
+    return p;
+}
+
+static QLORA__UNUSED void qlora__re_close(qlora__re* re, const qlora__re_group* g) {
+    for (int32_t jump = g->jumps; jump >= 0;) {
+        int32_t before = re->step[jump].arg;
+        re->step[jump].arg = re->count - jump;
+        jump = before;
+    }
+}
+
+// The opening of a group; `p` is after the parenthesis.
+static const char* qlora__re_open(qlora__re* re, const char* p, qlora__re_group* g) {
+    if (*p == '?' && p[1] != ':') {
+        re->wrong = "a (?...) group other than (?:...)";
+        return p;
+    }
+    g->begin = re->count;
+    g->branch = re->count;
+    g->jumps = -1;
+    return p + (*p == '?' ? 2 : 0);
+}
+
+// The end of an alternative: the steps so far become one of two ways to go.
+static QLORA__UNUSED void qlora__re_alternative(qlora__re* re, qlora__re_group* g) {
+    qlora__re_insert(re, g->branch, QLORA__RE_SPLIT, re->count - g->branch + 2);
+    qlora__re_append(re, QLORA__RE_JUMP, g->jumps);
+    g->jumps = re->count - 1;
+    g->branch = re->count;
+}
+
+// One character that stands for itself, or a set, an escape, an anchor. `p` is on it.
+static const char* qlora__re_single(qlora__re* re, const char* p) {
+    if (*p == '\\') {
+        return qlora__re_escape(re, p + 1);
+    }
+    if (*p == '[') {
+        return qlora__re_set(re, p + 1);
+    }
+    if (strchr("*+?{", *p) != NULL) {
+        re->wrong = "a quantifier without anything before it";
+        return p;
+    }
+    qlora__re_op op = *p == '.'   ? QLORA__RE_ANY
+                      : *p == '^' ? QLORA__RE_BEGIN
+                      : *p == '$' ? QLORA__RE_END
+                                  : QLORA__RE_CHAR;
+    qlora__re_append(re, op, (uint8_t)*p);
+    return p + 1;
+}
+
+// Compiles; re->wrong says what was not understood.
+static QLORA__UNUSED void qlora__re_compile(qlora__re* re, const char* p) {
+    qlora__re_group stack[QLORA__RE_GROUPS];
+    int depth = 0;
+    memset(re, 0, sizeof *re);
+    qlora__re_open(re, "", &stack[0]);
+    while (*p != '\0' && re->wrong == NULL) {
+        int32_t atom = re->count;
+        if (*p == '(' && depth + 1 < QLORA__RE_GROUPS) {
+            depth++;
+            p = qlora__re_open(re, p + 1, &stack[depth]);
+            continue;
+        }
+        if (*p == '|') {
+            qlora__re_alternative(re, &stack[depth]);
+            p++;
+            continue;
+        }
+        if (*p == '(' || (*p == ')' && depth == 0)) {
+            re->wrong = *p == '(' ? "too many groups" : "a ')' without its '('";
+        } else if (*p == ')') {
+            qlora__re_close(re, &stack[depth]);
+            atom = stack[depth].begin;
+            depth--;
+            p++;
+        } else {
+            p = qlora__re_single(re, p);
+        }
+        if (re->wrong == NULL) {
+            p = qlora__re_repeat(re, p, atom);
+        }
+    }
+    if (re->wrong == NULL && depth > 0) {
+        re->wrong = "a '(' without its ')'";
+    }
+    if (re->wrong == NULL) {
+        qlora__re_close(re, &stack[0]);
+        re->step[re->count].op = QLORA__RE_MATCH;
+        re->count++;
+    }
+}
+
+typedef struct qlora__re_list {
+    int32_t step[QLORA__RE_MAX];
+    int32_t count;
+    uint8_t seen[QLORA__RE_MAX];
+} qlora__re_list;
+
+// Adds a step and all that is reached from it without reading a character at text[at].
+static QLORA__UNUSED void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t from,
+                                          const char* text, size_t at) {
+    int32_t stack[QLORA__RE_MAX];
+    int32_t depth = 0;
+    if (list->seen[from]) {
+        return;
+    }
+    stack[depth++] = from;
+    list->seen[from] = 1;
+    while (depth > 0) {
+        int32_t i = stack[--depth];
+        qlora__re_step s = re->step[i];
+        bool before = at > 0 && qlora__re_is_word(text[at - 1]);
+        bool after = text[at] != '\0' && qlora__re_is_word(text[at]);
+        bool go = s.op == QLORA__RE_SPLIT || (s.op == QLORA__RE_BEGIN && at == 0) ||
+                  (s.op == QLORA__RE_END && text[at] == '\0') ||
+                  (s.op == QLORA__RE_WORD && before != after);
+        int32_t jump = s.op == QLORA__RE_SPLIT || s.op == QLORA__RE_JUMP ? i + s.arg : -1;
+        if (go && !list->seen[i + 1]) {
+            list->seen[i + 1] = 1;
+            stack[depth++] = i + 1;
+        }
+        if (jump >= 0 && !list->seen[jump]) {
+            list->seen[jump] = 1;
+            stack[depth++] = jump;
+        }
+        if (s.op <= QLORA__RE_SET || s.op == QLORA__RE_MATCH) {
+            list->step[list->count++] = i;
+        }
+    }
+}
+
+// True when the pattern matches the whole text.
+static QLORA__UNUSED bool qlora__re_match(const qlora__re* re, const char* text) {
+    qlora__re_list lists[2];
+    int now = 0;
+    lists[0].count = 0;
+    memset(lists[0].seen, 0, sizeof lists[0].seen);
+    qlora__re_reach(re, &lists[0], 0, text, 0);
+    for (size_t at = 0; text[at] != '\0'; at++) {
+        qlora__re_list* next = &lists[1 - now];
+        uint8_t c = (uint8_t)text[at];
+        next->count = 0;
+        memset(next->seen, 0, sizeof next->seen);
+        for (int32_t k = 0; k < lists[now].count; k++) {
+            int32_t i = lists[now].step[k];
+            qlora__re_step s = re->step[i];
+            if (s.op == QLORA__RE_ANY || (s.op == QLORA__RE_CHAR && s.arg == c) ||
+                (s.op == QLORA__RE_SET && (re->set[s.arg][c / 8] >> c % 8 & 1) != 0)) {
+                qlora__re_reach(re, next, i + 1, text, at + 1);
+            }
+        }
+        now = 1 - now;
+    }
+    for (int32_t k = 0; k < lists[now].count; k++) {
+        if (re->step[lists[now].step[k]].op == QLORA__RE_MATCH) {
+            return true;
         }
     }
     return false;
 }
 
+#endif // QLORA__PART_REGEX
+
+//@@ src/formats/stop_ids.h
+
+#ifndef QLORA__PART_STOP_IDS
+#define QLORA__PART_STOP_IDS
+
+// ---- the ids that end a text --------------------------------------------------------------------
+
+// As transformers reads them: those of generation_config.json where it has an "eos_token_id", else
+// those of config.json (in "text_config", where a model that also sees or hears keeps its language
+// part). The key holds one id or a list; null counts as absent.
+#define QLORA__MAX_STOP_IDS 16
+
+typedef struct qlora__stop_ids {
+    int32_t id[QLORA__MAX_STOP_IDS];
+    int32_t count;
+} qlora__stop_ids;
+
+// Reads one object. What it says replaces *out; where it says nothing, *out stays as it is. Ids
+// must be below `vocab`.
+static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const qlora__json* json,
+                                                       uint32_t object, int64_t vocab,
+                                                       qlora__stop_ids* out) {
+    uint32_t value = qlora__json_find(json, object, "eos_token_id");
+    if (value == 0 || qlora__json_kind_of(json, value) == QLORA__JSON_NULL) {
+        return QLORA_OK;
+    }
+    bool list = qlora__json_kind_of(json, value) == QLORA__JSON_ARRAY;
+    uint32_t count = list ? json->tokens[value].count : 1;
+    if (count > QLORA__MAX_STOP_IDS) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: eos_token_id lists %u ids; %d at most", json->label, count,
+                               QLORA__MAX_STOP_IDS);
+    }
+    qlora__stop_ids ids;
+    memset(&ids, 0, sizeof ids);
+    for (uint32_t i = 0; i < count; i++) {
+        int64_t id = 0;
+        if (!qlora__json_int(json, list ? value + 1 + i : value, &id) || id < 0 || id >= vocab) {
+            const qlora__json_token* t = &json->tokens[value];
+            bool string = t->kind == QLORA__JSON_STRING;
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT, "%s: eos_token_id is %.*s; ids go from 0 to %lld",
+                json->label, t->end - t->begin < 44 ? (int)(t->end - t->begin) : 44,
+                (string ? json->strings : json->text) + t->begin, (long long)vocab - 1);
+        }
+        ids.id[i] = (int32_t)id;
+    }
+    ids.count = (int32_t)count;
+    *out = count > 0 ? ids : *out;
+    return QLORA_OK;
+}
+
+#endif // QLORA__PART_STOP_IDS
+
+//@@ src/text/base.h
+
+struct qlora_text {
+    qlora__env env;
+    int64_t toks; // open ones
+    int64_t chats;
+    int64_t datas;
+};
+
+#define QLORA__TEXT_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define QLORA__TEXT_LOG(env, item_level, ...)                                                      \
+    qlora__env_log((env), QLORA_LOG_##item_level, QLORA_LOG_ITEM_TEXT, "qlora_text.h", __LINE__,   \
+                   __VA_ARGS__)
+
+// The first thing a public call does. Public functions do not call each other.
+static void qlora__text_enter(qlora_text* text, const char* call) {
+    text->env.call = call;
+    text->env.error[0] = '\0';
+}
+
+// An argument that must not be NULL.
+#define QLORA__TEXT_NEED(env, argument)                                                            \
+    do {                                                                                           \
+        if ((argument) == NULL) {                                                                  \
+            return qlora__env_fail((env), QLORA_ERR_ARGUMENT, #argument " is NULL");               \
+        }                                                                                          \
+    } while (0)
+
+// ---- create, destroy ----------------------------------------------------------------------------
+
+static void qlora__text_tell(const qlora_text_desc* desc, const char* text) {
+    if (desc != NULL && desc->error_text != NULL && desc->error_text_size > 0) {
+        snprintf(desc->error_text, desc->error_text_size, "%s", text);
+    }
+}
+
+// What is wrong with a desc, or NULL.
+static const char* qlora__text_desc_fault(const qlora_text_desc* d) {
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return "desc was not zeroed: a reserved field is set";
+    }
+    if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL)) {
+        return "desc.allocator needs both functions or none";
+    }
+    int hooks = qlora__files_count(&d->files);
+    if (hooks != 0 && hooks != QLORA__FILES_ALL) {
+        return "desc.files needs all functions or none";
+    }
+    return NULL;
+}
+
+qlora_result qlora_text_create(const qlora_text_desc* desc, qlora_text** out) {
+    qlora__text_tell(desc, "");
+    const char* fault = out == NULL ? "out is NULL" : NULL;
+    if (fault == NULL && desc != NULL) {
+        fault = qlora__text_desc_fault(desc);
+    }
+    if (fault != NULL) {
+        char message[160];
+        snprintf(message, sizeof message, "qlora_text_create: %s", fault);
+        qlora__text_tell(desc, message);
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env env;
+    memset(&env, 0, sizeof env);
+    env.call = "qlora_text_create";
+    env.one_line = true;
+    if (desc != NULL) {
+        env.allocator = desc->allocator;
+        env.files = desc->files;
+        env.log = desc->log;
+        env.log_user = desc->log_user;
+    }
+    qlora__hooks_default(&env.allocator, &env.files);
+    qlora_text* text = (qlora_text*)qlora__env_alloc_zero(&env, sizeof *text);
+    if (text == NULL) {
+        qlora__text_tell(desc, env.error);
+        return QLORA_ERR_MEMORY;
+    }
+    text->env = env;
+    *out = text;
+    return QLORA_OK;
+}
+
+qlora_result qlora_text_destroy(qlora_text* text) {
+    if (text == NULL) {
+        return QLORA_OK;
+    }
+    qlora__text_enter(text, "qlora_text_destroy");
+    if (text->toks + text->chats + text->datas > 0) {
+        return qlora__env_fail(&text->env, QLORA_ERR_STATE,
+                               "still open: tokenizers %lld, chats %lld, data files %lld; close "
+                               "them first",
+                               (long long)text->toks, (long long)text->chats,
+                               (long long)text->datas);
+    }
+    qlora__env env = text->env;
+    qlora__env_free(&env, text, sizeof *text);
+    return QLORA_OK;
+}
+
+const char* qlora_text_last_error(const qlora_text* text) {
+    return text != NULL ? text->env.error : "no text object (NULL)";
+}
+
+int qlora_text_version(void) {
+    return QLORA_VERSION;
+}
+
+// ---- growing arrays -----------------------------------------------------------------------------
+
 // Makes room for `extra` more elements.
-static bool text__reserve(void** data, size_t* capacity, size_t count, size_t extra, size_t element,
-                          text_error* error) {
+static qlora_result qlora__text_reserve(qlora__env* env, void** data, size_t* capacity,
+                                        size_t count, size_t extra, size_t element) {
     if (extra <= *capacity - count) {
-        return true;
+        return QLORA_OK;
     }
     size_t limit = SIZE_MAX / 2 / element;
     if (extra > limit || count > limit - extra) {
-        return text__fail(error, "out of memory: more than %lu elements", (unsigned long)limit);
+        return qlora__env_fail(env, QLORA_ERR_MEMORY, "out of host memory: over %llu elements",
+                               (unsigned long long)limit);
     }
     size_t wanted = count + extra;
     size_t grown = *capacity <= limit / 2 ? *capacity * 2 : limit;
-    if (grown < wanted) {
-        grown = wanted;
-    }
-    if (grown < 16) {
-        grown = 16;
-    }
-    void* moved = TEXT_REALLOC(*data, grown * element);
+    grown = grown < wanted ? wanted : grown;
+    grown = grown < 16 ? 16 : grown;
+    void* moved =
+        qlora__env_realloc(env, *data, count * element, *capacity * element, grown * element);
     if (moved == NULL) {
-        return text__fail(error, "out of memory (%lu bytes)", (unsigned long)(grown * element));
+        return QLORA_ERR_MEMORY;
     }
     *data = moved;
     *capacity = grown;
-    return true;
+    return QLORA_OK;
 }
 
-static void* text__zalloc(size_t count, size_t element, text_error* error) {
-    void* data = NULL;
-    if (element != 0 && count <= SIZE_MAX / 2 / element) {
-        size_t bytes = count * element;
-        data = TEXT_REALLOC(NULL, bytes > 0 ? bytes : 1);
-        if (data != NULL) {
-            memset(data, 0, bytes);
-        }
+// NULL when out of memory, and when the size overflows.
+static void* qlora__text_zalloc(qlora__env* env, size_t count, size_t element) {
+    size_t bytes = 0;
+    if (!qlora__mul(count, element, &bytes)) {
+        qlora__env_fail(env, QLORA_ERR_MEMORY, "out of host memory (%llu x %llu bytes)",
+                        (unsigned long long)count, (unsigned long long)element);
+        return NULL;
     }
-    if (data == NULL) {
-        (void)text__fail(error, "out of memory (%lu x %lu bytes)", (unsigned long)count,
-                         (unsigned long)element);
-    }
-    return data;
+    return qlora__env_alloc_zero(env, bytes);
 }
 
-static bool text__bytes_room(text_bytes* bytes, size_t extra, text_error* error) {
+static qlora_result qlora__text_bytes_room(qlora__env* env, qlora_text_bytes* bytes, size_t extra) {
     void* data = bytes->data;
-    bool good = text__reserve(&data, &bytes->capacity, bytes->count, extra, 1, error);
+    qlora_result r = qlora__text_reserve(env, &data, &bytes->capacity, bytes->count, extra, 1);
     bytes->data = (char*)data;
-    return good;
+    return r;
 }
 
-static bool text__ids_room(text_ids* ids, size_t extra, text_error* error) {
+static qlora_result qlora__text_ids_room(qlora__env* env, qlora_text_ids* ids, size_t extra) {
     void* data = ids->data;
-    bool good = text__reserve(&data, &ids->capacity, ids->count, extra, sizeof(int32_t), error);
+    qlora_result r =
+        qlora__text_reserve(env, &data, &ids->capacity, ids->count, extra, sizeof(int32_t));
     ids->data = (int32_t*)data;
-    return good;
+    return r;
 }
 
-void text_bytes_free(text_bytes* bytes) {
-    TEXT_FREE(bytes->data);
-    memset(bytes, 0, sizeof(*bytes));
+static void qlora__text_bytes_free(qlora__env* env, qlora_text_bytes* bytes) {
+    qlora__env_free(env, bytes->data, bytes->capacity);
+    memset(bytes, 0, sizeof *bytes);
 }
 
-void text_ids_free(text_ids* ids) {
-    TEXT_FREE(ids->data);
-    memset(ids, 0, sizeof(*ids));
+static void qlora__text_ids_free(qlora__env* env, qlora_text_ids* ids) {
+    qlora__env_free(env, ids->data, ids->capacity * sizeof(int32_t));
+    memset(ids, 0, sizeof *ids);
 }
 
-bool text_bytes_add(text_bytes* bytes, const void* data, size_t size, text_error* error) {
-    TEXT__TRY(text__bytes_room(bytes, size, error));
+static qlora_result qlora__text_bytes_add(qlora__env* env, qlora_text_bytes* bytes,
+                                          const void* data, size_t size) {
+    QLORA__TRY(qlora__text_bytes_room(env, bytes, size));
     if (size > 0) {
         memcpy(bytes->data + bytes->count, data, size);
         bytes->count += size;
     }
-    return true;
+    return QLORA_OK;
 }
 
-bool text_ids_add(text_ids* ids, int32_t id, text_error* error) {
-    TEXT__TRY(text__ids_room(ids, 1, error));
+static qlora_result qlora__text_ids_add(qlora__env* env, qlora_text_ids* ids, int32_t id) {
+    QLORA__TRY(qlora__text_ids_room(env, ids, 1));
     ids->data[ids->count++] = id;
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__bytes_add_string(text_bytes* bytes, const char* string, text_error* error) {
-    return text_bytes_add(bytes, string, strlen(string), error);
+qlora_result qlora_text_bytes_add(qlora_text* text, qlora_text_bytes* bytes, const void* data,
+                                  size_t size) {
+    if (text == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(text, "qlora_text_bytes_add");
+    QLORA__TEXT_NEED(&text->env, bytes);
+    if (data == NULL && size > 0) {
+        return qlora__env_fail(&text->env, QLORA_ERR_ARGUMENT, "data is NULL");
+    }
+    return qlora__text_bytes_add(&text->env, bytes, data, size);
 }
 
-static bool text__file_append(FILE* file, const char* path, text_bytes* out, text_error* error) {
+void qlora_text_bytes_free(qlora_text* text, qlora_text_bytes* bytes) {
+    if (text != NULL && bytes != NULL) {
+        qlora__text_bytes_free(&text->env, bytes);
+    }
+}
+
+qlora_result qlora_text_ids_add(qlora_text* text, qlora_text_ids* ids, int32_t id) {
+    if (text == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(text, "qlora_text_ids_add");
+    QLORA__TEXT_NEED(&text->env, ids);
+    return qlora__text_ids_add(&text->env, ids, id);
+}
+
+void qlora_text_ids_free(qlora_text* text, qlora_text_ids* ids) {
+    if (text != NULL && ids != NULL) {
+        qlora__text_ids_free(&text->env, ids);
+    }
+}
+
+// ---- files --------------------------------------------------------------------------------------
+
+// Appends a whole file. A pipe can be read as well: the file is read, not mapped.
+static qlora_result qlora__text_file_append(qlora__env* env, const char* path, void* file,
+                                            qlora_text_bytes* out) {
     for (;;) {
         size_t step = out->count < 65536 ? 65536 : out->count;
-        TEXT__TRY(text__bytes_room(out, step, error));
-        size_t got = fread(out->data + out->count, 1, step, file);
-        out->count += got;
-        if (got < step) {
-            if (ferror(file)) {
-                return text__fail(error, "%s: cannot be read: %s", path, strerror(errno));
-            }
-            out->data[out->count] = 0; // there is room: less than `step` came
-            return true;
+        QLORA__TRY(qlora__text_bytes_room(env, out, step));
+        int64_t got = env->files.read(file, out->data + out->count, step, env->files.user);
+        if (got < 0 || (uint64_t)got > step) {
+            int code = got < 0 ? (int)-got : EIO;
+            return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                                   qlora__errno_text(code), code);
         }
+        if (got == 0) {
+            return QLORA_OK;
+        }
+        out->count += (size_t)got;
     }
 }
 
-bool text_file_read(const char* path, text_bytes* out, text_error* error) {
-    FILE* file = fopen(path, "rb");
-    if (file == NULL) {
-        return text__fail(error, "%s: cannot be opened: %s", path, strerror(errno));
-    }
-    bool good = text__file_append(file, path, out, error);
-    fclose(file);
-    return good;
-}
-
-// folder/name if such a file can be opened. *found tells; false only when out of memory or
-// unreadable.
-static bool text__folder_read(const char* folder, const char* name, text_bytes* out, bool* found,
-                              text_error* error) {
-    text_bytes path;
-    memset(&path, 0, sizeof(path));
-    *found = false;
-    bool good = text__bytes_add_string(&path, folder, error) &&
-                text_bytes_add(&path, "/", 1, error) &&
-                text_bytes_add(&path, name, strlen(name) + 1, error);
-    if (good) {
-        FILE* file = fopen(path.data, "rb");
-        if (file != NULL) {
-            *found = true;
-            good = text__file_append(file, path.data, out, error);
-            fclose(file);
+// Reads a whole file. With `found`, a file that does not exist is not an error.
+static qlora_result qlora__text_file_read(qlora__env* env, const char* path, qlora_text_bytes* out,
+                                          bool* found) {
+    void* file = NULL;
+    int code = env->files.open(path, QLORA_FILE_READ, &file, env->files.user);
+    if (found != NULL) {
+        *found = code == 0;
+        if (code == ENOENT || code == ENOTDIR) {
+            return QLORA_OK;
         }
     }
-    text_bytes_free(&path);
-    return good;
+    if (code != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                               qlora__errno_text(code), code);
+    }
+    qlora_result r = qlora__text_file_append(env, path, file, out);
+    env->files.close(file, env->files.user); // nothing was written: a failure loses nothing
+    return r;
+}
+
+// Reads folder/name, if there is such a file.
+static qlora_result qlora__text_folder_read(qlora__env* env, const char* folder, const char* name,
+                                            qlora_text_bytes* out, bool* found) {
+    char path[QLORA__PATH_ROOM];
+    QLORA__TRY(qlora__path_join(env, folder, name, path));
+    return qlora__text_file_read(env, path, out, found);
 }
 
 //@@ src/text/classes.h
 
-typedef struct text__decomposition {
+typedef struct qlora__text_decomposition {
     uint32_t composed;
     uint32_t first;
     uint32_t second;
-} text__decomposition;
+} qlora__text_decomposition;
 
-typedef struct text__combining {
+typedef struct qlora__text_combining {
     uint32_t first;
     uint32_t last;
     uint32_t value;
-} text__combining;
+} qlora__text_combining;
 
 // Classes of characters; the generator has the same list.
 enum {
-    TEXT__C_OTHER,
-    TEXT__C_UPPER,       // Lu Lt
-    TEXT__C_LOWER,       // Ll
-    TEXT__C_LETTER,      // Lm Lo
-    TEXT__C_MARK,        // M
-    TEXT__C_DIGIT,       // Nd Nl
-    TEXT__C_NUMBER,      // No
-    TEXT__C_CONNECTOR,   // Pc
-    TEXT__C_PUNCT,       // the other P
-    TEXT__C_SYMBOL,      // S
-    TEXT__C_WORD_SYMBOL, // S that counts as alphabetic
-    TEXT__C_SPACE,       // White_Space
-    TEXT__C_JOINER,      // U+200C U+200D
-    TEXT__C_PUNCT_NEW,   // P that the Punctuation step does not know
-    TEXT__C_OLD_PUNCT    // S or M that it takes for punctuation
+    QLORA__TEXT_C_OTHER,
+    QLORA__TEXT_C_UPPER,       // Lu Lt
+    QLORA__TEXT_C_LOWER,       // Ll
+    QLORA__TEXT_C_LETTER,      // Lm Lo
+    QLORA__TEXT_C_MARK,        // M
+    QLORA__TEXT_C_DIGIT,       // Nd Nl
+    QLORA__TEXT_C_NUMBER,      // No
+    QLORA__TEXT_C_CONNECTOR,   // Pc
+    QLORA__TEXT_C_PUNCT,       // the other P
+    QLORA__TEXT_C_SYMBOL,      // S
+    QLORA__TEXT_C_WORD_SYMBOL, // S that counts as alphabetic
+    QLORA__TEXT_C_SPACE,       // White_Space
+    QLORA__TEXT_C_JOINER,      // U+200C U+200D
+    QLORA__TEXT_C_PUNCT_NEW,   // P that the Punctuation step does not know
+    QLORA__TEXT_C_OLD_PUNCT    // S or M that it counts as punctuation
 };
 
-#define TEXT__BIT(name) (1u << TEXT__C_##name)
-#define TEXT__L (TEXT__BIT(UPPER) | TEXT__BIT(LOWER) | TEXT__BIT(LETTER))
-#define TEXT__M TEXT__BIT(MARK)
-#define TEXT__N (TEXT__BIT(DIGIT) | TEXT__BIT(NUMBER))
-#define TEXT__P (TEXT__BIT(CONNECTOR) | TEXT__BIT(PUNCT) | TEXT__BIT(PUNCT_NEW))
-#define TEXT__P_STEP (TEXT__BIT(CONNECTOR) | TEXT__BIT(PUNCT) | TEXT__BIT(OLD_PUNCT))
-#define TEXT__S (TEXT__BIT(SYMBOL) | TEXT__BIT(WORD_SYMBOL) | TEXT__BIT(OLD_PUNCT))
-#define TEXT__WS TEXT__BIT(SPACE)
-// \w of the regular expressions, and of single_word (which has the joiners too)
-#define TEXT__W                                                                                    \
-    (TEXT__L | TEXT__M | TEXT__BIT(DIGIT) | TEXT__BIT(CONNECTOR) | TEXT__BIT(WORD_SYMBOL))
-#define TEXT__UNSTABLE 0x80u // may change under NFC
+#define QLORA__TEXT_BIT(name) (1u << QLORA__TEXT_C_##name)
+#define QLORA__TEXT_L (QLORA__TEXT_BIT(UPPER) | QLORA__TEXT_BIT(LOWER) | QLORA__TEXT_BIT(LETTER))
+#define QLORA__TEXT_M QLORA__TEXT_BIT(MARK)
+#define QLORA__TEXT_N (QLORA__TEXT_BIT(DIGIT) | QLORA__TEXT_BIT(NUMBER))
+#define QLORA__TEXT_P                                                                              \
+    (QLORA__TEXT_BIT(CONNECTOR) | QLORA__TEXT_BIT(PUNCT) | QLORA__TEXT_BIT(PUNCT_NEW))
+#define QLORA__TEXT_P_STEP                                                                         \
+    (QLORA__TEXT_BIT(CONNECTOR) | QLORA__TEXT_BIT(PUNCT) | QLORA__TEXT_BIT(OLD_PUNCT))
+#define QLORA__TEXT_S                                                                              \
+    (QLORA__TEXT_BIT(SYMBOL) | QLORA__TEXT_BIT(WORD_SYMBOL) | QLORA__TEXT_BIT(OLD_PUNCT))
+#define QLORA__TEXT_WS QLORA__TEXT_BIT(SPACE)
+// \w of the regular expressions; single_word also counts the joiners
+#define QLORA__TEXT_W                                                                              \
+    (QLORA__TEXT_L | QLORA__TEXT_M | QLORA__TEXT_BIT(DIGIT) | QLORA__TEXT_BIT(CONNECTOR) |         \
+     QLORA__TEXT_BIT(WORD_SYMBOL))
+#define QLORA__TEXT_UNSTABLE 0x80u // may change under NFC
 
 //@@ src/text/unicode_tables.h
 
@@ -465,7 +3426,7 @@ enum {
 // Data: Copyright (c) 1991-2024 Unicode, Inc., Unicode License V3, SPDX Unicode-3.0,
 // https://www.unicode.org/license.txt
 // Runs of equal class: first code point << 8 | may change under NFC << 7 | class.
-static const uint32_t text__class_runs[] = {
+static const uint32_t qlora__text_class_runs[] = {
     0x0, 0x90b, 0xe00, 0x200b, 0x2108, 0x2409, 0x2508, 0x2b09, 0x2c08, 0x3005, 0x3a08, 0x3c09,
     0x3f08, 0x4101, 0x5b08, 0x5e09, 0x5f07, 0x6009, 0x6102, 0x7b08, 0x7c09, 0x7d08, 0x7e09, 0x7f00,
     0x850b, 0x8600, 0xa00b, 0xa108, 0xa209, 0xa708, 0xa809, 0xaa03, 0xab08, 0xac09, 0xad00, 0xae09,
@@ -889,7 +3850,7 @@ static const uint32_t text__class_runs[] = {
     0xe010004, 0xe01f000,
 };
 // Canonical decompositions, sorted: character, first, second (0: there is none).
-static const text__decomposition text__decompositions[] = {
+static const qlora__text_decomposition qlora__text_decompositions[] = {
     {0xc0,0x41,0x300}, {0xc1,0x41,0x301}, {0xc2,0x41,0x302}, {0xc3,0x41,0x303}, {0xc4,0x41,0x308},
     {0xc5,0x41,0x30a}, {0xc7,0x43,0x327}, {0xc8,0x45,0x300}, {0xc9,0x45,0x301}, {0xca,0x45,0x302},
     {0xcb,0x45,0x308}, {0xcc,0x49,0x300}, {0xcd,0x49,0x301}, {0xce,0x49,0x302}, {0xcf,0x49,0x308},
@@ -1407,7 +4368,7 @@ static const text__decomposition text__decompositions[] = {
     {0x2fa1c,0x9f3b,0x0}, {0x2fa1d,0x2a600,0x0},
 };
 // Rows of the table above that compose, sorted by first and second.
-static const uint16_t text__compositions[] = {
+static const uint16_t qlora__text_compositions[] = {
     912, 909, 913, 0, 1, 2, 3, 53, 55, 238, 4, 572, 5, 165, 208, 210, 570, 415, 57, 417, 419, 421,
     59, 61, 63, 65, 6, 425, 67, 427, 431, 433, 429, 7, 8, 9, 598, 69, 71, 73, 10, 596, 77, 212, 214,
     594, 240, 75, 439, 441, 445, 198, 79, 447, 81, 83, 187, 85, 87, 449, 453, 236, 451, 455, 457,
@@ -1459,7 +4420,7 @@ static const uint16_t text__compositions[] = {
     1499, 1501, 1500, 1502, 1503, 1504,
 };
 // Canonical combining classes, sorted: first, last, class.
-static const text__combining text__combinings[] = {
+static const qlora__text_combining qlora__text_combinings[] = {
     {0x300,0x314,230}, {0x315,0x315,232}, {0x316,0x319,220}, {0x31a,0x31a,232}, {0x31b,0x31b,216},
     {0x31c,0x320,220}, {0x321,0x322,202}, {0x323,0x326,220}, {0x327,0x328,202}, {0x329,0x333,220},
     {0x334,0x338,1}, {0x339,0x33c,220}, {0x33d,0x344,230}, {0x345,0x345,240}, {0x346,0x346,230},
@@ -1541,26 +4502,25 @@ static const text__combining text__combinings[] = {
 
 //@@ src/text/unicode.h
 
-#define TEXT__COUNT(array) (sizeof(array) / sizeof((array)[0]))
-#define TEXT__CODES 0x110000u
+#define QLORA__TEXT_CODES 0x110000u
 
-// The class of every code point, spread out; made when a tokenizer is loaded.
-static uint8_t* text__classes_make(text_error* error) {
-    uint8_t* classes = (uint8_t*)text__zalloc(TEXT__CODES, 1, error);
+// The class of every code point, expanded; made when a tokenizer is loaded.
+static uint8_t* qlora__text_classes_make(qlora__env* env) {
+    uint8_t* classes = (uint8_t*)qlora__text_zalloc(env, QLORA__TEXT_CODES, 1);
     if (classes == NULL) {
         return NULL;
     }
-    size_t runs = TEXT__COUNT(text__class_runs);
+    size_t runs = QLORA__TEXT_COUNT(qlora__text_class_runs);
     for (size_t i = 0; i < runs; i++) {
-        uint32_t first = text__class_runs[i] >> 8;
-        uint32_t end = i + 1 < runs ? text__class_runs[i + 1] >> 8 : TEXT__CODES;
-        memset(classes + first, (int)(text__class_runs[i] & 0xFF), end - first);
+        uint32_t first = qlora__text_class_runs[i] >> 8;
+        uint32_t end = i + 1 < runs ? qlora__text_class_runs[i + 1] >> 8 : QLORA__TEXT_CODES;
+        memset(classes + first, (int)(qlora__text_class_runs[i] & 0xFF), end - first);
     }
     return classes;
 }
 
-// The length of the UTF-8 character at s (1 to 4) and its code point; 0 when it is not UTF-8.
-static size_t text__utf8(const unsigned char* s, size_t left, uint32_t* code) {
+// Length of the UTF-8 character at s (1 to 4), and its code point; 0 when it is invalid.
+static size_t qlora__text_utf8(const unsigned char* s, size_t left, uint32_t* code) {
     uint32_t c = s[0];
     if (c < 0x80) {
         *code = c;
@@ -1577,16 +4537,16 @@ static size_t text__utf8(const unsigned char* s, size_t left, uint32_t* code) {
         }
         c = c << 6 | (s[i] & 0x3Fu);
     }
-    // overlong, surrogate, beyond the last code point
+    // overlong forms, surrogates, and values above U+10FFFF
     if ((length == 3 && (c < 0x800 || (c >= 0xD800 && c < 0xE000))) ||
-        (length == 4 && (c < 0x10000 || c >= TEXT__CODES))) {
+        (length == 4 && (c < 0x10000 || c >= QLORA__TEXT_CODES))) {
         return 0;
     }
     *code = c;
     return length;
 }
 
-static size_t text__utf8_put(uint32_t code, char* out) {
+static size_t qlora__text_utf8_put(uint32_t code, char* out) {
     if (code < 0x80) {
         out[0] = (char)code;
         return 1;
@@ -1601,10 +4561,9 @@ static size_t text__utf8_put(uint32_t code, char* out) {
     return length;
 }
 
-// How many bytes at s could still become one character: s is not UTF-8 here. What a decoder with
-// replacement puts one U+FFFD for (the longest start of a character, at least one byte).
-// *open: the end of the text came first.
-static size_t text__utf8_broken(const unsigned char* s, size_t left, bool* open) {
+// At s, where the text is invalid: how many bytes a decoder replaces by one U+FFFD. That is the
+// longest valid start of a character, at least one byte. *open: the text ends inside it.
+static size_t qlora__text_utf8_broken(const unsigned char* s, size_t left, bool* open) {
     *open = false;
     unsigned c = s[0];
     if (c < 0xC2 || c > 0xF4) {
@@ -1629,98 +4588,102 @@ static size_t text__utf8_broken(const unsigned char* s, size_t left, bool* open)
     return length;
 }
 
-// Appends with U+FFFD for what is not UTF-8. With `open` an unfinished character at the end is
-// left: *used says how far it came.
-static bool text__utf8_repair(const char* data, size_t count, bool keep_open, size_t* used,
-                              text_bytes* out, text_error* error) {
+// Appends the text with U+FFFD for invalid UTF-8. With `keep_open`, an incomplete character at the
+// end is not consumed; *used is the number of bytes that were.
+static qlora_result qlora__text_utf8_repair(qlora__env* env, const char* data, size_t count,
+                                            bool keep_open, size_t* used, qlora_text_bytes* out) {
     const unsigned char* s = (const unsigned char*)data;
     size_t at = 0;
-    size_t good = 0; // start of what is fine and not yet copied
+    size_t good = 0; // start of the valid part that is not copied yet
     bool open = false;
     *used = 0;
     if (count == 0) {
-        return true;
+        return QLORA_OK;
     }
     while (at < count && !open) {
         uint32_t code;
-        size_t length = text__utf8(s + at, count - at, &code);
+        size_t length = qlora__text_utf8(s + at, count - at, &code);
         if (length > 0) {
             at += length;
             continue;
         }
-        TEXT__TRY(text_bytes_add(out, data + good, at - good, error));
-        length = text__utf8_broken(s + at, count - at, &open);
+        QLORA__TRY(qlora__text_bytes_add(env, out, data + good, at - good));
+        length = qlora__text_utf8_broken(s + at, count - at, &open);
         open = open && keep_open;
         if (!open) {
-            TEXT__TRY(text_bytes_add(out, "\xEF\xBF\xBD", 3, error));
+            QLORA__TRY(qlora__text_bytes_add(env, out, "\xEF\xBF\xBD", 3));
             at += length;
         }
         good = at;
     }
-    TEXT__TRY(text_bytes_add(out, data + good, at - good, error));
+    QLORA__TRY(qlora__text_bytes_add(env, out, data + good, at - good));
     *used = at;
-    return true;
+    return QLORA_OK;
 }
 
-static uint32_t text__combining_class(uint32_t code) {
+static uint32_t qlora__text_combining_class(uint32_t code) {
     size_t low = 0;
-    size_t high = TEXT__COUNT(text__combinings);
+    size_t high = QLORA__TEXT_COUNT(qlora__text_combinings);
     while (low < high) {
         size_t middle = (low + high) / 2;
-        if (code > text__combinings[middle].last) {
+        if (code > qlora__text_combinings[middle].last) {
             low = middle + 1;
-        } else if (code < text__combinings[middle].first) {
+        } else if (code < qlora__text_combinings[middle].first) {
             high = middle;
         } else {
-            return text__combinings[middle].value;
+            return qlora__text_combinings[middle].value;
         }
     }
     return 0;
 }
 
 // NULL when it does not decompose.
-static const text__decomposition* text__decompose(uint32_t code) {
+static const qlora__text_decomposition* qlora__text_decompose(uint32_t code) {
     size_t low = 0;
-    size_t high = TEXT__COUNT(text__decompositions);
+    size_t high = QLORA__TEXT_COUNT(qlora__text_decompositions);
     while (low < high) {
         size_t middle = (low + high) / 2;
-        if (text__decompositions[middle].composed < code) {
+        if (qlora__text_decompositions[middle].composed < code) {
             low = middle + 1;
         } else {
             high = middle;
         }
     }
-    bool found =
-        low < TEXT__COUNT(text__decompositions) && text__decompositions[low].composed == code;
-    return found ? &text__decompositions[low] : NULL;
+    bool found = low < QLORA__TEXT_COUNT(qlora__text_decompositions) &&
+                 qlora__text_decompositions[low].composed == code;
+    return found ? &qlora__text_decompositions[low] : NULL;
 }
 
 enum {
-    TEXT__HANGUL_S = 0xAC00,
-    TEXT__HANGUL_L = 0x1100,
-    TEXT__HANGUL_V = 0x1161,
-    TEXT__HANGUL_T = 0x11A7,
-    TEXT__HANGUL_LS = 19,
-    TEXT__HANGUL_VS = 21,
-    TEXT__HANGUL_TS = 28
+    QLORA__TEXT_HANGUL_S = 0xAC00,
+    QLORA__TEXT_HANGUL_L = 0x1100,
+    QLORA__TEXT_HANGUL_V = 0x1161,
+    QLORA__TEXT_HANGUL_T = 0x11A7,
+    QLORA__TEXT_HANGUL_LS = 19,
+    QLORA__TEXT_HANGUL_VS = 21,
+    QLORA__TEXT_HANGUL_TS = 28
 };
 
 // The primary composite of two characters, or 0.
-static uint32_t text__compose(uint32_t first, uint32_t second) {
-    if (first - TEXT__HANGUL_L < TEXT__HANGUL_LS && second - TEXT__HANGUL_V < TEXT__HANGUL_VS) {
-        uint32_t lv = (first - TEXT__HANGUL_L) * TEXT__HANGUL_VS + (second - TEXT__HANGUL_V);
-        return TEXT__HANGUL_S + lv * TEXT__HANGUL_TS;
+static uint32_t qlora__text_compose(uint32_t first, uint32_t second) {
+    if (first - QLORA__TEXT_HANGUL_L < QLORA__TEXT_HANGUL_LS &&
+        second - QLORA__TEXT_HANGUL_V < QLORA__TEXT_HANGUL_VS) {
+        uint32_t lv = (first - QLORA__TEXT_HANGUL_L) * QLORA__TEXT_HANGUL_VS +
+                      (second - QLORA__TEXT_HANGUL_V);
+        return QLORA__TEXT_HANGUL_S + lv * QLORA__TEXT_HANGUL_TS;
     }
-    uint32_t syllable = first - TEXT__HANGUL_S;
-    if (syllable < TEXT__HANGUL_LS * TEXT__HANGUL_VS * TEXT__HANGUL_TS &&
-        syllable % TEXT__HANGUL_TS == 0 && second - TEXT__HANGUL_T - 1 < TEXT__HANGUL_TS - 1) {
-        return first + (second - TEXT__HANGUL_T);
+    uint32_t syllable = first - QLORA__TEXT_HANGUL_S;
+    if (syllable < QLORA__TEXT_HANGUL_LS * QLORA__TEXT_HANGUL_VS * QLORA__TEXT_HANGUL_TS &&
+        syllable % QLORA__TEXT_HANGUL_TS == 0 &&
+        second - QLORA__TEXT_HANGUL_T - 1 < QLORA__TEXT_HANGUL_TS - 1) {
+        return first + (second - QLORA__TEXT_HANGUL_T);
     }
     size_t low = 0;
-    size_t high = TEXT__COUNT(text__compositions);
+    size_t high = QLORA__TEXT_COUNT(qlora__text_compositions);
     while (low < high) {
         size_t middle = (low + high) / 2;
-        const text__decomposition* row = &text__decompositions[text__compositions[middle]];
+        const qlora__text_decomposition* row =
+            &qlora__text_decompositions[qlora__text_compositions[middle]];
         if (row->first == first && row->second == second) {
             return row->composed;
         }
@@ -1733,46 +4696,50 @@ static uint32_t text__compose(uint32_t first, uint32_t second) {
     return 0;
 }
 
-// A starter and the marks after it. A byte that is not UTF-8 is TEXT__CODES + byte, a starter.
-typedef struct text__mark {
+// A starter and the marks after it. An invalid byte is QLORA__TEXT_CODES + byte, a starter.
+typedef struct qlora__text_mark {
     uint32_t code;
     uint32_t order;
-} text__mark;
+} qlora__text_mark;
 
-typedef struct text__marks {
-    text__mark* data;
+typedef struct qlora__text_marks {
+    qlora__text_mark* data;
     size_t count;
     size_t capacity;
-    text__mark* sorted;
+    qlora__text_mark* sorted;
     size_t sorted_capacity;
-} text__marks;
+} qlora__text_marks;
 
-static bool text__marks_add(text__marks* marks, uint32_t code, uint32_t order, text_error* error) {
+static qlora_result qlora__text_marks_add(qlora__env* env, qlora__text_marks* marks, uint32_t code,
+                                          uint32_t order) {
     void* data = marks->data;
-    bool good = text__reserve(&data, &marks->capacity, marks->count, 1, sizeof(text__mark), error);
-    marks->data = (text__mark*)data;
-    TEXT__TRY(good);
+    qlora_result r = qlora__text_reserve(env, &data, &marks->capacity, marks->count, 1,
+                                         sizeof(qlora__text_mark));
+    marks->data = (qlora__text_mark*)data;
+    QLORA__TRY(r);
     marks->data[marks->count].code = code;
     marks->data[marks->count].order = order;
     marks->count++;
-    return true;
+    return QLORA_OK;
 }
 
-// Stable sort by combining class of data[begin..): by counting, so that a long run costs no more.
-static bool text__marks_sort(text__marks* marks, size_t begin, text_error* error) {
+// Stable sort of data[begin..) by combining class. It counts, so that a long run is linear.
+static qlora_result qlora__text_marks_sort(qlora__env* env, qlora__text_marks* marks,
+                                           size_t begin) {
     size_t count = marks->count - begin;
-    text__mark* data = marks->data + begin;
+    qlora__text_mark* data = marks->data + begin;
     bool sorted = true;
     for (size_t i = 1; i < count; i++) {
         sorted = sorted && data[i - 1].order <= data[i].order;
     }
     if (sorted) {
-        return true;
+        return QLORA_OK;
     }
     void* other = marks->sorted;
-    bool good = text__reserve(&other, &marks->sorted_capacity, 0, count, sizeof(text__mark), error);
-    marks->sorted = (text__mark*)other;
-    TEXT__TRY(good);
+    qlora_result r = qlora__text_reserve(env, &other, &marks->sorted_capacity, 0, count,
+                                         sizeof(qlora__text_mark));
+    marks->sorted = (qlora__text_mark*)other;
+    QLORA__TRY(r);
     size_t starts[257];
     memset(starts, 0, sizeof(starts));
     for (size_t i = 0; i < count; i++) {
@@ -1784,51 +4751,56 @@ static bool text__marks_sort(text__marks* marks, size_t begin, text_error* error
     for (size_t i = 0; i < count; i++) {
         marks->sorted[starts[data[i].order & 0xFF]++] = data[i];
     }
-    memcpy(data, marks->sorted, count * sizeof(text__mark));
-    return true;
+    memcpy(data, marks->sorted, count * sizeof(qlora__text_mark));
+    return QLORA_OK;
 }
 
 // Adds the full canonical decomposition of one character. Decompositions nest at most four deep,
 // always in the first part.
-static bool text__marks_add_decomposed(text__marks* marks, uint32_t code, text_error* error) {
-    uint32_t syllable = code - TEXT__HANGUL_S;
-    if (syllable < TEXT__HANGUL_LS * TEXT__HANGUL_VS * TEXT__HANGUL_TS) {
-        uint32_t tail = syllable % TEXT__HANGUL_TS;
-        uint32_t lv = syllable / TEXT__HANGUL_TS;
-        TEXT__TRY(text__marks_add(marks, TEXT__HANGUL_L + lv / TEXT__HANGUL_VS, 0, error));
-        TEXT__TRY(text__marks_add(marks, TEXT__HANGUL_V + lv % TEXT__HANGUL_VS, 0, error));
-        return tail == 0 || text__marks_add(marks, TEXT__HANGUL_T + tail, 0, error);
+static qlora_result qlora__text_marks_add_decomposed(qlora__env* env, qlora__text_marks* marks,
+                                                     uint32_t code) {
+    uint32_t syllable = code - QLORA__TEXT_HANGUL_S;
+    if (syllable < QLORA__TEXT_HANGUL_LS * QLORA__TEXT_HANGUL_VS * QLORA__TEXT_HANGUL_TS) {
+        uint32_t tail = syllable % QLORA__TEXT_HANGUL_TS;
+        uint32_t lv = syllable / QLORA__TEXT_HANGUL_TS;
+        QLORA__TRY(qlora__text_marks_add(env, marks,
+                                         QLORA__TEXT_HANGUL_L + lv / QLORA__TEXT_HANGUL_VS, 0));
+        QLORA__TRY(qlora__text_marks_add(env, marks,
+                                         QLORA__TEXT_HANGUL_V + lv % QLORA__TEXT_HANGUL_VS, 0));
+        return tail == 0 ? QLORA_OK
+                         : qlora__text_marks_add(env, marks, QLORA__TEXT_HANGUL_T + tail, 0);
     }
     uint32_t tails[8];
     size_t count = 0;
-    const text__decomposition* row = code < 0xC0 ? NULL : text__decompose(code);
-    while (row != NULL && count < TEXT__COUNT(tails)) {
+    const qlora__text_decomposition* row = code < 0xC0 ? NULL : qlora__text_decompose(code);
+    while (row != NULL && count < QLORA__TEXT_COUNT(tails)) {
         code = row->first;
         if (row->second != 0) {
             tails[count++] = row->second;
         }
-        row = text__decompose(code);
+        row = qlora__text_decompose(code);
     }
-    TEXT__TRY(text__marks_add(marks, code, text__combining_class(code), error));
+    QLORA__TRY(qlora__text_marks_add(env, marks, code, qlora__text_combining_class(code)));
     while (count > 0) {
         count--;
-        TEXT__TRY(text__marks_add(marks, tails[count], text__combining_class(tails[count]), error));
+        QLORA__TRY(qlora__text_marks_add(env, marks, tails[count],
+                                         qlora__text_combining_class(tails[count])));
     }
-    return true;
+    return QLORA_OK;
 }
 
-// Canonical composition in place. All of it was decomposed and sorted.
-static void text__marks_compose(text__marks* marks) {
-    text__mark* data = marks->data;
+// Canonical composition in place, of marks that are decomposed and sorted.
+static void qlora__text_marks_compose(qlora__text_marks* marks) {
+    qlora__text_mark* data = marks->data;
     size_t out = 0;
     size_t starter = SIZE_MAX;
     uint32_t last = 0; // class of the last mark kept after the starter
     for (size_t i = 0; i < marks->count; i++) {
-        text__mark mark = data[i];
+        qlora__text_mark mark = data[i];
         bool adjacent = starter != SIZE_MAX && out == starter + 1;
         bool blocked = !adjacent && (last == 0 || last >= mark.order);
         if (starter != SIZE_MAX && !blocked) {
-            uint32_t composed = text__compose(data[starter].code, mark.code);
+            uint32_t composed = qlora__text_compose(data[starter].code, mark.code);
             if (composed != 0) {
                 data[starter].code = composed;
                 continue;
@@ -1843,575 +4815,178 @@ static void text__marks_compose(text__marks* marks) {
     marks->count = out;
 }
 
-static bool text__marks_flush(text__marks* marks, bool compose, text_bytes* out,
-                              text_error* error) {
+static qlora_result qlora__text_marks_flush(qlora__env* env, qlora__text_marks* marks, bool compose,
+                                            qlora_text_bytes* out) {
     size_t begin = 0;
     for (size_t i = 0; i <= marks->count; i++) {
         if (i == marks->count || marks->data[i].order == 0) {
             size_t whole = marks->count;
             marks->count = i;
-            bool good = text__marks_sort(marks, begin, error);
+            qlora_result r = qlora__text_marks_sort(env, marks, begin);
             marks->count = whole;
-            TEXT__TRY(good);
+            QLORA__TRY(r);
             begin = i + 1;
         }
     }
     if (compose) {
-        text__marks_compose(marks);
+        qlora__text_marks_compose(marks);
     }
-    TEXT__TRY(text__bytes_room(out, marks->count * 4, error));
+    QLORA__TRY(qlora__text_bytes_room(env, out, marks->count * 4));
     for (size_t i = 0; i < marks->count; i++) {
         uint32_t code = marks->data[i].code;
-        if (code >= TEXT__CODES) {
-            out->data[out->count++] = (char)(unsigned char)(code - TEXT__CODES);
+        if (code >= QLORA__TEXT_CODES) {
+            out->data[out->count++] = (char)(unsigned char)(code - QLORA__TEXT_CODES);
         } else {
-            out->count += text__utf8_put(code, out->data + out->count);
+            out->count += qlora__text_utf8_put(code, out->data + out->count);
         }
     }
     marks->count = 0;
-    return true;
+    return QLORA_OK;
 }
 
-// Appends the NFC (or NFD) of the text. Bytes that are not UTF-8 stay as they are.
-static bool text__normalize(const uint8_t* classes, bool compose, const char* text, size_t count,
-                            text__marks* marks, text_bytes* out, text_error* error) {
+// Appends the NFC (or NFD) of the text. Invalid bytes are copied unchanged.
+static qlora_result qlora__text_normalize(qlora__env* env, const uint8_t* classes, bool compose,
+                                          const char* text, size_t count, qlora__text_marks* marks,
+                                          qlora_text_bytes* out) {
     const unsigned char* s = (const unsigned char*)text;
     size_t at = 0;
     bool change = false;
     while (at < count && !change) {
         uint32_t code = 0;
-        size_t length = text__utf8(s + at, count - at, &code);
-        change = length > 0 && ((classes[code] & TEXT__UNSTABLE) || (!compose && code >= 0xC0));
+        size_t length = qlora__text_utf8(s + at, count - at, &code);
+        change =
+            length > 0 && ((classes[code] & QLORA__TEXT_UNSTABLE) || (!compose && code >= 0xC0));
         at += length > 0 ? length : 1;
     }
     if (!change) {
-        return text_bytes_add(out, text, count, error);
+        return qlora__text_bytes_add(env, out, text, count);
     }
     marks->count = 0;
     at = 0;
     while (at < count) {
         uint32_t code = 0;
-        size_t length = text__utf8(s + at, count - at, &code);
-        // An ASCII character never joins what is before it: everything so far is complete.
+        size_t length = qlora__text_utf8(s + at, count - at, &code);
+        // An ASCII character never combines with what precedes it: all marks so far are complete.
         if (s[at] < 0x80 && marks->count >= 64) {
-            TEXT__TRY(text__marks_flush(marks, compose, out, error));
+            QLORA__TRY(qlora__text_marks_flush(env, marks, compose, out));
         }
         if (length == 0) {
-            TEXT__TRY(text__marks_add(marks, TEXT__CODES + s[at], 0, error));
+            QLORA__TRY(qlora__text_marks_add(env, marks, QLORA__TEXT_CODES + s[at], 0));
             length = 1;
         } else {
-            TEXT__TRY(text__marks_add_decomposed(marks, code, error));
+            QLORA__TRY(qlora__text_marks_add_decomposed(env, marks, code));
         }
         at += length;
     }
-    return text__marks_flush(marks, compose, out, error);
+    return qlora__text_marks_flush(env, marks, compose, out);
 }
 
-//@@ src/text/json.h
+//@@ src/text/values.h
 
-enum {
-    TEXT__J_NULL,
-    TEXT__J_FALSE,
-    TEXT__J_TRUE,
-    TEXT__J_INTEGER,
-    TEXT__J_REAL,
-    TEXT__J_STRING,
-    TEXT__J_ARRAY,
-    TEXT__J_OBJECT
-};
+// JSON values as the loaders use them: pointers to tokens, NULL for a value that is not there.
+// Strings are decoded and end with a zero byte.
 
-enum { TEXT__JSON_DEPTH = 256 };
-
-// The values lie in one array in the order of the text: the first child of node i is i + 1, the
-// next sibling of i is nodes[i].next. The children of an object are key, value, key, value, ...
-typedef struct text__node {
-    uint32_t type;
-    uint32_t next;
-    uint32_t at;     // strings: where in `strings`; all others: where in the source
-    uint32_t size;   // strings: bytes; arrays: elements; objects: pairs
-    int64_t integer; // arrays and objects: where they end in the source
-} text__node;
-
-typedef struct text__json {
-    const char* name; // for messages
-    const char* source;
-    size_t size;
-    size_t at;
-    size_t line_offset; // lines before the source, for messages
-    text__node* nodes;
-    size_t count;
-    size_t capacity;
-    text_bytes strings;
-} text__json;
-
-static void text__json_free(text__json* json) {
-    TEXT_FREE(json->nodes);
-    text_bytes_free(&json->strings);
-    json->nodes = NULL;
-    json->count = 0;
-    json->capacity = 0;
-}
-
-static size_t text__line_of(const char* text, size_t at) {
-    size_t line = 1;
-    const char* p = text;
-    const char* end = text + at;
-    while (p < end && (p = (const char*)memchr(p, '\n', (size_t)(end - p))) != NULL) {
-        line++;
-        p++;
-    }
-    return line;
-}
-
-static bool text__json_fail(const text__json* json, const char* what, text_error* error) {
-    size_t start = json->at;
-    while (start > 0 && json->source[start - 1] != '\n') {
-        start--;
-    }
-    size_t line = json->line_offset + text__line_of(json->source, json->at);
-    return text__fail(error, "%s:%lu:%lu: bad JSON: %s", json->name, (unsigned long)line,
-                      (unsigned long)(json->at - start + 1), what);
-}
-
-static void text__json_space(text__json* json) {
-    while (json->at < json->size) {
-        char c = json->source[json->at];
-        if (c != ' ' && c != '\n' && c != '\r' && c != '\t') {
-            return;
-        }
-        json->at++;
-    }
-}
-
-static bool text__json_node(text__json* json, uint32_t type, uint32_t* index, text_error* error) {
-    if (json->count >= UINT32_MAX - 1) {
-        return text__json_fail(json, "too many values", error);
-    }
-    void* data = json->nodes;
-    bool good = text__reserve(&data, &json->capacity, json->count, 1, sizeof(text__node), error);
-    json->nodes = (text__node*)data;
-    TEXT__TRY(good);
-    text__node* node = &json->nodes[json->count];
-    memset(node, 0, sizeof(*node));
-    node->type = type;
-    node->at = (uint32_t)json->at;
-    *index = (uint32_t)json->count;
-    json->count++;
-    node->next = (uint32_t)json->count;
-    return true;
-}
-
-// Four hexadecimal digits at the position; -1 when they are not.
-static int32_t text__json_hex4(const text__json* json, size_t at) {
-    int32_t value = 0;
-    if (json->size - at < 4) {
-        return -1;
-    }
-    for (size_t i = 0; i < 4; i++) {
-        char c = json->source[at + i];
-        int digit = c >= '0' && c <= '9'   ? c - '0'
-                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                           : -1;
-        if (digit < 0) {
-            return -1;
-        }
-        value = value * 16 + digit;
-    }
-    return value;
-}
-
-// After the backslash. There is room for four bytes.
-static bool text__json_escape(text__json* json, text_error* error) {
-    static const char plain[] = "\"\\/bfnrt";
-    static const char meaning[] = "\"\\/\b\f\n\r\t";
-    text_bytes* out = &json->strings;
-    char c = json->at < json->size ? json->source[json->at] : 0;
-    const char* found = c == 0 ? NULL : strchr(plain, c);
-    if (found != NULL) {
-        out->data[out->count++] = meaning[found - plain];
-        json->at++;
-        return true;
-    }
-    int32_t code = c == 'u' ? text__json_hex4(json, json->at + 1) : -1;
-    if (code < 0) {
-        return text__json_fail(json, "unknown escape in a string", error);
-    }
-    json->at += 5;
-    if (code >= 0xDC00 && code < 0xE000) {
-        return text__json_fail(json, "half of a surrogate pair in a string", error);
-    }
-    if (code >= 0xD800 && code < 0xDC00) {
-        int32_t low = -1;
-        if (json->size - json->at >= 6 && json->source[json->at] == '\\' &&
-            json->source[json->at + 1] == 'u') {
-            low = text__json_hex4(json, json->at + 2);
-        }
-        if (low < 0xDC00 || low >= 0xE000) {
-            return text__json_fail(json, "half of a surrogate pair in a string", error);
-        }
-        json->at += 6;
-        code = 0x10000 + (code - 0xD800) * 0x400 + (low - 0xDC00);
-    }
-    out->count += text__utf8_put((uint32_t)code, out->data + out->count);
-    return true;
-}
-
-// At the opening quote. Unescaped into `strings`, followed by a zero byte.
-static bool text__json_string(text__json* json, text_error* error) {
-    uint32_t index = 0;
-    TEXT__TRY(text__json_node(json, TEXT__J_STRING, &index, error));
-    text_bytes* out = &json->strings;
-    json->nodes[index].at = (uint32_t)out->count;
-    json->at++;
-    for (;;) {
-        if (json->at >= json->size) {
-            return text__json_fail(json, "the string does not end", error);
-        }
-        // room for one character or escape and the zero byte
-        TEXT__TRY(text__bytes_room(out, 8, error));
-        unsigned char c = (unsigned char)json->source[json->at];
-        if (c == '"') {
-            break;
-        }
-        if (c == '\\') {
-            json->at++;
-            TEXT__TRY(text__json_escape(json, error));
-        } else if (c < 0x20) {
-            return text__json_fail(json, "control character in a string", error);
-        } else if (c < 0x80) {
-            out->data[out->count++] = (char)c;
-            json->at++;
-        } else {
-            uint32_t code;
-            const unsigned char* s = (const unsigned char*)json->source + json->at;
-            size_t length = text__utf8(s, json->size - json->at, &code);
-            if (length == 0) {
-                return text__json_fail(json, "not UTF-8", error);
-            }
-            memcpy(out->data + out->count, s, length);
-            out->count += length;
-            json->at += length;
-        }
-    }
-    json->at++;
-    json->nodes[index].size = (uint32_t)(out->count - json->nodes[index].at);
-    out->data[out->count++] = 0;
-    return true;
-}
-
-static size_t text__json_digits(text__json* json) {
-    size_t begin = json->at;
-    while (json->at < json->size && json->source[json->at] >= '0' &&
-           json->source[json->at] <= '9') {
-        json->at++;
-    }
-    return json->at - begin;
-}
-
-static bool text__json_number(text__json* json, text_error* error) {
-    uint32_t index = 0;
-    TEXT__TRY(text__json_node(json, TEXT__J_INTEGER, &index, error));
-    const char* s = json->source;
-    bool negative = s[json->at] == '-';
-    json->at += negative ? 1 : 0;
-    size_t begin = json->at;
-    size_t digits = text__json_digits(json);
-    if (digits == 0 || (digits > 1 && s[begin] == '0')) {
-        return text__json_fail(json, "bad number", error);
-    }
-    text__node* node = &json->nodes[index];
-    for (size_t i = 0; i < digits; i++) {
-        if (node->integer > (INT64_MAX - 9) / 10) {
-            node->type = TEXT__J_REAL; // too large: nobody here needs it
-            break;
-        }
-        node->integer = node->integer * 10 + (s[begin + i] - '0');
-    }
-    if (json->at < json->size && s[json->at] == '.') {
-        node->type = TEXT__J_REAL;
-        json->at++;
-        if (text__json_digits(json) == 0) {
-            return text__json_fail(json, "bad number", error);
-        }
-    }
-    if (json->at < json->size && (s[json->at] == 'e' || s[json->at] == 'E')) {
-        node->type = TEXT__J_REAL;
-        json->at++;
-        if (json->at < json->size && (s[json->at] == '+' || s[json->at] == '-')) {
-            json->at++;
-        }
-        if (text__json_digits(json) == 0) {
-            return text__json_fail(json, "bad number", error);
-        }
-    }
-    if (negative) {
-        node->integer = -node->integer;
-    }
-    return true;
-}
-
-static bool text__json_word(text__json* json, text_error* error) {
-    static const struct {
-        const char* word;
-        uint32_t type;
-    } words[] = {{"null", TEXT__J_NULL}, {"false", TEXT__J_FALSE}, {"true", TEXT__J_TRUE}};
-    for (size_t i = 0; i < TEXT__COUNT(words); i++) {
-        size_t length = strlen(words[i].word);
-        if (json->size - json->at >= length &&
-            memcmp(json->source + json->at, words[i].word, length) == 0) {
-            uint32_t index;
-            TEXT__TRY(text__json_node(json, words[i].type, &index, error));
-            json->at += length;
-            return true;
-        }
-    }
-    return text__json_fail(
-        json, json->at < json->size ? "a value was expected" : "it ends too early", error);
-}
-
-// A value that is not an array or object, or the start of one of those (*opened).
-static bool text__json_value(text__json* json, bool* opened, text_error* error) {
-    *opened = false;
-    char c = json->at < json->size ? json->source[json->at] : 0;
-    if (c == '{' || c == '[') {
-        uint32_t index;
-        TEXT__TRY(text__json_node(json, c == '{' ? TEXT__J_OBJECT : TEXT__J_ARRAY, &index, error));
-        json->at++;
-        *opened = true;
-        return true;
-    }
-    if (c == '"') {
-        return text__json_string(json, error);
-    }
-    if (c == '-' || (c >= '0' && c <= '9')) {
-        return text__json_number(json, error);
-    }
-    return text__json_word(json, error);
-}
-
-static bool text__json_key(text__json* json, text_error* error) {
-    text__json_space(json);
-    if (json->at >= json->size || json->source[json->at] != '"') {
-        return text__json_fail(json, "a name in quotes was expected", error);
-    }
-    TEXT__TRY(text__json_string(json, error));
-    text__json_space(json);
-    if (json->at >= json->size || json->source[json->at] != ':') {
-        return text__json_fail(json, "':' was expected", error);
-    }
-    json->at++;
-    return true;
-}
-
-// After a value: closes what ends here, and stands before the next value (*depth > 0) or after the
-// outermost one.
-static bool text__json_after(text__json* json, const uint32_t* stack, size_t* depth, bool fresh,
-                             text_error* error) {
-    while (*depth > 0) {
-        text__node* top = &json->nodes[stack[*depth - 1]];
-        bool object = top->type == TEXT__J_OBJECT;
-        text__json_space(json);
-        char c = json->at < json->size ? json->source[json->at] : 0;
-        if (!fresh && top->size == UINT32_MAX) {
-            return text__json_fail(json, "too many values", error);
-        }
-        top->size += fresh ? 0 : 1;
-        if (c == (object ? '}' : ']')) {
-            json->at++;
-            top->next = (uint32_t)json->count;
-            top->integer = (int64_t)json->at;
-            (*depth)--;
-            fresh = false;
-            continue;
-        }
-        if (!fresh && c != ',') {
-            return text__json_fail(
-                json, object ? "',' or '}' was expected" : "',' or ']' was expected", error);
-        }
-        json->at += fresh ? 0 : 1;
-        TEXT__TRY(!object || text__json_key(json, error));
-        text__json_space(json);
-        return true;
-    }
-    return true;
-}
-
-// One value from the current position; the position is after it then. The root is node 0.
-static bool text__json_parse(text__json* json, text_error* error) {
-    uint32_t stack[TEXT__JSON_DEPTH];
-    size_t depth = 0;
-    json->count = 0;
-    json->strings.count = 0;
-    if (json->size >= UINT32_MAX / 2) {
-        return text__fail(error, "%s: one JSON value of 2 GiB or more", json->name);
-    }
-    text__json_space(json);
-    do {
-        bool opened;
-        TEXT__TRY(text__json_value(json, &opened, error));
-        if (opened) {
-            if (depth == TEXT__JSON_DEPTH) {
-                return text__json_fail(json, "nested too deep", error);
-            }
-            stack[depth++] = (uint32_t)(json->count - 1);
-        }
-        TEXT__TRY(text__json_after(json, stack, &depth, opened, error));
-    } while (depth > 0);
-    return true;
-}
-
-// A whole text that holds one value. A byte order mark in front is allowed.
-static bool text__json_open(text__json* json, const char* name, const char* source, size_t size,
-                            text_error* error) {
-    memset(json, 0, sizeof(*json));
-    json->name = name;
-    json->source = source;
-    json->size = size;
+// Parses a text that holds one value. A byte order mark before it is allowed.
+static qlora_result qlora__text_json(qlora__env* env, const char* name, const char* source,
+                                     size_t size, qlora__json* json) {
     if (size >= 3 && memcmp(source, "\xEF\xBB\xBF", 3) == 0) {
-        json->at = 3;
+        source += 3;
+        size -= 3;
     }
-    TEXT__TRY(text__json_parse(json, error));
-    text__json_space(json);
-    return json->at == size || text__json_fail(json, "more text after the value", error);
+    memset(json, 0, sizeof *json);
+    QLORA__TRY(qlora__json_parse(env, name, source, size, 0, json));
+    qlora_result r = qlora__json_decode(env, json);
+    if (r != QLORA_OK) {
+        qlora__json_free(env, json);
+    }
+    return r;
 }
 
-// The value of a name in an object (the last one if it is there twice), or NULL.
-static const text__node* text__json_get(const text__json* json, const text__node* object,
-                                        const char* name) {
-    const text__node* found = NULL;
-    if (object == NULL || object->type != TEXT__J_OBJECT) {
-        return NULL;
+// The value of a key (the last one if there are several), or NULL.
+static const qlora__json_token*
+qlora__text_json_get(const qlora__json* json, const qlora__json_token* object, const char* key) {
+    uint32_t found =
+        object != NULL ? qlora__json_find(json, (uint32_t)(object - json->tokens), key) : 0;
+    return found != 0 ? &json->tokens[found] : NULL;
+}
+
+// The value after this one and everything inside it; the first element of an array is array + 1.
+static const qlora__json_token* qlora__text_json_next(const qlora__json* json,
+                                                      const qlora__json_token* value) {
+    return json->tokens + value->next;
+}
+
+static bool qlora__text_json_string(const qlora__json_token* value) {
+    return value != NULL && value->kind == QLORA__JSON_STRING;
+}
+
+static const char* qlora__text_json_text(const qlora__json* json, const qlora__json_token* value) {
+    return json->strings + value->begin;
+}
+
+static size_t qlora__text_json_size(const qlora__json_token* value) {
+    return value->end - value->begin;
+}
+
+// The string, or NULL when the value is not one.
+static const char* qlora__text_json_cstring(const qlora__json* json,
+                                            const qlora__json_token* value) {
+    return qlora__text_json_string(value) ? qlora__text_json_text(json, value) : NULL;
+}
+
+static bool qlora__text_json_is(const qlora__json* json, const qlora__json_token* value,
+                                const char* string) {
+    return value != NULL && qlora__json_is(json, (uint32_t)(value - json->tokens), string);
+}
+
+static bool qlora__text_json_true(const qlora__json_token* value) {
+    return value != NULL && value->kind == QLORA__JSON_TRUE;
+}
+
+static bool qlora__text_json_false(const qlora__json_token* value) {
+    return value != NULL && value->kind == QLORA__JSON_FALSE;
+}
+
+static bool qlora__text_json_absent(const qlora__json_token* value) {
+    return value == NULL || value->kind == QLORA__JSON_NULL;
+}
+
+// A whole number without a point and without an exponent.
+static bool qlora__text_json_integer(const qlora__json* json, const qlora__json_token* value,
+                                     int64_t* out) {
+    if (value == NULL || value->kind != QLORA__JSON_NUMBER) {
+        return false;
     }
-    size_t length = strlen(name);
-    size_t at = (size_t)(object - json->nodes) + 1;
-    for (uint32_t i = 0; i < object->size; i++) {
-        const text__node* key = &json->nodes[at];
-        const text__node* value = &json->nodes[key->next];
-        if (key->size == length && memcmp(json->strings.data + key->at, name, length) == 0) {
-            found = value;
+    for (uint32_t i = value->begin; i < value->end; i++) {
+        if (json->text[i] != '-' && (json->text[i] < '0' || json->text[i] > '9')) {
+            return false;
         }
-        at = value->next;
     }
-    return found;
+    return qlora__json_int(json, (uint32_t)(value - json->tokens), out);
 }
 
-// Element by element: `i` counts, `node` starts at array + 1.
-static const text__node* text__json_next(const text__json* json, const text__node* node) {
-    return json->nodes + node->next;
-}
-
-static const char* text__json_text(const text__json* json, const text__node* node) {
-    return json->strings.data + node->at;
-}
-
-static bool text__json_is(const text__json* json, const text__node* node, const char* string) {
-    return node != NULL && node->type == TEXT__J_STRING && node->size == strlen(string) &&
-           memcmp(text__json_text(json, node), string, node->size) == 0;
-}
-
-static bool text__json_true(const text__node* node) {
-    return node != NULL && node->type == TEXT__J_TRUE;
-}
-
-static bool text__json_absent(const text__node* node) {
-    return node == NULL || node->type == TEXT__J_NULL;
-}
-
-// NULL stands for an absent or null string.
-static const char* text__json_cstring(const text__json* json, const text__node* node) {
-    bool string = node != NULL && node->type == TEXT__J_STRING;
-    return string ? text__json_text(json, node) : NULL;
-}
-
-bool text_json_quote(const char* string, size_t length, text_bytes* out, text_error* error) {
-    static const char hex[] = "0123456789abcdef";
-    TEXT__TRY(text_bytes_add(out, "\"", 1, error));
-    for (size_t i = 0; i < length; i++) {
-        char escaped[8] = "\\u00";
-        unsigned char c = (unsigned char)string[i];
-        if (c == '"' || c == '\\') {
-            escaped[1] = (char)c;
-            TEXT__TRY(text_bytes_add(out, escaped, 2, error));
-        } else if (c < 0x20 || c == 0x7F) {
-            escaped[4] = hex[c >> 4];
-            escaped[5] = hex[c & 15];
-            TEXT__TRY(text_bytes_add(out, escaped, 6, error));
-        } else {
-            TEXT__TRY(text_bytes_add(out, string + i, 1, error));
+static qlora_result qlora__text_json_ids(qlora__env* env, const qlora__json* json,
+                                         const qlora__json_token* array, qlora_text_ids* out) {
+    if (array->kind != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "an array of whole numbers was expected");
+    }
+    const qlora__json_token* value = array + 1;
+    for (uint32_t i = 0; i < array->count; i++) {
+        int64_t id = 0;
+        if (!qlora__text_json_integer(json, value, &id) || id > INT32_MAX || id < INT32_MIN) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "element %lu is not a whole number of 32 bits",
+                                   (unsigned long)i);
         }
+        QLORA__TRY(qlora__text_ids_add(env, out, (int32_t)id));
+        value = qlora__text_json_next(json, value);
     }
-    return text_bytes_add(out, "\"", 1, error);
-}
-
-static bool text__json_ids(const text__json* json, const text__node* array, text_ids* out,
-                           text_error* error) {
-    if (array->type != TEXT__J_ARRAY) {
-        return text__fail(error, "an array of whole numbers was expected");
-    }
-    const text__node* node = array + 1;
-    for (uint32_t i = 0; i < array->size; i++) {
-        if (node->type != TEXT__J_INTEGER || node->integer > INT32_MAX ||
-            node->integer < INT32_MIN) {
-            return text__fail(error, "element %lu is not a whole number of 32 bits",
-                              (unsigned long)i);
-        }
-        TEXT__TRY(text_ids_add(out, (int32_t)node->integer, error));
-        node = text__json_next(json, node);
-    }
-    return true;
-}
-
-bool text_json_ids(const char* source, size_t size, text_ids* out, text_error* error) {
-    text__json json;
-    bool good = text__json_open(&json, "ids", source, size, error) &&
-                text__json_ids(&json, json.nodes, out, error);
-    text__json_free(&json);
-    return good;
-}
-
-static bool text__json_each(const char* name, const char* source, size_t size, bool strings,
-                            text_json_fn* fn, void* user, text_error* error) {
-    text__json json;
-    text_error why;
-    why.text[0] = 0;
-    bool good = text__json_open(&json, name, source, size, error);
-    if (good && json.nodes[0].type != TEXT__J_ARRAY) {
-        good = text__fail(error, "%s: an array was expected", name);
-    }
-    const text__node* node = good ? json.nodes + 1 : NULL;
-    for (uint32_t i = 0; good && i < json.nodes[0].size; i++) {
-        bool string = node->type == TEXT__J_STRING;
-        if (strings) {
-            good = string ? fn(user, text__json_text(&json, node), node->size, &why)
-                          : text__fail(&why, "is not a string");
-        } else {
-            bool array = node->type == TEXT__J_ARRAY || node->type == TEXT__J_OBJECT;
-            good = !array ? text__fail(&why, "is not an array")
-                          : fn(user, source + node->at, (size_t)node->integer - node->at, &why);
-        }
-        if (!good) {
-            (void)text__fail(error, "%s: element %lu: %s", name, (unsigned long)i, why.text);
-        }
-        node = text__json_next(&json, node);
-    }
-    text__json_free(&json);
-    return good;
-}
-
-bool text_json_strings(const char* name, const char* json, size_t size, text_json_fn* fn,
-                       void* user, text_error* error) {
-    return text__json_each(name, json, size, true, fn, user, error);
-}
-
-bool text_json_elements(const char* name, const char* json, size_t size, text_json_fn* fn,
-                        void* user, text_error* error) {
-    return text__json_each(name, json, size, false, fn, user, error);
+    return QLORA_OK;
 }
 
 //@@ src/text/maps.h
 
-static uint64_t text__mix(uint64_t x) {
+static uint64_t qlora__text_mix(uint64_t x) {
     x ^= x >> 32;
     x *= 0x9E3779B97F4A7C15u;
     x ^= x >> 29;
@@ -2419,12 +4994,12 @@ static uint64_t text__mix(uint64_t x) {
     return x ^ x >> 32;
 }
 
-static uint64_t text__hash(const char* data, size_t count) {
+static uint64_t qlora__text_hash(const char* data, size_t count) {
     uint64_t hash = 0x243F6A8885A308D3u ^ count;
     while (count >= 8) {
         uint64_t word;
         memcpy(&word, data, 8);
-        hash = text__mix(hash ^ word);
+        hash = qlora__text_mix(hash ^ word);
         data += 8;
         count -= 8;
     }
@@ -2432,28 +5007,29 @@ static uint64_t text__hash(const char* data, size_t count) {
     for (size_t i = 0; i < count; i++) {
         word = word << 8 | (unsigned char)data[i];
     }
-    return text__mix(hash ^ word);
+    return qlora__text_mix(hash ^ word);
 }
 
 // Pairs of numbers to pairs of numbers. An empty place has key UINT64_MAX.
-typedef struct text__pair {
+typedef struct qlora__text_pair {
     uint64_t key;
     uint32_t first;
     uint32_t second;
-} text__pair;
+} qlora__text_pair;
 
-typedef struct text__pairs {
-    text__pair* data;
+typedef struct qlora__text_pairs {
+    qlora__text_pair* data;
     size_t places; // a power of two, or 0
     size_t count;
-} text__pairs;
+} qlora__text_pairs;
 
-static const text__pair* text__pairs_find(const text__pairs* pairs, uint32_t a, uint32_t b) {
+static const qlora__text_pair* qlora__text_pairs_find(const qlora__text_pairs* pairs, uint32_t a,
+                                                      uint32_t b) {
     if (pairs->places == 0) {
         return NULL;
     }
     uint64_t key = (uint64_t)a << 32 | b;
-    size_t place = (size_t)text__mix(key) & (pairs->places - 1);
+    size_t place = (size_t)qlora__text_mix(key) & (pairs->places - 1);
     while (pairs->data[place].key != key) {
         if (pairs->data[place].key == UINT64_MAX) {
             return NULL;
@@ -2463,8 +5039,8 @@ static const text__pair* text__pairs_find(const text__pairs* pairs, uint32_t a, 
     return &pairs->data[place];
 }
 
-static void text__pairs_place(text__pairs* pairs, text__pair pair) {
-    size_t place = (size_t)text__mix(pair.key) & (pairs->places - 1);
+static void qlora__text_pairs_place(qlora__text_pairs* pairs, qlora__text_pair pair) {
+    size_t place = (size_t)qlora__text_mix(pair.key) & (pairs->places - 1);
     while (pairs->data[place].key != UINT64_MAX && pairs->data[place].key != pair.key) {
         place = (place + 1) & (pairs->places - 1);
     }
@@ -2472,52 +5048,76 @@ static void text__pairs_place(text__pairs* pairs, text__pair pair) {
     pairs->data[place] = pair;
 }
 
-// A later value for the same key replaces the earlier one.
-static bool text__pairs_put(text__pairs* pairs, uint32_t a, uint32_t b, uint32_t first,
-                            uint32_t second, text_error* error) {
-    if ((pairs->count + 1) * 2 > pairs->places) {
-        text__pairs grown;
-        grown.places = pairs->places > 0 ? pairs->places * 2 : 64;
-        grown.count = 0;
-        grown.data = (text__pair*)text__zalloc(grown.places, sizeof(text__pair), error);
-        TEXT__TRY(grown.data != NULL);
-        memset(grown.data, 0xFF, grown.places * sizeof(text__pair));
-        for (size_t i = 0; i < pairs->places; i++) {
-            if (pairs->data[i].key != UINT64_MAX) {
-                text__pairs_place(&grown, pairs->data[i]);
-            }
-        }
-        TEXT_FREE(pairs->data);
-        *pairs = grown;
+static void qlora__text_pairs_free(qlora__env* env, qlora__text_pairs* pairs) {
+    qlora__env_free(env, pairs->data, pairs->places * sizeof *pairs->data);
+    memset(pairs, 0, sizeof *pairs);
+}
+
+// Places for `count` pairs, at most half of them used. Filling a table that fits is much faster
+// than letting it grow.
+static qlora_result qlora__text_pairs_reserve(qlora__env* env, qlora__text_pairs* pairs,
+                                              size_t count) {
+    qlora__text_pairs grown;
+    grown.places = pairs->places > 0 ? pairs->places : 64;
+    grown.count = 0;
+    while (grown.places / 2 < count) {
+        grown.places *= 2;
     }
-    text__pair pair;
+    if (grown.places == pairs->places) {
+        return QLORA_OK;
+    }
+    size_t bytes = 0;
+    if (!qlora__mul(grown.places, sizeof(qlora__text_pair), &bytes)) {
+        return qlora__env_fail(env, QLORA_ERR_MEMORY, "out of host memory");
+    }
+    grown.data = (qlora__text_pair*)qlora__env_alloc(env, bytes);
+    if (grown.data == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memset(grown.data, 0xFF, bytes);
+    for (size_t i = 0; i < pairs->places; i++) {
+        if (pairs->data[i].key != UINT64_MAX) {
+            qlora__text_pairs_place(&grown, pairs->data[i]);
+        }
+    }
+    qlora__text_pairs_free(env, pairs);
+    *pairs = grown;
+    return QLORA_OK;
+}
+
+// A later value for the same key replaces the earlier one.
+static qlora_result qlora__text_pairs_put(qlora__env* env, qlora__text_pairs* pairs, uint32_t a,
+                                          uint32_t b, uint32_t first, uint32_t second) {
+    QLORA__TRY(qlora__text_pairs_reserve(env, pairs, pairs->count + 1));
+    qlora__text_pair pair;
     pair.key = (uint64_t)a << 32 | b;
     pair.first = first;
     pair.second = second;
-    text__pairs_place(pairs, pair);
-    return true;
+    qlora__text_pairs_place(pairs, pair);
+    return QLORA_OK;
 }
 
-// Byte strings to ids. The strings lie one after another in `bytes`.
-typedef struct text__word {
+// Byte strings to ids. The strings follow one another in `bytes`.
+typedef struct qlora__text_word {
     uint32_t at;
     uint32_t size;
     int32_t id;
-} text__word;
+} qlora__text_word;
 
-typedef struct text__words {
-    text_bytes bytes;
-    text__word* data;
+typedef struct qlora__text_words {
+    qlora_text_bytes bytes;
+    qlora__text_word* data;
     size_t count;
     size_t capacity;
     uint32_t* table; // 1 + index into data, 0 is empty
     size_t places;
-} text__words;
+} qlora__text_words;
 
-static size_t text__words_place(const text__words* words, const char* text, size_t size) {
-    size_t place = (size_t)text__hash(text, size) & (words->places - 1);
+static size_t qlora__text_words_place(const qlora__text_words* words, const char* text,
+                                      size_t size) {
+    size_t place = (size_t)qlora__text_hash(text, size) & (words->places - 1);
     while (words->table[place] != 0) {
-        const text__word* word = &words->data[words->table[place] - 1];
+        const qlora__text_word* word = &words->data[words->table[place] - 1];
         if (word->size == size &&
             (size == 0 || memcmp(words->bytes.data + word->at, text, size) == 0)) {
             break;
@@ -2527,77 +5127,87 @@ static size_t text__words_place(const text__words* words, const char* text, size
     return place;
 }
 
-static int32_t text__words_find(const text__words* words, const char* text, size_t size) {
+static int32_t qlora__text_words_find(const qlora__text_words* words, const char* text,
+                                      size_t size) {
     if (words->places == 0) {
         return -1;
     }
-    uint32_t found = words->table[text__words_place(words, text, size)];
+    uint32_t found = words->table[qlora__text_words_place(words, text, size)];
     return found == 0 ? -1 : words->data[found - 1].id;
 }
 
-static bool text__words_grow(text__words* words, text_error* error) {
-    size_t places = words->places > 0 ? words->places * 2 : 64;
-    uint32_t* table = (uint32_t*)text__zalloc(places, sizeof(uint32_t), error);
-    TEXT__TRY(table != NULL);
-    TEXT_FREE(words->table);
+// Places for `count` words, at most half of them used.
+static qlora_result qlora__text_words_reserve(qlora__env* env, qlora__text_words* words,
+                                              size_t count) {
+    size_t places = words->places > 0 ? words->places : 64;
+    while (places / 2 < count) {
+        places *= 2;
+    }
+    if (places == words->places) {
+        return QLORA_OK;
+    }
+    uint32_t* table = (uint32_t*)qlora__text_zalloc(env, places, sizeof(uint32_t));
+    if (table == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__env_free(env, words->table, words->places * sizeof *words->table);
     words->table = table;
     words->places = places;
     for (size_t i = 0; i < words->count; i++) {
-        const text__word* word = &words->data[i];
-        table[text__words_place(words, words->bytes.data + word->at, word->size)] = (uint32_t)i + 1;
+        const qlora__text_word* word = &words->data[i];
+        table[qlora__text_words_place(words, words->bytes.data + word->at, word->size)] =
+            (uint32_t)i + 1;
     }
-    return true;
+    return QLORA_OK;
 }
 
-// The same string again gets the new id.
-static bool text__words_put(text__words* words, const char* text, size_t size, int32_t id,
-                            text_error* error) {
-    if ((words->count + 1) * 2 > words->places) {
-        TEXT__TRY(text__words_grow(words, error));
-    }
-    size_t place = text__words_place(words, text, size);
+// A string that exists already gets the new id.
+static qlora_result qlora__text_words_put(qlora__env* env, qlora__text_words* words,
+                                          const char* text, size_t size, int32_t id) {
+    QLORA__TRY(qlora__text_words_reserve(env, words, words->count + 1));
+    size_t place = qlora__text_words_place(words, text, size);
     if (words->table[place] != 0) {
         words->data[words->table[place] - 1].id = id;
-        return true;
+        return QLORA_OK;
     }
     if (words->bytes.count + size >= UINT32_MAX || words->count >= UINT32_MAX - 1) {
-        return text__fail(error, "the vocabulary is larger than 4 GiB");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "the vocabulary is larger than 4 GiB");
     }
     void* data = words->data;
-    bool good = text__reserve(&data, &words->capacity, words->count, 1, sizeof(text__word), error);
-    words->data = (text__word*)data;
-    TEXT__TRY(good);
-    text__word* word = &words->data[words->count];
+    qlora_result r = qlora__text_reserve(env, &data, &words->capacity, words->count, 1,
+                                         sizeof(qlora__text_word));
+    words->data = (qlora__text_word*)data;
+    QLORA__TRY(r);
+    qlora__text_word* word = &words->data[words->count];
     word->at = (uint32_t)words->bytes.count;
     word->size = (uint32_t)size;
     word->id = id;
-    TEXT__TRY(text_bytes_add(&words->bytes, text, size, error));
+    QLORA__TRY(qlora__text_bytes_add(env, &words->bytes, text, size));
     words->count++;
     words->table[place] = (uint32_t)words->count;
-    return true;
+    return QLORA_OK;
 }
 
-static void text__words_free(text__words* words) {
-    text_bytes_free(&words->bytes);
-    TEXT_FREE(words->data);
-    TEXT_FREE(words->table);
+static void qlora__text_words_free(qlora__env* env, qlora__text_words* words) {
+    qlora__text_bytes_free(env, &words->bytes);
+    qlora__env_free(env, words->data, words->capacity * sizeof *words->data);
+    qlora__env_free(env, words->table, words->places * sizeof *words->table);
     memset(words, 0, sizeof(*words));
 }
 
 //@@ src/text/split.h
 
-// A text to be split. After the ByteLevel step every byte is one character: code_of_byte is then
-// set.
-typedef struct text__view {
+// A text to be split. After the ByteLevel step, every byte is one character: code_of_byte is set.
+typedef struct qlora__text_view {
     const unsigned char* s;
     size_t end;
     const uint8_t* classes;
     const uint16_t* code_of_byte;
-} text__view;
+} qlora__text_view;
 
-// The class of the character at a position as a bit, and its length; 0 and 0 at the end. A byte
-// that is not UTF-8 is a character of class OTHER.
-static unsigned text__class_at(const text__view* v, size_t at, size_t* length) {
+// The class of the character at a position as a bit, and its length; both are 0 at the end. An
+// invalid byte is a character of class OTHER.
+static unsigned qlora__text_class_at(const qlora__text_view* v, size_t at, size_t* length) {
     if (at >= v->end) {
         *length = 0;
         return 0;
@@ -2611,48 +5221,48 @@ static unsigned text__class_at(const text__view* v, size_t at, size_t* length) {
         return 1u << (v->classes[c] & 15);
     }
     uint32_t code;
-    size_t found = text__utf8(v->s + at, v->end - at, &code);
+    size_t found = qlora__text_utf8(v->s + at, v->end - at, &code);
     if (found == 0) {
-        return TEXT__BIT(OTHER);
+        return QLORA__TEXT_BIT(OTHER);
     }
     *length = found;
     return 1u << (v->classes[code] & 15);
 }
 
 // The end of the run of characters of these classes.
-static size_t text__run(const text__view* v, size_t at, unsigned mask) {
+static size_t qlora__text_run(const qlora__text_view* v, size_t at, unsigned mask) {
     size_t length;
-    while (text__class_at(v, at, &length) & mask) {
+    while (qlora__text_class_at(v, at, &length) & mask) {
         at += length;
     }
     return at;
 }
 
-static bool text__is(const text__view* v, size_t at, char c) {
+static bool qlora__text_is(const qlora__text_view* v, size_t at, char c) {
     return at < v->end && v->s[at] == (unsigned char)c;
 }
 
-static bool text__is_newline(const text__view* v, size_t at) {
-    return text__is(v, at, '\n') || text__is(v, at, '\r');
+static bool qlora__text_is_newline(const qlora__text_view* v, size_t at) {
+    return qlora__text_is(v, at, '\n') || qlora__text_is(v, at, '\r');
 }
 
 // Options of the matchers.
 enum {
-    TEXT__O_ANY_CASE = 1,   // contractions in any case
-    TEXT__O_ASCII_CASE = 2, // ... but only of ASCII letters
-    TEXT__O_DIGITS_1 = 4,
-    TEXT__O_DIGITS_3 = 8,
-    TEXT__O_MARKS = 16,       // marks count as letters
-    TEXT__O_CONTRACTED = 32,  // contractions belong to the word before
-    TEXT__O_WORD_PATTERN = 64 // \w+ and [^\w\s]+
+    QLORA__TEXT_O_ANY_CASE = 1,   // contractions in any case
+    QLORA__TEXT_O_ASCII_CASE = 2, // ASCII letters only
+    QLORA__TEXT_O_DIGITS_1 = 4,
+    QLORA__TEXT_O_DIGITS_3 = 8,
+    QLORA__TEXT_O_MARKS = 16,       // marks count as letters
+    QLORA__TEXT_O_CONTRACTED = 32,  // contractions belong to the preceding word
+    QLORA__TEXT_O_WORD_PATTERN = 64 // \w+ and [^\w\s]+
 };
 
 // 's 't 're 've 'm 'll 'd: the length of the match, or 0.
-static size_t text__contraction(const text__view* v, size_t at, unsigned option) {
-    if (!text__is(v, at, '\'') || at + 1 >= v->end) {
+static size_t qlora__text_contraction(const qlora__text_view* v, size_t at, unsigned option) {
+    if (!qlora__text_is(v, at, '\'') || at + 1 >= v->end) {
         return 0;
     }
-    unsigned fold = option & (TEXT__O_ANY_CASE | TEXT__O_ASCII_CASE) ? 0x20u : 0u;
+    unsigned fold = option & (QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_ASCII_CASE) ? 0x20u : 0u;
     unsigned a = v->s[at + 1] | (v->s[at + 1] >= 'A' && v->s[at + 1] <= 'Z' ? fold : 0u);
     if (a == 's' || a == 't' || a == 'm' || a == 'd') {
         return 2;
@@ -2665,16 +5275,16 @@ static size_t text__contraction(const text__view* v, size_t at, unsigned option)
     if (((a == 'r' || a == 'v') && b == 'e') || (a == 'l' && b == 'l')) {
         return 3;
     }
-    // U+017F, the long s, is an s when the case does not matter
-    return (option & TEXT__O_ANY_CASE) && a == 0xC5 && next == 0xBF ? 3 : 0;
+    // U+017F, the long s, equals s when case is ignored
+    return (option & QLORA__TEXT_O_ANY_CASE) && a == 0xC5 && next == 0xBF ? 3 : 0;
 }
 
-// \s+(?!\S)|\s+ : white space up to the last one before other text.
-static size_t text__match_space(const text__view* v, size_t at) {
+// \s+(?!\S)|\s+ : white space, without its last character if other text follows.
+static size_t qlora__text_match_space(const qlora__text_view* v, size_t at) {
     size_t length;
     size_t end = at;
     size_t last = at;
-    while (text__class_at(v, end, &length) & TEXT__WS) {
+    while (qlora__text_class_at(v, end, &length) & QLORA__TEXT_WS) {
         last = end;
         end += length;
     }
@@ -2682,11 +5292,11 @@ static size_t text__match_space(const text__view* v, size_t at) {
 }
 
 // \s*[\r\n]+ : white space through its last line end; `at` when there is none.
-static size_t text__match_lines(const text__view* v, size_t at) {
+static size_t qlora__text_match_lines(const qlora__text_view* v, size_t at) {
     size_t length;
     size_t found = at;
-    while (text__class_at(v, at, &length) & TEXT__WS) {
-        if (text__is_newline(v, at)) {
+    while (qlora__text_class_at(v, at, &length) & QLORA__TEXT_WS) {
+        if (qlora__text_is_newline(v, at)) {
             found = at + 1;
         }
         at += length;
@@ -2694,111 +5304,118 @@ static size_t text__match_lines(const text__view* v, size_t at) {
     return found;
 }
 
-static size_t text__match_gpt2(const text__view* v, size_t at, unsigned option) {
-    size_t length = text__contraction(v, at, option);
+static size_t qlora__text_match_gpt2(const qlora__text_view* v, size_t at, unsigned option) {
+    size_t length = qlora__text_contraction(v, at, option);
     if (length > 0) {
         return at + length;
     }
-    static const unsigned masks[] = {TEXT__L, TEXT__N, ~(TEXT__L | TEXT__N | TEXT__WS)};
-    size_t begin = text__is(v, at, ' ') ? at + 1 : at;
-    unsigned bit = text__class_at(v, begin, &length);
-    for (size_t i = 0; i < TEXT__COUNT(masks); i++) {
+    static const unsigned masks[] = {QLORA__TEXT_L, QLORA__TEXT_N,
+                                     ~(QLORA__TEXT_L | QLORA__TEXT_N | QLORA__TEXT_WS)};
+    size_t begin = qlora__text_is(v, at, ' ') ? at + 1 : at;
+    unsigned bit = qlora__text_class_at(v, begin, &length);
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(masks); i++) {
         if (bit & masks[i]) {
-            return text__run(v, begin, masks[i]);
+            return qlora__text_run(v, begin, masks[i]);
         }
     }
-    return text__match_space(v, at);
+    return qlora__text_match_space(v, at);
 }
 
-static size_t text__match_digits(const text__view* v, size_t at, unsigned option) {
-    size_t limit = option & TEXT__O_DIGITS_1 ? 1 : option & TEXT__O_DIGITS_3 ? 3 : SIZE_MAX;
+static size_t qlora__text_match_digits(const qlora__text_view* v, size_t at, unsigned option) {
+    size_t limit = option & QLORA__TEXT_O_DIGITS_1   ? 1
+                   : option & QLORA__TEXT_O_DIGITS_3 ? 3
+                                                     : SIZE_MAX;
     size_t length;
-    for (size_t i = 0; i < limit && (text__class_at(v, at, &length) & TEXT__N); i++) {
+    for (size_t i = 0; i < limit && (qlora__text_class_at(v, at, &length) & QLORA__TEXT_N); i++) {
         at += length;
     }
     return at;
 }
 
 // ' ?[^\s\p{L}\p{N}]+[\r\n]*' and the white space that ends all these patterns.
-static size_t text__match_rest(const text__view* v, size_t at, unsigned others, const char* tail) {
+static size_t qlora__text_match_rest(const qlora__text_view* v, size_t at, unsigned others,
+                                     const char* tail) {
     size_t length;
-    size_t begin = text__is(v, at, ' ') ? at + 1 : at;
-    if (text__class_at(v, begin, &length) & others) {
-        size_t end = text__run(v, begin, others);
+    size_t begin = qlora__text_is(v, at, ' ') ? at + 1 : at;
+    if (qlora__text_class_at(v, begin, &length) & others) {
+        size_t end = qlora__text_run(v, begin, others);
         while (end < v->end && v->s[end] != 0 && strchr(tail, v->s[end]) != NULL) {
             end++;
         }
         return end;
     }
-    size_t lines = text__match_lines(v, at);
-    return lines > at ? lines : text__match_space(v, at);
+    size_t lines = qlora__text_match_lines(v, at);
+    return lines > at ? lines : qlora__text_match_space(v, at);
 }
 
-// cl100k and its children (Llama-3, Qwen2, ...).
-static size_t text__match_cl100k(const text__view* v, size_t at, unsigned option) {
-    size_t length = text__contraction(v, at, option);
+// cl100k and its descendants (Llama 3, Qwen2, ...).
+static size_t qlora__text_match_cl100k(const qlora__text_view* v, size_t at, unsigned option) {
+    size_t length = qlora__text_contraction(v, at, option);
     if (length > 0) {
         return at + length;
     }
-    unsigned letters = TEXT__L | (option & TEXT__O_MARKS ? TEXT__M : 0u);
-    unsigned bit = text__class_at(v, at, &length);
-    if (!(bit & (TEXT__L | TEXT__N)) && !text__is_newline(v, at)) {
+    unsigned letters = QLORA__TEXT_L | (option & QLORA__TEXT_O_MARKS ? QLORA__TEXT_M : 0u);
+    unsigned bit = qlora__text_class_at(v, at, &length);
+    if (!(bit & (QLORA__TEXT_L | QLORA__TEXT_N)) && !qlora__text_is_newline(v, at)) {
         size_t unused;
-        if (text__class_at(v, at + length, &unused) & letters) {
-            return text__run(v, at + length, letters);
+        if (qlora__text_class_at(v, at + length, &unused) & letters) {
+            return qlora__text_run(v, at + length, letters);
         }
     }
     if (bit & letters) {
-        return text__run(v, at, letters);
+        return qlora__text_run(v, at, letters);
     }
-    if (bit & TEXT__N) {
-        return text__match_digits(v, at, option);
+    if (bit & QLORA__TEXT_N) {
+        return qlora__text_match_digits(v, at, option);
     }
-    return text__match_rest(v, at, ~(TEXT__WS | TEXT__N | letters), "\r\n");
+    return qlora__text_match_rest(v, at, ~(QLORA__TEXT_WS | QLORA__TEXT_N | letters), "\r\n");
 }
 
-// [Lu Lt Lm Lo M]*[Ll Lm Lo M]+ (capitalised) or [Lu Lt Lm Lo M]+[Ll Lm Lo M]* ; `at` if no match.
-static size_t text__match_cased(const text__view* v, size_t at, bool capitalised) {
-    const unsigned upper = TEXT__BIT(UPPER) | TEXT__BIT(LETTER) | TEXT__M;
-    const unsigned lower = TEXT__BIT(LOWER) | TEXT__BIT(LETTER) | TEXT__M;
+// [Lu Lt Lm Lo M]*[Ll Lm Lo M]+ (capitalised) or [Lu Lt Lm Lo M]+[Ll Lm Lo M]*; `at` if no match.
+static size_t qlora__text_match_cased(const qlora__text_view* v, size_t at, bool capitalised) {
+    const unsigned upper = QLORA__TEXT_BIT(UPPER) | QLORA__TEXT_BIT(LETTER) | QLORA__TEXT_M;
+    const unsigned lower = QLORA__TEXT_BIT(LOWER) | QLORA__TEXT_BIT(LETTER) | QLORA__TEXT_M;
     size_t length;
     size_t end = at;
     size_t back = at; // after the last character of the first run that is also of the second kind
     unsigned bit;
-    while ((bit = text__class_at(v, end, &length)) & upper) {
+    while ((bit = qlora__text_class_at(v, end, &length)) & upper) {
         end += length;
         if (bit & lower) {
             back = end;
         }
     }
     if (bit & lower) {
-        return capitalised || end > at ? text__run(v, end, lower) : at;
+        return capitalised || end > at ? qlora__text_run(v, end, lower) : at;
     }
     return capitalised ? back : end;
 }
 
-// o200k and its children (GPT-4o, Llama-4, Mistral's Tekken).
-static size_t text__match_o200k(const text__view* v, size_t at, unsigned option) {
+// o200k and its descendants (GPT-4o, Llama 4, Mistral's Tekken).
+static size_t qlora__text_match_o200k(const qlora__text_view* v, size_t at, unsigned option) {
     size_t length;
-    unsigned bit = text__class_at(v, at, &length);
-    bool prefix = !(bit & (TEXT__L | TEXT__N)) && !text__is_newline(v, at);
+    unsigned bit = qlora__text_class_at(v, at, &length);
+    bool prefix = !(bit & (QLORA__TEXT_L | QLORA__TEXT_N)) && !qlora__text_is_newline(v, at);
     for (int i = 0; i < 4; i++) {
         if (i % 2 == 0 && !prefix) {
             continue;
         }
         size_t begin = i % 2 == 0 ? at + length : at;
-        size_t end = text__match_cased(v, begin, i < 2);
+        size_t end = qlora__text_match_cased(v, begin, i < 2);
         if (end > begin) {
-            return end + (option & TEXT__O_CONTRACTED ? text__contraction(v, end, option) : 0);
+            return end + (option & QLORA__TEXT_O_CONTRACTED
+                              ? qlora__text_contraction(v, end, option)
+                              : 0);
         }
     }
-    if (bit & TEXT__N) {
-        return text__match_digits(v, at, option);
+    if (bit & QLORA__TEXT_N) {
+        return qlora__text_match_digits(v, at, option);
     }
-    return text__match_rest(v, at, ~(TEXT__WS | TEXT__N | TEXT__L), "\r\n/");
+    return qlora__text_match_rest(v, at, ~(QLORA__TEXT_WS | QLORA__TEXT_N | QLORA__TEXT_L),
+                                  "\r\n/");
 }
 
-static bool text__is_ascii(const text__view* v, size_t at, bool letter) {
+static bool qlora__text_is_ascii(const qlora__text_view* v, size_t at, bool letter) {
     if (at >= v->end) {
         return false;
     }
@@ -2809,34 +5426,35 @@ static bool text__is_ascii(const text__view* v, size_t at, bool letter) {
 }
 
 // The words of DeepSeek-V3; numbers are not matched.
-static size_t text__match_deepseek3(const text__view* v, size_t at, unsigned option) {
+static size_t qlora__text_match_deepseek3(const qlora__text_view* v, size_t at, unsigned option) {
     (void)option;
-    if (text__is_ascii(v, at, false) && text__is_ascii(v, at + 1, true)) {
+    if (qlora__text_is_ascii(v, at, false) && qlora__text_is_ascii(v, at + 1, true)) {
         size_t end = at + 1;
-        while (text__is_ascii(v, end, true)) {
+        while (qlora__text_is_ascii(v, end, true)) {
             end++;
         }
         return end;
     }
     size_t length;
     size_t unused;
-    unsigned bit = text__class_at(v, at, &length);
-    if (!(bit & (TEXT__L | TEXT__P | TEXT__S)) && !text__is_newline(v, at) &&
-        (text__class_at(v, at + length, &unused) & (TEXT__L | TEXT__M))) {
-        return text__run(v, at + length, TEXT__L | TEXT__M);
+    unsigned bit = qlora__text_class_at(v, at, &length);
+    if (!(bit & (QLORA__TEXT_L | QLORA__TEXT_P | QLORA__TEXT_S)) &&
+        !qlora__text_is_newline(v, at) &&
+        (qlora__text_class_at(v, at + length, &unused) & (QLORA__TEXT_L | QLORA__TEXT_M))) {
+        return qlora__text_run(v, at + length, QLORA__TEXT_L | QLORA__TEXT_M);
     }
-    if (bit & (TEXT__L | TEXT__M)) {
-        return text__run(v, at, TEXT__L | TEXT__M);
+    if (bit & (QLORA__TEXT_L | QLORA__TEXT_M)) {
+        return qlora__text_run(v, at, QLORA__TEXT_L | QLORA__TEXT_M);
     }
-    return text__match_rest(v, at, TEXT__P | TEXT__S, "\r\n");
+    return qlora__text_match_rest(v, at, QLORA__TEXT_P | QLORA__TEXT_S, "\r\n");
 }
 
 // [U+4E00-U+9FA5 U+3040-U+309F U+30A0-U+30FF]+ , also of DeepSeek-V3.
-static size_t text__match_chinese(const text__view* v, size_t at, unsigned option) {
+static size_t qlora__text_match_chinese(const qlora__text_view* v, size_t at, unsigned option) {
     (void)option;
     while (at < v->end && v->s[at] >= 0xE3) {
         uint32_t code;
-        size_t length = text__utf8(v->s + at, v->end - at, &code);
+        size_t length = qlora__text_utf8(v->s + at, v->end - at, &code);
         if (length == 0 ||
             !((code >= 0x4E00 && code <= 0x9FA5) || (code >= 0x3040 && code <= 0x30FF))) {
             break;
@@ -2847,7 +5465,7 @@ static size_t text__match_chinese(const text__view* v, size_t at, unsigned optio
 }
 
 // [0-9][0-9][0-9]
-static size_t text__match_ascii3(const text__view* v, size_t at, unsigned option) {
+static size_t qlora__text_match_ascii3(const qlora__text_view* v, size_t at, unsigned option) {
     (void)option;
     for (size_t i = 0; i < 3; i++) {
         if (at + i >= v->end || v->s[at + i] < '0' || v->s[at + i] > '9') {
@@ -2858,355 +5476,377 @@ static size_t text__match_ascii3(const text__view* v, size_t at, unsigned option
 }
 
 // \w+|[^\w\s]+
-static size_t text__match_words(const text__view* v, size_t at, unsigned option) {
+static size_t qlora__text_match_words(const qlora__text_view* v, size_t at, unsigned option) {
     (void)option;
-    size_t end = text__run(v, at, TEXT__W);
-    return end > at ? end : text__run(v, at, ~(TEXT__W | TEXT__WS));
+    size_t end = qlora__text_run(v, at, QLORA__TEXT_W);
+    return end > at ? end : qlora__text_run(v, at, ~(QLORA__TEXT_W | QLORA__TEXT_WS));
 }
 
 // The end of the match at a position; the position itself when there is none.
-typedef size_t text__match_fn(const text__view* v, size_t at, unsigned option);
+typedef size_t qlora__text_match_fn(const qlora__text_view* v, size_t at, unsigned option);
 
-typedef struct text__pattern {
+typedef struct qlora__text_pattern {
     const char* regex;
-    text__match_fn* match;
+    qlora__text_match_fn* match;
     unsigned option;
-} text__pattern;
+} qlora__text_pattern;
 
-#define TEXT__R_ANY "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define TEXT__R_ANY2 "'(?i:[sdmt]|ll|ve|re)"
-#define TEXT__R_ASCII "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-#define TEXT__R_WORD "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
-#define TEXT__R_WORD2 "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|"
-#define TEXT__R_LINES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define TEXT__R_LINES2 "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
-#define TEXT__R_REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" TEXT__R_LINES
-#define TEXT__R_REST2 "| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*" TEXT__R_LINES2
-#define TEXT__R_GPT2 "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-#define TEXT__R_UP "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
-#define TEXT__R_LOW "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
-#define TEXT__R_PRE "[^\\r\\n\\p{L}\\p{N}]?"
-#define TEXT__R_CASED(tail)                                                                        \
-    TEXT__R_PRE TEXT__R_UP "*" TEXT__R_LOW "+" tail "|" TEXT__R_PRE TEXT__R_UP "+" TEXT__R_LOW     \
-                           "*" tail "|"
-#define TEXT__R_REST3 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" TEXT__R_LINES
-#define TEXT__R_DEEPSEEK3                                                                          \
+#define QLORA__TEXT_R_ANY "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define QLORA__TEXT_R_ANY2 "'(?i:[sdmt]|ll|ve|re)"
+#define QLORA__TEXT_R_ASCII "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+#define QLORA__TEXT_R_WORD "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
+#define QLORA__TEXT_R_WORD2 "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|"
+#define QLORA__TEXT_R_LINES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define QLORA__TEXT_R_LINES2 "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
+#define QLORA__TEXT_R_REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" QLORA__TEXT_R_LINES
+#define QLORA__TEXT_R_REST2 "| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*" QLORA__TEXT_R_LINES2
+#define QLORA__TEXT_R_GPT2 "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define QLORA__TEXT_R_UP "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define QLORA__TEXT_R_LOW "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define QLORA__TEXT_R_PRE "[^\\r\\n\\p{L}\\p{N}]?"
+#define QLORA__TEXT_R_CASED(tail)                                                                  \
+    QLORA__TEXT_R_PRE QLORA__TEXT_R_UP "*" QLORA__TEXT_R_LOW "+" tail                              \
+                                       "|" QLORA__TEXT_R_PRE QLORA__TEXT_R_UP                      \
+                                       "+" QLORA__TEXT_R_LOW "*" tail "|"
+#define QLORA__TEXT_R_REST3 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" QLORA__TEXT_R_LINES
+#define QLORA__TEXT_R_DEEPSEEK3                                                                    \
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"           \
-    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" TEXT__R_LINES
-#define TEXT__R_MARKS                                                                              \
+    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" QLORA__TEXT_R_LINES
+#define QLORA__TEXT_R_MARKS                                                                        \
     "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                              \
-    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" TEXT__R_LINES
+    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" QLORA__TEXT_R_LINES
 
-static const text__pattern text__patterns[] = {
-    // GPT-2, also the pattern of the ByteLevel step; must be the first
-    {"'s|'t|'re|'ve|'m|'ll|'d" TEXT__R_GPT2, text__match_gpt2, 0},
-    {"'(?:[sdmt]|ll|ve|re)" TEXT__R_GPT2, text__match_gpt2, 0},
+static const qlora__text_pattern qlora__text_patterns[] = {
+    // GPT-2, also the pattern of the ByteLevel step; must be first
+    {"'s|'t|'re|'ve|'m|'ll|'d" QLORA__TEXT_R_GPT2, qlora__text_match_gpt2, 0},
+    {"'(?:[sdmt]|ll|ve|re)" QLORA__TEXT_R_GPT2, qlora__text_match_gpt2, 0},
     // Llama-3, GLM-4, Phi-4, OLMo-2, ...
-    {TEXT__R_ANY TEXT__R_WORD "\\p{N}{1,3}" TEXT__R_REST, text__match_cl100k,
-     TEXT__O_ANY_CASE | TEXT__O_DIGITS_3},
-    {TEXT__R_ANY2 TEXT__R_WORD "\\p{N}{1,3}" TEXT__R_REST, text__match_cl100k,
-     TEXT__O_ANY_CASE | TEXT__O_DIGITS_3},
-    {TEXT__R_ANY2 TEXT__R_WORD2 "\\p{N}{1,3}" TEXT__R_REST2, text__match_cl100k,
-     TEXT__O_ANY_CASE | TEXT__O_DIGITS_3},
-    {TEXT__R_ASCII TEXT__R_WORD "\\p{N}{1,3}" TEXT__R_REST, text__match_cl100k,
-     TEXT__O_ASCII_CASE | TEXT__O_DIGITS_3},
-    {TEXT__R_ANY2 TEXT__R_WORD2 "\\p{N}" TEXT__R_REST2, text__match_cl100k,
-     TEXT__O_ANY_CASE | TEXT__O_DIGITS_1},
+    {QLORA__TEXT_R_ANY QLORA__TEXT_R_WORD "\\p{N}{1,3}" QLORA__TEXT_R_REST,
+     qlora__text_match_cl100k, QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_3},
+    {QLORA__TEXT_R_ANY2 QLORA__TEXT_R_WORD "\\p{N}{1,3}" QLORA__TEXT_R_REST,
+     qlora__text_match_cl100k, QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_3},
+    {QLORA__TEXT_R_ANY2 QLORA__TEXT_R_WORD2 "\\p{N}{1,3}" QLORA__TEXT_R_REST2,
+     qlora__text_match_cl100k, QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_3},
+    {QLORA__TEXT_R_ASCII QLORA__TEXT_R_WORD "\\p{N}{1,3}" QLORA__TEXT_R_REST,
+     qlora__text_match_cl100k, QLORA__TEXT_O_ASCII_CASE | QLORA__TEXT_O_DIGITS_3},
+    {QLORA__TEXT_R_ANY2 QLORA__TEXT_R_WORD2 "\\p{N}" QLORA__TEXT_R_REST2, qlora__text_match_cl100k,
+     QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_1},
     // Qwen2, Qwen2.5, Qwen3
-    {TEXT__R_ANY TEXT__R_WORD "\\p{N}" TEXT__R_REST, text__match_cl100k,
-     TEXT__O_ANY_CASE | TEXT__O_DIGITS_1},
-    {TEXT__R_ASCII TEXT__R_WORD "\\p{N}" TEXT__R_REST, text__match_cl100k,
-     TEXT__O_ASCII_CASE | TEXT__O_DIGITS_1},
+    {QLORA__TEXT_R_ANY QLORA__TEXT_R_WORD "\\p{N}" QLORA__TEXT_R_REST, qlora__text_match_cl100k,
+     QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_1},
+    {QLORA__TEXT_R_ASCII QLORA__TEXT_R_WORD "\\p{N}" QLORA__TEXT_R_REST, qlora__text_match_cl100k,
+     QLORA__TEXT_O_ASCII_CASE | QLORA__TEXT_O_DIGITS_1},
     // Qwen3.5
-    {TEXT__R_ANY TEXT__R_MARKS, text__match_cl100k,
-     TEXT__O_ANY_CASE | TEXT__O_DIGITS_1 | TEXT__O_MARKS},
+    {QLORA__TEXT_R_ANY QLORA__TEXT_R_MARKS, qlora__text_match_cl100k,
+     QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_1 | QLORA__TEXT_O_MARKS},
     // GPT-4o, Llama-4, gpt-oss
-    {TEXT__R_CASED(TEXT__R_ANY "?") "\\p{N}{1,3}" TEXT__R_REST3, text__match_o200k,
-     TEXT__O_ANY_CASE | TEXT__O_CONTRACTED | TEXT__O_DIGITS_3},
+    {QLORA__TEXT_R_CASED(QLORA__TEXT_R_ANY "?") "\\p{N}{1,3}" QLORA__TEXT_R_REST3,
+     qlora__text_match_o200k,
+     QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_CONTRACTED | QLORA__TEXT_O_DIGITS_3},
     // Tekken
-    {TEXT__R_CASED("") "\\p{N}" TEXT__R_REST3, text__match_o200k, TEXT__O_DIGITS_1},
-    {TEXT__R_CASED("") "\\p{N}{1,3}" TEXT__R_REST3, text__match_o200k, TEXT__O_DIGITS_3},
+    {QLORA__TEXT_R_CASED("") "\\p{N}" QLORA__TEXT_R_REST3, qlora__text_match_o200k,
+     QLORA__TEXT_O_DIGITS_1},
+    {QLORA__TEXT_R_CASED("") "\\p{N}{1,3}" QLORA__TEXT_R_REST3, qlora__text_match_o200k,
+     QLORA__TEXT_O_DIGITS_3},
     // DeepSeek-V3, in three steps
-    {"\\p{N}{1,3}", text__match_digits, TEXT__O_DIGITS_3},
-    {"\\p{N}", text__match_digits, TEXT__O_DIGITS_1},
-    {"\\p{N}+", text__match_digits, 0},
+    {"\\p{N}{1,3}", qlora__text_match_digits, QLORA__TEXT_O_DIGITS_3},
+    {"\\p{N}", qlora__text_match_digits, QLORA__TEXT_O_DIGITS_1},
+    {"\\p{N}+", qlora__text_match_digits, 0},
     {"[\xE4\xB8\x80-\xE9\xBE\xA5\xE3\x81\x80-\xE3\x82\x9F\xE3\x82\xA0-\xE3\x83\xBF]+",
-     text__match_chinese, 0},
-    {TEXT__R_DEEPSEEK3, text__match_deepseek3, 0},
-    {"[0-9][0-9][0-9]", text__match_ascii3, 0}, // Falcon
-    {"\\w+|[^\\w\\s]+", text__match_words, 0}   // the Whitespace step
+     qlora__text_match_chinese, 0},
+    {QLORA__TEXT_R_DEEPSEEK3, qlora__text_match_deepseek3, 0},
+    {"[0-9][0-9][0-9]", qlora__text_match_ascii3, 0}, // Falcon
+    {"\\w+|[^\\w\\s]+", qlora__text_match_words, 0}   // the Whitespace step
 };
 
-static const text__pattern* text__pattern_find(const char* regex) {
-    for (size_t i = 0; i < TEXT__COUNT(text__patterns); i++) {
-        if (strcmp(text__patterns[i].regex, regex) == 0) {
-            return &text__patterns[i];
+static const qlora__text_pattern* qlora__text_pattern_find(const char* regex) {
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_patterns); i++) {
+        if (strcmp(qlora__text_patterns[i].regex, regex) == 0) {
+            return &qlora__text_patterns[i];
         }
     }
     return NULL;
 }
 
-// What becomes of the matches.
-enum { TEXT__B_ISOLATED, TEXT__B_REMOVED, TEXT__B_PREVIOUS, TEXT__B_NEXT, TEXT__B_CONTIGUOUS };
+// What happens to the matches.
+enum {
+    QLORA__TEXT_B_ISOLATED,
+    QLORA__TEXT_B_REMOVED,
+    QLORA__TEXT_B_PREVIOUS,
+    QLORA__TEXT_B_NEXT,
+    QLORA__TEXT_B_CONTIGUOUS
+};
 
-typedef struct text__piece {
+typedef struct qlora__text_piece {
     size_t begin;
     size_t end;
-    bool match; // while splitting
-} text__piece;
+    bool match; // used while splitting
+} qlora__text_piece;
 
-typedef struct text__pieces {
-    text__piece* data;
+typedef struct qlora__text_pieces {
+    qlora__text_piece* data;
     size_t count;
     size_t capacity;
-} text__pieces;
+} qlora__text_pieces;
 
-static bool text__pieces_add(text__pieces* pieces, size_t begin, size_t end, bool match,
-                             text_error* error) {
+static qlora_result qlora__text_pieces_add(qlora__env* env, qlora__text_pieces* pieces,
+                                           size_t begin, size_t end, bool match) {
     void* data = pieces->data;
-    bool good =
-        text__reserve(&data, &pieces->capacity, pieces->count, 1, sizeof(text__piece), error);
-    pieces->data = (text__piece*)data;
-    TEXT__TRY(good);
-    text__piece* piece = &pieces->data[pieces->count++];
+    qlora_result r = qlora__text_reserve(env, &data, &pieces->capacity, pieces->count, 1,
+                                         sizeof(qlora__text_piece));
+    pieces->data = (qlora__text_piece*)data;
+    QLORA__TRY(r);
+    qlora__text_piece* piece = &pieces->data[pieces->count++];
     piece->begin = begin;
     piece->end = end;
     piece->match = match;
-    return true;
+    return QLORA_OK;
 }
 
-// One step of normalizer, pre-tokenizer or decoder.
+// One step of a normalizer, pre-tokenizer or decoder.
 enum {
-    TEXT__N_NFC,
-    TEXT__N_NFD,
-    TEXT__N_PREPEND,
-    TEXT__N_REPLACE,
-    TEXT__N_STRIP,
-    TEXT__P_REGEX,
-    TEXT__P_STRING,
-    TEXT__P_CLASS,
-    TEXT__P_PUNCTUATION,
-    TEXT__P_PREFIX_SPACE,
-    TEXT__P_BYTES,
-    TEXT__P_METASPACE,
-    TEXT__D_REPLACE,
-    TEXT__D_BYTE_FALLBACK,
-    TEXT__D_FUSE,
-    TEXT__D_STRIP,
-    TEXT__D_BYTES,
-    TEXT__D_METASPACE,
-    TEXT__D_JOIN
+    QLORA__TEXT_N_NFC,
+    QLORA__TEXT_N_NFD,
+    QLORA__TEXT_N_PREPEND,
+    QLORA__TEXT_N_REPLACE,
+    QLORA__TEXT_N_STRIP,
+    QLORA__TEXT_P_REGEX,
+    QLORA__TEXT_P_STRING,
+    QLORA__TEXT_P_CLASS,
+    QLORA__TEXT_P_PUNCTUATION,
+    QLORA__TEXT_P_PREFIX_SPACE,
+    QLORA__TEXT_P_BYTES,
+    QLORA__TEXT_P_METASPACE,
+    QLORA__TEXT_D_REPLACE,
+    QLORA__TEXT_D_BYTE_FALLBACK,
+    QLORA__TEXT_D_FUSE,
+    QLORA__TEXT_D_STRIP,
+    QLORA__TEXT_D_BYTES,
+    QLORA__TEXT_D_METASPACE,
+    QLORA__TEXT_D_JOIN
 };
 
-typedef struct text__step {
+typedef struct qlora__text_step {
     int kind;
-    const text__pattern* pattern;
+    const qlora__text_pattern* pattern;
     unsigned mask; // classes of P_CLASS
     int behavior;
     bool invert;
-    bool always; // Metaspace: in front of every piece, not only of the first
+    bool always; // Metaspace: before every piece, not only the first
     bool never;
-    char* a; // owned: what is replaced, put in front, stripped, ...
+    char* a; // owned: what is replaced, prepended, stripped, ...
     size_t a_size;
     char* b;
     size_t b_size;
-    size_t start; // how many are stripped
+    size_t start; // how many copies are stripped
     size_t stop;
-} text__step;
+} qlora__text_step;
 
-enum { TEXT__STEPS = 16 };
+enum { QLORA__TEXT_STEPS = 16 };
 
-typedef struct text__steps {
-    text__step data[TEXT__STEPS];
+typedef struct qlora__text_steps {
+    qlora__text_step data[QLORA__TEXT_STEPS];
     size_t count;
-} text__steps;
+} qlora__text_steps;
 
 // The end of a match of the step at a position, or the position.
-static size_t text__step_match(const text__step* step, const text__view* v, size_t at) {
+static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__text_view* v,
+                                     size_t at) {
     size_t length;
-    if (step->kind == TEXT__P_REGEX) {
+    if (step->kind == QLORA__TEXT_P_REGEX) {
         return step->pattern->match(v, at, step->pattern->option);
     }
-    if (step->kind == TEXT__P_STRING) {
+    if (step->kind == QLORA__TEXT_P_STRING) {
         bool same = v->end - at >= step->a_size && memcmp(v->s + at, step->a, step->a_size) == 0;
         return same ? at + step->a_size : at;
     }
-    unsigned bit = text__class_at(v, at, &length);
-    if (step->kind == TEXT__P_PUNCTUATION) {
-        bool ascii_symbol = length == 1 && v->s[at] < 0x80 && (bit & TEXT__S);
-        return (bit & TEXT__P_STEP) || ascii_symbol ? at + length : at;
+    unsigned bit = qlora__text_class_at(v, at, &length);
+    if (step->kind == QLORA__TEXT_P_PUNCTUATION) {
+        bool ascii_symbol = length == 1 && v->s[at] < 0x80 && (bit & QLORA__TEXT_S);
+        return (bit & QLORA__TEXT_P_STEP) || ascii_symbol ? at + length : at;
     }
     return bit & step->mask ? at + length : at;
 }
 
-// Matches and what lies between them, in order, all of the piece.
-static bool text__step_find(const text__step* step, const text__view* v, size_t begin,
-                            text__pieces* out, text_error* error) {
+// Matches and the text between them, in order: together, the whole piece.
+static qlora_result qlora__text_step_find(qlora__env* env, const qlora__text_step* step,
+                                          const qlora__text_view* v, size_t begin,
+                                          qlora__text_pieces* out) {
     size_t at = begin;
     size_t gap = begin;
     while (at < v->end) {
-        size_t end = text__step_match(step, v, at);
+        size_t end = qlora__text_step_match(step, v, at);
         if (end > at) {
             if (at > gap) {
-                TEXT__TRY(text__pieces_add(out, gap, at, step->invert, error));
+                QLORA__TRY(qlora__text_pieces_add(env, out, gap, at, step->invert));
             }
-            TEXT__TRY(text__pieces_add(out, at, end, !step->invert, error));
+            QLORA__TRY(qlora__text_pieces_add(env, out, at, end, !step->invert));
             at = end;
             gap = end;
         } else {
             size_t length;
-            (void)text__class_at(v, at, &length);
+            (void)qlora__text_class_at(v, at, &length);
             at += length;
         }
     }
-    return at == gap || text__pieces_add(out, gap, at, step->invert, error);
+    return at == gap ? QLORA_OK : qlora__text_pieces_add(env, out, gap, at, step->invert);
 }
 
 // Applies the behavior to found[0..) and appends what remains.
-static bool text__step_merge(int behavior, const text__pieces* found, text__pieces* out,
-                             text_error* error) {
+static qlora_result qlora__text_step_merge(qlora__env* env, int behavior,
+                                           const qlora__text_pieces* found,
+                                           qlora__text_pieces* out) {
     size_t fence = out->count; // pieces before this one belong to an earlier piece
     bool before = false;
     for (size_t i = 0; i < found->count; i++) {
-        text__piece piece = found->data[i];
+        qlora__text_piece piece = found->data[i];
         bool join = false;
-        if (behavior == TEXT__B_REMOVED && piece.match) {
+        if (behavior == QLORA__TEXT_B_REMOVED && piece.match) {
             continue;
         }
-        if (behavior == TEXT__B_PREVIOUS) {
+        if (behavior == QLORA__TEXT_B_PREVIOUS) {
             join = piece.match && !before;
-        } else if (behavior == TEXT__B_CONTIGUOUS) {
+        } else if (behavior == QLORA__TEXT_B_CONTIGUOUS) {
             join = piece.match == before;
-        } else if (behavior == TEXT__B_NEXT) {
-            // a match goes to the piece after it unless that is a match too
+        } else if (behavior == QLORA__TEXT_B_NEXT) {
+            // a match joins the piece after it, unless that is also a match
             join = i > 0 && found->data[i - 1].match && !piece.match;
         }
         before = piece.match;
         if (join && out->count > fence) {
             out->data[out->count - 1].end = piece.end;
         } else {
-            TEXT__TRY(text__pieces_add(out, piece.begin, piece.end, false, error));
+            QLORA__TRY(qlora__text_pieces_add(env, out, piece.begin, piece.end, false));
         }
     }
-    return true;
+    return QLORA_OK;
 }
 
 //@@ src/text/bpe.h
 
-enum { TEXT__CACHE_KEY = 26, TEXT__CACHE_IDS = 8, TEXT__CACHE_PLACES = 32768 };
+enum { QLORA__TEXT_CACHE_KEY = 26, QLORA__TEXT_CACHE_IDS = 8, QLORA__TEXT_CACHE_PLACES = 32768 };
 
-// One place per hash value, the newest word stays. size 0 is an empty place.
-typedef struct text__cached {
+// One place per hash value; a newer word replaces the older one. An empty place has size 0.
+typedef struct qlora__text_cached {
     uint8_t size;
     uint8_t count;
-    char key[TEXT__CACHE_KEY];
-    int32_t ids[TEXT__CACHE_IDS];
-} text__cached;
+    char key[QLORA__TEXT_CACHE_KEY];
+    int32_t ids[QLORA__TEXT_CACHE_IDS];
+} qlora__text_cached;
 
-typedef struct text__symbol {
-    int32_t id; // -1: joined to the one before
+typedef struct qlora__text_symbol {
+    int32_t id; // -1: joined to the previous one
     uint32_t previous;
     uint32_t next;
-} text__symbol;
+} qlora__text_symbol;
 
-typedef struct text__job { // a possible merge
+typedef struct qlora__text_job { // a possible merge
     uint32_t rank;
     uint32_t at;
     uint32_t id;
-} text__job;
+} qlora__text_job;
 
-typedef struct text__span {
+typedef struct qlora__text_span {
     uint32_t at;
     uint32_t size;
-} text__span;
+} qlora__text_span;
 
-typedef struct text__added {
+typedef struct qlora__text_added {
     int32_t id;
-    text__span name; // as the file spells it
+    qlora__text_span name; // as the file spells it
     bool special;
     bool single_word;
     bool strip_left;
     bool strip_right;
-} text__added;
+} qlora__text_added;
 
 // A trie of added tokens: (node, byte) -> (next node, 1 + index of the token that ends there).
-typedef struct text__trie {
-    text__pairs edges;
+typedef struct qlora__text_trie {
+    qlora__text_pairs edges;
     uint32_t nodes;
     bool starts[256];
-} text__trie;
+} qlora__text_trie;
 
-struct text_tok {
+struct qlora_text_tok {
+    qlora_text* text;
+    int64_t users; // chats that use it
     // vocabulary: names are as the file spells them, by id; `words` is what the model looks up
-    text_bytes names;
-    text__span* spans;
+    qlora_text_bytes names;
+    qlora__text_span* spans;
     size_t span_capacity;
-    uint8_t* kinds; // bits TEXT__K_ by id
+    uint8_t* kinds; // bits QLORA__TEXT_K_ by id
     size_t kind_capacity;
-    size_t count; // one more than the largest id
-    text__words words;
-    text__pairs merges;        // (left, right) -> (rank, joined)
+    size_t count; // the largest id + 1
+    qlora__text_words words;
+    qlora__text_pairs merges;  // (left, right) -> (rank, joined)
     int32_t byte_ids[256];     // one-byte words
     int32_t fallback_ids[256]; // <0x00> ..
     int32_t unknown;
-    bool byte_level; // words are bytes, not the printable stand-ins of the file
+    bool byte_level; // words are bytes, not the file's printable stand-ins
     bool byte_fallback;
     bool fuse_unknown;
     bool ignore_merges;
-    bool cut_safe; // no word has `cut` after something else: every word can be cut there
+    bool cut_safe; // `cut` never follows another character in a word: words can be split there
     char cut[4];
     size_t cut_size;
     // added tokens
-    text__added* added;
+    qlora__text_added* added;
     size_t added_count;
-    text__trie raw_trie;        // found in the text as given
-    text__trie normalized_trie; // found after normalising
+    size_t added_capacity;
+    qlora__text_trie raw_trie;        // found in the text as given
+    qlora__text_trie normalized_trie; // found after normalising
     // steps
-    text__steps normalizer;
-    text__steps splitter;
-    text__steps decoder;
-    text_ids prefix; // of the post-processor
-    text_ids suffix;
+    qlora__text_steps normalizer;
+    qlora__text_steps splitter;
+    qlora__text_steps decoder;
+    qlora_text_ids prefix; // of the post-processor
+    qlora_text_ids suffix;
     // tables
     uint8_t* classes;
     uint16_t code_of_byte[256];
     int16_t byte_of_code[512];
-    text__cached* cache;
+    qlora__text_cached* cache;
     // scratch
-    text_bytes buffers[4];
-    text__pieces pieces[3];
-    text__marks marks;
-    text__symbol* symbols;
+    qlora_text_bytes buffers[4];
+    qlora__text_pieces pieces[3];
+    qlora__text_marks marks;
+    qlora__text_symbol* symbols;
     size_t symbol_capacity;
-    text__job* jobs;
+    qlora__text_job* jobs;
     size_t job_count;
     size_t job_capacity;
 };
 
-enum { TEXT__K_EXISTS = 1, TEXT__K_SPECIAL = 2, TEXT__K_ADDED = 4, TEXT__K_BYTE = 8 };
+enum {
+    QLORA__TEXT_K_EXISTS = 1,
+    QLORA__TEXT_K_SPECIAL = 2,
+    QLORA__TEXT_K_ADDED = 4,
+    QLORA__TEXT_K_BYTE = 8
+};
 
-static bool text__job_before(const text__job* a, const text__job* b) {
+static bool qlora__text_job_before(const qlora__text_job* a, const qlora__text_job* b) {
     return a->rank < b->rank || (a->rank == b->rank && a->at < b->at);
 }
 
-static bool text__jobs_push(text_tok* tok, text__job job, text_error* error) {
+static qlora_result qlora__text_jobs_push(qlora__env* env, qlora_text_tok* tok,
+                                          qlora__text_job job) {
     void* data = tok->jobs;
-    bool good =
-        text__reserve(&data, &tok->job_capacity, tok->job_count, 1, sizeof(text__job), error);
-    tok->jobs = (text__job*)data;
-    TEXT__TRY(good);
+    qlora_result r = qlora__text_reserve(env, &data, &tok->job_capacity, tok->job_count, 1,
+                                         sizeof(qlora__text_job));
+    tok->jobs = (qlora__text_job*)data;
+    QLORA__TRY(r);
     size_t i = tok->job_count++;
-    while (i > 0 && text__job_before(&job, &tok->jobs[(i - 1) / 2])) {
+    while (i > 0 && qlora__text_job_before(&job, &tok->jobs[(i - 1) / 2])) {
         tok->jobs[i] = tok->jobs[(i - 1) / 2];
         i = (i - 1) / 2;
     }
     tok->jobs[i] = job;
-    return true;
+    return QLORA_OK;
 }
 
-static text__job text__jobs_pop(text_tok* tok) {
-    text__job top = tok->jobs[0];
-    text__job last = tok->jobs[--tok->job_count];
+static qlora__text_job qlora__text_jobs_pop(qlora_text_tok* tok) {
+    qlora__text_job top = tok->jobs[0];
+    qlora__text_job last = tok->jobs[--tok->job_count];
     size_t i = 0;
     for (;;) {
         size_t child = 2 * i + 1;
@@ -3214,10 +5854,10 @@ static text__job text__jobs_pop(text_tok* tok) {
             break;
         }
         if (child + 1 < tok->job_count &&
-            text__job_before(&tok->jobs[child + 1], &tok->jobs[child])) {
+            qlora__text_job_before(&tok->jobs[child + 1], &tok->jobs[child])) {
             child++;
         }
-        if (!text__job_before(&tok->jobs[child], &last)) {
+        if (!qlora__text_job_before(&tok->jobs[child], &last)) {
             break;
         }
         tok->jobs[i] = tok->jobs[child];
@@ -3227,40 +5867,43 @@ static text__job text__jobs_pop(text_tok* tok) {
     return top;
 }
 
-// The merge of the symbols at a and b, put on the heap if there is one.
-static bool text__jobs_try(text_tok* tok, uint32_t a, uint32_t b, text_error* error) {
-    const text__pair* pair =
-        text__pairs_find(&tok->merges, (uint32_t)tok->symbols[a].id, (uint32_t)tok->symbols[b].id);
+// Puts the merge of the symbols at a and b on the heap, if there is one.
+static qlora_result qlora__text_jobs_try(qlora__env* env, qlora_text_tok* tok, uint32_t a,
+                                         uint32_t b) {
+    const qlora__text_pair* pair = qlora__text_pairs_find(
+        &tok->merges, (uint32_t)tok->symbols[a].id, (uint32_t)tok->symbols[b].id);
     if (pair == NULL) {
-        return true;
+        return QLORA_OK;
     }
-    text__job job;
+    qlora__text_job job;
     job.rank = pair->first;
     job.at = a;
     job.id = pair->second;
-    return text__jobs_push(tok, job, error);
+    return qlora__text_jobs_push(env, tok, job);
 }
 
-// Joins pairs, the lowest rank first, among equals the leftmost. n log n. Few symbols: see below.
-static bool text__merge_many(text_tok* tok, size_t count, text_error* error) {
+// Joins pairs, lowest rank first, the leftmost among equals, in n log n steps.
+static qlora_result qlora__text_merge_many(qlora__env* env, qlora_text_tok* tok, size_t count) {
     const uint32_t none = UINT32_MAX;
-    text__symbol* s = tok->symbols;
+    qlora__text_symbol* s = tok->symbols;
     tok->job_count = 0;
     for (size_t i = 0; i < count; i++) {
         s[i].previous = i > 0 ? (uint32_t)i - 1 : none;
         s[i].next = i + 1 < count ? (uint32_t)i + 1 : none;
-        TEXT__TRY(i == 0 || text__jobs_try(tok, (uint32_t)i - 1, (uint32_t)i, error));
+        if (i > 0) {
+            QLORA__TRY(qlora__text_jobs_try(env, tok, (uint32_t)i - 1, (uint32_t)i));
+        }
     }
     while (tok->job_count > 0) {
-        text__job job = text__jobs_pop(tok);
+        qlora__text_job job = qlora__text_jobs_pop(tok);
         uint32_t a = job.at;
         uint32_t b = s[a].next;
         if (s[a].id < 0 || b == none) {
             continue;
         }
-        // the pair that was meant is gone when these two join to something else
-        const text__pair* pair =
-            text__pairs_find(&tok->merges, (uint32_t)s[a].id, (uint32_t)s[b].id);
+        // the pair is gone if these two now join to something else
+        const qlora__text_pair* pair =
+            qlora__text_pairs_find(&tok->merges, (uint32_t)s[a].id, (uint32_t)s[b].id);
         if (pair == NULL || pair->second != job.id) {
             continue;
         }
@@ -3269,25 +5912,25 @@ static bool text__merge_many(text_tok* tok, size_t count, text_error* error) {
         s[b].id = -1;
         if (s[a].next != none) {
             s[s[a].next].previous = a;
-            TEXT__TRY(text__jobs_try(tok, a, s[a].next, error));
+            QLORA__TRY(qlora__text_jobs_try(env, tok, a, s[a].next));
         }
         if (s[a].previous != none) {
-            TEXT__TRY(text__jobs_try(tok, s[a].previous, a, error));
+            QLORA__TRY(qlora__text_jobs_try(env, tok, s[a].previous, a));
         }
     }
-    return true;
+    return QLORA_OK;
 }
 
-// The same for few symbols: look at all pairs each time. Symbols stay packed; returns their number.
-enum { TEXT__FEW = 24 };
+// The same for few symbols: looks at all pairs each time. Symbols stay packed; returns their count.
+enum { QLORA__TEXT_FEW = 24 };
 
-static size_t text__merge_few(text_tok* tok, size_t count) {
-    uint32_t ranks[TEXT__FEW];
-    uint32_t joined[TEXT__FEW];
-    text__symbol* s = tok->symbols;
+static size_t qlora__text_merge_few(qlora_text_tok* tok, size_t count) {
+    uint32_t ranks[QLORA__TEXT_FEW];
+    uint32_t joined[QLORA__TEXT_FEW];
+    qlora__text_symbol* s = tok->symbols;
     for (size_t i = 0; i + 1 < count; i++) {
-        const text__pair* pair =
-            text__pairs_find(&tok->merges, (uint32_t)s[i].id, (uint32_t)s[i + 1].id);
+        const qlora__text_pair* pair =
+            qlora__text_pairs_find(&tok->merges, (uint32_t)s[i].id, (uint32_t)s[i + 1].id);
         ranks[i] = pair != NULL ? pair->first : UINT32_MAX;
         joined[i] = pair != NULL ? pair->second : 0;
     }
@@ -3309,8 +5952,8 @@ static size_t text__merge_few(text_tok* tok, size_t count) {
             joined[i - 1] = joined[i];
         }
         for (size_t i = best > 0 ? best - 1 : 0; i <= best && i + 1 < count; i++) {
-            const text__pair* pair =
-                text__pairs_find(&tok->merges, (uint32_t)s[i].id, (uint32_t)s[i + 1].id);
+            const qlora__text_pair* pair =
+                qlora__text_pairs_find(&tok->merges, (uint32_t)s[i].id, (uint32_t)s[i + 1].id);
             ranks[i] = pair != NULL ? pair->first : UINT32_MAX;
             joined[i] = pair != NULL ? pair->second : 0;
         }
@@ -3318,26 +5961,26 @@ static size_t text__merge_few(text_tok* tok, size_t count) {
     return count;
 }
 
-// The length of the character at a position: one byte of a byte-level word or of bad UTF-8.
-static size_t text__symbol_size(const text_tok* tok, const char* word, size_t left) {
+// Length of the character at a position: one byte in byte-level words and in invalid UTF-8.
+static size_t qlora__text_symbol_size(const qlora_text_tok* tok, const char* word, size_t left) {
     uint32_t code;
     if (tok->byte_level || (unsigned char)word[0] < 0x80) {
         return 1;
     }
-    size_t size = text__utf8((const unsigned char*)word, left, &code);
+    size_t size = qlora__text_utf8((const unsigned char*)word, left, &code);
     return size > 0 ? size : 1;
 }
 
-// Characters to symbols. A character without an id is spelt in bytes, or is unknown, or is lost:
-// in that order, as the file allows. Unknown ones wait until the next known one; neighbours become
-// one if the file says so. Returns the number of symbols; there is room for `size`.
-static size_t text__symbols_make(text_tok* tok, const char* word, size_t size) {
+// Characters to symbols. A character without an id is spelt in bytes, else becomes unknown, else is
+// dropped, as far as the file allows. Unknown ones wait for the next known one, because the file
+// may fuse neighbours into one. Returns the number of symbols; there is room for `size`.
+static size_t qlora__text_symbols_make(qlora_text_tok* tok, const char* word, size_t size) {
     size_t count = 0;
     bool waiting = false;
     for (size_t at = 0; at < size;) {
-        size_t length = text__symbol_size(tok, word + at, size - at);
+        size_t length = qlora__text_symbol_size(tok, word + at, size - at);
         int32_t id = length == 1 ? tok->byte_ids[(unsigned char)word[at]]
-                                 : text__words_find(&tok->words, word + at, length);
+                                 : qlora__text_words_find(&tok->words, word + at, length);
         if (id >= 0) {
             if (waiting) {
                 tok->symbols[count++].id = tok->unknown;
@@ -3369,86 +6012,89 @@ static size_t text__symbols_make(text_tok* tok, const char* word, size_t size) {
     return count;
 }
 
-static bool text__word_merge(text_tok* tok, const char* word, size_t size, text_ids* out,
-                             text_error* error) {
+static qlora_result qlora__text_word_merge(qlora__env* env, qlora_text_tok* tok, const char* word,
+                                           size_t size, qlora_text_ids* out) {
     if (size >= UINT32_MAX / 2) {
-        return text__fail(error, "one word of 2 GiB or more");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "one word of 2 GiB or more");
     }
     void* data = tok->symbols;
-    bool good =
-        text__reserve(&data, &tok->symbol_capacity, 0, size + 1, sizeof(text__symbol), error);
-    tok->symbols = (text__symbol*)data;
-    TEXT__TRY(good);
-    size_t count = text__symbols_make(tok, word, size);
-    if (count <= TEXT__FEW) {
-        count = text__merge_few(tok, count);
+    qlora_result r = qlora__text_reserve(env, &data, &tok->symbol_capacity, 0, size + 1,
+                                         sizeof(qlora__text_symbol));
+    tok->symbols = (qlora__text_symbol*)data;
+    QLORA__TRY(r);
+    size_t count = qlora__text_symbols_make(tok, word, size);
+    if (count <= QLORA__TEXT_FEW) {
+        count = qlora__text_merge_few(tok, count);
     } else {
-        TEXT__TRY(text__merge_many(tok, count, error));
+        QLORA__TRY(qlora__text_merge_many(env, tok, count));
     }
-    TEXT__TRY(text__ids_room(out, count, error));
+    QLORA__TRY(qlora__text_ids_room(env, out, count));
     for (size_t i = 0; i < count; i++) {
         if (tok->symbols[i].id >= 0) {
             out->data[out->count++] = tok->symbols[i].id;
         }
     }
-    return true;
+    return QLORA_OK;
 }
 
-// One word, through the cache.
-static bool text__word_encode(text_tok* tok, const char* word, size_t size, text_ids* out,
-                              text_error* error) {
+// Encodes one word, through the cache.
+static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok, const char* word,
+                                            size_t size, qlora_text_ids* out) {
     if (tok->ignore_merges) {
-        int32_t id = text__words_find(&tok->words, word, size);
+        int32_t id = qlora__text_words_find(&tok->words, word, size);
         if (id >= 0) {
-            return text_ids_add(out, id, error);
+            return qlora__text_ids_add(env, out, id);
         }
     }
-    if (size > TEXT__CACHE_KEY) {
-        return text__word_merge(tok, word, size, out, error);
+    if (size > QLORA__TEXT_CACHE_KEY) {
+        return qlora__text_word_merge(env, tok, word, size, out);
     }
-    text__cached* cached = &tok->cache[text__hash(word, size) % TEXT__CACHE_PLACES];
+    qlora__text_cached* cached =
+        &tok->cache[qlora__text_hash(word, size) % QLORA__TEXT_CACHE_PLACES];
     if (cached->size == size && memcmp(cached->key, word, size) == 0) {
-        TEXT__TRY(text__ids_room(out, cached->count, error));
+        QLORA__TRY(qlora__text_ids_room(env, out, cached->count));
         memcpy(out->data + out->count, cached->ids, cached->count * sizeof(int32_t));
         out->count += cached->count;
-        return true;
+        return QLORA_OK;
     }
     size_t before = out->count;
-    TEXT__TRY(text__word_merge(tok, word, size, out, error));
-    if (out->count - before <= TEXT__CACHE_IDS) {
+    QLORA__TRY(qlora__text_word_merge(env, tok, word, size, out));
+    if (out->count - before <= QLORA__TEXT_CACHE_IDS) {
         cached->size = (uint8_t)size;
         cached->count = (uint8_t)(out->count - before);
         memcpy(cached->key, word, size);
         memcpy(cached->ids, out->data + before, cached->count * sizeof(int32_t));
     }
-    return true;
+    return QLORA_OK;
 }
 
-// A pre-token. Where it is safe it is cut before each word mark (the space or its stand-in) that
-// follows something else: no merge reaches over it, so the ids are the same and the cache works.
-static bool text__piece_encode(text_tok* tok, const char* text, size_t size, text_ids* out,
-                               text_error* error) {
+// Encodes one pre-token. Where it is safe, it is split before each word mark (the space or its
+// stand-in) that follows another character: no merge crosses it, so the ids are the same and the
+// cache is useful.
+static qlora_result qlora__text_piece_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
+                                             size_t size, qlora_text_ids* out) {
     if (!tok->cut_safe) {
-        return size == 0 || text__word_encode(tok, text, size, out, error);
+        return size == 0 ? QLORA_OK : qlora__text_word_encode(env, tok, text, size, out);
     }
     size_t begin = 0;
-    bool before = true; // the character before is a mark, or there is none
+    bool before = true; // the previous character is a mark, or there is none
     for (size_t at = 0; at < size;) {
         bool mark = size - at >= tok->cut_size && memcmp(text + at, tok->cut, tok->cut_size) == 0;
         if (mark && !before) {
-            TEXT__TRY(text__word_encode(tok, text + begin, at - begin, out, error));
+            QLORA__TRY(qlora__text_word_encode(env, tok, text + begin, at - begin, out));
             begin = at;
         }
         before = mark;
         at += mark ? tok->cut_size : 1;
     }
-    return begin == size || text__word_encode(tok, text + begin, size - begin, out, error);
+    return begin == size ? QLORA_OK
+                         : qlora__text_word_encode(env, tok, text + begin, size - begin, out);
 }
 
 //@@ src/text/normalize.h
 
-static bool text__replace(const char* text, size_t size, const text__step* step, text_bytes* out,
-                          text_error* error) {
+static qlora_result qlora__text_replace(qlora__env* env, const char* text, size_t size,
+                                        const qlora__text_step* step, qlora_text_bytes* out) {
     size_t copied = 0;
     size_t at = 0;
     while (size - at >= step->a_size) {
@@ -3461,16 +6107,17 @@ static bool text__replace(const char* text, size_t size, const text__step* step,
             at++;
             continue;
         }
-        TEXT__TRY(text_bytes_add(out, text + copied, at - copied, error));
-        TEXT__TRY(text_bytes_add(out, step->b, step->b_size, error));
+        QLORA__TRY(qlora__text_bytes_add(env, out, text + copied, at - copied));
+        QLORA__TRY(qlora__text_bytes_add(env, out, step->b, step->b_size));
         at += step->a_size;
         copied = at;
     }
-    return text_bytes_add(out, text + copied, size - copied, error);
+    return qlora__text_bytes_add(env, out, text + copied, size - copied);
 }
 
-static text__view text__view_of(const text_tok* tok, const char* text, size_t end) {
-    text__view view;
+static qlora__text_view qlora__text_view_of(const qlora_text_tok* tok, const char* text,
+                                            size_t end) {
+    qlora__text_view view;
     view.s = (const unsigned char*)text;
     view.end = end;
     view.classes = tok->classes;
@@ -3479,15 +6126,17 @@ static text__view text__view_of(const text_tok* tok, const char* text, size_t en
 }
 
 // The start of the white space that ends text[floor..end).
-static size_t text__space_before(const text_tok* tok, const char* text, size_t floor, size_t end) {
+static size_t qlora__text_space_before(const qlora_text_tok* tok, const char* text, size_t floor,
+                                       size_t end) {
     while (end > floor) {
         size_t start = end - 1;
         while (start > floor && end - start < 4 && ((unsigned char)text[start] & 0xC0) == 0x80) {
             start--;
         }
-        text__view view = text__view_of(tok, text, end);
+        qlora__text_view view = qlora__text_view_of(tok, text, end);
         size_t length;
-        if (!(text__class_at(&view, start, &length) & TEXT__WS) || start + length != end) {
+        if (!(qlora__text_class_at(&view, start, &length) & QLORA__TEXT_WS) ||
+            start + length != end) {
             break;
         }
         end = start;
@@ -3495,94 +6144,104 @@ static size_t text__space_before(const text_tok* tok, const char* text, size_t f
     return end;
 }
 
-static bool text__normalizer_step(text_tok* tok, const text__step* step, const char* text,
-                                  size_t size, bool front, text_bytes* out, text_error* error) {
+static qlora_result qlora__text_normalizer_step(qlora__env* env, qlora_text_tok* tok,
+                                                const qlora__text_step* step, const char* text,
+                                                size_t size, bool front, qlora_text_bytes* out) {
     switch (step->kind) {
-    case TEXT__N_NFC:
-    case TEXT__N_NFD:
-        return text__normalize(tok->classes, step->kind == TEXT__N_NFC, text, size, &tok->marks,
-                               out, error);
-    case TEXT__N_PREPEND:
-        TEXT__TRY(!front || size == 0 || text_bytes_add(out, step->a, step->a_size, error));
-        return text_bytes_add(out, text, size, error);
-    case TEXT__N_REPLACE:
-        return text__replace(text, size, step, out, error);
-    default: { // TEXT__N_STRIP
-        text__view view = text__view_of(tok, text, size);
-        size_t begin = step->start > 0 ? text__run(&view, 0, TEXT__WS) : 0;
-        size_t end = step->stop > 0 ? text__space_before(tok, text, 0, size) : size;
-        return begin >= end || text_bytes_add(out, text + begin, end - begin, error);
+    case QLORA__TEXT_N_NFC:
+    case QLORA__TEXT_N_NFD:
+        return qlora__text_normalize(env, tok->classes, step->kind == QLORA__TEXT_N_NFC, text, size,
+                                     &tok->marks, out);
+    case QLORA__TEXT_N_PREPEND:
+        if (front && size > 0) {
+            QLORA__TRY(qlora__text_bytes_add(env, out, step->a, step->a_size));
+        }
+        return qlora__text_bytes_add(env, out, text, size);
+    case QLORA__TEXT_N_REPLACE:
+        return qlora__text_replace(env, text, size, step, out);
+    default: { // QLORA__TEXT_N_STRIP
+        qlora__text_view view = qlora__text_view_of(tok, text, size);
+        size_t begin = step->start > 0 ? qlora__text_run(&view, 0, QLORA__TEXT_WS) : 0;
+        size_t end = step->stop > 0 ? qlora__text_space_before(tok, text, 0, size) : size;
+        return begin >= end ? QLORA_OK : qlora__text_bytes_add(env, out, text + begin, end - begin);
     }
     }
 }
 
-// All steps; *out is one of the tokenizer's buffers. `front`: something may be put in front.
-static bool text__apply_normalizer(text_tok* tok, const char* text, size_t size, bool front,
-                                   text_bytes** out, text_error* error) {
+// Runs all steps; *out is one of the tokenizer's buffers. `front`: text may be prepended.
+static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok* tok,
+                                                 const char* text, size_t size, bool front,
+                                                 qlora_text_bytes** out) {
     *out = &tok->buffers[1];
     if (tok->normalizer.count == 0) {
         tok->buffers[1].count = 0;
-        return text_bytes_add(&tok->buffers[1], text, size, error);
+        return qlora__text_bytes_add(env, &tok->buffers[1], text, size);
     }
     for (size_t i = 0; i < tok->normalizer.count; i++) {
         *out = &tok->buffers[1 + i % 2];
         (*out)->count = 0;
-        TEXT__TRY(
-            text__normalizer_step(tok, &tok->normalizer.data[i], text, size, front, *out, error));
+        QLORA__TRY(qlora__text_normalizer_step(env, tok, &tok->normalizer.data[i], text, size,
+                                               front, *out));
         text = (*out)->data;
         size = (*out)->count;
     }
-    return true;
+    return QLORA_OK;
 }
 
 //@@ src/text/load.h
 
-enum { TEXT__MAX_ID = 1 << 24, TEXT__MAX_ADDED = 1024, TEXT__MAX_LIST = 64, TEXT__MAX_STEP = 64 };
+enum {
+    QLORA__TEXT_MAX_ID = 1 << 24,
+    QLORA__TEXT_MAX_ADDED = 1024,
+    QLORA__TEXT_MAX_LIST = 64,
+    QLORA__TEXT_MAX_STEP = 64
+};
 
-static void text__steps_free(text__steps* steps) {
+static void qlora__text_steps_free(qlora__env* env, qlora__text_steps* steps) {
     for (size_t i = 0; i < steps->count; i++) {
-        TEXT_FREE(steps->data[i].a);
-        TEXT_FREE(steps->data[i].b);
+        qlora__text_step* step = &steps->data[i];
+        qlora__env_free(env, step->a, step->a_size + 1);
+        qlora__env_free(env, step->b, step->b_size + 1);
     }
     steps->count = 0;
 }
 
-void text_tok_close(text_tok* tok) {
-    if (tok == NULL) {
-        return;
+#define QLORA__TEXT_FREE(env, array, capacity)                                                     \
+    qlora__env_free((env), (array), (capacity) * sizeof *(array))
+
+static void qlora__text_tok_free(qlora__env* env, qlora_text_tok* tok) {
+    qlora__text_bytes_free(env, &tok->names);
+    QLORA__TEXT_FREE(env, tok->spans, tok->span_capacity);
+    QLORA__TEXT_FREE(env, tok->kinds, tok->kind_capacity);
+    qlora__text_words_free(env, &tok->words);
+    qlora__text_pairs_free(env, &tok->merges);
+    QLORA__TEXT_FREE(env, tok->added, tok->added_capacity);
+    qlora__text_pairs_free(env, &tok->raw_trie.edges);
+    qlora__text_pairs_free(env, &tok->normalized_trie.edges);
+    qlora__text_steps_free(env, &tok->normalizer);
+    qlora__text_steps_free(env, &tok->splitter);
+    qlora__text_steps_free(env, &tok->decoder);
+    qlora__text_ids_free(env, &tok->prefix);
+    qlora__text_ids_free(env, &tok->suffix);
+    QLORA__TEXT_FREE(env, tok->classes, QLORA__TEXT_CODES);
+    QLORA__TEXT_FREE(env, tok->cache, QLORA__TEXT_CACHE_PLACES);
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(tok->buffers); i++) {
+        qlora__text_bytes_free(env, &tok->buffers[i]);
     }
-    text_bytes_free(&tok->names);
-    TEXT_FREE(tok->spans);
-    TEXT_FREE(tok->kinds);
-    text__words_free(&tok->words);
-    TEXT_FREE(tok->merges.data);
-    TEXT_FREE(tok->added);
-    TEXT_FREE(tok->raw_trie.edges.data);
-    TEXT_FREE(tok->normalized_trie.edges.data);
-    text__steps_free(&tok->normalizer);
-    text__steps_free(&tok->splitter);
-    text__steps_free(&tok->decoder);
-    text_ids_free(&tok->prefix);
-    text_ids_free(&tok->suffix);
-    TEXT_FREE(tok->classes);
-    TEXT_FREE(tok->cache);
-    for (size_t i = 0; i < TEXT__COUNT(tok->buffers); i++) {
-        text_bytes_free(&tok->buffers[i]);
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(tok->pieces); i++) {
+        QLORA__TEXT_FREE(env, tok->pieces[i].data, tok->pieces[i].capacity);
     }
-    for (size_t i = 0; i < TEXT__COUNT(tok->pieces); i++) {
-        TEXT_FREE(tok->pieces[i].data);
-    }
-    TEXT_FREE(tok->marks.data);
-    TEXT_FREE(tok->marks.sorted);
-    TEXT_FREE(tok->symbols);
-    TEXT_FREE(tok->jobs);
-    TEXT_FREE(tok);
+    QLORA__TEXT_FREE(env, tok->marks.data, tok->marks.capacity);
+    QLORA__TEXT_FREE(env, tok->marks.sorted, tok->marks.sorted_capacity);
+    QLORA__TEXT_FREE(env, tok->symbols, tok->symbol_capacity);
+    QLORA__TEXT_FREE(env, tok->jobs, tok->job_capacity);
+    qlora__env_free(env, tok, sizeof *tok);
 }
 
-// The stand-ins of byte-level files: printable Latin-1 bytes are themselves, the others 256 + n.
-static void text__byte_tables(text_tok* tok) {
+// The stand-ins of byte-level files: printable Latin-1 bytes for themselves, 256 + n for the rest.
+static void qlora__text_byte_tables(qlora_text_tok* tok) {
     uint16_t next = 256;
-    for (size_t i = 0; i < TEXT__COUNT(tok->byte_of_code); i++) {
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(tok->byte_of_code); i++) {
         tok->byte_of_code[i] = -1;
     }
     for (unsigned b = 0; b < 256; b++) {
@@ -3594,88 +6253,104 @@ static void text__byte_tables(text_tok* tok) {
     }
 }
 
-static bool text__tok_new(text_tok** out, text_error* error) {
-    text_tok* tok = (text_tok*)text__zalloc(1, sizeof(text_tok), error);
-    *out = tok;
-    TEXT__TRY(tok != NULL);
+// On failure, *out is NULL and nothing is left to free.
+static qlora_result qlora__text_tok_new(qlora_text* text, qlora_text_tok** out) {
+    qlora__env* env = &text->env;
+    qlora_text_tok* tok = (qlora_text_tok*)qlora__text_zalloc(env, 1, sizeof(qlora_text_tok));
+    *out = NULL;
+    if (tok == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    tok->text = text;
     tok->unknown = -1;
-    text__byte_tables(tok);
-    tok->classes = text__classes_make(error);
-    tok->cache = (text__cached*)text__zalloc(TEXT__CACHE_PLACES, sizeof(text__cached), error);
-    return tok->classes != NULL && tok->cache != NULL;
+    qlora__text_byte_tables(tok);
+    tok->classes = qlora__text_classes_make(env);
+    tok->cache = (qlora__text_cached*)qlora__text_zalloc(env, QLORA__TEXT_CACHE_PLACES,
+                                                         sizeof(qlora__text_cached));
+    if (tok->classes == NULL || tok->cache == NULL) {
+        qlora__text_tok_free(env, tok);
+        return QLORA_ERR_MEMORY;
+    }
+    *out = tok;
+    return QLORA_OK;
 }
 
-// The stand-ins back to bytes, appended; false (and nothing appended) when one is not a stand-in.
-static bool text__unstand(const text_tok* tok, const char* text, size_t size, text_bytes* out,
-                          bool* known, text_error* error) {
-    size_t before = out->count;
-    TEXT__TRY(text__bytes_room(out, size, error));
-    *known = true;
+// The stand-ins back to bytes: at most `size` of them. False when a character is not a stand-in.
+static bool qlora__text_unstand_to(const qlora_text_tok* tok, const char* text, size_t size,
+                                   char* out, size_t* count) {
+    *count = 0;
     for (size_t at = 0; at < size;) {
         uint32_t code = 0;
-        size_t length = text__utf8((const unsigned char*)text + at, size - at, &code);
-        if (length == 0 || code >= TEXT__COUNT(tok->byte_of_code) || tok->byte_of_code[code] < 0) {
-            out->count = before;
-            *known = false;
-            return true;
+        size_t length = qlora__text_utf8((const unsigned char*)text + at, size - at, &code);
+        if (length == 0 || code >= QLORA__TEXT_COUNT(tok->byte_of_code) ||
+            tok->byte_of_code[code] < 0) {
+            return false;
         }
-        out->data[out->count++] = (char)(unsigned char)tok->byte_of_code[code];
+        out[(*count)++] = (char)(unsigned char)tok->byte_of_code[code];
         at += length;
     }
     return true;
 }
 
-// The id of a word as the file spells it, or -1.
-static int32_t text__model_find(const text_tok* tok, const char* name, size_t size) {
-    char raw[TEXT__MAX_ADDED];
-    if (!tok->byte_level) {
-        return text__words_find(&tok->words, name, size);
-    }
-    text_bytes bytes;
-    bytes.data = raw;
-    bytes.count = 0;
-    bytes.capacity = sizeof(raw);
-    bool known = false;
-    if (size > sizeof(raw) || !text__unstand(tok, name, size, &bytes, &known, NULL) || !known) {
-        return -1;
-    }
-    return text__words_find(&tok->words, raw, bytes.count);
+// The same, appended; nothing is appended unless *known.
+static qlora_result qlora__text_unstand(qlora__env* env, const qlora_text_tok* tok,
+                                        const char* text, size_t size, qlora_text_bytes* out,
+                                        bool* known) {
+    size_t count = 0;
+    QLORA__TRY(qlora__text_bytes_room(env, out, size));
+    *known = size == 0 || qlora__text_unstand_to(tok, text, size, out->data + out->count, &count);
+    out->count += *known ? count : 0;
+    return QLORA_OK;
 }
 
-// Gives an id its name. The id is made if it is new.
-static bool text__tok_name(text_tok* tok, int64_t id, const char* name, size_t size, unsigned kind,
-                           text_error* error) {
-    if (id < 0 || id >= TEXT__MAX_ID) {
-        return text__fail(error, "token \"%.60s\" has id %lld; ids must be 0 to %d", name,
-                          (long long)id, TEXT__MAX_ID - 1);
+// The id of a word as the file spells it, or -1.
+static int32_t qlora__text_model_find(const qlora_text_tok* tok, const char* name, size_t size) {
+    char raw[QLORA__TEXT_MAX_ADDED];
+    size_t count = 0;
+    if (!tok->byte_level) {
+        return qlora__text_words_find(&tok->words, name, size);
+    }
+    if (size > sizeof(raw) || !qlora__text_unstand_to(tok, name, size, raw, &count)) {
+        return -1;
+    }
+    return qlora__text_words_find(&tok->words, raw, count);
+}
+
+// Gives an id its name. A new id is created.
+static qlora_result qlora__text_tok_name(qlora__env* env, qlora_text_tok* tok, int64_t id,
+                                         const char* name, size_t size, unsigned kind) {
+    if (id < 0 || id >= QLORA__TEXT_MAX_ID) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "token \"%.60s\" has id %lld; ids must be 0 to %d", name,
+                               (long long)id, QLORA__TEXT_MAX_ID - 1);
     }
     size_t index = (size_t)id;
     if (index >= tok->count) {
         size_t extra = index + 1 - tok->count;
         void* spans = tok->spans;
-        bool good = text__reserve(&spans, &tok->span_capacity, tok->count, extra,
-                                  sizeof(text__span), error);
-        tok->spans = (text__span*)spans;
-        TEXT__TRY(good);
+        qlora_result r = qlora__text_reserve(env, &spans, &tok->span_capacity, tok->count, extra,
+                                             sizeof(qlora__text_span));
+        tok->spans = (qlora__text_span*)spans;
+        QLORA__TRY(r);
         void* kinds = tok->kinds;
-        good = text__reserve(&kinds, &tok->kind_capacity, tok->count, extra, 1, error);
+        r = qlora__text_reserve(env, &kinds, &tok->kind_capacity, tok->count, extra, 1);
         tok->kinds = (uint8_t*)kinds;
-        TEXT__TRY(good);
-        memset(tok->spans + tok->count, 0, extra * sizeof(text__span));
+        QLORA__TRY(r);
+        memset(tok->spans + tok->count, 0, extra * sizeof(qlora__text_span));
         memset(tok->kinds + tok->count, 0, extra);
         tok->count = index + 1;
     }
     if (tok->names.count + size >= UINT32_MAX) {
-        return text__fail(error, "the vocabulary is larger than 4 GiB");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "the vocabulary is larger than 4 GiB");
     }
     tok->spans[index].at = (uint32_t)tok->names.count;
     tok->spans[index].size = (uint32_t)size;
-    tok->kinds[index] = (uint8_t)(tok->kinds[index] | kind | TEXT__K_EXISTS);
-    return text_bytes_add(&tok->names, name, size, error);
+    tok->kinds[index] = (uint8_t)(tok->kinds[index] | kind | QLORA__TEXT_K_EXISTS);
+    return qlora__text_bytes_add(env, &tok->names, name, size);
 }
 
 // <0x00> to <0xFF>: the byte, or -1.
-static int text__byte_token(const char* name, size_t size) {
+static int qlora__text_byte_token(const char* name, size_t size) {
     if (size != 6 || memcmp(name, "<0x", 3) != 0 || name[5] != '>') {
         return -1;
     }
@@ -3694,139 +6369,150 @@ static int text__byte_token(const char* name, size_t size) {
     return value;
 }
 
-// A word of the vocabulary: named, and found by the model.
-static bool text__tok_word(text_tok* tok, const char* name, size_t size, int64_t id,
-                           text_error* error) {
-    int byte = text__byte_token(name, size);
-    TEXT__TRY(text__tok_name(tok, id, name, size, byte >= 0 ? TEXT__K_BYTE : 0, error));
+// Adds a word of the vocabulary: its name, and its entry in the model's table.
+static qlora_result qlora__text_tok_word(qlora__env* env, qlora_text_tok* tok, const char* name,
+                                         size_t size, int64_t id) {
+    int byte = qlora__text_byte_token(name, size);
+    QLORA__TRY(qlora__text_tok_name(env, tok, id, name, size, byte >= 0 ? QLORA__TEXT_K_BYTE : 0));
     if (byte >= 0 && name[3] < 'a' && name[4] < 'a') {
         tok->fallback_ids[byte] = (int32_t)id;
     }
     if (!tok->byte_level) {
-        return text__words_put(&tok->words, name, size, (int32_t)id, error);
+        return qlora__text_words_put(env, &tok->words, name, size, (int32_t)id);
     }
-    text_bytes* raw = &tok->buffers[0];
-    bool known;
+    qlora_text_bytes* raw = &tok->buffers[0];
+    bool known = false;
     raw->count = 0;
-    TEXT__TRY(text__unstand(tok, name, size, raw, &known, error));
-    return !known || text__words_put(&tok->words, raw->data, raw->count, (int32_t)id, error);
+    QLORA__TRY(qlora__text_unstand(env, tok, name, size, raw, &known));
+    return !known ? QLORA_OK
+                  : qlora__text_words_put(env, &tok->words, raw->data, raw->count, (int32_t)id);
 }
 
-static bool text__load_vocab(text_tok* tok, const text__json* json, const text__node* vocab,
-                             text_error* error) {
-    if (vocab == NULL || vocab->type != TEXT__J_OBJECT) {
-        return text__fail(error, "model.vocab is not an object");
+static qlora_result qlora__text_load_vocab(qlora__env* env, qlora_text_tok* tok,
+                                           const qlora__json* json,
+                                           const qlora__json_token* vocab) {
+    if (vocab == NULL || vocab->kind != QLORA__JSON_OBJECT) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.vocab is not an object");
     }
-    const text__node* key = vocab + 1;
-    for (uint32_t i = 0; i < vocab->size; i++) {
-        const text__node* value = text__json_next(json, key);
-        const char* name = text__json_text(json, key);
-        if (value->type != TEXT__J_INTEGER) {
-            return text__fail(error, "model.vocab: the id of \"%.60s\" is not a whole number",
-                              name);
+    const qlora__json_token* key = vocab + 1;
+    QLORA__TRY(qlora__text_words_reserve(env, &tok->words, vocab->count));
+    for (uint32_t i = 0; i < vocab->count; i++) {
+        const qlora__json_token* value = qlora__text_json_next(json, key);
+        const char* name = qlora__text_json_text(json, key);
+        int64_t id = 0;
+        if (!qlora__text_json_integer(json, value, &id)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "model.vocab: the id of \"%.60s\" is not a whole number", name);
         }
-        TEXT__TRY(text__tok_word(tok, name, key->size, value->integer, error));
-        key = text__json_next(json, value);
+        QLORA__TRY(qlora__text_tok_word(env, tok, name, qlora__text_json_size(key), id));
+        key = qlora__text_json_next(json, value);
     }
     for (unsigned b = 0; b < 256; b++) {
         char byte = (char)(unsigned char)b;
-        tok->byte_ids[b] = text__words_find(&tok->words, &byte, 1);
+        tok->byte_ids[b] = qlora__text_words_find(&tok->words, &byte, 1);
     }
-    return true;
+    return QLORA_OK;
 }
 
-// The two halves of a merge, "a b" or ["a", "b"].
-static bool text__merge_halves(const text__json* json, const text__node* merge,
-                               text__span halves[2], text_error* error) {
-    if (merge->type == TEXT__J_ARRAY && merge->size == 2) {
-        const text__node* a = merge + 1;
-        const text__node* b = text__json_next(json, a);
-        if (a->type == TEXT__J_STRING && b->type == TEXT__J_STRING) {
-            halves[0].at = a->at;
-            halves[0].size = a->size;
-            halves[1].at = b->at;
-            halves[1].size = b->size;
+// The two halves of a merge, "a b" or ["a", "b"], as places in json->strings.
+static bool qlora__text_merge_halves(const qlora__json* json, const qlora__json_token* merge,
+                                     qlora__text_span halves[2]) {
+    if (merge->kind == QLORA__JSON_ARRAY && merge->count == 2) {
+        const qlora__json_token* a = merge + 1;
+        const qlora__json_token* b = qlora__text_json_next(json, a);
+        if (qlora__text_json_string(a) && qlora__text_json_string(b)) {
+            halves[0].at = a->begin;
+            halves[0].size = a->end - a->begin;
+            halves[1].at = b->begin;
+            halves[1].size = b->end - b->begin;
             return true;
         }
     }
-    if (merge->type == TEXT__J_STRING) {
-        const char* text = text__json_text(json, merge);
-        const char* space = (const char*)memchr(text, ' ', merge->size);
+    if (merge->kind == QLORA__JSON_STRING) {
+        const char* text = qlora__text_json_text(json, merge);
+        size_t size = qlora__text_json_size(merge);
+        const char* space = (const char*)memchr(text, ' ', size);
         size_t left = space != NULL ? (size_t)(space - text) : 0;
-        if (space != NULL && memchr(space + 1, ' ', merge->size - left - 1) == NULL) {
-            halves[0].at = merge->at;
+        if (space != NULL && memchr(space + 1, ' ', size - left - 1) == NULL) {
+            halves[0].at = merge->begin;
             halves[0].size = (uint32_t)left;
-            halves[1].at = merge->at + (uint32_t)left + 1;
-            halves[1].size = merge->size - (uint32_t)left - 1;
+            halves[1].at = merge->begin + (uint32_t)left + 1;
+            halves[1].size = (uint32_t)(size - left - 1);
             return true;
         }
     }
-    return text__fail(error, "is neither \"a b\" nor [\"a\", \"b\"]");
+    return false;
 }
 
-static bool text__load_merge(text_tok* tok, const text__json* json, const text__node* merge,
-                             uint32_t rank, text_error* error) {
-    text__span halves[2];
+static qlora_result qlora__text_load_merge(qlora__env* env, qlora_text_tok* tok,
+                                           const qlora__json* json, const qlora__json_token* merge,
+                                           uint32_t rank) {
+    qlora__text_span halves[2];
     memset(halves, 0, sizeof(halves));
-    TEXT__TRY(text__merge_halves(json, merge, halves, error));
-    text_bytes* raw = &tok->buffers[0];
+    if (!qlora__text_merge_halves(json, merge, halves)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "is neither \"a b\" nor [\"a\", \"b\"]");
+    }
+    qlora_text_bytes* raw = &tok->buffers[0];
     raw->count = 0;
     int32_t ids[2];
     size_t begin = 0;
     for (size_t i = 0; i < 2; i++) {
-        const char* half = json->strings.data + halves[i].at;
+        const char* half = json->strings + halves[i].at;
         bool known = true;
         if (tok->byte_level) {
-            TEXT__TRY(text__unstand(tok, half, halves[i].size, raw, &known, error));
+            QLORA__TRY(qlora__text_unstand(env, tok, half, halves[i].size, raw, &known));
         } else {
-            TEXT__TRY(text_bytes_add(raw, half, halves[i].size, error));
+            QLORA__TRY(qlora__text_bytes_add(env, raw, half, halves[i].size));
         }
         if (!known) {
-            return true; // never comes up: no text has such characters at this point
+            return QLORA_OK; // never needed: no text has such characters at this point
         }
         ids[i] = raw->count > begin
-                     ? text__words_find(&tok->words, raw->data + begin, raw->count - begin)
+                     ? qlora__text_words_find(&tok->words, raw->data + begin, raw->count - begin)
                      : -1;
         if (ids[i] < 0) {
-            return text__fail(error, "\"%.*s\" is not in the vocabulary",
-                              (int)(halves[i].size < 60 ? halves[i].size : 60), half);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "uses \"%.*s\", which is not in the vocabulary",
+                                   (int)(halves[i].size < 60 ? halves[i].size : 60), half);
         }
         begin = raw->count;
     }
-    int32_t joined = text__words_find(&tok->words, raw->data, raw->count);
+    int32_t joined = qlora__text_words_find(&tok->words, raw->data, raw->count);
     if (joined < 0) {
-        return text__fail(error, "what it makes is not in the vocabulary");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "joins to a token that is not in the vocabulary");
     }
-    return text__pairs_put(&tok->merges, (uint32_t)ids[0], (uint32_t)ids[1], rank, (uint32_t)joined,
-                           error);
+    return qlora__text_pairs_put(env, &tok->merges, (uint32_t)ids[0], (uint32_t)ids[1], rank,
+                                 (uint32_t)joined);
 }
 
-static bool text__load_merges(text_tok* tok, const text__json* json, const text__node* merges,
-                              text_error* error) {
-    if (merges == NULL || merges->type != TEXT__J_ARRAY) {
-        return text__fail(error, "model.merges is not an array");
+static qlora_result qlora__text_load_merges(qlora__env* env, qlora_text_tok* tok,
+                                            const qlora__json* json,
+                                            const qlora__json_token* merges) {
+    if (merges == NULL || merges->kind != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.merges is not an array");
     }
-    const text__node* merge = merges + 1;
-    for (uint32_t i = 0; i < merges->size; i++) {
-        text_error why;
-        why.text[0] = 0;
-        if (!text__load_merge(tok, json, merge, i, &why)) {
-            return text__fail(error, "model.merges: number %lu %s", (unsigned long)i, why.text);
+    const qlora__json_token* merge = merges + 1;
+    QLORA__TRY(qlora__text_pairs_reserve(env, &tok->merges, merges->count));
+    for (uint32_t i = 0; i < merges->count; i++) {
+        qlora_result r = qlora__text_load_merge(env, tok, json, merge, i);
+        if (r != QLORA_OK) {
+            return qlora__env_wrap(env, r, "model.merges[%lu] ", (unsigned long)i);
         }
-        merge = text__json_next(json, merge);
+        merge = qlora__text_json_next(json, merge);
     }
-    return true;
+    return QLORA_OK;
 }
 
-// Is the word mark never found after another character, in any word that merging can make?
-static bool text__cut_is_safe(const text_tok* tok) {
+// Whether the word mark never follows another character in any word that merging can make.
+static bool qlora__text_cut_is_safe(const qlora_text_tok* tok) {
     size_t size = tok->cut_size;
     if (tok->byte_level || tok->ignore_merges || size == 0 ||
-        text__words_find(&tok->words, tok->cut, size) < 0) {
+        qlora__text_words_find(&tok->words, tok->cut, size) < 0) {
         return false;
     }
     for (size_t place = 0; place < tok->merges.places; place++) {
-        const text__pair* pair = &tok->merges.data[place];
+        const qlora__text_pair* pair = &tok->merges.data[place];
         if (pair->key == UINT64_MAX) {
             continue;
         }
@@ -3845,627 +6531,700 @@ static bool text__cut_is_safe(const text_tok* tok) {
     return true;
 }
 
-static bool text__load_model(text_tok* tok, const text__json* json, const text__node* model,
-                             text_error* error) {
-    const text__node* type = text__json_get(json, model, "type");
-    if (model == NULL || model->type != TEXT__J_OBJECT) {
-        return text__fail(error, "it has no \"model\"");
+static qlora_result qlora__text_load_model(qlora__env* env, qlora_text_tok* tok,
+                                           const qlora__json* json,
+                                           const qlora__json_token* model) {
+    const qlora__json_token* type = qlora__text_json_get(json, model, "type");
+    if (model == NULL || model->kind != QLORA__JSON_OBJECT) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "missing \"model\"; this is not a tokenizer.json");
     }
-    if (!text__json_absent(type) && !text__json_is(json, type, "BPE")) {
-        const char* name = text__json_cstring(json, type);
-        return text__fail(error, "the model type is %.60s; only BPE is supported",
-                          name != NULL ? name : "not a string");
+    if (!qlora__text_json_absent(type) && !qlora__text_json_is(json, type, "BPE")) {
+        const char* name = qlora__text_json_cstring(json, type);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "the model type is %.60s; only BPE is supported",
+                               name != NULL ? name : "not a string");
     }
     static const char* const refused[] = {"continuing_subword_prefix", "end_of_word_suffix"};
-    for (size_t i = 0; i < TEXT__COUNT(refused); i++) {
-        const text__node* node = text__json_get(json, model, refused[i]);
-        if (!text__json_absent(node) && !text__json_is(json, node, "")) {
-            return text__fail(error, "model.%s is not supported", refused[i]);
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(refused); i++) {
+        const qlora__json_token* node = qlora__text_json_get(json, model, refused[i]);
+        if (!qlora__text_json_absent(node) && !qlora__text_json_is(json, node, "")) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "model.%s is not supported",
+                                   refused[i]);
         }
     }
-    const text__node* dropout = text__json_get(json, model, "dropout");
-    if (!text__json_absent(dropout) &&
-        !(dropout->type == TEXT__J_INTEGER && dropout->integer == 0)) {
-        return text__fail(error, "model.dropout is not supported");
+    const qlora__json_token* dropout = qlora__text_json_get(json, model, "dropout");
+    int64_t rate = 1;
+    if (!qlora__text_json_absent(dropout) &&
+        !(qlora__text_json_integer(json, dropout, &rate) && rate == 0)) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "model.dropout is not supported");
     }
-    tok->byte_fallback = text__json_true(text__json_get(json, model, "byte_fallback"));
-    tok->fuse_unknown = text__json_true(text__json_get(json, model, "fuse_unk"));
-    tok->ignore_merges = text__json_true(text__json_get(json, model, "ignore_merges"));
-    TEXT__TRY(text__load_vocab(tok, json, text__json_get(json, model, "vocab"), error));
-    TEXT__TRY(text__load_merges(tok, json, text__json_get(json, model, "merges"), error));
-    const text__node* unknown = text__json_get(json, model, "unk_token");
-    if (!text__json_absent(unknown)) {
-        const char* name = text__json_cstring(json, unknown);
-        tok->unknown = name != NULL ? text__model_find(tok, name, unknown->size) : -1;
+    tok->byte_fallback = qlora__text_json_true(qlora__text_json_get(json, model, "byte_fallback"));
+    tok->fuse_unknown = qlora__text_json_true(qlora__text_json_get(json, model, "fuse_unk"));
+    tok->ignore_merges = qlora__text_json_true(qlora__text_json_get(json, model, "ignore_merges"));
+    QLORA__TRY(qlora__text_load_vocab(env, tok, json, qlora__text_json_get(json, model, "vocab")));
+    QLORA__TRY(
+        qlora__text_load_merges(env, tok, json, qlora__text_json_get(json, model, "merges")));
+    const qlora__json_token* unknown = qlora__text_json_get(json, model, "unk_token");
+    if (!qlora__text_json_absent(unknown)) {
+        const char* name = qlora__text_json_cstring(json, unknown);
+        tok->unknown =
+            name != NULL ? qlora__text_model_find(tok, name, qlora__text_json_size(unknown)) : -1;
         if (tok->unknown < 0) {
-            return text__fail(error, "model.unk_token is not in the vocabulary");
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "model.unk_token is not in the vocabulary");
         }
     }
-    return true;
+    return QLORA_OK;
 }
 
-// "Sequence" and what is in it, flattened in order. `list` is the name of its array.
-static bool text__flatten(const text__json* json, const text__node* root, const char* list,
-                          const text__node** out, size_t* count, text_error* error) {
+// Flattens a "Sequence" in order. `list` is the name of its array.
+static qlora_result qlora__text_flatten(qlora__env* env, const qlora__json* json,
+                                        const qlora__json_token* root, const char* list,
+                                        const qlora__json_token** out, size_t* count) {
     *count = 0;
-    if (text__json_absent(root)) {
-        return true;
+    if (qlora__text_json_absent(root)) {
+        return QLORA_OK;
     }
-    const text__node* stack[TEXT__MAX_LIST];
+    const qlora__json_token* stack[QLORA__TEXT_MAX_LIST];
     size_t depth = 0;
     stack[depth++] = root;
     while (depth > 0) {
-        const text__node* node = stack[--depth];
-        const text__node* type = text__json_get(json, node, "type");
-        if (!text__json_is(json, type, "Sequence")) {
-            if (type == NULL || type->type != TEXT__J_STRING) {
-                return text__fail(error, "%s: a step without a \"type\"", list);
+        const qlora__json_token* node = stack[--depth];
+        const qlora__json_token* type = qlora__text_json_get(json, node, "type");
+        if (!qlora__text_json_is(json, type, "Sequence")) {
+            if (!qlora__text_json_string(type)) {
+                return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a step has no \"type\"", list);
             }
-            if (*count == TEXT__MAX_LIST) {
-                return text__fail(error, "%s: too many steps", list);
+            if (*count == QLORA__TEXT_MAX_LIST) {
+                return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many steps", list);
             }
             out[(*count)++] = node;
             continue;
         }
-        const text__node* array = text__json_get(json, node, list);
-        if (array == NULL || array->type != TEXT__J_ARRAY) {
-            return text__fail(error, "%s: a Sequence without its list", list);
+        const qlora__json_token* array = qlora__text_json_get(json, node, list);
+        if (array == NULL || array->kind != QLORA__JSON_ARRAY) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a Sequence has no list of steps",
+                                   list);
         }
-        if (array->size > TEXT__MAX_LIST - depth) {
-            return text__fail(error, "%s: too many steps", list);
+        if (array->count > QLORA__TEXT_MAX_LIST - depth) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many steps", list);
         }
-        const text__node* child = array + 1;
-        for (uint32_t i = 0; i < array->size; i++) { // the first child on top
-            stack[depth + array->size - 1 - i] = child;
-            child = text__json_next(json, child);
+        const qlora__json_token* child = array + 1;
+        for (uint32_t i = 0; i < array->count; i++) { // the first child on top
+            stack[depth + array->count - 1 - i] = child;
+            child = qlora__text_json_next(json, child);
         }
-        depth += array->size;
+        depth += array->count;
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__copy(const char* data, size_t size, char** out, size_t* out_size,
-                       text_error* error) {
-    char* copy = (char*)text__zalloc(size + 1, 1, error);
-    TEXT__TRY(copy != NULL);
+// Replaces a string of size + 1 bytes by a copy of another one.
+static qlora_result qlora__text_copy(qlora__env* env, const char* data, size_t size, char** out,
+                                     size_t* out_size) {
+    char* copy = (char*)qlora__text_zalloc(env, size + 1, 1);
+    if (copy == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
     if (size > 0) {
         memcpy(copy, data, size);
     }
-    TEXT_FREE(*out);
+    qlora__env_free(env, *out, *out_size + 1);
     *out = copy;
     *out_size = size;
-    return true;
+    return QLORA_OK;
 }
 
-static text__step* text__steps_add(text__steps* steps, int kind, text_error* error) {
-    if (steps->count == TEXT__STEPS) {
-        (void)text__fail(error, "more than %d steps", TEXT__STEPS);
-        return NULL;
+static qlora_result qlora__text_steps_add(qlora__env* env, qlora__text_steps* steps, int kind,
+                                          qlora__text_step** out) {
+    if (steps->count == QLORA__TEXT_STEPS) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "more than %d steps", QLORA__TEXT_STEPS);
     }
-    text__step* step = &steps->data[steps->count++];
-    memset(step, 0, sizeof(*step));
-    step->kind = kind;
-    return step;
+    *out = &steps->data[steps->count++];
+    memset(*out, 0, sizeof(**out));
+    (*out)->kind = kind;
+    return QLORA_OK;
 }
 
-// A string member into a step.
-static bool text__step_string(const text__json* json, const text__node* node, const char* name,
-                              char** out, size_t* size, text_error* error) {
-    const text__node* value = text__json_get(json, node, name);
-    if (value == NULL || value->type != TEXT__J_STRING) {
-        return text__fail(error, "a step without the string \"%s\"", name);
+// Copies a string member into a step.
+static qlora_result qlora__text_step_string(qlora__env* env, const qlora__json* json,
+                                            const qlora__json_token* node, const char* name,
+                                            char** out, size_t* size) {
+    const qlora__json_token* value = qlora__text_json_get(json, node, name);
+    if (!qlora__text_json_string(value)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "a step has no string \"%s\"", name);
     }
-    if (value->size > TEXT__MAX_STEP) { // a text could grow out of all bounds
-        return text__fail(error, "\"%s\" is longer than %d bytes", name, TEXT__MAX_STEP);
+    if (qlora__text_json_size(value) > QLORA__TEXT_MAX_STEP) { // a text could grow out of bounds
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"%s\" is longer than %d bytes", name,
+                               QLORA__TEXT_MAX_STEP);
     }
-    return text__copy(text__json_text(json, value), value->size, out, size, error);
+    return qlora__text_copy(env, qlora__text_json_text(json, value), qlora__text_json_size(value),
+                            out, size);
 }
 
-// {"String": x} into a; {"Regex": x} into the pattern if it is known and allowed here.
-static bool text__step_pattern(const text__json* json, const text__node* node, bool regex,
-                               text__step* step, text_error* error) {
-    const text__node* pattern = text__json_get(json, node, "pattern");
-    const text__node* string = text__json_get(json, pattern, "String");
-    const text__node* expression = text__json_get(json, pattern, "Regex");
-    if (pattern != NULL && pattern->type == TEXT__J_STRING) {
+// {"String": x} goes to step->a; {"Regex": x} to the pattern, if it is known and allowed here.
+static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json* json,
+                                             const qlora__json_token* node, bool regex,
+                                             qlora__text_step* step) {
+    const qlora__json_token* pattern = qlora__text_json_get(json, node, "pattern");
+    const qlora__json_token* string = qlora__text_json_get(json, pattern, "String");
+    const qlora__json_token* expression = qlora__text_json_get(json, pattern, "Regex");
+    if (qlora__text_json_string(pattern)) {
         string = pattern;
     }
-    if (string != NULL && string->type == TEXT__J_STRING && string->size > 0) {
-        return text__copy(text__json_text(json, string), string->size, &step->a, &step->a_size,
-                          error);
+    if (qlora__text_json_string(string) && qlora__text_json_size(string) > 0) {
+        return qlora__text_copy(env, qlora__text_json_text(json, string),
+                                qlora__text_json_size(string), &step->a, &step->a_size);
     }
-    if (expression != NULL && expression->type == TEXT__J_STRING) {
-        const char* text = text__json_text(json, expression);
-        if (regex && strlen(text) == expression->size) {
-            step->pattern = text__pattern_find(text);
+    if (qlora__text_json_string(expression)) {
+        const char* text = qlora__text_json_text(json, expression);
+        if (regex && strlen(text) == qlora__text_json_size(expression)) {
+            step->pattern = qlora__text_pattern_find(text);
         }
-        return step->pattern != NULL ||
-               text__fail(error, "unknown regular expression: %.300s", text);
+        return step->pattern != NULL ? QLORA_OK
+                                     : qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                                       "unknown regular expression: %.300s", text);
     }
-    return text__fail(error, "a step without a \"pattern\"");
+    return qlora__env_fail(env, QLORA_ERR_FORMAT, "a step has no \"pattern\"");
 }
 
-static bool text__load_normalizer(text_tok* tok, const text__json* json, const text__node* root,
-                                  text_error* error) {
-    const text__node* nodes[TEXT__MAX_LIST];
+static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok* tok,
+                                                const qlora__json* json,
+                                                const qlora__json_token* root) {
+    const qlora__json_token* nodes[QLORA__TEXT_MAX_LIST];
     size_t count;
-    TEXT__TRY(text__flatten(json, root, "normalizers", nodes, &count, error));
+    QLORA__TRY(qlora__text_flatten(env, json, root, "normalizers", nodes, &count));
     static const struct {
         const char* name;
         int kind;
-    } kinds[] = {{"NFC", TEXT__N_NFC},
-                 {"NFD", TEXT__N_NFD},
-                 {"Prepend", TEXT__N_PREPEND},
-                 {"Replace", TEXT__N_REPLACE},
-                 {"Strip", TEXT__N_STRIP}};
+    } kinds[] = {{"NFC", QLORA__TEXT_N_NFC},
+                 {"NFD", QLORA__TEXT_N_NFD},
+                 {"Prepend", QLORA__TEXT_N_PREPEND},
+                 {"Replace", QLORA__TEXT_N_REPLACE},
+                 {"Strip", QLORA__TEXT_N_STRIP}};
     for (size_t i = 0; i < count; i++) {
-        const text__node* type = text__json_get(json, nodes[i], "type");
+        const qlora__json_token* type = qlora__text_json_get(json, nodes[i], "type");
         size_t k = 0;
-        while (k < TEXT__COUNT(kinds) && !text__json_is(json, type, kinds[k].name)) {
+        while (k < QLORA__TEXT_COUNT(kinds) && !qlora__text_json_is(json, type, kinds[k].name)) {
             k++;
         }
-        if (k == TEXT__COUNT(kinds)) {
-            return text__fail(error, "the normalizer %.60s is not supported",
-                              text__json_text(json, type));
+        if (k == QLORA__TEXT_COUNT(kinds)) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "the normalizer %.60s is not supported",
+                                   qlora__text_json_text(json, type));
         }
-        text__step* step = text__steps_add(&tok->normalizer, kinds[k].kind, error);
-        TEXT__TRY(step != NULL);
-        if (step->kind == TEXT__N_PREPEND) {
-            TEXT__TRY(text__step_string(json, nodes[i], "prepend", &step->a, &step->a_size, error));
-        } else if (step->kind == TEXT__N_REPLACE) {
-            TEXT__TRY(text__step_pattern(json, nodes[i], false, step, error));
-            TEXT__TRY(text__step_string(json, nodes[i], "content", &step->b, &step->b_size, error));
-        } else if (step->kind == TEXT__N_STRIP) {
-            step->start = text__json_true(text__json_get(json, nodes[i], "strip_left"));
-            step->stop = text__json_true(text__json_get(json, nodes[i], "strip_right"));
+        qlora__text_step* step = NULL;
+        QLORA__TRY(qlora__text_steps_add(env, &tok->normalizer, kinds[k].kind, &step));
+        if (step->kind == QLORA__TEXT_N_PREPEND) {
+            QLORA__TRY(
+                qlora__text_step_string(env, json, nodes[i], "prepend", &step->a, &step->a_size));
+        } else if (step->kind == QLORA__TEXT_N_REPLACE) {
+            QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], false, step));
+            QLORA__TRY(
+                qlora__text_step_string(env, json, nodes[i], "content", &step->b, &step->b_size));
+        } else if (step->kind == QLORA__TEXT_N_STRIP) {
+            step->start = qlora__text_json_true(qlora__text_json_get(json, nodes[i], "strip_left"));
+            step->stop = qlora__text_json_true(qlora__text_json_get(json, nodes[i], "strip_right"));
         }
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__load_behavior(const text__json* json, const text__node* node, int* out,
-                                text_error* error) {
+static qlora_result qlora__text_load_behavior(qlora__env* env, const qlora__json* json,
+                                              const qlora__json_token* node, int* out) {
     static const char* const names[] = {"Isolated", "Removed", "MergedWithPrevious",
                                         "MergedWithNext", "Contiguous"};
-    const text__node* value = text__json_get(json, node, "behavior");
-    for (size_t i = 0; i < TEXT__COUNT(names); i++) {
-        if (text__json_is(json, value, names[i])) {
+    const qlora__json_token* value = qlora__text_json_get(json, node, "behavior");
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
+        if (qlora__text_json_is(json, value, names[i])) {
             *out = (int)i;
-            return true;
+            return QLORA_OK;
         }
     }
-    return text__fail(error, "pre_tokenizer: unknown behavior");
+    return qlora__env_fail(env, QLORA_ERR_FORMAT, "pre_tokenizer: unknown behavior");
 }
 
-static bool text__load_metaspace(const text__json* json, const text__node* node, text__step* step,
-                                 bool decoder, text_error* error) {
-    const text__node* scheme = text__json_get(json, node, "prepend_scheme");
-    const text__node* legacy = text__json_get(json, node, "add_prefix_space");
-    const text__node* split = text__json_get(json, node, "split");
-    TEXT__TRY(text__step_string(json, node, "replacement", &step->a, &step->a_size, error));
+static qlora_result qlora__text_load_metaspace(qlora__env* env, const qlora__json* json,
+                                               const qlora__json_token* node,
+                                               qlora__text_step* step, bool decoder) {
+    const qlora__json_token* scheme = qlora__text_json_get(json, node, "prepend_scheme");
+    const qlora__json_token* legacy = qlora__text_json_get(json, node, "add_prefix_space");
+    const qlora__json_token* split = qlora__text_json_get(json, node, "split");
+    QLORA__TRY(qlora__text_step_string(env, json, node, "replacement", &step->a, &step->a_size));
     if (step->a_size == 0) {
-        return text__fail(error, "Metaspace: the replacement is empty");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "Metaspace: the replacement is empty");
     }
-    step->always = text__json_absent(scheme) || text__json_is(json, scheme, "always");
-    step->never = text__json_is(json, scheme, "never");
-    if (!step->always && !step->never && !text__json_is(json, scheme, "first")) {
-        return text__fail(error, "Metaspace: unknown prepend_scheme");
+    step->always = qlora__text_json_absent(scheme) || qlora__text_json_is(json, scheme, "always");
+    step->never = qlora__text_json_is(json, scheme, "never");
+    if (!step->always && !step->never && !qlora__text_json_is(json, scheme, "first")) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "Metaspace: unknown prepend_scheme");
     }
-    if (scheme == NULL && legacy != NULL && legacy->type == TEXT__J_FALSE) {
+    if (scheme == NULL && qlora__text_json_false(legacy)) {
         step->always = false;
         step->never = true;
     }
-    step->invert = !decoder && (split == NULL || split->type != TEXT__J_FALSE); // splits
-    return true;
+    step->invert = !decoder && !qlora__text_json_false(split); // splits
+    return QLORA_OK;
 }
 
-static bool text__load_bytelevel(text_tok* tok, const text__json* json, const text__node* node,
-                                 text_error* error) {
-    const text__node* prefix = text__json_get(json, node, "add_prefix_space");
-    const text__node* regex = text__json_get(json, node, "use_regex");
-    if (prefix == NULL || prefix->type != TEXT__J_FALSE) {
-        TEXT__TRY(text__steps_add(&tok->splitter, TEXT__P_PREFIX_SPACE, error) != NULL);
+static qlora_result qlora__text_load_bytelevel(qlora__env* env, qlora_text_tok* tok,
+                                               const qlora__json* json,
+                                               const qlora__json_token* node) {
+    const qlora__json_token* prefix = qlora__text_json_get(json, node, "add_prefix_space");
+    const qlora__json_token* regex = qlora__text_json_get(json, node, "use_regex");
+    qlora__text_step* step = NULL;
+    if (!qlora__text_json_false(prefix)) {
+        QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_PREFIX_SPACE, &step));
     }
-    if (regex == NULL || regex->type != TEXT__J_FALSE) {
-        text__step* step = text__steps_add(&tok->splitter, TEXT__P_REGEX, error);
-        TEXT__TRY(step != NULL);
-        step->pattern = &text__patterns[0];
+    if (!qlora__text_json_false(regex)) {
+        QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
+        step->pattern = &qlora__text_patterns[0];
     }
     tok->byte_level = true;
-    return text__steps_add(&tok->splitter, TEXT__P_BYTES, error) != NULL;
+    return qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_BYTES, &step);
 }
 
-// The steps that only look at characters: Digits, Punctuation, Whitespace, WhitespaceSplit.
-static bool text__load_classes(text_tok* tok, const text__json* json, const text__node* node,
-                               bool* found, text_error* error) {
-    const text__node* type = text__json_get(json, node, "type");
+// The steps that only look at classes: Digits, Punctuation, Whitespace, WhitespaceSplit.
+static qlora_result qlora__text_load_classes(qlora__env* env, qlora_text_tok* tok,
+                                             const qlora__json* json, const qlora__json_token* node,
+                                             bool* found) {
+    const qlora__json_token* type = qlora__text_json_get(json, node, "type");
     static const struct {
         const char* name;
         int kind;
         unsigned mask;
         int behavior;
-    } kinds[] = {{"Digits", TEXT__P_CLASS, TEXT__N, TEXT__B_CONTIGUOUS},
-                 {"Punctuation", TEXT__P_PUNCTUATION, 0, TEXT__B_ISOLATED},
-                 {"WhitespaceSplit", TEXT__P_CLASS, TEXT__WS, TEXT__B_REMOVED},
-                 {"Whitespace", TEXT__P_REGEX, 0, TEXT__B_REMOVED}};
+    } kinds[] = {{"Digits", QLORA__TEXT_P_CLASS, QLORA__TEXT_N, QLORA__TEXT_B_CONTIGUOUS},
+                 {"Punctuation", QLORA__TEXT_P_PUNCTUATION, 0, QLORA__TEXT_B_ISOLATED},
+                 {"WhitespaceSplit", QLORA__TEXT_P_CLASS, QLORA__TEXT_WS, QLORA__TEXT_B_REMOVED},
+                 {"Whitespace", QLORA__TEXT_P_REGEX, 0, QLORA__TEXT_B_REMOVED}};
     size_t k = 0;
-    while (k < TEXT__COUNT(kinds) && !text__json_is(json, type, kinds[k].name)) {
+    while (k < QLORA__TEXT_COUNT(kinds) && !qlora__text_json_is(json, type, kinds[k].name)) {
         k++;
     }
-    *found = k < TEXT__COUNT(kinds);
+    *found = k < QLORA__TEXT_COUNT(kinds);
     if (!*found) {
-        return true;
+        return QLORA_OK;
     }
-    text__step* step = text__steps_add(&tok->splitter, kinds[k].kind, error);
-    TEXT__TRY(step != NULL);
+    qlora__text_step* step = NULL;
+    QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, kinds[k].kind, &step));
     step->mask = kinds[k].mask;
     step->behavior = kinds[k].behavior;
-    if (step->kind == TEXT__P_REGEX) {
-        step->pattern = text__pattern_find("\\w+|[^\\w\\s]+");
+    if (step->kind == QLORA__TEXT_P_REGEX) {
+        step->pattern = qlora__text_pattern_find("\\w+|[^\\w\\s]+");
         step->invert = true;
     }
-    if (text__json_true(text__json_get(json, node, "individual_digits"))) {
-        step->behavior = TEXT__B_ISOLATED;
+    if (qlora__text_json_true(qlora__text_json_get(json, node, "individual_digits"))) {
+        step->behavior = QLORA__TEXT_B_ISOLATED;
     }
-    if (step->kind == TEXT__P_PUNCTUATION && text__json_get(json, node, "behavior") != NULL) {
-        return text__load_behavior(json, node, &step->behavior, error);
+    if (step->kind == QLORA__TEXT_P_PUNCTUATION &&
+        qlora__text_json_get(json, node, "behavior") != NULL) {
+        return qlora__text_load_behavior(env, json, node, &step->behavior);
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__load_splitter_step(text_tok* tok, const text__json* json, const text__node* node,
-                                     text_error* error) {
-    const text__node* type = text__json_get(json, node, "type");
-    if (text__json_is(json, type, "ByteLevel")) {
-        return tok->byte_level ? text__fail(error, "pre_tokenizer: ByteLevel is there twice")
-                               : text__load_bytelevel(tok, json, node, error);
+static qlora_result qlora__text_load_splitter_step(qlora__env* env, qlora_text_tok* tok,
+                                                   const qlora__json* json,
+                                                   const qlora__json_token* node) {
+    const qlora__json_token* type = qlora__text_json_get(json, node, "type");
+    if (qlora__text_json_is(json, type, "ByteLevel")) {
+        return tok->byte_level ? qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                                 "pre_tokenizer: ByteLevel appears twice")
+                               : qlora__text_load_bytelevel(env, tok, json, node);
     }
-    if (text__json_is(json, type, "Metaspace")) {
-        text__step* step = text__steps_add(&tok->splitter, TEXT__P_METASPACE, error);
-        TEXT__TRY(step != NULL);
-        return text__load_metaspace(json, node, step, false, error);
+    if (qlora__text_json_is(json, type, "Metaspace")) {
+        qlora__text_step* step = NULL;
+        QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_METASPACE, &step));
+        return qlora__text_load_metaspace(env, json, node, step, false);
     }
-    if (text__json_is(json, type, "Split")) {
-        text__step* step = text__steps_add(&tok->splitter, TEXT__P_REGEX, error);
-        TEXT__TRY(step != NULL);
-        TEXT__TRY(text__step_pattern(json, node, true, step, error));
-        step->kind = step->pattern != NULL ? TEXT__P_REGEX : TEXT__P_STRING;
-        step->invert = text__json_true(text__json_get(json, node, "invert"));
-        // after ByteLevel the characters are others: only this expression means the same
+    if (qlora__text_json_is(json, type, "Split")) {
+        qlora__text_step* step = NULL;
+        QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, true, step));
+        step->kind = step->pattern != NULL ? QLORA__TEXT_P_REGEX : QLORA__TEXT_P_STRING;
+        step->invert = qlora__text_json_true(qlora__text_json_get(json, node, "invert"));
+        // after ByteLevel the characters differ: only this expression keeps its meaning
         if (tok->byte_level &&
-            (step->pattern == NULL || step->pattern->match != text__match_ascii3)) {
-            return text__fail(error, "pre_tokenizer: a Split after ByteLevel is not supported");
+            (step->pattern == NULL || step->pattern->match != qlora__text_match_ascii3)) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "pre_tokenizer: a Split after ByteLevel is not supported");
         }
-        return text__load_behavior(json, node, &step->behavior, error);
+        return qlora__text_load_behavior(env, json, node, &step->behavior);
     }
-    bool found;
-    TEXT__TRY(text__load_classes(tok, json, node, &found, error));
-    return found || text__fail(error, "the pre_tokenizer %.60s is not supported",
-                               text__json_text(json, type));
+    bool found = false;
+    QLORA__TRY(qlora__text_load_classes(env, tok, json, node, &found));
+    return found ? QLORA_OK
+                 : qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "the pre_tokenizer %.60s is not supported",
+                                   qlora__text_json_text(json, type));
 }
 
-static bool text__load_splitter(text_tok* tok, const text__json* json, const text__node* root,
-                                text_error* error) {
-    const text__node* nodes[TEXT__MAX_LIST];
+static qlora_result qlora__text_load_splitter(qlora__env* env, qlora_text_tok* tok,
+                                              const qlora__json* json,
+                                              const qlora__json_token* root) {
+    const qlora__json_token* nodes[QLORA__TEXT_MAX_LIST];
     size_t count;
-    TEXT__TRY(text__flatten(json, root, "pretokenizers", nodes, &count, error));
+    QLORA__TRY(qlora__text_flatten(env, json, root, "pretokenizers", nodes, &count));
     for (size_t i = 0; i < count; i++) {
-        TEXT__TRY(text__load_splitter_step(tok, json, nodes[i], error));
+        QLORA__TRY(qlora__text_load_splitter_step(env, tok, json, nodes[i]));
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__load_decoder_step(text_tok* tok, const text__json* json, const text__node* node,
-                                    text_error* error) {
-    const text__node* type = text__json_get(json, node, "type");
+static qlora_result qlora__text_load_decoder_step(qlora__env* env, qlora_text_tok* tok,
+                                                  const qlora__json* json,
+                                                  const qlora__json_token* node) {
+    const qlora__json_token* type = qlora__text_json_get(json, node, "type");
     static const struct {
         const char* name;
         int kind;
-    } kinds[] = {{"Replace", TEXT__D_REPLACE}, {"ByteFallback", TEXT__D_BYTE_FALLBACK},
-                 {"Fuse", TEXT__D_FUSE},       {"Strip", TEXT__D_STRIP},
-                 {"ByteLevel", TEXT__D_BYTES}, {"Metaspace", TEXT__D_METASPACE}};
+    } kinds[] = {{"Replace", QLORA__TEXT_D_REPLACE}, {"ByteFallback", QLORA__TEXT_D_BYTE_FALLBACK},
+                 {"Fuse", QLORA__TEXT_D_FUSE},       {"Strip", QLORA__TEXT_D_STRIP},
+                 {"ByteLevel", QLORA__TEXT_D_BYTES}, {"Metaspace", QLORA__TEXT_D_METASPACE}};
     size_t k = 0;
-    while (k < TEXT__COUNT(kinds) && !text__json_is(json, type, kinds[k].name)) {
+    while (k < QLORA__TEXT_COUNT(kinds) && !qlora__text_json_is(json, type, kinds[k].name)) {
         k++;
     }
-    if (k == TEXT__COUNT(kinds)) {
-        return text__fail(error, "the decoder %.60s is not supported", text__json_text(json, type));
+    if (k == QLORA__TEXT_COUNT(kinds)) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "the decoder %.60s is not supported",
+                               qlora__text_json_text(json, type));
     }
-    text__step* step = text__steps_add(&tok->decoder, kinds[k].kind, error);
-    TEXT__TRY(step != NULL);
-    if (step->kind == TEXT__D_REPLACE) {
-        TEXT__TRY(text__step_pattern(json, node, false, step, error));
-        return text__step_string(json, node, "content", &step->b, &step->b_size, error);
+    qlora__text_step* step = NULL;
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, kinds[k].kind, &step));
+    if (step->kind == QLORA__TEXT_D_REPLACE) {
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, false, step));
+        return qlora__text_step_string(env, json, node, "content", &step->b, &step->b_size);
     }
-    if (step->kind == TEXT__D_METASPACE) {
-        return text__load_metaspace(json, node, step, true, error);
+    if (step->kind == QLORA__TEXT_D_METASPACE) {
+        return qlora__text_load_metaspace(env, json, node, step, true);
     }
-    if (step->kind == TEXT__D_STRIP) {
-        const text__node* start = text__json_get(json, node, "start");
-        const text__node* stop = text__json_get(json, node, "stop");
-        bool numbers = start != NULL && start->type == TEXT__J_INTEGER && start->integer >= 0 &&
-                       stop != NULL && stop->type == TEXT__J_INTEGER && stop->integer >= 0;
-        if (!numbers || start->integer > 1000 || stop->integer > 1000) {
-            return text__fail(error, "decoder Strip: bad start or stop");
+    if (step->kind == QLORA__TEXT_D_STRIP) {
+        const qlora__json_token* start = qlora__text_json_get(json, node, "start");
+        const qlora__json_token* stop = qlora__text_json_get(json, node, "stop");
+        int64_t counts[2] = {-1, -1};
+        bool numbers = qlora__text_json_integer(json, start, &counts[0]) &&
+                       qlora__text_json_integer(json, stop, &counts[1]);
+        if (!numbers || counts[0] < 0 || counts[0] > 1000 || counts[1] < 0 || counts[1] > 1000) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "decoder Strip: start and stop must be numbers from 0 to 1000");
         }
-        step->start = (size_t)start->integer;
-        step->stop = (size_t)stop->integer;
-        TEXT__TRY(text__step_string(json, node, "content", &step->a, &step->a_size, error));
-        return step->a_size > 0 || text__fail(error, "decoder Strip: the content is empty");
+        step->start = (size_t)counts[0];
+        step->stop = (size_t)counts[1];
+        QLORA__TRY(qlora__text_step_string(env, json, node, "content", &step->a, &step->a_size));
+        return step->a_size > 0
+                   ? QLORA_OK
+                   : qlora__env_fail(env, QLORA_ERR_FORMAT, "decoder Strip: the content is empty");
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__load_decoder(text_tok* tok, const text__json* json, const text__node* root,
-                               text_error* error) {
-    const text__node* nodes[TEXT__MAX_LIST];
+static qlora_result qlora__text_load_decoder(qlora__env* env, qlora_text_tok* tok,
+                                             const qlora__json* json,
+                                             const qlora__json_token* root) {
+    const qlora__json_token* nodes[QLORA__TEXT_MAX_LIST];
     size_t count;
-    TEXT__TRY(text__flatten(json, root, "decoders", nodes, &count, error));
-    if (text__json_absent(root)) { // then the library puts a space between tokens
-        return text__steps_add(&tok->decoder, TEXT__D_JOIN, error) != NULL;
+    QLORA__TRY(qlora__text_flatten(env, json, root, "decoders", nodes, &count));
+    if (qlora__text_json_absent(root)) { // the library then puts a space between tokens
+        qlora__text_step* step = NULL;
+        return qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_JOIN, &step);
     }
     bool fused = false;
     for (size_t i = 0; i < count; i++) {
-        TEXT__TRY(text__load_decoder_step(tok, json, nodes[i], error));
+        QLORA__TRY(qlora__text_load_decoder_step(env, tok, json, nodes[i]));
         int kind = tok->decoder.data[tok->decoder.count - 1].kind;
-        if (fused && kind != TEXT__D_STRIP && kind != TEXT__D_FUSE) {
-            return text__fail(error, "decoder: only Strip is supported after Fuse and ByteLevel");
+        if (fused && kind != QLORA__TEXT_D_STRIP && kind != QLORA__TEXT_D_FUSE) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "decoder: only Strip is supported after Fuse and ByteLevel");
         }
-        fused = fused || kind == TEXT__D_FUSE || kind == TEXT__D_BYTES;
+        fused = fused || kind == QLORA__TEXT_D_FUSE || kind == QLORA__TEXT_D_BYTES;
     }
-    return true;
+    return QLORA_OK;
 }
 
 // The ids of one element of a template: {"SpecialToken": {"id": name}}.
-static bool text__load_template_token(const text__json* json, const text__node* tokens,
-                                      const text__node* item, text_ids* out, text_error* error) {
-    const char* name = text__json_cstring(json, text__json_get(json, item, "id"));
-    const text__node* ids = NULL;
+static qlora_result qlora__text_load_template_token(qlora__env* env, const qlora__json* json,
+                                                    const qlora__json_token* tokens,
+                                                    const qlora__json_token* item,
+                                                    qlora_text_ids* out) {
+    const char* name = qlora__text_json_cstring(json, qlora__text_json_get(json, item, "id"));
+    const qlora__json_token* ids = NULL;
     if (name != NULL) {
-        ids = text__json_get(json, text__json_get(json, tokens, name), "ids");
+        ids = qlora__text_json_get(json, qlora__text_json_get(json, tokens, name), "ids");
     }
     if (ids == NULL) {
-        return text__fail(error, "post_processor: a special token without its ids");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "post_processor: a special token has no ids");
     }
-    return text__json_ids(json, ids, out, error);
+    return qlora__text_json_ids(env, json, ids, out);
 }
 
-// Puts `front` in front of ids.
-static bool text__ids_prepend(text_ids* ids, const text_ids* front, text_error* error) {
-    TEXT__TRY(text__ids_room(ids, front->count, error));
+// Inserts `front` before ids.
+static qlora_result qlora__text_ids_prepend(qlora__env* env, qlora_text_ids* ids,
+                                            const qlora_text_ids* front) {
+    QLORA__TRY(qlora__text_ids_room(env, ids, front->count));
     if (front->count > 0) {
         memmove(ids->data + front->count, ids->data, ids->count * sizeof(int32_t));
         memcpy(ids->data, front->data, front->count * sizeof(int32_t));
         ids->count += front->count;
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__load_template(text_tok* tok, const text__json* json, const text__node* node,
-                                text_ids* front, text_error* error) {
-    const text__node* single = text__json_get(json, node, "single");
-    const text__node* tokens = text__json_get(json, node, "special_tokens");
-    if (single == NULL || single->type != TEXT__J_ARRAY || single->size > TEXT__MAX_LIST) {
-        return text__fail(error, "post_processor: TemplateProcessing without a good \"single\"");
+static qlora_result qlora__text_load_template(qlora__env* env, qlora_text_tok* tok,
+                                              const qlora__json* json,
+                                              const qlora__json_token* node,
+                                              qlora_text_ids* front) {
+    const qlora__json_token* single = qlora__text_json_get(json, node, "single");
+    const qlora__json_token* tokens = qlora__text_json_get(json, node, "special_tokens");
+    if (single == NULL || single->kind != QLORA__JSON_ARRAY ||
+        single->count > QLORA__TEXT_MAX_LIST) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "post_processor: \"single\" must be a list of up to %d items",
+                               QLORA__TEXT_MAX_LIST);
     }
     bool before = true;
-    const text__node* item = single + 1;
-    for (uint32_t i = 0; i < single->size; i++) {
-        const text__node* special = text__json_get(json, item, "SpecialToken");
-        const text__node* sequence = text__json_get(json, item, "Sequence");
+    const qlora__json_token* item = single + 1;
+    for (uint32_t i = 0; i < single->count; i++) {
+        const qlora__json_token* special = qlora__text_json_get(json, item, "SpecialToken");
+        const qlora__json_token* sequence = qlora__text_json_get(json, item, "Sequence");
         if (special != NULL) {
-            TEXT__TRY(text__load_template_token(json, tokens, special,
-                                                before ? front : &tok->suffix, error));
+            QLORA__TRY(qlora__text_load_template_token(env, json, tokens, special,
+                                                       before ? front : &tok->suffix));
         } else if (sequence != NULL && before &&
-                   text__json_is(json, text__json_get(json, sequence, "id"), "A")) {
+                   qlora__text_json_is(json, qlora__text_json_get(json, sequence, "id"), "A")) {
             before = false;
         } else {
-            return text__fail(error, "post_processor: this template is not supported");
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "post_processor: this template is not supported");
         }
-        item = text__json_next(json, item);
+        item = qlora__text_json_next(json, item);
     }
-    return !before || text__fail(error, "post_processor: the template has no text");
+    return !before
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT, "post_processor: the template has no text");
 }
 
-// [token, id] of the Roberta and Bert kinds.
-static bool text__load_framing(const text__json* json, const text__node* node, const char* name,
-                               text_ids* out, text_error* error) {
-    const text__node* pair = text__json_get(json, node, name);
-    if (pair != NULL && pair->type == TEXT__J_ARRAY && pair->size == 2) {
-        const text__node* id = text__json_next(json, pair + 1);
-        if (id->type == TEXT__J_INTEGER && id->integer >= 0 && id->integer < TEXT__MAX_ID) {
-            return text_ids_add(out, (int32_t)id->integer, error);
+// [token, id] of the RoBERTa and BERT processors.
+static qlora_result qlora__text_load_framing(qlora__env* env, const qlora__json* json,
+                                             const qlora__json_token* node, const char* name,
+                                             qlora_text_ids* out) {
+    const qlora__json_token* pair = qlora__text_json_get(json, node, name);
+    if (pair != NULL && pair->kind == QLORA__JSON_ARRAY && pair->count == 2) {
+        const qlora__json_token* id = qlora__text_json_next(json, pair + 1);
+        int64_t value = 0;
+        if (qlora__text_json_integer(json, id, &value) && value >= 0 &&
+            value < QLORA__TEXT_MAX_ID) {
+            return qlora__text_ids_add(env, out, (int32_t)value);
         }
     }
-    return text__fail(error, "post_processor: \"%s\" is not [token, id]", name);
+    return qlora__env_fail(env, QLORA_ERR_FORMAT, "post_processor: \"%s\" is not [token, id]",
+                           name);
 }
 
-static bool text__load_post_step(text_tok* tok, const text__json* json, const text__node* node,
-                                 text_ids* front, text_error* error) {
-    const text__node* type = text__json_get(json, node, "type");
-    if (text__json_is(json, type, "ByteLevel")) {
-        return true; // it only changes offsets
+static qlora_result qlora__text_load_post_step(qlora__env* env, qlora_text_tok* tok,
+                                               const qlora__json* json,
+                                               const qlora__json_token* node,
+                                               qlora_text_ids* front) {
+    const qlora__json_token* type = qlora__text_json_get(json, node, "type");
+    if (qlora__text_json_is(json, type, "ByteLevel")) {
+        return QLORA_OK; // it only changes offsets
     }
-    if (text__json_is(json, type, "TemplateProcessing")) {
-        return text__load_template(tok, json, node, front, error);
+    if (qlora__text_json_is(json, type, "TemplateProcessing")) {
+        return qlora__text_load_template(env, tok, json, node, front);
     }
-    if (text__json_is(json, type, "RobertaProcessing") ||
-        text__json_is(json, type, "BertProcessing")) {
-        return text__load_framing(json, node, "cls", front, error) &&
-               text__load_framing(json, node, "sep", &tok->suffix, error);
+    if (qlora__text_json_is(json, type, "RobertaProcessing") ||
+        qlora__text_json_is(json, type, "BertProcessing")) {
+        QLORA__TRY(qlora__text_load_framing(env, json, node, "cls", front));
+        return qlora__text_load_framing(env, json, node, "sep", &tok->suffix);
     }
-    return text__fail(error, "the post_processor %.60s is not supported",
-                      text__json_text(json, type));
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "the post_processor %.60s is not supported",
+                           qlora__text_json_text(json, type));
 }
 
-static bool text__load_post(text_tok* tok, const text__json* json, const text__node* root,
-                            text_error* error) {
-    const text__node* nodes[TEXT__MAX_LIST];
+static qlora_result qlora__text_load_post(qlora__env* env, qlora_text_tok* tok,
+                                          const qlora__json* json, const qlora__json_token* root) {
+    const qlora__json_token* nodes[QLORA__TEXT_MAX_LIST];
     size_t count;
-    TEXT__TRY(text__flatten(json, root, "processors", nodes, &count, error));
-    bool good = true;
-    for (size_t i = 0; good && i < count; i++) {
-        text_ids front;
+    QLORA__TRY(qlora__text_flatten(env, json, root, "processors", nodes, &count));
+    qlora_result r = QLORA_OK;
+    for (size_t i = 0; r == QLORA_OK && i < count; i++) {
+        qlora_text_ids front;
         memset(&front, 0, sizeof(front));
-        good = text__load_post_step(tok, json, nodes[i], &front, error) &&
-               text__ids_prepend(&tok->prefix, &front, error);
-        text_ids_free(&front);
+        r = qlora__text_load_post_step(env, tok, json, nodes[i], &front);
+        r = r == QLORA_OK ? qlora__text_ids_prepend(env, &tok->prefix, &front) : r;
+        qlora__text_ids_free(env, &front);
     }
-    return good;
+    return r;
 }
 
-static bool text__trie_add(text__trie* trie, const char* text, size_t size, uint32_t token,
-                           text_error* error) {
+static qlora_result qlora__text_trie_add(qlora__env* env, qlora__text_trie* trie, const char* text,
+                                         size_t size, uint32_t token) {
     uint32_t node = 0;
     for (size_t i = 0; i < size; i++) {
         unsigned char c = (unsigned char)text[i];
-        const text__pair* edge = text__pairs_find(&trie->edges, node, c);
+        const qlora__text_pair* edge = qlora__text_pairs_find(&trie->edges, node, c);
         uint32_t next = edge != NULL ? edge->first : ++trie->nodes;
         uint32_t ends = edge != NULL ? edge->second : 0;
         if (i + 1 == size) {
             ends = token + 1;
         }
-        TEXT__TRY(text__pairs_put(&trie->edges, node, c, next, ends, error));
+        QLORA__TRY(qlora__text_pairs_put(env, &trie->edges, node, c, next, ends));
         trie->starts[c] = trie->starts[c] || i == 0;
         node = next;
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__load_added_token(text_tok* tok, const text__json* json, const text__node* node,
-                                   text_error* error) {
-    const text__node* content = text__json_get(json, node, "content");
-    const text__node* id = text__json_get(json, node, "id");
-    if (content == NULL || content->type != TEXT__J_STRING || id == NULL ||
-        id->type != TEXT__J_INTEGER) {
-        return text__fail(error, "added_tokens: an element without \"content\" or \"id\"");
+static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok* tok,
+                                                 const qlora__json* json,
+                                                 const qlora__json_token* node, uint32_t number) {
+    const qlora__json_token* content = qlora__text_json_get(json, node, "content");
+    const qlora__json_token* id = qlora__text_json_get(json, node, "id");
+    int64_t given = -1;
+    if (!qlora__text_json_string(content) || !qlora__text_json_integer(json, id, &given)) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT,
+            "added_tokens[%lu] needs a string \"content\" and a whole number \"id\"",
+            (unsigned long)number);
     }
-    if (content->size == 0) {
-        return true;
+    size_t size = qlora__text_json_size(content);
+    if (size == 0) {
+        return QLORA_OK;
     }
-    const char* text = text__json_text(json, content);
-    if (content->size > TEXT__MAX_ADDED) {
-        return text__fail(error, "added_tokens: \"%.60s...\" is longer than %d bytes", text,
-                          TEXT__MAX_ADDED);
+    const char* text = qlora__text_json_text(json, content);
+    if (size > QLORA__TEXT_MAX_ADDED) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "added_tokens: \"%.60s...\" is longer than %d bytes", text,
+                               QLORA__TEXT_MAX_ADDED);
     }
-    text__added* added = &tok->added[tok->added_count];
-    // the id of the vocabulary goes before the one given here
-    int32_t known = text__model_find(tok, text, content->size);
-    int64_t use = known >= 0 ? known : id->integer;
-    added->special = text__json_true(text__json_get(json, node, "special"));
-    added->single_word = text__json_true(text__json_get(json, node, "single_word"));
-    added->strip_left = text__json_true(text__json_get(json, node, "lstrip"));
-    added->strip_right = text__json_true(text__json_get(json, node, "rstrip"));
-    unsigned kind = TEXT__K_ADDED | (added->special ? (unsigned)TEXT__K_SPECIAL : 0u);
-    TEXT__TRY(text__tok_name(tok, use, text, content->size, kind, error));
+    qlora__text_added* added = &tok->added[tok->added_count];
+    // the id of the vocabulary takes precedence over the one given here
+    int32_t known = qlora__text_model_find(tok, text, size);
+    int64_t use = known >= 0 ? known : given;
+    added->special = qlora__text_json_true(qlora__text_json_get(json, node, "special"));
+    added->single_word = qlora__text_json_true(qlora__text_json_get(json, node, "single_word"));
+    added->strip_left = qlora__text_json_true(qlora__text_json_get(json, node, "lstrip"));
+    added->strip_right = qlora__text_json_true(qlora__text_json_get(json, node, "rstrip"));
+    unsigned kind = QLORA__TEXT_K_ADDED | (added->special ? (unsigned)QLORA__TEXT_K_SPECIAL : 0u);
+    QLORA__TRY(qlora__text_tok_name(env, tok, use, text, size, kind));
     added->id = (int32_t)use;
     added->name = tok->spans[use];
     tok->added_count++;
-    if (!text__json_true(text__json_get(json, node, "normalized"))) {
-        return text__trie_add(&tok->raw_trie, text, content->size, (uint32_t)tok->added_count - 1,
-                              error);
+    if (!qlora__text_json_true(qlora__text_json_get(json, node, "normalized"))) {
+        return qlora__text_trie_add(env, &tok->raw_trie, text, size,
+                                    (uint32_t)tok->added_count - 1);
     }
-    text_bytes* normal;
-    TEXT__TRY(text__apply_normalizer(tok, text, content->size, true, &normal, error));
+    qlora_text_bytes* normal;
+    QLORA__TRY(qlora__text_apply_normalizer(env, tok, text, size, true, &normal));
     // decoding gives the normalised form, as the library does
-    TEXT__TRY(text__tok_name(tok, use, normal->data, normal->count, kind, error));
-    return text__trie_add(&tok->normalized_trie, normal->data, normal->count,
-                          (uint32_t)tok->added_count - 1, error);
+    QLORA__TRY(qlora__text_tok_name(env, tok, use, normal->data, normal->count, kind));
+    return qlora__text_trie_add(env, &tok->normalized_trie, normal->data, normal->count,
+                                (uint32_t)tok->added_count - 1);
 }
 
-static bool text__load_added(text_tok* tok, const text__json* json, const text__node* list,
-                             text_error* error) {
-    if (text__json_absent(list)) {
-        return true;
+static qlora_result qlora__text_load_added(qlora__env* env, qlora_text_tok* tok,
+                                           const qlora__json* json, const qlora__json_token* list) {
+    if (qlora__text_json_absent(list)) {
+        return QLORA_OK;
     }
-    if (list->type != TEXT__J_ARRAY) {
-        return text__fail(error, "added_tokens is not an array");
+    if (list->kind != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "added_tokens is not an array");
     }
-    tok->added = (text__added*)text__zalloc(list->size, sizeof(text__added), error);
-    TEXT__TRY(tok->added != NULL);
-    const text__node* node = list + 1;
-    for (uint32_t i = 0; i < list->size; i++) {
-        TEXT__TRY(text__load_added_token(tok, json, node, error));
-        node = text__json_next(json, node);
+    tok->added =
+        (qlora__text_added*)qlora__text_zalloc(env, list->count, sizeof(qlora__text_added));
+    if (tok->added == NULL) {
+        return QLORA_ERR_MEMORY;
     }
-    return true;
+    tok->added_capacity = list->count;
+    const qlora__json_token* node = list + 1;
+    for (uint32_t i = 0; i < list->count; i++) {
+        QLORA__TRY(qlora__text_load_added_token(env, tok, json, node, i));
+        node = qlora__text_json_next(json, node);
+    }
+    return QLORA_OK;
 }
 
-static bool text__load_parts(text_tok* tok, const text__json* json, text_error* error) {
-    const text__node* root = json->nodes;
-    if (root->type != TEXT__J_OBJECT) {
-        return text__fail(error, "it is not a JSON object");
+static qlora_result qlora__text_load_parts(qlora__env* env, qlora_text_tok* tok,
+                                           const qlora__json* json) {
+    const qlora__json_token* root = json->tokens;
+    if (root->kind != QLORA__JSON_OBJECT) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "a JSON object was expected");
     }
     memcpy(tok->cut, "\xE2\x96\x81", 3); // U+2581, the stand-in for a space
     tok->cut_size = 3;
-    TEXT__TRY(text__load_normalizer(tok, json, text__json_get(json, root, "normalizer"), error));
-    TEXT__TRY(text__load_splitter(tok, json, text__json_get(json, root, "pre_tokenizer"), error));
-    TEXT__TRY(text__load_model(tok, json, text__json_get(json, root, "model"), error));
-    TEXT__TRY(text__load_added(tok, json, text__json_get(json, root, "added_tokens"), error));
-    TEXT__TRY(text__load_post(tok, json, text__json_get(json, root, "post_processor"), error));
-    TEXT__TRY(text__load_decoder(tok, json, text__json_get(json, root, "decoder"), error));
-    tok->cut_safe = text__cut_is_safe(tok);
-    return true;
+    QLORA__TRY(qlora__text_load_normalizer(env, tok, json,
+                                           qlora__text_json_get(json, root, "normalizer")));
+    QLORA__TRY(qlora__text_load_splitter(env, tok, json,
+                                         qlora__text_json_get(json, root, "pre_tokenizer")));
+    QLORA__TRY(qlora__text_load_model(env, tok, json, qlora__text_json_get(json, root, "model")));
+    QLORA__TRY(
+        qlora__text_load_added(env, tok, json, qlora__text_json_get(json, root, "added_tokens")));
+    QLORA__TRY(
+        qlora__text_load_post(env, tok, json, qlora__text_json_get(json, root, "post_processor")));
+    QLORA__TRY(
+        qlora__text_load_decoder(env, tok, json, qlora__text_json_get(json, root, "decoder")));
+    tok->cut_safe = qlora__text_cut_is_safe(tok);
+    return QLORA_OK;
 }
 
-static bool text__load_json(text_tok* tok, const char* name, const char* data, size_t size,
-                            text_error* error) {
-    text__json json;
-    text_error why;
-    why.text[0] = 0;
-    bool good = text__json_open(&json, name, data, size, error);
-    if (good && !text__load_parts(tok, &json, &why)) {
-        good = text__fail(error, "%s: %s", name, why.text);
-    }
-    text__json_free(&json);
-    return good;
+static qlora_result qlora__text_load_json(qlora__env* env, qlora_text_tok* tok, const char* name,
+                                          const char* data, size_t size) {
+    qlora__json json;
+    QLORA__TRY(qlora__text_json(env, name, data, size, &json));
+    qlora_result r = qlora__text_load_parts(env, tok, &json);
+    qlora__json_free(env, &json);
+    return r == QLORA_OK ? r : qlora__env_wrap(env, r, "%s: ", name);
 }
 
 //@@ src/text/load_bin.h
 
 // ---- the .bin form: int32 longest token; then per id float score, int32 length, bytes
 
-typedef struct text__scored {
+typedef struct qlora__text_scored {
     float score;
     int32_t id;
-} text__scored;
+} qlora__text_scored;
 
-static int text__scored_compare(const void* a, const void* b) {
-    float x = ((const text__scored*)a)->score;
-    float y = ((const text__scored*)b)->score;
+static int qlora__text_scored_compare(const void* a, const void* b) {
+    float x = ((const qlora__text_scored*)a)->score;
+    float y = ((const qlora__text_scored*)b)->score;
     return x > y ? -1 : x < y ? 1 : 0;
 }
 
-static uint32_t text__little32(const unsigned char* p) {
+static uint32_t qlora__text_little32(const unsigned char* p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-enum { TEXT__MAX_SCORED = 1024 };
+enum { QLORA__TEXT_MAX_SCORED = 1024 };
 
-// Names and words; `scored` gets the ids that merging can make. The first three ids are <unk>, <s>
-// and </s>, whatever they are called.
-static bool text__load_scored(text_tok* tok, const unsigned char* p, size_t size,
-                              text__scored* scored, size_t* scored_count, text_error* error) {
+// Reads names and words; `scored` receives the ids that merging can make. The first three ids are
+// <unk>, <s> and </s>, whatever the file calls them.
+static qlora_result qlora__text_load_scored(qlora__env* env, qlora_text_tok* tok,
+                                            const unsigned char* p, size_t size,
+                                            qlora__text_scored* scored, size_t* scored_count) {
     static const char* const control[] = {"<unk>", "<s>", "</s>"};
     size_t at = 4;
     for (int32_t id = 0; at < size; id++) {
-        uint32_t length = size - at >= 8 ? text__little32(p + at + 4) : UINT32_MAX;
-        if (size - at < 8 || length > TEXT__MAX_SCORED || length > size - at - 8) {
-            return text__fail(error, "token %d: its length is wrong or the file is cut", (int)id);
+        uint32_t length = size - at >= 8 ? qlora__text_little32(p + at + 4) : UINT32_MAX;
+        if (size - at < 8 || length > QLORA__TEXT_MAX_SCORED || length > size - at - 8) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "token %d: invalid length, or the file is truncated", (int)id);
         }
-        uint32_t bits = text__little32(p + at);
+        uint32_t bits = qlora__text_little32(p + at);
         float score;
         memcpy(&score, &bits, sizeof(score));
         if (!(score > -1e30f && score < 1e30f)) {
-            return text__fail(error, "token %d: its score is not a number", (int)id);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "token %d: the score is not a finite number", (int)id);
         }
         const char* name = (const char*)p + at + 8;
         if (id < 3) {
-            TEXT__TRY(
-                text__tok_name(tok, id, control[id], strlen(control[id]), TEXT__K_SPECIAL, error));
+            QLORA__TRY(qlora__text_tok_name(env, tok, id, control[id], strlen(control[id]),
+                                            QLORA__TEXT_K_SPECIAL));
         } else {
-            TEXT__TRY(text__tok_word(tok, name, length, id, error));
-            if (length > 0 && !(tok->kinds[id] & TEXT__K_BYTE)) {
+            QLORA__TRY(qlora__text_tok_word(env, tok, name, length, id));
+            if (length > 0 && !(tok->kinds[id] & QLORA__TEXT_K_BYTE)) {
                 scored[*scored_count].score = score;
                 scored[*scored_count].id = id;
                 (*scored_count)++;
@@ -4473,288 +7232,355 @@ static bool text__load_scored(text_tok* tok, const unsigned char* p, size_t size
         }
         at += 8 + length;
     }
-    return tok->count > 3 || text__fail(error, "it has no tokens");
+    return tok->count > 3 ? QLORA_OK
+                          : qlora__env_fail(env, QLORA_ERR_FORMAT, "the file contains no tokens");
 }
 
-// Every way to put a token together from two others is a merge; a better score is a lower rank.
-static bool text__load_scored_merges(text_tok* tok, text__scored* scored, size_t count,
-                                     text_error* error) {
-    qsort(scored, count, sizeof(scored[0]), text__scored_compare);
+// Every split of a token into two others is a merge; a better score is a lower rank.
+static qlora_result qlora__text_load_scored_merges(qlora__env* env, qlora_text_tok* tok,
+                                                   qlora__text_scored* scored, size_t count) {
+    qsort(scored, count, sizeof(scored[0]), qlora__text_scored_compare);
     uint32_t rank = 0;
     for (size_t i = 0; i < count; i++) {
         rank += i > 0 && scored[i].score < scored[i - 1].score ? 1 : 0;
-        text__span span = tok->spans[scored[i].id];
+        qlora__text_span span = tok->spans[scored[i].id];
         for (uint32_t left = 1; left < span.size; left++) {
             const char* name = tok->names.data + span.at;
-            int32_t a = text__words_find(&tok->words, name, left);
-            int32_t b = a < 0 ? -1 : text__words_find(&tok->words, name + left, span.size - left);
+            int32_t a = qlora__text_words_find(&tok->words, name, left);
+            int32_t b =
+                a < 0 ? -1 : qlora__text_words_find(&tok->words, name + left, span.size - left);
             if (b >= 0) {
-                TEXT__TRY(text__pairs_put(&tok->merges, (uint32_t)a, (uint32_t)b, rank,
-                                          (uint32_t)scored[i].id, error));
+                QLORA__TRY(qlora__text_pairs_put(env, &tok->merges, (uint32_t)a, (uint32_t)b, rank,
+                                                 (uint32_t)scored[i].id));
             }
         }
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__load_bin_steps(text_tok* tok, text_error* error) {
-    text__step* step = text__steps_add(&tok->normalizer, TEXT__N_PREPEND, error);
-    TEXT__TRY(step != NULL);
-    TEXT__TRY(text__copy(" ", 1, &step->a, &step->a_size, error));
-    TEXT__TRY(text__steps_add(&tok->decoder, TEXT__D_BYTE_FALLBACK, error) != NULL);
-    TEXT__TRY(text__steps_add(&tok->decoder, TEXT__D_FUSE, error) != NULL);
-    step = text__steps_add(&tok->decoder, TEXT__D_STRIP, error);
-    TEXT__TRY(step != NULL);
+static qlora_result qlora__text_load_bin_steps(qlora__env* env, qlora_text_tok* tok) {
+    qlora__text_step* step = NULL;
+    QLORA__TRY(qlora__text_steps_add(env, &tok->normalizer, QLORA__TEXT_N_PREPEND, &step));
+    QLORA__TRY(qlora__text_copy(env, " ", 1, &step->a, &step->a_size));
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_BYTE_FALLBACK, &step));
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_FUSE, &step));
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_STRIP, &step));
     step->start = 1;
-    TEXT__TRY(text__copy(" ", 1, &step->a, &step->a_size, error));
-    return text_ids_add(&tok->prefix, 1, error);
+    QLORA__TRY(qlora__text_copy(env, " ", 1, &step->a, &step->a_size));
+    return qlora__text_ids_add(env, &tok->prefix, 1);
 }
 
-static bool text__load_bin(text_tok* tok, const char* file, const char* data, size_t size,
-                           text_error* error) {
+static qlora_result qlora__text_load_bin(qlora__env* env, qlora_text_tok* tok, const char* file,
+                                         const char* data, size_t size) {
     const unsigned char* p = (const unsigned char*)data;
-    if (size < 4 || text__little32(p) == 0 || text__little32(p) > TEXT__MAX_SCORED) {
-        return text__fail(error, "%s: neither a tokenizer.json nor a tokenizer.bin of llama2.c",
-                          file);
+    if (size < 4 || qlora__text_little32(p) == 0 ||
+        qlora__text_little32(p) > QLORA__TEXT_MAX_SCORED) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: neither a tokenizer.json nor a tokenizer.bin of llama2.c",
+                               file);
     }
     tok->byte_fallback = true;
     tok->fuse_unknown = true;
     tok->unknown = 0;
     tok->cut[0] = ' ';
     tok->cut_size = 1;
-    text__scored* scored = (text__scored*)text__zalloc(size / 8 + 1, sizeof(text__scored), error);
-    TEXT__TRY(scored != NULL);
+    size_t room = size / 8 + 1;
+    qlora__text_scored* scored =
+        (qlora__text_scored*)qlora__text_zalloc(env, room, sizeof(qlora__text_scored));
+    if (scored == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
     size_t count = 0;
-    text_error why;
-    why.text[0] = 0;
-    bool good = text__load_scored(tok, p, size, scored, &count, &why) &&
-                text__load_scored_merges(tok, scored, count, &why) &&
-                text__load_bin_steps(tok, &why);
-    TEXT_FREE(scored);
-    if (!good) {
-        return text__fail(error, "%s: %s", file, why.text);
+    qlora_result r = qlora__text_load_scored(env, tok, p, size, scored, &count);
+    r = r == QLORA_OK ? qlora__text_load_scored_merges(env, tok, scored, count) : r;
+    r = r == QLORA_OK ? qlora__text_load_bin_steps(env, tok) : r;
+    qlora__env_free(env, scored, room * sizeof *scored);
+    if (r != QLORA_OK) {
+        return qlora__env_wrap(env, r, "%s: ", file);
     }
     for (unsigned b = 0; b < 256; b++) {
         char byte = (char)(unsigned char)b;
-        tok->byte_ids[b] = text__words_find(&tok->words, &byte, 1);
+        tok->byte_ids[b] = qlora__text_words_find(&tok->words, &byte, 1);
     }
-    tok->cut_safe = text__cut_is_safe(tok);
-    return true;
+    tok->cut_safe = qlora__text_cut_is_safe(tok);
+    return QLORA_OK;
 }
 
-bool text_tok_load(const char* name, const void* data, size_t size, text_tok** out,
-                   text_error* error) {
-    const char* text = (const char*)data;
-    text_tok* tok;
-    *out = NULL;
-    bool good = text__tok_new(&tok, error);
-    if (good) {
-        // the .bin starts with a small number, so its fourth byte is zero
-        bool binary = size >= 4 && text[3] == 0;
-        good = binary ? text__load_bin(tok, name, text, size, error)
-                      : text__load_json(tok, name, text, size, error);
+// ---- opening and asking
+
+static qlora_result qlora__text_tok_load(qlora_text* text, const char* name, const char* data,
+                                         size_t size, qlora_text_tok** out) {
+    qlora__env* env = &text->env;
+    qlora_text_tok* tok = NULL;
+    QLORA__TRY(qlora__text_tok_new(text, &tok));
+    // the .bin starts with a small number, so its fourth byte is zero
+    bool binary = size >= 4 && data[3] == 0;
+    qlora_result r = binary ? qlora__text_load_bin(env, tok, name, data, size)
+                            : qlora__text_load_json(env, tok, name, data, size);
+    if (r != QLORA_OK) {
+        qlora__text_tok_free(env, tok);
+        return r;
     }
-    if (!good) {
-        text_tok_close(tok);
-        return false;
-    }
+    QLORA__TEXT_LOG(env, INFO, "%s: %llu tokens", name, (unsigned long long)tok->count);
+    text->toks++;
     *out = tok;
-    return true;
+    return QLORA_OK;
 }
 
-bool text_tok_open(const char* path, text_tok** out, text_error* error) {
+static qlora_result qlora__text_tok_open(qlora_text* text, const char* path, qlora_text_bytes* file,
+                                         qlora_text_tok** out) {
     static const char* const names[] = {"tokenizer.json", "tokenizer.bin", "tok512.bin"};
-    text_bytes file;
-    memset(&file, 0, sizeof(file));
+    qlora__env* env = &text->env;
     bool found = false;
-    bool good = true;
-    *out = NULL;
-    for (size_t i = 0; good && !found && i < TEXT__COUNT(names); i++) {
-        good = text__folder_read(path, names[i], &file, &found, error);
+    for (size_t i = 0; !found && i < QLORA__TEXT_COUNT(names); i++) {
+        QLORA__TRY(qlora__text_folder_read(env, path, names[i], file, &found));
     }
-    if (good && !found && !text_file_read(path, &file, error)) {
-        // a folder can be opened on some systems, but not read
-        bool folder = file.capacity > 0 && file.count == 0;
-        good = folder ? text__fail(error,
-                                   "%s: cannot be read; as a folder it has no tokenizer.json, "
-                                   "tokenizer.bin or tok512.bin",
-                                   path)
-                      : false;
+    if (!found) {
+        qlora_result r = qlora__text_file_read(env, path, file, &found);
+        if (r == QLORA_OK && !found) {
+            r = qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                                qlora__errno_text(ENOENT), ENOENT);
+        } else if (r == QLORA_ERR_FILE && found) { // a folder can be opened, but not read
+            r = qlora__env_fail(env, QLORA_ERR_FILE,
+                                "%s: no tokenizer found (tokenizer.json, tokenizer.bin or "
+                                "tok512.bin)",
+                                path);
+        }
+        QLORA__TRY(r);
     }
-    good = good && text_tok_load(path, file.data, file.count, out, error);
-    text_bytes_free(&file);
-    return good;
+    return qlora__text_tok_load(text, path, file->data, file->count, out);
 }
 
-int32_t text_tok_count(const text_tok* tok) {
-    return (int32_t)tok->count;
+qlora_result qlora_text_tok_load(qlora_text* text, const char* name, const void* data, size_t size,
+                                 qlora_text_tok** out) {
+    if (text == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(text, "qlora_text_tok_load");
+    QLORA__TEXT_NEED(&text->env, name);
+    QLORA__TEXT_NEED(&text->env, out);
+    if (data == NULL && size > 0) {
+        return qlora__env_fail(&text->env, QLORA_ERR_ARGUMENT, "data is NULL");
+    }
+    return qlora__text_tok_load(text, name, (const char*)data, size, out);
 }
 
-static bool text__tok_has(const text_tok* tok, int32_t id, unsigned kind) {
-    return id >= 0 && (size_t)id < tok->count && (tok->kinds[id] & kind);
+qlora_result qlora_text_tok_open(qlora_text* text, const char* path, qlora_text_tok** out) {
+    if (text == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(text, "qlora_text_tok_open");
+    QLORA__TEXT_NEED(&text->env, path);
+    QLORA__TEXT_NEED(&text->env, out);
+    qlora_text_bytes file;
+    memset(&file, 0, sizeof(file));
+    qlora_result r = qlora__text_tok_open(text, path, &file, out);
+    qlora__text_bytes_free(&text->env, &file);
+    return r;
 }
 
-bool text_tok_is_special(const text_tok* tok, int32_t id) {
-    return text__tok_has(tok, id, TEXT__K_SPECIAL);
+qlora_result qlora_text_tok_close(qlora_text_tok* tok) {
+    if (tok == NULL) {
+        return QLORA_OK;
+    }
+    qlora_text* text = tok->text;
+    qlora__text_enter(text, "qlora_text_tok_close");
+    if (tok->users > 0) {
+        return qlora__env_fail(
+            &text->env, QLORA_ERR_STATE,
+            "chats that use this tokenizer are still open: %lld; close them first",
+            (long long)tok->users);
+    }
+    qlora__text_tok_free(&text->env, tok);
+    text->toks--;
+    return QLORA_OK;
 }
 
-bool text_tok_is_added(const text_tok* tok, int32_t id) {
-    return text__tok_has(tok, id, TEXT__K_ADDED);
+static bool qlora__text_tok_has(const qlora_text_tok* tok, int32_t id, unsigned kind) {
+    return id >= 0 && (size_t)id < tok->count && (tok->kinds[id] & kind) != 0;
 }
 
-int32_t text_tok_bos(const text_tok* tok) {
+static int32_t qlora__text_tok_bos(const qlora_text_tok* tok) {
     return tok->prefix.count > 0 ? tok->prefix.data[0] : -1;
 }
 
-const char* text_tok_name(const text_tok* tok, int32_t id, size_t* length) {
-    if (!text__tok_has(tok, id, TEXT__K_EXISTS)) {
-        *length = 0;
-        return NULL;
+qlora_result qlora_text_tok_query(qlora_text_tok* tok, qlora_text_tok_info* out) {
+    if (tok == NULL) {
+        return QLORA_ERR_ARGUMENT;
     }
-    *length = tok->spans[id].size;
-    return tok->names.data + tok->spans[id].at;
+    qlora__text_enter(tok->text, "qlora_text_tok_query");
+    QLORA__TEXT_NEED(&tok->text->env, out);
+    out->count = (int32_t)tok->count;
+    out->bos = qlora__text_tok_bos(tok);
+    return QLORA_OK;
 }
 
-static bool text__name_is(const text_tok* tok, int32_t id, const char* name, size_t size) {
-    return text__tok_has(tok, id, TEXT__K_EXISTS) && tok->spans[id].size == size &&
+qlora_result qlora_text_token_query(qlora_text_tok* tok, int32_t id, qlora_text_token_info* out) {
+    if (tok == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(tok->text, "qlora_text_token_query");
+    QLORA__TEXT_NEED(&tok->text->env, out);
+    if (!qlora__text_tok_has(tok, id, QLORA__TEXT_K_EXISTS)) {
+        return qlora__env_fail(&tok->text->env, QLORA_ERR_ARGUMENT,
+                               "the tokenizer has no token with id %d", (int)id);
+    }
+    out->name = tok->names.data + tok->spans[id].at;
+    out->length = tok->spans[id].size;
+    out->special = qlora__text_tok_has(tok, id, QLORA__TEXT_K_SPECIAL);
+    out->added = qlora__text_tok_has(tok, id, QLORA__TEXT_K_ADDED);
+    return QLORA_OK;
+}
+
+static bool qlora__text_name_is(const qlora_text_tok* tok, int32_t id, const char* name,
+                                size_t size) {
+    return qlora__text_tok_has(tok, id, QLORA__TEXT_K_EXISTS) && tok->spans[id].size == size &&
            memcmp(tok->names.data + tok->spans[id].at, name, size) == 0;
 }
 
-int32_t text_tok_find(const text_tok* tok, const char* token) {
+static int32_t qlora__text_tok_find(const qlora_text_tok* tok, const char* token) {
     size_t size = strlen(token);
     for (size_t i = 0; i < tok->added_count; i++) {
-        text__span name = tok->added[i].name;
+        qlora__text_span name = tok->added[i].name;
         if (name.size == size && memcmp(tok->names.data + name.at, token, size) == 0) {
             return tok->added[i].id;
         }
     }
     for (int32_t id = 0; id < 3; id++) { // the control tokens of a .bin
-        if (text__tok_has(tok, id, TEXT__K_SPECIAL) && text__name_is(tok, id, token, size)) {
+        if (qlora__text_tok_has(tok, id, QLORA__TEXT_K_SPECIAL) &&
+            qlora__text_name_is(tok, id, token, size)) {
             return id;
         }
     }
-    return size == 0 ? -1 : text__model_find(tok, token, size);
+    return size == 0 ? -1 : qlora__text_model_find(tok, token, size);
+}
+
+int32_t qlora_text_tok_find(const qlora_text_tok* tok, const char* token) {
+    return tok != NULL && token != NULL ? qlora__text_tok_find(tok, token) : -1;
 }
 
 //@@ src/text/encode.h
 
-// The steps that write text: a space (or Metaspace's stand-in) in front of the pieces.
-// `open` is false when nothing may be put in front of the first piece; `first` says that it starts
-// the whole text.
-static bool text__rewrite(const text__step* step, const char* text, text__pieces* pieces,
-                          bool first, bool open, text_bytes* out, text_error* error) {
-    text__step spaces;
+// The steps that change the text: a space (or Metaspace's stand-in) before the pieces. `open` is
+// false when nothing may be prepended to the first piece; `first`: it starts the whole text.
+static qlora_result qlora__text_rewrite(qlora__env* env, const qlora__text_step* step,
+                                        const char* text, qlora__text_pieces* pieces, bool first,
+                                        bool open, qlora_text_bytes* out) {
+    qlora__text_step spaces;
     memset(&spaces, 0, sizeof(spaces));
     char space[] = " ";
     spaces.a = space;
     spaces.a_size = 1;
     spaces.b = step->a;
     spaces.b_size = step->a_size;
-    const char* put = step->kind == TEXT__P_METASPACE ? step->a : " ";
-    size_t put_size = step->kind == TEXT__P_METASPACE ? step->a_size : 1;
+    const char* put = step->kind == QLORA__TEXT_P_METASPACE ? step->a : " ";
+    size_t put_size = step->kind == QLORA__TEXT_P_METASPACE ? step->a_size : 1;
     out->count = 0;
     for (size_t i = 0; i < pieces->count; i++) {
-        text__piece* piece = &pieces->data[i];
+        qlora__text_piece* piece = &pieces->data[i];
         const char* from = text + piece->begin;
         size_t size = piece->end - piece->begin;
         bool there =
             size > 0 && (*from == ' ' || (size >= put_size && memcmp(from, put, put_size) == 0));
-        bool want =
-            step->kind == TEXT__P_PREFIX_SPACE || step->always || (!step->never && first && i == 0);
+        bool want = step->kind == QLORA__TEXT_P_PREFIX_SPACE || step->always ||
+                    (!step->never && first && i == 0);
         piece->begin = out->count;
         if (want && !there && (open || i > 0)) {
-            TEXT__TRY(text_bytes_add(out, put, put_size, error));
+            QLORA__TRY(qlora__text_bytes_add(env, out, put, put_size));
         }
-        if (step->kind == TEXT__P_METASPACE) {
-            TEXT__TRY(text__replace(from, size, &spaces, out, error));
+        if (step->kind == QLORA__TEXT_P_METASPACE) {
+            QLORA__TRY(qlora__text_replace(env, from, size, &spaces, out));
         } else {
-            TEXT__TRY(text_bytes_add(out, from, size, error));
+            QLORA__TRY(qlora__text_bytes_add(env, out, from, size));
         }
         piece->end = out->count;
     }
-    return true;
+    return QLORA_OK;
 }
 
 // One splitting step over all pieces.
-static bool text__resplit(text_tok* tok, const text__step* step, text__view view,
-                          const text__pieces* in, text__pieces* out, text_error* error) {
-    text__pieces* found = &tok->pieces[2];
+static qlora_result qlora__text_resplit(qlora__env* env, qlora_text_tok* tok,
+                                        const qlora__text_step* step, qlora__text_view view,
+                                        const qlora__text_pieces* in, qlora__text_pieces* out) {
+    qlora__text_pieces* found = &tok->pieces[2];
     out->count = 0;
     for (size_t i = 0; i < in->count; i++) {
         view.end = in->data[i].end;
-        if (step->behavior == TEXT__B_ISOLATED) {
-            TEXT__TRY(text__step_find(step, &view, in->data[i].begin, out, error));
+        if (step->behavior == QLORA__TEXT_B_ISOLATED) {
+            QLORA__TRY(qlora__text_step_find(env, step, &view, in->data[i].begin, out));
             continue;
         }
         found->count = 0;
-        TEXT__TRY(text__step_find(step, &view, in->data[i].begin, found, error));
-        TEXT__TRY(text__step_merge(step->behavior, found, out, error));
+        QLORA__TRY(qlora__text_step_find(env, step, &view, in->data[i].begin, found));
+        QLORA__TRY(qlora__text_step_merge(env, step->behavior, found, out));
     }
-    return true;
+    return QLORA_OK;
 }
 
-// Text without added tokens, normalised: split and encode.
-static bool text__plain_encode(text_tok* tok, const char* text, size_t size, bool first, bool open,
-                               text_ids* out, text_error* error) {
-    text__view view = text__view_of(tok, text, size);
-    text__pieces* now = &tok->pieces[0];
-    text__pieces* then = &tok->pieces[1];
+// Splits and encodes normalised text without added tokens.
+static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
+                                             size_t size, bool first, bool open,
+                                             qlora_text_ids* out) {
+    qlora__text_view view = qlora__text_view_of(tok, text, size);
+    qlora__text_pieces* now = &tok->pieces[0];
+    qlora__text_pieces* then = &tok->pieces[1];
     now->count = 0;
-    TEXT__TRY(text__pieces_add(now, 0, size, false, error));
+    QLORA__TRY(qlora__text_pieces_add(env, now, 0, size, false));
     size_t written = 0;
     for (size_t i = 0; i < tok->splitter.count; i++) {
-        const text__step* step = &tok->splitter.data[i];
-        if (step->kind == TEXT__P_BYTES) {
+        const qlora__text_step* step = &tok->splitter.data[i];
+        if (step->kind == QLORA__TEXT_P_BYTES) {
             view.code_of_byte = tok->code_of_byte;
             continue;
         }
-        text__step after = *step;
+        qlora__text_step after = *step;
         bool split = true;
-        if (step->kind == TEXT__P_METASPACE || step->kind == TEXT__P_PREFIX_SPACE) {
-            text_bytes* buffer = &tok->buffers[written++ % 2 == 0 ? 3 : 0];
-            TEXT__TRY(text__rewrite(step, (const char*)view.s, now, first, open, buffer, error));
+        if (step->kind == QLORA__TEXT_P_METASPACE || step->kind == QLORA__TEXT_P_PREFIX_SPACE) {
+            qlora_text_bytes* buffer = &tok->buffers[written++ % 2 == 0 ? 3 : 0];
+            QLORA__TRY(
+                qlora__text_rewrite(env, step, (const char*)view.s, now, first, open, buffer));
             view.s = (const unsigned char*)buffer->data;
-            split = step->kind == TEXT__P_METASPACE && step->invert;
-            after.kind = TEXT__P_STRING;
-            after.behavior = TEXT__B_NEXT;
+            split = step->kind == QLORA__TEXT_P_METASPACE && step->invert;
+            after.kind = QLORA__TEXT_P_STRING;
+            after.behavior = QLORA__TEXT_B_NEXT;
             after.invert = false;
         }
         if (split) {
-            TEXT__TRY(text__resplit(tok, &after, view, now, then, error));
-            text__pieces* swap = now;
+            QLORA__TRY(qlora__text_resplit(env, tok, &after, view, now, then));
+            qlora__text_pieces* swap = now;
             now = then;
             then = swap;
         }
     }
     for (size_t i = 0; i < now->count; i++) {
-        const text__piece* piece = &now->data[i];
-        TEXT__TRY(text__piece_encode(tok, (const char*)view.s + piece->begin,
-                                     piece->end - piece->begin, out, error));
+        const qlora__text_piece* piece = &now->data[i];
+        QLORA__TRY(qlora__text_piece_encode(env, tok, (const char*)view.s + piece->begin,
+                                            piece->end - piece->begin, out));
     }
-    return true;
+    return QLORA_OK;
 }
 
-// Walks over a text and finds added tokens: the leftmost, the longest.
-typedef struct text__scan {
-    const text__trie* trie;
+// Finds added tokens in a text: leftmost first, longest first.
+typedef struct qlora__text_scan {
+    const qlora__text_trie* trie;
     const char* text;
     size_t size;
     size_t at;
-    size_t done;   // everything before was handed out
-    size_t spaces; // end of the white space seen last
-    const text__added* waiting;
+    size_t done;   // everything before it was returned
+    size_t spaces; // end of the last white space seen
+    const qlora__text_added* waiting;
     size_t waiting_end;
     bool literal;
-} text__scan;
+} qlora__text_scan;
 
 // The longest token that starts here, and its length.
-static const text__added* text__scan_here(const text_tok* tok, const text__scan* scan,
-                                          size_t* length) {
-    const text__added* found = NULL;
+static const qlora__text_added*
+qlora__text_scan_here(const qlora_text_tok* tok, const qlora__text_scan* scan, size_t* length) {
+    const qlora__text_added* found = NULL;
     uint32_t node = 0;
     for (size_t i = scan->at; i < scan->size; i++) {
-        const text__pair* edge =
-            text__pairs_find(&scan->trie->edges, node, (unsigned char)scan->text[i]);
+        const qlora__text_pair* edge =
+            qlora__text_pairs_find(&scan->trie->edges, node, (unsigned char)scan->text[i]);
         if (edge == NULL) {
             break;
         }
@@ -4768,12 +7594,12 @@ static const text__added* text__scan_here(const text_tok* tok, const text__scan*
 }
 
 // single_word: no word character on either side.
-static bool text__scan_alone(const text_tok* tok, const text__scan* scan, size_t begin,
-                             size_t end) {
-    const unsigned word = TEXT__W | TEXT__BIT(JOINER);
-    text__view view = text__view_of(tok, scan->text, scan->size);
+static bool qlora__text_scan_alone(const qlora_text_tok* tok, const qlora__text_scan* scan,
+                                   size_t begin, size_t end) {
+    const unsigned word = QLORA__TEXT_W | QLORA__TEXT_BIT(JOINER);
+    qlora__text_view view = qlora__text_view_of(tok, scan->text, scan->size);
     size_t length;
-    if (text__class_at(&view, end, &length) & word) {
+    if (qlora__text_class_at(&view, end, &length) & word) {
         return false;
     }
     size_t start = begin;
@@ -4783,12 +7609,12 @@ static bool text__scan_alone(const text_tok* tok, const text__scan* scan, size_t
             break;
         }
     }
-    return begin == 0 || !(text__class_at(&view, start, &length) & word);
+    return begin == 0 || !(qlora__text_class_at(&view, start, &length) & word);
 }
 
 // The next stretch: plain text (*added is NULL) or a token. False at the end.
-static bool text__scan_next(const text_tok* tok, text__scan* scan, size_t* begin, size_t* end,
-                            const text__added** added) {
+static bool qlora__text_scan_next(const qlora_text_tok* tok, qlora__text_scan* scan, size_t* begin,
+                                  size_t* end, const qlora__text_added** added) {
     *added = scan->waiting;
     if (scan->waiting != NULL) {
         scan->waiting = NULL;
@@ -4798,9 +7624,9 @@ static bool text__scan_next(const text_tok* tok, text__scan* scan, size_t* begin
     }
     while (scan->at < scan->size) {
         size_t length = 0;
-        const text__added* found = NULL;
+        const qlora__text_added* found = NULL;
         if (scan->trie->starts[(unsigned char)scan->text[scan->at]]) {
-            found = text__scan_here(tok, scan, &length);
+            found = qlora__text_scan_here(tok, scan, &length);
         }
         if (found == NULL) {
             scan->at++;
@@ -4810,21 +7636,21 @@ static bool text__scan_next(const text_tok* tok, text__scan* scan, size_t* begin
         size_t stop = scan->at + length;
         scan->at = stop;
         if ((scan->literal && found->special) ||
-            (found->single_word && !text__scan_alone(tok, scan, start, stop))) {
+            (found->single_word && !qlora__text_scan_alone(tok, scan, start, stop))) {
             continue;
         }
         if (found->strip_left) {
-            start = text__space_before(tok, scan->text, scan->done, start);
+            start = qlora__text_space_before(tok, scan->text, scan->done, start);
         }
         if (found->strip_right) {
-            if (stop >= scan->spaces) { // white space is looked at once only
-                text__view view = text__view_of(tok, scan->text, scan->size);
-                scan->spaces = text__run(&view, stop, TEXT__WS);
+            if (stop >= scan->spaces) { // white space is scanned only once
+                qlora__text_view view = qlora__text_view_of(tok, scan->text, scan->size);
+                scan->spaces = qlora__text_run(&view, stop, QLORA__TEXT_WS);
             }
             stop = scan->spaces > stop ? scan->spaces : stop;
         }
-        // White space that was stripped may hold the next token. The library then goes back to the
-        // end of that one, and so do we.
+        // Stripped white space may contain the next token. The library then returns to the end of
+        // this one; so does this function.
         *begin = scan->done;
         if (start > scan->done) {
             scan->waiting = found;
@@ -4841,93 +7667,118 @@ static bool text__scan_next(const text_tok* tok, text__scan* scan, size_t* begin
     return *end > *begin;
 }
 
-static text__scan text__scan_of(const text__trie* trie, const char* text, size_t size,
-                                unsigned flags) {
-    text__scan scan;
+static qlora__text_scan qlora__text_scan_of(const qlora__text_trie* trie, const char* text,
+                                            size_t size, uint32_t flags) {
+    qlora__text_scan scan;
     memset(&scan, 0, sizeof(scan));
     scan.trie = trie;
     scan.text = text;
     scan.size = size;
-    scan.literal = (flags & TEXT_LITERAL) != 0;
+    scan.literal = (flags & QLORA_TEXT_LITERAL) != 0;
     return scan;
 }
 
-// A stretch between tokens that are found in the text as given. `first`: it starts the text.
-static bool text__stretch_encode(text_tok* tok, const char* text, size_t size, bool first,
-                                 unsigned flags, text_ids* out, text_error* error) {
-    bool open = !(first && (flags & TEXT_CONTINUE));
+// Encodes the text between two tokens that were found in the original. `first`: it starts the text.
+static qlora_result qlora__text_stretch_encode(qlora__env* env, qlora_text_tok* tok,
+                                               const char* text, size_t size, bool first,
+                                               uint32_t flags, qlora_text_ids* out) {
+    bool open = !(first && (flags & QLORA_TEXT_CONTINUE));
     if (tok->normalizer.count > 0) {
-        text_bytes* normal;
-        TEXT__TRY(text__apply_normalizer(tok, text, size, open, &normal, error));
+        qlora_text_bytes* normal;
+        QLORA__TRY(qlora__text_apply_normalizer(env, tok, text, size, open, &normal));
         text = normal->data;
         size = normal->count;
     }
     if (tok->normalized_trie.nodes == 0) {
-        return size == 0 || text__plain_encode(tok, text, size, first, open, out, error);
+        return size == 0 ? QLORA_OK
+                         : qlora__text_plain_encode(env, tok, text, size, first, open, out);
     }
-    text__scan scan = text__scan_of(&tok->normalized_trie, text, size, flags);
+    qlora__text_scan scan = qlora__text_scan_of(&tok->normalized_trie, text, size, flags);
     size_t begin;
     size_t end;
-    const text__added* added;
-    while (text__scan_next(tok, &scan, &begin, &end, &added)) {
+    const qlora__text_added* added;
+    while (qlora__text_scan_next(tok, &scan, &begin, &end, &added)) {
         if (added != NULL) {
-            TEXT__TRY(text_ids_add(out, added->id, error));
+            QLORA__TRY(qlora__text_ids_add(env, out, added->id));
         } else {
             bool start = begin == 0;
-            TEXT__TRY(text__plain_encode(tok, text + begin, end - begin, first && start,
-                                         open || !start, out, error));
+            QLORA__TRY(qlora__text_plain_encode(env, tok, text + begin, end - begin, first && start,
+                                                open || !start, out));
         }
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__ids_append(text_ids* ids, const text_ids* more, text_error* error) {
-    TEXT__TRY(text__ids_room(ids, more->count, error));
+static qlora_result qlora__text_ids_append(qlora__env* env, qlora_text_ids* ids,
+                                           const qlora_text_ids* more) {
+    QLORA__TRY(qlora__text_ids_room(env, ids, more->count));
     if (more->count > 0) {
         memcpy(ids->data + ids->count, more->data, more->count * sizeof(int32_t));
         ids->count += more->count;
     }
-    return true;
+    return QLORA_OK;
 }
 
-bool text_encode(text_tok* tok, const char* text, size_t length, unsigned flags, text_ids* out,
-                 text_error* error) {
-    TEXT__TRY(!(flags & TEXT_SPECIAL) || text__ids_append(out, &tok->prefix, error));
-    text__scan scan = text__scan_of(&tok->raw_trie, text, length, flags);
+// Text to ids, for the public call and for chats and data.
+static qlora_result qlora__text_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
+                                       size_t length, uint32_t flags, qlora_text_ids* out) {
+    if ((flags & QLORA_TEXT_SPECIAL) != 0) {
+        QLORA__TRY(qlora__text_ids_append(env, out, &tok->prefix));
+    }
+    qlora__text_scan scan = qlora__text_scan_of(&tok->raw_trie, text, length, flags);
     size_t begin;
     size_t end;
-    const text__added* added;
-    while (text__scan_next(tok, &scan, &begin, &end, &added)) {
+    const qlora__text_added* added;
+    while (qlora__text_scan_next(tok, &scan, &begin, &end, &added)) {
         if (added != NULL) {
-            TEXT__TRY(text_ids_add(out, added->id, error));
+            QLORA__TRY(qlora__text_ids_add(env, out, added->id));
         } else {
-            TEXT__TRY(text__stretch_encode(tok, text + begin, end - begin, begin == 0, flags, out,
-                                           error));
+            QLORA__TRY(qlora__text_stretch_encode(env, tok, text + begin, end - begin, begin == 0,
+                                                  flags, out));
         }
     }
-    return !(flags & TEXT_SPECIAL) || text__ids_append(out, &tok->suffix, error);
+    return (flags & QLORA_TEXT_SPECIAL) != 0 ? qlora__text_ids_append(env, out, &tok->suffix)
+                                             : QLORA_OK;
+}
+
+qlora_result qlora_text_encode(qlora_text_tok* tok, const char* text, size_t length, uint32_t flags,
+                               qlora_text_ids* out) {
+    if (tok == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &tok->text->env;
+    qlora__text_enter(tok->text, "qlora_text_encode");
+    QLORA__TEXT_NEED(env, out);
+    if (text == NULL && length > 0) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "text is NULL");
+    }
+    size_t before = out->count;
+    qlora_result r = qlora__text_encode(env, tok, text, length, flags, out);
+    out->count = r == QLORA_OK ? out->count : before;
+    return r;
 }
 
 //@@ src/text/decode.h
 
-// Replaces in the end of `out`, from `begin`.
-static bool text__replace_tail(const text__step* step, text_bytes* out, size_t begin,
-                               text_error* error) {
+// Replaces in out[begin..).
+static qlora_result qlora__text_replace_tail(qlora__env* env, const qlora__text_step* step,
+                                             qlora_text_bytes* out, size_t begin) {
     size_t size = out->count - begin;
     if (size < step->a_size || memchr(out->data + begin, step->a[0], size) == NULL) {
-        return true;
+        return QLORA_OK;
     }
-    text_bytes work;
+    qlora_text_bytes work;
     memset(&work, 0, sizeof(work));
-    bool good = text__replace(out->data + begin, size, step, &work, error);
+    qlora_result r = qlora__text_replace(env, out->data + begin, size, step, &work);
     out->count = begin;
-    good = good && text_bytes_add(out, work.data, work.count, error);
-    text_bytes_free(&work);
-    return good;
+    r = r == QLORA_OK ? qlora__text_bytes_add(env, out, work.data, work.count) : r;
+    qlora__text_bytes_free(env, &work);
+    return r;
 }
 
-// Takes up to `start` copies of a away at `begin`, and up to `stop` at the end.
-static void text__strip_tail(const text__step* step, text_bytes* out, size_t begin) {
+// Removes up to `start` copies of a at `begin`, and up to `stop` at the end.
+static void qlora__text_strip_tail(const qlora__text_step* step, qlora_text_bytes* out,
+                                   size_t begin) {
     size_t unit = step->a_size;
     size_t from = begin;
     for (size_t i = 0; i < step->start && out->count - from >= unit &&
@@ -4946,64 +7797,66 @@ static void text__strip_tail(const text__step* step, text_bytes* out, size_t beg
     }
 }
 
-static bool text__bytes_tail(const text_tok* tok, text_bytes* out, size_t begin,
-                             text_error* error) {
-    text_bytes work;
+static qlora_result qlora__text_bytes_tail(qlora__env* env, const qlora_text_tok* tok,
+                                           qlora_text_bytes* out, size_t begin) {
+    qlora_text_bytes work;
     memset(&work, 0, sizeof(work));
-    bool known;
-    bool good = text__unstand(tok, out->data + begin, out->count - begin, &work, &known, error);
-    if (good && known) {
+    bool known = false;
+    qlora_result r =
+        qlora__text_unstand(env, tok, out->data + begin, out->count - begin, &work, &known);
+    if (r == QLORA_OK && known) {
         out->count = begin;
-        good = text_bytes_add(out, work.data, work.count, error);
+        r = qlora__text_bytes_add(env, out, work.data, work.count);
     }
-    text_bytes_free(&work);
-    return good;
+    qlora__text_bytes_free(env, &work);
+    return r;
 }
 
-static bool text__metaspace_tail(const text__step* step, text_bytes* out, size_t begin, bool first,
-                                 text_error* error) {
-    text__step replace = *step;
+static qlora_result qlora__text_metaspace_tail(qlora__env* env, const qlora__text_step* step,
+                                               qlora_text_bytes* out, size_t begin, bool first) {
+    qlora__text_step replace = *step;
     char space[] = " ";
     replace.b = space;
     replace.b_size = first && !step->never ? 0 : 1; // all of them, as the library does
-    return text__replace_tail(&replace, out, begin, error);
+    return qlora__text_replace_tail(env, &replace, out, begin);
 }
 
-// The steps that look at one token, until everything is put together. Returns in *whole the first
-// step that looks at the whole text.
-static bool text__token_decode(const text_tok* tok, int32_t id, bool first, text_bytes* out,
-                               size_t* whole, text_error* error) {
+// The steps that look at one token, up to the one that joins them. *whole is the first step that
+// looks at the whole text.
+static qlora_result qlora__text_token_decode(qlora__env* env, const qlora_text_tok* tok, int32_t id,
+                                             bool first, qlora_text_bytes* out, size_t* whole) {
     size_t begin = out->count;
     bool fused = false;
     size_t i;
-    if (tok->decoder.count > 0 && tok->decoder.data[0].kind == TEXT__D_JOIN && !first) {
-        TEXT__TRY(text_bytes_add(out, " ", 1, error));
+    if (tok->decoder.count > 0 && tok->decoder.data[0].kind == QLORA__TEXT_D_JOIN && !first) {
+        QLORA__TRY(qlora__text_bytes_add(env, out, " ", 1));
     }
-    TEXT__TRY(text_bytes_add(out, tok->names.data + tok->spans[id].at, tok->spans[id].size, error));
+    QLORA__TRY(
+        qlora__text_bytes_add(env, out, tok->names.data + tok->spans[id].at, tok->spans[id].size));
     for (i = 0; i < tok->decoder.count && !fused; i++) {
-        const text__step* step = &tok->decoder.data[i];
-        if (step->kind == TEXT__D_REPLACE) {
-            TEXT__TRY(text__replace_tail(step, out, begin, error));
-        } else if (step->kind == TEXT__D_BYTE_FALLBACK) {
-            int byte = text__byte_token(out->data + begin, out->count - begin);
+        const qlora__text_step* step = &tok->decoder.data[i];
+        if (step->kind == QLORA__TEXT_D_REPLACE) {
+            QLORA__TRY(qlora__text_replace_tail(env, step, out, begin));
+        } else if (step->kind == QLORA__TEXT_D_BYTE_FALLBACK) {
+            int byte = qlora__text_byte_token(out->data + begin, out->count - begin);
             if (byte >= 0) {
                 out->data[begin] = (char)(unsigned char)byte;
                 out->count = begin + 1;
             }
-        } else if (step->kind == TEXT__D_BYTES) {
-            TEXT__TRY(text__bytes_tail(tok, out, begin, error));
-        } else if (step->kind == TEXT__D_STRIP) {
-            text__strip_tail(step, out, begin);
-        } else if (step->kind == TEXT__D_METASPACE) {
-            TEXT__TRY(text__metaspace_tail(step, out, begin, first, error));
+        } else if (step->kind == QLORA__TEXT_D_BYTES) {
+            QLORA__TRY(qlora__text_bytes_tail(env, tok, out, begin));
+        } else if (step->kind == QLORA__TEXT_D_STRIP) {
+            qlora__text_strip_tail(step, out, begin);
+        } else if (step->kind == QLORA__TEXT_D_METASPACE) {
+            QLORA__TRY(qlora__text_metaspace_tail(env, step, out, begin, first));
         }
-        fused = step->kind == TEXT__D_FUSE || step->kind == TEXT__D_BYTES;
+        fused = step->kind == QLORA__TEXT_D_FUSE || step->kind == QLORA__TEXT_D_BYTES;
     }
     *whole = i;
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__decoder_has(const text_tok* tok, int kind) {
+static bool qlora__text_decoder_has(const qlora_text_tok* tok, int kind) {
     for (size_t i = 0; i < tok->decoder.count; i++) {
         if (tok->decoder.data[i].kind == kind) {
             return true;
@@ -5012,74 +7865,95 @@ static bool text__decoder_has(const text_tok* tok, int kind) {
     return false;
 }
 
-// Repairs out[begin..): one U+FFFD for each start of a character, or for every byte of a run of
-// byte tokens that is not UTF-8.
-static bool text__repair_tail(text_bytes* out, size_t begin, bool each_byte, text_error* error) {
-    text_bytes work;
+// Repairs out[begin..): one U+FFFD for each broken character or, with `each_byte`, for every byte
+// of an invalid run of byte tokens.
+static qlora_result qlora__text_repair_tail(qlora__env* env, qlora_text_bytes* out, size_t begin,
+                                            bool each_byte) {
+    qlora_text_bytes work;
     memset(&work, 0, sizeof(work));
     size_t used;
     size_t size = out->count - begin;
     if (size == 0) {
-        return true; // and out->data may be NULL
+        return QLORA_OK; // out->data may be NULL
     }
-    bool good = text__utf8_repair(out->data + begin, size, false, &used, &work, error);
-    bool same = good && work.count == size && memcmp(work.data, out->data + begin, size) == 0;
-    if (good && !same) {
+    qlora_result r = qlora__text_utf8_repair(env, out->data + begin, size, false, &used, &work);
+    bool same =
+        r == QLORA_OK && work.count == size && memcmp(work.data, out->data + begin, size) == 0;
+    if (r == QLORA_OK && !same) {
         out->count = begin;
         if (each_byte) {
-            for (size_t i = 0; good && i < size; i++) {
-                good = text_bytes_add(out, "\xEF\xBF\xBD", 3, error);
+            for (size_t i = 0; r == QLORA_OK && i < size; i++) {
+                r = qlora__text_bytes_add(env, out, "\xEF\xBF\xBD", 3);
             }
         } else {
-            good = text_bytes_add(out, work.data, work.count, error);
+            r = qlora__text_bytes_add(env, out, work.data, work.count);
         }
     }
-    text_bytes_free(&work);
-    return good;
+    qlora__text_bytes_free(env, &work);
+    return r;
 }
 
-bool text_decode(const text_tok* tok, const int32_t* ids, size_t count, unsigned flags,
-                 text_bytes* out, text_error* error) {
+static qlora_result qlora__text_decode(qlora__env* env, const qlora_text_tok* tok,
+                                       const int32_t* ids, size_t count, uint32_t flags,
+                                       qlora_text_bytes* out) {
     size_t begin = out->count;
     size_t run = SIZE_MAX; // start of a run of byte tokens
     size_t whole = tok->decoder.count;
     bool first = true;
-    bool replace = (flags & TEXT_REPLACE) != 0;
-    bool runs = replace && text__decoder_has(tok, TEXT__D_BYTE_FALLBACK);
+    bool replace = (flags & QLORA_TEXT_REPLACE) != 0;
+    bool runs = replace && qlora__text_decoder_has(tok, QLORA__TEXT_D_BYTE_FALLBACK);
     for (size_t i = 0; i < count; i++) {
-        if (!text__tok_has(tok, ids[i], TEXT__K_EXISTS) ||
-            ((flags & TEXT_SKIP) && text_tok_is_special(tok, ids[i]))) {
+        if (!qlora__text_tok_has(tok, ids[i], QLORA__TEXT_K_EXISTS) ||
+            ((flags & QLORA_TEXT_SKIP) &&
+             qlora__text_tok_has(tok, ids[i], QLORA__TEXT_K_SPECIAL))) {
             continue;
         }
-        bool byte = (tok->kinds[ids[i]] & TEXT__K_BYTE) != 0;
+        bool byte = (tok->kinds[ids[i]] & QLORA__TEXT_K_BYTE) != 0;
         if (runs && !byte && run != SIZE_MAX) {
-            TEXT__TRY(text__repair_tail(out, run, true, error));
+            QLORA__TRY(qlora__text_repair_tail(env, out, run, true));
             run = SIZE_MAX;
         }
         if (byte && run == SIZE_MAX) {
             run = out->count;
         }
-        TEXT__TRY(text__token_decode(tok, ids[i], first, out, &whole, error));
+        QLORA__TRY(qlora__text_token_decode(env, tok, ids[i], first, out, &whole));
         first = false;
     }
     if (runs && run != SIZE_MAX) {
-        TEXT__TRY(text__repair_tail(out, run, true, error));
+        QLORA__TRY(qlora__text_repair_tail(env, out, run, true));
     }
     for (; !first && whole < tok->decoder.count; whole++) {
-        if (tok->decoder.data[whole].kind == TEXT__D_STRIP) {
-            text__strip_tail(&tok->decoder.data[whole], out, begin);
+        if (tok->decoder.data[whole].kind == QLORA__TEXT_D_STRIP) {
+            qlora__text_strip_tail(&tok->decoder.data[whole], out, begin);
         }
     }
-    return !replace || text__repair_tail(out, begin, false, error);
+    return replace ? qlora__text_repair_tail(env, out, begin, false) : QLORA_OK;
 }
 
-// Takes away what the whole-text Strip steps take at the start, as it comes.
-static void text__stream_strip(const text_tok* tok, text_stream* stream, size_t whole,
-                               text_bytes* work) {
+qlora_result qlora_text_decode(qlora_text_tok* tok, const int32_t* ids, size_t count,
+                               uint32_t flags, qlora_text_bytes* out) {
+    if (tok == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &tok->text->env;
+    qlora__text_enter(tok->text, "qlora_text_decode");
+    QLORA__TEXT_NEED(env, out);
+    if (ids == NULL && count > 0) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "ids is NULL");
+    }
+    size_t before = out->count;
+    qlora_result r = qlora__text_decode(env, tok, ids, count, flags, out);
+    out->count = r == QLORA_OK ? out->count : before;
+    return r;
+}
+
+// Removes, piece by piece, what the whole-text Strip steps remove at the start.
+static void qlora__text_stream_strip(const qlora_text_tok* tok, qlora_text_stream* stream,
+                                     size_t whole, qlora_text_bytes* work) {
     for (size_t i = whole; i < tok->decoder.count; i++) {
-        const text__step* step = &tok->decoder.data[i];
+        const qlora__text_step* step = &tok->decoder.data[i];
         size_t unit = step->a_size;
-        if (step->kind != TEXT__D_STRIP) {
+        if (step->kind != QLORA__TEXT_D_STRIP) {
             continue;
         }
         size_t cut = 0;
@@ -5093,57 +7967,87 @@ static void text__stream_strip(const text_tok* tok, text_stream* stream, size_t 
         }
         memmove(work->data, work->data + cut, work->count - cut);
         work->count -= cut;
-        return; // one such step: more are not in use
+        return; // no known file has more than one such step
     }
 }
 
-bool text_stream_push(const text_tok* tok, text_stream* stream, int32_t id, unsigned flags,
-                      text_bytes* out, text_error* error) {
-    if (!text__tok_has(tok, id, TEXT__K_EXISTS) ||
-        ((flags & TEXT_SKIP) && text_tok_is_special(tok, id))) {
-        return true;
-    }
-    text_bytes work;
-    text_bytes joined;
-    memset(&work, 0, sizeof(work));
-    memset(&joined, 0, sizeof(joined));
-    size_t whole;
+static qlora_result qlora__text_stream_push(qlora__env* env, const qlora_text_tok* tok,
+                                            qlora_text_stream* stream, int32_t id,
+                                            qlora_text_bytes* work, qlora_text_bytes* out) {
+    size_t whole = 0;
     size_t used = 0;
-    bool good = text__token_decode(tok, id, stream->emitted == 0, &work, &whole, error);
-    if (good) {
-        stream->emitted++;
-        if (work.count > 0) {
-            text__stream_strip(tok, stream, whole, &work);
-        }
-        good = text_bytes_add(&joined, stream->held, stream->held_count, error) &&
-               text_bytes_add(&joined, work.data, work.count, error) &&
-               text__utf8_repair(joined.data, joined.count, true, &used, out, error);
+    // `work` receives the held bytes, followed by those of the token
+    QLORA__TRY(qlora__text_token_decode(env, tok, id, stream->emitted == 0, work, &whole));
+    qlora_text_stream next = *stream;
+    next.emitted++;
+    if (work->count > 0) {
+        qlora__text_stream_strip(tok, &next, whole, work);
     }
-    if (good) {
-        stream->held_count = joined.count - used; // at most three
-        if (stream->held_count > 0) {
-            memcpy(stream->held, joined.data + used, stream->held_count);
-        }
+    size_t held = stream->held_count;
+    QLORA__TRY(qlora__text_bytes_room(env, work, held));
+    if (held > 0) {
+        memmove(work->data + held, work->data, work->count);
+        memcpy(work->data, stream->held, held);
+        work->count += held;
     }
-    text_bytes_free(&work);
-    text_bytes_free(&joined);
-    return good;
+    QLORA__TRY(qlora__text_utf8_repair(env, work->data, work->count, true, &used, out));
+    next.held_count = work->count - used; // at most three
+    if (next.held_count > 0) {
+        memcpy(next.held, work->data + used, next.held_count);
+    }
+    *stream = next;
+    return QLORA_OK;
 }
 
-bool text_stream_end(text_stream* stream, text_bytes* out, text_error* error) {
-    size_t used;
-    bool good = text__utf8_repair(stream->held, stream->held_count, false, &used, out, error);
-    memset(stream, 0, sizeof(*stream));
-    return good;
+qlora_result qlora_text_stream_push(qlora_text_tok* tok, qlora_text_stream* stream, int32_t id,
+                                    uint32_t flags, qlora_text_bytes* out) {
+    if (tok == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &tok->text->env;
+    qlora__text_enter(tok->text, "qlora_text_stream_push");
+    QLORA__TEXT_NEED(env, stream);
+    QLORA__TEXT_NEED(env, out);
+    if (!qlora__text_tok_has(tok, id, QLORA__TEXT_K_EXISTS) ||
+        ((flags & QLORA_TEXT_SKIP) && qlora__text_tok_has(tok, id, QLORA__TEXT_K_SPECIAL))) {
+        return QLORA_OK;
+    }
+    size_t before = out->count;
+    qlora_text_bytes work;
+    memset(&work, 0, sizeof(work));
+    qlora_result r = qlora__text_stream_push(env, tok, stream, id, &work, out);
+    qlora__text_bytes_free(env, &work);
+    out->count = r == QLORA_OK ? out->count : before;
+    return r;
+}
+
+qlora_result qlora_text_stream_end(qlora_text_tok* tok, qlora_text_stream* stream,
+                                   qlora_text_bytes* out) {
+    if (tok == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &tok->text->env;
+    qlora__text_enter(tok->text, "qlora_text_stream_end");
+    QLORA__TEXT_NEED(env, stream);
+    QLORA__TEXT_NEED(env, out);
+    size_t used = 0;
+    size_t before = out->count;
+    qlora_result r =
+        qlora__text_utf8_repair(env, stream->held, stream->held_count, false, &used, out);
+    out->count = r == QLORA_OK ? out->count : before;
+    if (r == QLORA_OK) {
+        memset(stream, 0, sizeof(*stream));
+    }
+    return r;
 }
 
 //@@ src/text/chat.h
 
-// How each role is written. "\1" stands for the EOS token. The assistant's text is trained from
-// `lead` to `end`. Without system_open a system message goes in front of the next user message.
-typedef struct text__format {
+// How each role is written. "\1" is the EOS token. The assistant's text is trained from `lead` to
+// `end`. Without system_open, a system message becomes the start of the next user message.
+typedef struct qlora__text_format {
     const char* name;
-    const char* marker; // in the model's template: it is this format
+    const char* marker; // a model's template that contains it is in this format
     const char* system_open;
     const char* system_close;
     const char* user_open;
@@ -5152,11 +8056,11 @@ typedef struct text__format {
     const char* lead;
     const char* end;
     const char* tail;
-    bool trim; // white space around the contents goes away
-} text__format;
+    bool trim; // white space around the contents is removed
+} qlora__text_format;
 
 // The first marker that is found decides.
-static const text__format text__formats[] = {
+static const qlora__text_format qlora__text_formats[] = {
     {"chatml", "<|im_start|>", "<|im_start|>system\n", "<|im_end|>\n", "<|im_start|>user\n",
      "<|im_end|>\n", "<|im_start|>assistant\n", "", "<|im_end|>", "\n", false},
     {"llama3", "<|start_header_id|>", "<|start_header_id|>system<|end_header_id|>\n\n",
@@ -5173,57 +8077,58 @@ static const text__format text__formats[] = {
      "\1", "\n\n", false},
     {"plain", NULL, "", "\n", "", "\n", "", "", "\1", "\n", false}};
 
-enum { TEXT__ALPACA = 6, TEXT__MAX_STOPS = 16 };
+enum { QLORA__TEXT_ALPACA = 6, QLORA__TEXT_MAX_STOPS = QLORA__MAX_STOP_IDS + 2 };
 
-static const char text__alpaca_system[] =
+static const char qlora__text_alpaca_system[] =
     "Below is an instruction that describes a task. Write a response that appropriately completes "
     "the request.";
-static const char text__alpaca_system_input[] =
+static const char qlora__text_alpaca_system_input[] =
     "Below is an instruction that describes a task, paired with an input that provides further "
     "context. Write a response that appropriately completes the request.";
-static const char text__think[] = "<think>\n\n</think>\n\n";
+static const char qlora__text_think[] = "<think>\n\n</think>\n\n";
 
-struct text_chat {
-    text__format format; // a row of the table, changed where the model's template differs
+// A string that is freed with the chat.
+typedef struct qlora__text_owned {
+    char* data;
+    size_t size; // one byte more is allocated
+} qlora__text_owned;
+
+struct qlora_text_chat {
+    qlora_text* text;
+    qlora_text_tok* tok;
+    qlora__text_format format; // a row of the table, changed where the model's template differs
     const char* source;
-    char* owned[2]; // user_open and user_close from a template
-    char* default_system;
-    char* date;
+    qlora__text_owned user_open; // from a template
+    qlora__text_owned user_close;
+    qlora__text_owned default_system;
+    qlora__text_owned date;
     bool dated; // the system message starts with two dates
-    bool think; // an empty thought stands before the last answers
+    bool think; // an empty thought precedes the last answers
     int32_t bos;
     int32_t eos;
-    int32_t stops[TEXT__MAX_STOPS];
+    int32_t stops[QLORA__TEXT_MAX_STOPS];
     size_t stop_count;
 };
 
-void text_chat_close(text_chat* chat) {
-    if (chat != NULL) {
-        TEXT_FREE(chat->owned[0]);
-        TEXT_FREE(chat->owned[1]);
-        TEXT_FREE(chat->default_system);
-        TEXT_FREE(chat->date);
-        TEXT_FREE(chat);
-    }
+static void qlora__text_owned_free(qlora__env* env, qlora__text_owned* owned) {
+    qlora__env_free(env, owned->data, owned->size + 1);
+    memset(owned, 0, sizeof(*owned));
 }
 
-const char* text_chat_name(const text_chat* chat) {
-    return chat->format.name;
+static qlora_result qlora__text_owned_set(qlora__env* env, qlora__text_owned* owned,
+                                          const char* data, size_t size) {
+    return qlora__text_copy(env, data, size, &owned->data, &owned->size);
 }
 
-const char* text_chat_source(const text_chat* chat) {
-    return chat->source;
+static void qlora__text_chat_free(qlora__env* env, qlora_text_chat* chat) {
+    qlora__text_owned_free(env, &chat->user_open);
+    qlora__text_owned_free(env, &chat->user_close);
+    qlora__text_owned_free(env, &chat->default_system);
+    qlora__text_owned_free(env, &chat->date);
+    qlora__env_free(env, chat, sizeof *chat);
 }
 
-const char* text_chat_names(size_t index) {
-    return index < TEXT__COUNT(text__formats) ? text__formats[index].name : NULL;
-}
-
-int32_t text_chat_eos(const text_chat* chat) {
-    return chat->eos;
-}
-
-bool text_chat_stops(const text_chat* chat, int32_t id) {
+static bool qlora__text_chat_stops(const qlora_text_chat* chat, int32_t id) {
     for (size_t i = 0; i < chat->stop_count; i++) {
         if (chat->stops[i] == id) {
             return true;
@@ -5232,21 +8137,17 @@ bool text_chat_stops(const text_chat* chat, int32_t id) {
     return false;
 }
 
-bool text_chat_set_date(text_chat* chat, const char* date, text_error* error) {
-    size_t size;
-    return text__copy(date, strlen(date), &chat->date, &size, error);
-}
-
-static void text__chat_add_stop(text_chat* chat, const text_tok* tok, int64_t id) {
-    if (id >= 0 && id < (int64_t)tok->count && chat->stop_count < TEXT__MAX_STOPS &&
-        !text_chat_stops(chat, (int32_t)id)) {
+// An id that the tokenizer does not have cannot be generated, and is not kept.
+static void qlora__text_chat_add_stop(qlora_text_chat* chat, int64_t id) {
+    if (id >= 0 && id < (int64_t)chat->tok->count && chat->stop_count < QLORA__TEXT_MAX_STOPS &&
+        !qlora__text_chat_stops(chat, (int32_t)id)) {
         chat->stops[chat->stop_count++] = (int32_t)id;
     }
 }
 
-// ---- the model's template, only looked at, never run
+// ---- the model's template: searched, not executed
 
-static const char* text__find(const char* text, size_t size, const char* what) {
+static const char* qlora__text_find(const char* text, size_t size, const char* what) {
     size_t length = strlen(what);
     while (size >= length) {
         const char* hit = (const char*)memchr(text, what[0], size - length + 1);
@@ -5262,40 +8163,41 @@ static const char* text__find(const char* text, size_t size, const char* what) {
     return NULL;
 }
 
-static bool text__unescape(const char* text, size_t size, text_bytes* out, text_error* error) {
+static qlora_result qlora__text_unescape(qlora__env* env, const char* text, size_t size,
+                                         qlora_text_bytes* out) {
     for (size_t i = 0; i < size; i++) {
         char c = text[i];
         if (c == '\\' && i + 1 < size) {
             i++;
             c = text[i] == 'n' ? '\n' : text[i] == 't' ? '\t' : text[i];
         }
-        TEXT__TRY(text_bytes_add(out, &c, 1, error));
+        QLORA__TRY(qlora__text_bytes_add(env, out, &c, 1));
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__copy_unescaped(const char* text, size_t size, char** out, text_error* error) {
-    text_bytes work;
+static qlora_result qlora__text_owned_unescape(qlora__env* env, qlora__text_owned* owned,
+                                               const char* text, size_t size) {
+    qlora_text_bytes work;
     memset(&work, 0, sizeof(work));
-    size_t length;
-    bool good = text__unescape(text, size, &work, error) &&
-                text__copy(work.data, work.count, out, &length, error);
-    text_bytes_free(&work);
-    return good;
+    qlora_result r = qlora__text_unescape(env, text, size, &work);
+    r = r == QLORA_OK ? qlora__text_owned_set(env, owned, work.data, work.count) : r;
+    qlora__text_bytes_free(env, &work);
+    return r;
 }
 
-// ChatML: a system message that is written out in the template is what the model gets by default.
-static bool text__chat_find_system(text_chat* chat, const char* text, size_t size,
-                                   text_error* error) {
+// ChatML: a system message that is spelt out in the template is the model's default.
+static qlora_result qlora__text_chat_find_system(qlora__env* env, qlora_text_chat* chat,
+                                                 const char* text, size_t size) {
     static const char open[] = "<|im_start|>system";
     const char* end = text + size;
     const char* at = text;
-    while ((at = text__find(at, (size_t)(end - at), open)) != NULL) {
+    while ((at = qlora__text_find(at, (size_t)(end - at), open)) != NULL) {
         at += sizeof(open) - 1;
         size_t newline = end - at >= 2 && memcmp(at, "\\n", 2) == 0 ? 2
                          : end - at >= 1 && *at == '\n'             ? 1
                                                                     : 0;
-        const char* close = text__find(at, (size_t)(end - at), "<|im_end|>");
+        const char* close = qlora__text_find(at, (size_t)(end - at), "<|im_end|>");
         if (newline == 0 || close == NULL) {
             continue;
         }
@@ -5305,514 +8207,636 @@ static bool text__chat_find_system(text_chat* chat, const char* text, size_t siz
             literal = literal && *p != '{' && *p != '}' && *p != '"' && *p != '\'';
         }
         if (literal) {
-            return text__copy_unescaped(start, (size_t)(close - start), &chat->default_system,
-                                        error);
+            return qlora__text_owned_unescape(env, &chat->default_system, start,
+                                              (size_t)(close - start));
         }
     }
-    return true;
+    return QLORA_OK;
 }
 
-// The quoted string of the template that holds `what`.
-static bool text__find_literal(const char* text, size_t size, const char* what, char** out,
-                               text_error* error) {
-    const char* hit = text__find(text, size, what);
+// The quoted string of the template that contains `what`.
+static qlora_result qlora__text_find_literal(qlora__env* env, const char* text, size_t size,
+                                             const char* what, qlora__text_owned* out) {
+    const char* hit = qlora__text_find(text, size, what);
     const char* start = hit;
     while (start > text && start[-1] != '\'' && start[-1] != '"' && start[-1] != '\n') {
         start--;
     }
     if (start == text || start[-1] == '\n') {
-        return true;
+        return QLORA_OK;
     }
     const char* stop = hit;
     while (stop < text + size && *stop != start[-1] && *stop != '\n') {
         stop++;
     }
-    bool good = stop < text + size && *stop == start[-1];
-    return !good || text__copy_unescaped(start, (size_t)(stop - start), out, error);
+    bool closed = stop < text + size && *stop == start[-1];
+    return closed ? qlora__text_owned_unescape(env, out, start, (size_t)(stop - start)) : QLORA_OK;
 }
 
 // Mistral's versions differ in the spaces around [INST].
-static bool text__chat_find_spaces(text_chat* chat, const char* text, size_t size,
-                                   text_error* error) {
+static qlora_result qlora__text_chat_find_spaces(qlora__env* env, qlora_text_chat* chat,
+                                                 const char* text, size_t size) {
     static const char* const leads[] = {"' ' + message", "\" \" + message", "' ' + content",
                                         "\" \" + content"};
-    if (text__find(text, size, "[/INST]") != NULL) {
-        TEXT__TRY(text__find_literal(text, size, "[INST]", &chat->owned[0], error));
-        TEXT__TRY(text__find_literal(text, size, "[/INST]", &chat->owned[1], error));
+    if (qlora__text_find(text, size, "[/INST]") != NULL) {
+        QLORA__TRY(qlora__text_find_literal(env, text, size, "[INST]", &chat->user_open));
+        QLORA__TRY(qlora__text_find_literal(env, text, size, "[/INST]", &chat->user_close));
     }
     chat->format.lead = "";
-    for (size_t i = 0; i < TEXT__COUNT(leads); i++) {
-        if (text__find(text, size, leads[i]) != NULL) {
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(leads); i++) {
+        if (qlora__text_find(text, size, leads[i]) != NULL) {
             chat->format.lead = " ";
         }
     }
-    if (chat->owned[0] != NULL && chat->owned[1] != NULL) {
-        chat->format.user_open = chat->owned[0];
-        chat->format.user_close = chat->owned[1];
+    if (chat->user_open.data != NULL && chat->user_close.data != NULL) {
+        chat->format.user_open = chat->user_open.data;
+        chat->format.user_close = chat->user_close.data;
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__chat_recognise(text_chat* chat, const char* text, size_t size,
-                                 text_error* error) {
-    for (size_t i = 0; i < TEXT__COUNT(text__formats); i++) {
-        const char* marker = text__formats[i].marker;
-        if (marker == NULL || text__find(text, size, marker) == NULL) {
+static qlora_result qlora__text_chat_recognise(qlora__env* env, qlora_text_chat* chat,
+                                               const char* text, size_t size) {
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_formats); i++) {
+        const char* marker = qlora__text_formats[i].marker;
+        if (marker == NULL || qlora__text_find(text, size, marker) == NULL) {
             continue;
         }
-        chat->format = text__formats[i];
+        chat->format = qlora__text_formats[i];
         if (strcmp(chat->format.name, "chatml") == 0) {
-            chat->think = text__find(text, size, "reasoning_content") != NULL &&
-                          text__find(text, size, "enable_thinking") != NULL;
-            return text__chat_find_system(chat, text, size, error);
+            chat->think = qlora__text_find(text, size, "reasoning_content") != NULL &&
+                          qlora__text_find(text, size, "enable_thinking") != NULL;
+            return qlora__text_chat_find_system(env, chat, text, size);
         }
         if (strcmp(chat->format.name, "llama3") == 0) {
-            chat->dated = text__find(text, size, "Cutting Knowledge Date: December 2023") != NULL;
-            return true;
+            chat->dated =
+                qlora__text_find(text, size, "Cutting Knowledge Date: December 2023") != NULL;
+            return QLORA_OK;
         }
-        return strcmp(chat->format.name, "mistral") != 0 ||
-               text__chat_find_spaces(chat, text, size, error);
+        return strcmp(chat->format.name, "mistral") == 0
+                   ? qlora__text_chat_find_spaces(env, chat, text, size)
+                   : QLORA_OK;
     }
-    return text__fail(error,
-                      "the model's chat_template is not a format known here; choose one with "
-                      "--template (chatml, llama3, mistral, alpaca, plain, ...)");
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "the model's chat_template is not recognised; choose a format "
+                           "(chatml, llama3, mistral, alpaca, plain, ...)");
 }
 
 // ---- the model's folder
 
 // A token given as "x" or {"content": "x"}: its id, or -1.
-static int32_t text__config_token(const text_tok* tok, const text__json* json, const char* name) {
-    const text__node* node = text__json_get(json, json->nodes, name);
-    if (node != NULL && node->type == TEXT__J_OBJECT) {
-        node = text__json_get(json, node, "content");
+static int32_t qlora__text_config_token(const qlora_text_tok* tok, const qlora__json* json,
+                                        const char* name) {
+    const qlora__json_token* value = qlora__text_json_get(json, json->tokens, name);
+    if (value != NULL && value->kind == QLORA__JSON_OBJECT) {
+        value = qlora__text_json_get(json, value, "content");
     }
-    const char* token = text__json_cstring(json, node);
-    return token != NULL ? text_tok_find(tok, token) : -1;
+    const char* token = qlora__text_json_cstring(json, value);
+    return token != NULL ? qlora__text_tok_find(tok, token) : -1;
 }
 
 // chat_template: a string, or [{"name", "template"}]: the one named default, or the first.
-static const text__node* text__config_template(const text__json* json) {
-    const text__node* node = text__json_get(json, json->nodes, "chat_template");
-    const text__node* found = node;
-    if (node != NULL && node->type == TEXT__J_ARRAY) {
-        const text__node* item = node + 1;
+static const qlora__json_token* qlora__text_config_template(const qlora__json* json) {
+    const qlora__json_token* value = qlora__text_json_get(json, json->tokens, "chat_template");
+    const qlora__json_token* found = value;
+    if (value != NULL && value->kind == QLORA__JSON_ARRAY) {
+        const qlora__json_token* item = value + 1;
         found = NULL;
-        for (uint32_t i = 0; i < node->size; i++) {
-            if (found == NULL ||
-                text__json_is(json, text__json_get(json, item, "name"), "default")) {
-                found = text__json_get(json, item, "template");
+        for (uint32_t i = 0; i < value->count; i++) {
+            const qlora__json_token* name = qlora__text_json_get(json, item, "name");
+            if (found == NULL || qlora__text_json_is(json, name, "default")) {
+                found = qlora__text_json_get(json, item, "template");
             }
-            item = text__json_next(json, item);
+            item = qlora__text_json_next(json, item);
         }
     }
-    return found != NULL && found->type == TEXT__J_STRING ? found : NULL;
+    return qlora__text_json_string(found) ? found : NULL;
 }
 
-// eos_token_id of generation_config.json and config.json: a number or a list.
-static void text__config_stops(text_chat* chat, const text_tok* tok, const text__json* json) {
-    const text__node* node = text__json_get(json, json->nodes, "eos_token_id");
-    uint32_t count = 1;
-    if (node != NULL && node->type == TEXT__J_ARRAY) {
-        count = node->size;
-        node++;
+// tokenizer_config.json: the EOS token, and the template unless it has a file of its own.
+static qlora_result qlora__text_config_tokenizer(qlora__env* env, qlora_text_chat* chat,
+                                                 const qlora__json* json, bool recognise) {
+    int32_t eos = qlora__text_config_token(chat->tok, json, "eos_token");
+    chat->eos = eos >= 0 ? eos : chat->eos;
+    const qlora__json_token* found = qlora__text_config_template(json);
+    if (found == NULL || chat->source != NULL || !recognise) {
+        return QLORA_OK;
     }
-    for (uint32_t i = 0; node != NULL && i < count; i++) {
-        if (node->type == TEXT__J_INTEGER) {
-            text__chat_add_stop(chat, tok, node->integer);
-        }
-        node = text__json_next(json, node);
+    const char* text = qlora__text_json_text(json, found);
+    size_t size = qlora__text_json_size(found);
+    chat->source = "the chat_template in tokenizer_config.json";
+    QLORA__TRY(qlora__text_chat_recognise(env, chat, text, size));
+    if (chat->bos < 0 && qlora__text_find(text, size, "bos_token") != NULL) {
+        chat->bos = qlora__text_config_token(chat->tok, json, "bos_token");
     }
+    return QLORA_OK;
 }
 
-typedef struct text__folder {
-    text_chat* chat;
-    const text_tok* tok;
+// config.json and generation_config.json, read in this order: see formats/stop_ids.h.
+static qlora_result qlora__text_config_stops(qlora__env* env, const qlora__json* json,
+                                             qlora__stop_ids* stops) {
+    uint32_t inner = qlora__json_find(json, 0, "text_config");
+    bool nested = inner != 0 && qlora__json_kind_of(json, inner) == QLORA__JSON_OBJECT;
+    return qlora__stop_ids_read(env, json, nested ? inner : 0, INT32_MAX, stops);
+}
+
+typedef struct qlora__text_folder {
+    qlora_text_chat* chat;
     const char* path;
     bool recognise; // take the format from the template
-} text__folder;
+    qlora__stop_ids stops;
+} qlora__text_folder;
 
-static bool text__folder_config(const text__folder* folder, const char* name, const char* source,
-                                size_t size, text_error* error) {
-    text_chat* chat = folder->chat;
-    text__json json;
-    bool good = text__json_open(&json, name, source, size, error);
-    if (good) {
-        text__config_stops(chat, folder->tok, &json);
-        int32_t eos = text__config_token(folder->tok, &json, "eos_token");
-        chat->eos = eos >= 0 ? eos : chat->eos;
-        const text__node* node = text__config_template(&json);
-        if (node != NULL && chat->source == NULL && folder->recognise) {
-            const char* text = text__json_text(&json, node);
-            chat->source = "the chat_template in tokenizer_config.json";
-            good = text__chat_recognise(chat, text, node->size, error);
-            if (chat->bos < 0 && text__find(text, node->size, "bos_token") != NULL) {
-                chat->bos = text__config_token(folder->tok, &json, "bos_token");
-            }
+enum {
+    QLORA__TEXT_FILE_TEMPLATE,
+    QLORA__TEXT_FILE_TOKENIZER,
+    QLORA__TEXT_FILE_CONFIG,
+    QLORA__TEXT_FILE_GENERATION
+};
+
+static qlora_result qlora__text_folder_file(qlora__env* env, qlora__text_folder* folder, int which,
+                                            const char* name, const qlora_text_bytes* file) {
+    qlora_text_chat* chat = folder->chat;
+    if (which == QLORA__TEXT_FILE_TEMPLATE) {
+        if (!folder->recognise) {
+            return QLORA_OK;
         }
+        chat->source = "chat_template.jinja";
+        return qlora__text_chat_recognise(env, chat, file->data, file->count);
     }
-    text__json_free(&json);
-    return good;
+    qlora__json json;
+    QLORA__TRY(qlora__text_json(env, name, file->data, file->count, &json));
+    qlora_result r = which == QLORA__TEXT_FILE_TOKENIZER
+                         ? qlora__text_config_tokenizer(env, chat, &json, folder->recognise)
+                         : qlora__text_config_stops(env, &json, &folder->stops);
+    qlora__json_free(env, &json);
+    return r;
 }
 
-static bool text__folder_load(const text__folder* folder, text_error* error) {
+static qlora_result qlora__text_folder_load(qlora__env* env, qlora__text_folder* folder) {
     static const char* const names[] = {"chat_template.jinja", "tokenizer_config.json",
-                                        "generation_config.json", "config.json"};
-    bool good = true;
-    for (size_t i = 0; good && i < TEXT__COUNT(names); i++) {
-        text_bytes file;
+                                        "config.json", "generation_config.json"};
+    qlora_result r = QLORA_OK;
+    for (size_t i = 0; r == QLORA_OK && i < QLORA__TEXT_COUNT(names); i++) {
+        qlora_text_bytes file;
+        bool found = false;
         memset(&file, 0, sizeof(file));
-        bool found;
-        good = text__folder_read(folder->path, names[i], &file, &found, error);
-        if (good && found && i > 0) {
-            good = text__folder_config(folder, names[i], file.data, file.count, error);
-        } else if (good && found && folder->recognise) {
-            folder->chat->source = "chat_template.jinja";
-            good = text__chat_recognise(folder->chat, file.data, file.count, error);
+        r = qlora__text_folder_read(env, folder->path, names[i], &file, &found);
+        if (r == QLORA_OK && found) {
+            r = qlora__text_folder_file(env, folder, (int)i, names[i], &file);
         }
-        text_bytes_free(&file);
+        qlora__text_bytes_free(env, &file);
     }
-    return good;
+    for (int32_t i = 0; i < folder->stops.count; i++) {
+        qlora__text_chat_add_stop(folder->chat, folder->stops.id[i]);
+    }
+    return r;
 }
 
-// Nobody said: the tokens that the tokenizer has decide.
-static void text__chat_guess(text_chat* chat, const text_tok* tok) {
-    chat->format = text__formats[TEXT__ALPACA];
+// Neither the caller nor the model names a format: the tokens of the tokenizer decide.
+static void qlora__text_chat_guess(qlora_text_chat* chat) {
+    chat->format = qlora__text_formats[QLORA__TEXT_ALPACA];
     chat->source = "the default";
     for (size_t i = 0; i < 2; i++) {
-        if (text_tok_find(tok, text__formats[i].end) >= 0 &&
-            text_tok_find(tok, text__formats[i].marker) >= 0) {
-            chat->format = text__formats[i];
+        if (qlora__text_tok_find(chat->tok, qlora__text_formats[i].end) >= 0 &&
+            qlora__text_tok_find(chat->tok, qlora__text_formats[i].marker) >= 0) {
+            chat->format = qlora__text_formats[i];
             chat->source = "the tokens of the tokenizer";
         }
     }
 }
 
-static void text__chat_finish(text_chat* chat, const text_tok* tok) {
+static void qlora__text_chat_finish(qlora_text_chat* chat) {
     static const char* const names[] = {"</s>",       "<|end_of_text|>", "<|endoftext|>",
                                         "<|im_end|>", "<eos>",           "<|eot_id|>"};
     if (chat->eos < 0 && chat->stop_count > 0) {
         chat->eos = chat->stops[0];
     }
-    for (size_t i = 0; chat->eos < 0 && i < TEXT__COUNT(names); i++) {
-        chat->eos = text_tok_find(tok, names[i]);
+    for (size_t i = 0; chat->eos < 0 && i < QLORA__TEXT_COUNT(names); i++) {
+        chat->eos = qlora__text_tok_find(chat->tok, names[i]);
     }
-    text__chat_add_stop(chat, tok, chat->eos);
+    qlora__text_chat_add_stop(chat, chat->eos);
     if (chat->format.end[0] != 1) {
-        text__chat_add_stop(chat, tok, text_tok_find(tok, chat->format.end));
+        qlora__text_chat_add_stop(chat, qlora__text_tok_find(chat->tok, chat->format.end));
     }
 }
 
-static bool text__chat_named(text_chat* chat, const char* name, text_error* error) {
-    for (size_t i = 0; i < TEXT__COUNT(text__formats); i++) {
-        if (strcmp(name, text__formats[i].name) == 0) {
-            chat->format = text__formats[i];
+static qlora_result qlora__text_chat_named(qlora__env* env, qlora_text_chat* chat,
+                                           const char* name) {
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_formats); i++) {
+        if (strcmp(name, qlora__text_formats[i].name) == 0) {
+            chat->format = qlora__text_formats[i];
             chat->source = "asked for";
-            return true;
+            return QLORA_OK;
         }
     }
-    return text__fail(error,
-                      "unknown chat format \"%.60s\"; there are chatml, llama3, mistral, "
-                      "gemma, phi3, zephyr, alpaca, plain",
-                      name);
+    return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                           "unknown chat format \"%.60s\"; use chatml, llama3, mistral, gemma, "
+                           "phi3, zephyr, alpaca or plain",
+                           name);
 }
 
-bool text_chat_open(const text_tok* tok, const char* folder, const char* name, text_chat** out,
-                    text_error* error) {
-    *out = NULL;
-    text_chat* chat = (text_chat*)text__zalloc(1, sizeof(text_chat), error);
-    TEXT__TRY(chat != NULL);
-    chat->eos = -1;
-    chat->bos = text_tok_bos(tok);
-    text__folder from;
-    from.chat = chat;
-    from.tok = tok;
-    from.path = folder;
-    from.recognise = name == NULL;
-    bool good = (name == NULL || text__chat_named(chat, name, error)) &&
-                (folder == NULL || text__folder_load(&from, error)) &&
-                text_chat_set_date(chat, "26 Jul 2024", error);
-    if (!good) {
-        text_chat_close(chat);
-        return false;
+static qlora_result qlora__text_chat_fill(qlora__env* env, qlora_text_chat* chat,
+                                          const qlora_text_chat_desc* desc) {
+    qlora__text_folder folder;
+    memset(&folder, 0, sizeof(folder));
+    folder.chat = chat;
+    folder.path = desc->folder;
+    folder.recognise = desc->name == NULL;
+    if (desc->name != NULL) {
+        QLORA__TRY(qlora__text_chat_named(env, chat, desc->name));
     }
+    if (desc->folder != NULL) {
+        QLORA__TRY(qlora__text_folder_load(env, &folder));
+    }
+    const char* date = desc->date != NULL ? desc->date : "26 Jul 2024"; // as in Llama's template
+    QLORA__TRY(qlora__text_owned_set(env, &chat->date, date, strlen(date)));
     if (chat->source == NULL) {
-        text__chat_guess(chat, tok);
+        qlora__text_chat_guess(chat);
     }
-    text__chat_finish(chat, tok);
+    qlora__text_chat_finish(chat);
+    return QLORA_OK;
+}
+
+qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* desc,
+                                  qlora_text_chat** out) {
+    if (text == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &text->env;
+    qlora__text_enter(text, "qlora_text_chat_open");
+    QLORA__TEXT_NEED(env, desc);
+    QLORA__TEXT_NEED(env, out);
+    QLORA__TEXT_NEED(env, desc->tok);
+    if (desc->reserved_must_be_zero0 != 0 || desc->reserved_must_be_zero1 != 0) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "desc was not zeroed: a reserved field is set");
+    }
+    if (desc->tok->text != text) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "desc->tok belongs to another text object");
+    }
+    qlora_text_chat* chat = (qlora_text_chat*)qlora__text_zalloc(env, 1, sizeof(qlora_text_chat));
+    if (chat == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    chat->text = text;
+    chat->tok = desc->tok;
+    chat->eos = -1;
+    chat->bos = qlora__text_tok_bos(desc->tok);
+    qlora_result r = qlora__text_chat_fill(env, chat, desc);
+    if (r != QLORA_OK) {
+        qlora__text_chat_free(env, chat);
+        return r;
+    }
+    QLORA__TEXT_LOG(env, INFO, "chat format %s (%s)", chat->format.name, chat->source);
+    text->chats++;
+    chat->tok->users++;
     *out = chat;
-    return true;
+    return QLORA_OK;
+}
+
+qlora_result qlora_text_chat_close(qlora_text_chat* chat) {
+    if (chat != NULL) {
+        qlora_text* text = chat->text;
+        qlora__text_enter(text, "qlora_text_chat_close");
+        chat->tok->users--;
+        text->chats--;
+        qlora__text_chat_free(&text->env, chat);
+    }
+    return QLORA_OK;
+}
+
+const char* qlora_text_chat_names(size_t index) {
+    return index < QLORA__TEXT_COUNT(qlora__text_formats) ? qlora__text_formats[index].name : NULL;
+}
+
+qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* out) {
+    if (chat == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(chat->text, "qlora_text_chat_query");
+    QLORA__TEXT_NEED(&chat->text->env, out);
+    out->name = chat->format.name;
+    out->source = chat->source;
+    out->eos = chat->eos;
+    out->stops = chat->stops;
+    out->stop_count = chat->stop_count;
+    return QLORA_OK;
+}
+
+qlora_result qlora_text_chat_set_date(qlora_text_chat* chat, const char* date) {
+    if (chat == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(chat->text, "qlora_text_chat_set_date");
+    QLORA__TEXT_NEED(&chat->text->env, date);
+    return qlora__text_owned_set(&chat->text->env, &chat->date, date, strlen(date));
 }
 
 // ---- from messages to ids
 
-// Text of the same kind (trained or not) is gathered and encoded in one go.
-typedef struct text__render {
-    const text_chat* chat;
-    text_tok* tok;
-    text_ids* ids;
-    text_ids* labels;
+// Text of the same kind (trained or not) is collected and encoded at once.
+typedef struct qlora__text_render {
+    qlora_text_chat* chat;
+    qlora_text_tok* tok;
+    qlora_text_ids* ids;
+    qlora_text_ids* labels;
     size_t start; // where this sample starts in ids
-    text_bytes text;
+    qlora_text_bytes text;
     bool trained;
-} text__render;
+} qlora__text_render;
 
-static bool text__render_label(text__render* r, size_t from, bool trained, text_error* error) {
+static qlora_result qlora__text_render_label(qlora__env* env, qlora__text_render* r, size_t from,
+                                             bool trained) {
     for (size_t i = from; r->labels != NULL && i < r->ids->count; i++) {
-        TEXT__TRY(text_ids_add(r->labels, trained ? r->ids->data[i] : -100, error));
+        QLORA__TRY(qlora__text_ids_add(env, r->labels, trained ? r->ids->data[i] : -100));
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__render_flush(text__render* r, text_error* error) {
+static qlora_result qlora__text_render_flush(qlora__env* env, qlora__text_render* r) {
     size_t from = r->ids->count;
     if (r->text.count == 0) {
-        return true;
+        return QLORA_OK;
     }
-    // Text after plain text goes on in the same line: no space is put in front of it.
-    bool fresh = from == r->start || text_tok_is_added(r->tok, r->ids->data[from - 1]) ||
-                 text_tok_is_special(r->tok, r->ids->data[from - 1]);
-    TEXT__TRY(text_encode(r->tok, r->text.data, r->text.count, fresh ? 0u : (unsigned)TEXT_CONTINUE,
-                          r->ids, error));
+    // Text that follows plain text continues it: no space is prepended.
+    bool fresh =
+        from == r->start || qlora__text_tok_has(r->tok, r->ids->data[from - 1],
+                                                QLORA__TEXT_K_ADDED | QLORA__TEXT_K_SPECIAL);
+    QLORA__TRY(qlora__text_encode(env, r->tok, r->text.data, r->text.count,
+                                  fresh ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, r->ids));
     r->text.count = 0;
-    return text__render_label(r, from, r->trained, error);
+    return qlora__text_render_label(env, r, from, r->trained);
 }
 
-static bool text__render_text(text__render* r, const char* text, size_t size, bool trained,
-                              text_error* error) {
+static qlora_result qlora__text_render_text(qlora__env* env, qlora__text_render* r,
+                                            const char* text, size_t size, bool trained) {
     if (size == 0) {
-        return true;
+        return QLORA_OK;
     }
     if (r->trained != trained) {
-        TEXT__TRY(text__render_flush(r, error));
+        QLORA__TRY(qlora__text_render_flush(env, r));
         r->trained = trained;
     }
-    return text_bytes_add(&r->text, text, size, error);
+    return qlora__text_bytes_add(env, &r->text, text, size);
 }
 
-static bool text__render_id(text__render* r, int32_t id, bool trained, text_error* error) {
-    TEXT__TRY(text__render_flush(r, error));
+static qlora_result qlora__text_render_id(qlora__env* env, qlora__text_render* r, int32_t id,
+                                          bool trained) {
+    QLORA__TRY(qlora__text_render_flush(env, r));
     if (id < 0) {
-        return true;
+        return QLORA_OK;
     }
-    TEXT__TRY(text_ids_add(r->ids, id, error));
-    return text__render_label(r, r->ids->count - 1, trained, error);
+    QLORA__TRY(qlora__text_ids_add(env, r->ids, id));
+    return qlora__text_render_label(env, r, r->ids->count - 1, trained);
 }
 
 // A string of the format; "\1" is the EOS token.
-static bool text__render_put(text__render* r, const char* text, bool trained, text_error* error) {
+static qlora_result qlora__text_render_put(qlora__env* env, qlora__text_render* r, const char* text,
+                                           bool trained) {
     while (*text != 0) {
         size_t length = strcspn(text, "\1");
-        TEXT__TRY(text__render_text(r, text, length, trained, error));
+        QLORA__TRY(qlora__text_render_text(env, r, text, length, trained));
         text += length;
         if (*text != 0) {
-            TEXT__TRY(text__render_id(r, r->chat->eos, trained, error));
+            QLORA__TRY(qlora__text_render_id(env, r, r->chat->eos, trained));
             text++;
         }
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__render_content(text__render* r, const text_message* message, bool trained,
-                                 text_error* error) {
+static qlora_result qlora__text_render_content(qlora__env* env, qlora__text_render* r,
+                                               const qlora_text_message* message, bool trained) {
     size_t begin = 0;
     size_t end = message->length;
     if (r->chat->format.trim && end > 0) {
-        text__view view = text__view_of(r->tok, message->content, end);
-        begin = text__run(&view, 0, TEXT__WS);
-        end = text__space_before(r->tok, message->content, begin, end);
+        qlora__text_view view = qlora__text_view_of(r->tok, message->content, end);
+        begin = qlora__text_run(&view, 0, QLORA__TEXT_WS);
+        end = qlora__text_space_before(r->tok, message->content, begin, end);
     }
-    return end <= begin ||
-           text__render_text(r, message->content + begin, end - begin, trained, error);
+    return end <= begin
+               ? QLORA_OK
+               : qlora__text_render_text(env, r, message->content + begin, end - begin, trained);
 }
 
-static bool text__role_is(const text_message* message, const char* role) {
+static bool qlora__text_role_is(const qlora_text_message* message, const char* role) {
     return strcmp(message->role, role) == 0;
 }
 
-static bool text__render_system(text__render* r, const text_message* message, text_error* error) {
-    const text__format* format = &r->chat->format;
+static qlora_result qlora__text_render_system(qlora__env* env, qlora__text_render* r,
+                                              const qlora_text_message* message) {
+    const qlora__text_format* format = &r->chat->format;
     if (format->system_open == NULL) {
-        return true; // with the next user message
+        return QLORA_OK; // it goes with the next user message
     }
-    TEXT__TRY(text__render_put(r, format->system_open, false, error));
+    QLORA__TRY(qlora__text_render_put(env, r, format->system_open, false));
     if (message != NULL) {
-        TEXT__TRY(text__render_content(r, message, false, error));
+        QLORA__TRY(qlora__text_render_content(env, r, message, false));
     }
-    return text__render_put(r, format->system_close, false, error);
+    return qlora__text_render_put(env, r, format->system_close, false);
 }
 
-// What stands before the first message: BOS, and the system message that the model gets by default.
-static bool text__render_start(text__render* r, const text_message* first, text_error* error) {
-    const text_chat* chat = r->chat;
-    TEXT__TRY(text__render_id(r, chat->bos, false, error));
-    bool given = first != NULL && text__role_is(first, "system");
+// What precedes the first message: BOS, and the system message that the model gets by default.
+static qlora_result qlora__text_render_start(qlora__env* env, qlora__text_render* r,
+                                             const qlora_text_message* first) {
+    const qlora_text_chat* chat = r->chat;
+    QLORA__TRY(qlora__text_render_id(env, r, chat->bos, false));
+    bool given = first != NULL && qlora__text_role_is(first, "system");
     if (chat->dated) {
-        TEXT__TRY(text__render_put(r, chat->format.system_open, false, error));
-        TEXT__TRY(text__render_put(r, "Cutting Knowledge Date: December 2023\nToday Date: ", false,
-                                   error));
-        TEXT__TRY(text__render_put(r, chat->date, false, error));
-        TEXT__TRY(text__render_put(r, "\n\n", false, error));
-        TEXT__TRY(!given || text__render_content(r, first, false, error));
-        return text__render_put(r, chat->format.system_close, false, error);
+        QLORA__TRY(qlora__text_render_put(env, r, chat->format.system_open, false));
+        QLORA__TRY(qlora__text_render_put(
+            env, r, "Cutting Knowledge Date: December 2023\nToday Date: ", false));
+        QLORA__TRY(qlora__text_render_put(env, r, chat->date.data, false));
+        QLORA__TRY(qlora__text_render_put(env, r, "\n\n", false));
+        if (given) {
+            QLORA__TRY(qlora__text_render_content(env, r, first, false));
+        }
+        return qlora__text_render_put(env, r, chat->format.system_close, false);
     }
-    const char* system = chat->default_system;
+    const char* system = chat->default_system.data;
     if (strcmp(chat->format.name, "alpaca") == 0) {
-        system = text__alpaca_system;
+        system = qlora__text_alpaca_system;
     }
     if (given || system == NULL) {
-        return !given || text__render_system(r, first, error);
+        return given ? qlora__text_render_system(env, r, first) : QLORA_OK;
     }
-    text_message message;
+    qlora_text_message message;
     memset(&message, 0, sizeof(message));
     message.content = system;
     message.length = strlen(system);
-    return text__render_system(r, &message, error);
+    return qlora__text_render_system(env, r, &message);
 }
 
-static bool text__render_user(text__render* r, const text_message* message,
-                              const text_message* system, text_error* error) {
-    const text__format* format = &r->chat->format;
-    TEXT__TRY(text__render_put(r, format->user_open, false, error));
+static qlora_result qlora__text_render_user(qlora__env* env, qlora__text_render* r,
+                                            const qlora_text_message* message,
+                                            const qlora_text_message* system) {
+    const qlora__text_format* format = &r->chat->format;
+    QLORA__TRY(qlora__text_render_put(env, r, format->user_open, false));
     if (system != NULL && format->system_open == NULL && system->length > 0) {
-        TEXT__TRY(text__render_content(r, system, false, error));
-        TEXT__TRY(text__render_put(r, "\n\n", false, error));
+        QLORA__TRY(qlora__text_render_content(env, r, system, false));
+        QLORA__TRY(qlora__text_render_put(env, r, "\n\n", false));
     }
-    TEXT__TRY(text__render_content(r, message, false, error));
-    return text__render_put(r, format->user_close, false, error);
+    QLORA__TRY(qlora__text_render_content(env, r, message, false));
+    return qlora__text_render_put(env, r, format->user_close, false);
 }
 
-static bool text__render_assistant(text__render* r, const text_message* message, bool last,
-                                   text_error* error) {
-    const text__format* format = &r->chat->format;
+static qlora_result qlora__text_render_assistant(qlora__env* env, qlora__text_render* r,
+                                                 const qlora_text_message* message, bool last) {
+    const qlora__text_format* format = &r->chat->format;
     bool trained = message != NULL && !message->masked;
-    TEXT__TRY(text__render_put(r, format->assistant_open, false, error));
+    QLORA__TRY(qlora__text_render_put(env, r, format->assistant_open, false));
     bool thought = message != NULL && message->length > 0 &&
-                   text__find(message->content, message->length, "</think>") != NULL;
+                   qlora__text_find(message->content, message->length, "</think>") != NULL;
     if (r->chat->think && last && !thought) {
-        TEXT__TRY(text__render_put(r, text__think, false, error));
+        QLORA__TRY(qlora__text_render_put(env, r, qlora__text_think, false));
     }
     if (message == NULL) {
-        return true;
+        return QLORA_OK;
     }
-    TEXT__TRY(text__render_put(r, format->lead, trained, error));
-    TEXT__TRY(text__render_content(r, message, trained, error));
-    TEXT__TRY(text__render_put(r, format->end, trained, error));
-    if (format->end[0] != 1 && text_tok_find(r->tok, format->end) < 0) {
-        TEXT__TRY(text__render_id(r, r->chat->eos, trained, error));
+    QLORA__TRY(qlora__text_render_put(env, r, format->lead, trained));
+    QLORA__TRY(qlora__text_render_content(env, r, message, trained));
+    QLORA__TRY(qlora__text_render_put(env, r, format->end, trained));
+    if (format->end[0] != 1 && qlora__text_tok_find(r->tok, format->end) < 0) {
+        QLORA__TRY(qlora__text_render_id(env, r, r->chat->eos, trained));
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__render_all(text__render* r, const text_message* messages, size_t count,
-                             bool prompt, text_error* error) {
+static qlora_result qlora__text_render_all(qlora__env* env, qlora__text_render* r,
+                                           const qlora_text_message* messages, size_t count,
+                                           bool prompt) {
     size_t last_user = 0;
-    const text_message* system = NULL;
+    const qlora_text_message* system = NULL;
     for (size_t i = 0; i < count; i++) {
-        last_user = text__role_is(&messages[i], "user") ? i : last_user;
+        last_user = qlora__text_role_is(&messages[i], "user") ? i : last_user;
     }
-    TEXT__TRY(text__render_start(r, count > 0 ? &messages[0] : NULL, error));
+    QLORA__TRY(qlora__text_render_start(env, r, count > 0 ? &messages[0] : NULL));
     for (size_t i = 0; i < count; i++) {
-        const text_message* message = &messages[i];
-        if (text__role_is(message, "system")) {
+        const qlora_text_message* message = &messages[i];
+        if (qlora__text_role_is(message, "system")) {
             system = message;
-            TEXT__TRY(i == 0 || text__render_system(r, message, error));
-        } else if (text__role_is(message, "user")) {
-            TEXT__TRY(text__render_user(r, message, system, error));
+            if (i > 0) {
+                QLORA__TRY(qlora__text_render_system(env, r, message));
+            }
+        } else if (qlora__text_role_is(message, "user")) {
+            QLORA__TRY(qlora__text_render_user(env, r, message, system));
             system = NULL;
-        } else if (text__role_is(message, "assistant")) {
-            TEXT__TRY(text__render_assistant(r, message, i > last_user, error));
-            if (i + 1 < count || prompt) { // nothing untrained at the very end
-                TEXT__TRY(text__render_put(r, r->chat->format.tail, false, error));
+        } else if (qlora__text_role_is(message, "assistant")) {
+            QLORA__TRY(qlora__text_render_assistant(env, r, message, i > last_user));
+            if (i + 1 < count || prompt) { // no untrained text at the very end
+                QLORA__TRY(qlora__text_render_put(env, r, r->chat->format.tail, false));
             }
         } else {
-            return text__fail(error,
-                              "the role \"%.60s\" is not supported; there are system, user, "
-                              "assistant",
-                              message->role);
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "the role \"%.60s\" is not supported; use system, user or "
+                                   "assistant",
+                                   message->role);
         }
     }
-    TEXT__TRY(!prompt || text__render_assistant(r, NULL, true, error));
-    return text__render_flush(r, error);
+    if (prompt) {
+        QLORA__TRY(qlora__text_render_assistant(env, r, NULL, true));
+    }
+    return qlora__text_render_flush(env, r);
 }
 
-bool text_chat_encode(const text_chat* chat, text_tok* tok, const text_message* messages,
-                      size_t count, bool prompt, text_ids* ids, text_ids* labels,
-                      text_error* error) {
-    text__render render;
+static qlora_result qlora__text_chat_encode(qlora__env* env, qlora_text_chat* chat,
+                                            const qlora_text_message* messages, size_t count,
+                                            bool prompt, qlora_text_ids* ids,
+                                            qlora_text_ids* labels) {
+    qlora__text_render render;
     memset(&render, 0, sizeof(render));
     render.chat = chat;
-    render.tok = tok;
+    render.tok = chat->tok;
     render.ids = ids;
     render.labels = labels;
     render.start = ids->count;
-    bool good = text__render_all(&render, messages, count, prompt, error);
-    text_bytes_free(&render.text);
-    return good;
+    qlora_result r = qlora__text_render_all(env, &render, messages, count, prompt);
+    qlora__text_bytes_free(env, &render.text);
+    return r;
+}
+
+qlora_result qlora_text_chat_encode(qlora_text_chat* chat, const qlora_text_message* messages,
+                                    size_t count, bool prompt, qlora_text_ids* ids,
+                                    qlora_text_ids* labels) {
+    if (chat == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &chat->text->env;
+    qlora__text_enter(chat->text, "qlora_text_chat_encode");
+    QLORA__TEXT_NEED(env, ids);
+    for (size_t i = 0; i < count; i++) {
+        if (messages == NULL || messages[i].role == NULL ||
+            (messages[i].content == NULL && messages[i].length > 0)) {
+            return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "message %lu: %s is NULL",
+                                   (unsigned long)i,
+                                   messages == NULL           ? "messages"
+                                   : messages[i].role == NULL ? "role"
+                                                              : "content");
+        }
+    }
+    size_t before = ids->count;
+    size_t labels_before = labels != NULL ? labels->count : 0;
+    qlora_result r = qlora__text_chat_encode(env, chat, messages, count, prompt, ids, labels);
+    if (r != QLORA_OK) {
+        ids->count = before;
+        if (labels != NULL) {
+            labels->count = labels_before;
+        }
+    }
+    return r;
 }
 
 //@@ src/text/data.h
 
-typedef struct text__record {
+typedef struct qlora__text_record {
     size_t begin;
     size_t count;
     size_t trained;
     size_t line;
-} text__record;
+} qlora__text_record;
 
-struct text_data {
-    text_ids ids;
-    text_ids labels;
-    text__record* records;
+struct qlora_text_data {
+    qlora_text* text;
+    qlora_text_ids ids;
+    qlora_text_ids labels;
+    qlora__text_record* records;
     size_t count;
     size_t capacity;
 };
 
-typedef struct text__loader {
-    const text_data_desc* desc;
-    text_data* data;
-    text__json* json;
-    text_message* messages;
+// The state of reading one file.
+typedef struct qlora__text_loader {
+    const qlora_text_data_desc* desc;
+    qlora_text_tok* tok;
+    qlora_text_data* data;
+    const char* name; // of the file
+    qlora__json* json;
+    qlora_text_message* messages;
     size_t message_count;
     size_t message_capacity;
-    text_bytes work; // contents that had to be put together, one after another
-} text__loader;
+    qlora_text_bytes work; // contents that were joined from parts, one after another
+} qlora__text_loader;
 
-void text_data_close(text_data* data) {
-    if (data != NULL) {
-        text_ids_free(&data->ids);
-        text_ids_free(&data->labels);
-        TEXT_FREE(data->records);
-        TEXT_FREE(data);
-    }
-}
-
-size_t text_data_count(const text_data* data) {
-    return data->count;
-}
-
-text_sample text_data_get(const text_data* data, size_t index) {
-    text_sample sample;
-    memset(&sample, 0, sizeof(sample));
-    if (index < data->count && data->ids.data != NULL) {
-        const text__record* record = &data->records[index];
-        sample.ids = data->ids.data + record->begin;
-        sample.labels = data->labels.data + record->begin;
-        sample.count = record->count;
-        sample.trained = record->trained;
-        sample.line = record->line;
-    }
-    return sample;
+static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
+    qlora__text_ids_free(env, &data->ids);
+    qlora__text_ids_free(env, &data->labels);
+    qlora__env_free(env, data->records, data->capacity * sizeof *data->records);
+    qlora__env_free(env, data, sizeof *data);
 }
 
 // Everything from `begin` becomes one sample.
-static bool text__data_close_record(text_data* data, size_t begin, size_t line, text_error* error) {
+static qlora_result qlora__text_data_close_record(qlora__env* env, qlora_text_data* data,
+                                                  size_t begin, size_t line) {
     void* records = data->records;
-    bool good =
-        text__reserve(&records, &data->capacity, data->count, 1, sizeof(text__record), error) &&
-        text__ids_room(&data->ids, 1, error) && text__ids_room(&data->labels, 1, error);
-    data->records = (text__record*)records;
-    TEXT__TRY(good);
-    text__record* record = &data->records[data->count++];
+    qlora_result r = qlora__text_reserve(env, &records, &data->capacity, data->count, 1,
+                                         sizeof(qlora__text_record));
+    data->records = (qlora__text_record*)records;
+    QLORA__TRY(r);
+    // even a file of empty records has arrays to point into
+    QLORA__TRY(qlora__text_ids_room(env, &data->ids, 1));
+    QLORA__TRY(qlora__text_ids_room(env, &data->labels, 1));
+    qlora__text_record* record = &data->records[data->count++];
     record->begin = begin;
     record->count = data->ids.count - begin;
     record->line = line;
@@ -5820,85 +8844,90 @@ static bool text__data_close_record(text_data* data, size_t begin, size_t line, 
     for (size_t i = begin + 1; i < data->ids.count; i++) {
         record->trained += data->labels.data[i] != -100 ? 1 : 0;
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__label_rest(text_data* data, bool trained, text_error* error) {
+static qlora_result qlora__text_label_rest(qlora__env* env, qlora_text_data* data, bool trained) {
     while (data->labels.count < data->ids.count) {
         int32_t id = data->ids.data[data->labels.count];
-        TEXT__TRY(text_ids_add(&data->labels, trained ? id : -100, error));
+        QLORA__TRY(qlora__text_ids_add(env, &data->labels, trained ? id : -100));
     }
-    return true;
+    return QLORA_OK;
 }
 
-// BOS in front of ids[begin..), unless the text itself starts with it.
-static bool text__data_bos(const text__loader* loader, size_t begin, text_error* error) {
-    text_ids* ids = &loader->data->ids;
+// BOS before ids[begin..), unless the text itself starts with it.
+static qlora_result qlora__text_data_bos(qlora__env* env, const qlora__text_loader* loader,
+                                         size_t begin) {
+    qlora_text_ids* ids = &loader->data->ids;
     int32_t bos = loader->desc->chat->bos;
     if (bos >= 0 && (ids->count == begin || ids->data[begin] != bos)) {
-        TEXT__TRY(text_ids_add(ids, bos, error));
+        QLORA__TRY(qlora__text_ids_add(env, ids, bos));
         memmove(ids->data + begin + 1, ids->data + begin,
                 (ids->count - begin - 1) * sizeof(int32_t));
         ids->data[begin] = bos;
     }
-    return bos < 0 || text_ids_add(&loader->data->labels, -100, error);
+    return bos < 0 ? QLORA_OK : qlora__text_ids_add(env, &loader->data->labels, -100);
 }
 
-static bool text__data_eos(const text__loader* loader, text_error* error) {
-    text_data* data = loader->data;
+static qlora_result qlora__text_data_eos(qlora__env* env, const qlora__text_loader* loader) {
+    qlora_text_data* data = loader->data;
     int32_t eos = loader->desc->chat->eos;
     bool there = data->ids.count > 0 && data->ids.data[data->ids.count - 1] == eos;
-    TEXT__TRY(eos < 0 || there || text_ids_add(&data->ids, eos, error));
-    return text__label_rest(data, true, error);
+    if (eos >= 0 && !there) {
+        QLORA__TRY(qlora__text_ids_add(env, &data->ids, eos));
+    }
+    return qlora__text_label_rest(env, data, true);
 }
 
-// {"text"} and {"prompt", "completion"}: the first part (may be empty) is not trained.
-static bool text__data_plain(const text__loader* loader, const char* prompt, size_t prompt_size,
-                             const char* text, size_t size, text_error* error) {
-    text_data* data = loader->data;
-    text_tok* tok = loader->desc->tok;
+// {"text"} and {"prompt", "completion"}: the first part, which may be empty, is not trained.
+static qlora_result qlora__text_data_plain(qlora__env* env, const qlora__text_loader* loader,
+                                           const char* prompt, size_t prompt_size, const char* text,
+                                           size_t size) {
+    qlora_text_data* data = loader->data;
+    qlora_text_tok* tok = loader->tok;
     size_t begin = data->ids.count;
     if (prompt_size + size == 0) {
-        return true; // an empty sample: the caller counts it
+        return QLORA_OK; // an empty sample, which the caller can count
     }
     if (prompt_size > 0) {
-        TEXT__TRY(text_encode(tok, prompt, prompt_size, 0, &data->ids, error));
-        TEXT__TRY(text__data_bos(loader, begin, error));
-        TEXT__TRY(text__label_rest(data, loader->desc->train_prompt, error));
-        TEXT__TRY(text_encode(tok, text, size, TEXT_CONTINUE, &data->ids, error));
+        QLORA__TRY(qlora__text_encode(env, tok, prompt, prompt_size, 0, &data->ids));
+        QLORA__TRY(qlora__text_data_bos(env, loader, begin));
+        QLORA__TRY(qlora__text_label_rest(env, data, loader->desc->train_prompt));
+        QLORA__TRY(qlora__text_encode(env, tok, text, size, QLORA_TEXT_CONTINUE, &data->ids));
     } else {
-        TEXT__TRY(text_encode(tok, text, size, 0, &data->ids, error));
-        TEXT__TRY(text__data_bos(loader, begin, error));
+        QLORA__TRY(qlora__text_encode(env, tok, text, size, 0, &data->ids));
+        QLORA__TRY(qlora__text_data_bos(env, loader, begin));
     }
-    TEXT__TRY(text__label_rest(data, true, error));
-    return text__data_eos(loader, error);
+    QLORA__TRY(qlora__text_label_rest(env, data, true));
+    return qlora__text_data_eos(env, loader);
 }
 
 // ---- messages
 
-static bool text__message_add(text__loader* loader, const char* role, const char* content,
-                              size_t length, bool masked, text_error* error) {
+static qlora_result qlora__text_message_add(qlora__env* env, qlora__text_loader* loader,
+                                            const char* role, const char* content, size_t length,
+                                            bool masked) {
     void* data = loader->messages;
-    bool good = text__reserve(&data, &loader->message_capacity, loader->message_count, 1,
-                              sizeof(text_message), error);
-    loader->messages = (text_message*)data;
-    TEXT__TRY(good);
-    text_message* message = &loader->messages[loader->message_count++];
+    qlora_result r = qlora__text_reserve(env, &data, &loader->message_capacity,
+                                         loader->message_count, 1, sizeof(qlora_text_message));
+    loader->messages = (qlora_text_message*)data;
+    QLORA__TRY(r);
+    qlora_text_message* message = &loader->messages[loader->message_count++];
     message->role = role;
     message->content = content;
     message->length = length;
     message->masked = masked;
-    return true;
+    return QLORA_OK;
 }
 
 // The names that data sets use.
-static const char* text__role_of(const char* name) {
+static const char* qlora__text_role_of(const char* name) {
     static const char* const names[][2] = {{"system", "system"}, {"developer", "system"},
                                            {"user", "user"},     {"human", "user"},
                                            {"prompter", "user"}, {"assistant", "assistant"},
                                            {"gpt", "assistant"}, {"model", "assistant"},
                                            {"bot", "assistant"}, {"chatgpt", "assistant"}};
-    for (size_t i = 0; i < TEXT__COUNT(names); i++) {
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
         if (strcmp(name, names[i][0]) == 0) {
             return names[i][1];
         }
@@ -5906,89 +8935,97 @@ static const char* text__role_of(const char* name) {
     return NULL;
 }
 
-// A content in parts: [{"type": "text", "text": ...}, ...], put together in loader->work.
-static bool text__message_parts(text__loader* loader, const text__node* parts, size_t* at,
-                                text_error* error) {
-    const text__json* json = loader->json;
-    const text__node* part = parts + 1;
+// Joins a content in parts, [{"type": "text", "text": ...}, ...], in loader->work.
+static qlora_result qlora__text_message_parts(qlora__env* env, qlora__text_loader* loader,
+                                              const qlora__json_token* parts, size_t* at) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* part = parts + 1;
     *at = loader->work.count;
-    for (uint32_t i = 0; i < parts->size; i++) {
-        const text__node* text = text__json_get(json, part, "text");
-        if (text == NULL || text->type != TEXT__J_STRING) {
-            return text__fail(error, "a content part that is not text");
+    for (uint32_t i = 0; i < parts->count; i++) {
+        const qlora__json_token* text = qlora__text_json_get(json, part, "text");
+        if (!qlora__text_json_string(text)) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "contains a content part that is not text");
         }
-        TEXT__TRY(text_bytes_add(&loader->work, text__json_text(json, text), text->size, error));
-        part = text__json_next(json, part);
+        QLORA__TRY(qlora__text_bytes_add(env, &loader->work, qlora__text_json_text(json, text),
+                                         qlora__text_json_size(text)));
+        part = qlora__text_json_next(json, part);
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__is_filled(const text__node* node) {
-    return !text__json_absent(node) && node->type != TEXT__J_FALSE &&
-           !((node->type == TEXT__J_STRING || node->type == TEXT__J_ARRAY ||
-              node->type == TEXT__J_OBJECT) &&
-             node->size == 0);
+// Neither absent, null, false nor empty.
+static bool qlora__text_is_filled(const qlora__json_token* value) {
+    if (qlora__text_json_absent(value) || value->kind == QLORA__JSON_FALSE) {
+        return false;
+    }
+    if (value->kind == QLORA__JSON_STRING) {
+        return qlora__text_json_size(value) > 0;
+    }
+    bool list = value->kind == QLORA__JSON_ARRAY || value->kind == QLORA__JSON_OBJECT;
+    return !list || value->count > 0;
 }
 
-static bool text__message_read(text__loader* loader, const text__node* node, bool masked,
-                               text_error* error) {
-    const text__json* json = loader->json;
-    const text__node* role = text__json_get(json, node, "role");
-    const text__node* content = text__json_get(json, node, "content");
-    role = role != NULL ? role : text__json_get(json, node, "from");
-    content = content != NULL ? content : text__json_get(json, node, "value");
-    const char* name = text__json_cstring(json, role);
+static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader* loader,
+                                             const qlora__json_token* node, bool masked) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* role = qlora__text_json_get(json, node, "role");
+    const qlora__json_token* content = qlora__text_json_get(json, node, "content");
+    role = role != NULL ? role : qlora__text_json_get(json, node, "from");
+    content = content != NULL ? content : qlora__text_json_get(json, node, "value");
+    const char* name = qlora__text_json_cstring(json, role);
     if (name == NULL) {
-        return text__fail(error, "has no \"role\" (or \"from\")");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
     }
-    const char* known = text__role_of(name);
-    if (known == NULL || text__is_filled(text__json_get(json, node, "tool_calls"))) {
-        return text__fail(error, "is of the role \"%.60s\"%s, which is not supported", name,
-                          known == NULL ? "" : " with tool_calls");
+    const char* known = qlora__text_role_of(name);
+    if (known == NULL || qlora__text_is_filled(qlora__text_json_get(json, node, "tool_calls"))) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "has the role \"%.60s\"%s, which is not supported", name,
+                               known == NULL ? "" : " with tool_calls");
     }
-    const text__node* weight = text__json_get(json, node, "weight");
-    const text__node* train = text__json_get(json, node, "train");
-    masked = masked || (train != NULL && train->type == TEXT__J_FALSE) ||
-             (weight != NULL && weight->type == TEXT__J_INTEGER && weight->integer == 0);
-    if (content != NULL && content->type == TEXT__J_STRING) {
-        return text__message_add(loader, known, text__json_text(json, content), content->size,
-                                 masked, error);
+    const qlora__json_token* weight = qlora__text_json_get(json, node, "weight");
+    const qlora__json_token* train = qlora__text_json_get(json, node, "train");
+    int64_t number = 1;
+    masked = masked || qlora__text_json_false(train) ||
+             (qlora__text_json_integer(json, weight, &number) && number == 0);
+    if (qlora__text_json_string(content)) {
+        return qlora__text_message_add(env, loader, known, qlora__text_json_text(json, content),
+                                       qlora__text_json_size(content), masked);
     }
-    if (content == NULL || content->type != TEXT__J_ARRAY) {
-        return text__fail(error, "has no text in \"content\" (or \"value\")");
+    if (content == NULL || content->kind != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no text in \"content\" (or \"value\")");
     }
-    size_t at;
-    TEXT__TRY(text__message_parts(loader, content, &at, error));
-    // the address comes when everything is put together: NULL, and the place in `length`
-    return text__message_add(loader, known, NULL, loader->work.count - at, masked, error);
+    size_t at = 0;
+    QLORA__TRY(qlora__text_message_parts(env, loader, content, &at));
+    // the parts may still move: NULL until all messages are read, and the size in `length`
+    return qlora__text_message_add(env, loader, known, NULL, loader->work.count - at, masked);
 }
 
-static bool text__messages_read(text__loader* loader, const text__node* array, const char* name,
-                                bool masked, text_error* error) {
-    if (array->type != TEXT__J_ARRAY) {
-        return text__fail(error, "\"%s\" is not a list", name);
+static qlora_result qlora__text_messages_read(qlora__env* env, qlora__text_loader* loader,
+                                              const qlora__json_token* array, const char* name,
+                                              bool masked) {
+    if (array->kind != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"%s\" is not a list", name);
     }
-    const text__node* node = array + 1;
-    for (uint32_t i = 0; i < array->size; i++) {
-        text_error why;
-        why.text[0] = 0;
-        if (!text__message_read(loader, node, masked, &why)) {
-            return text__fail(error, "\"%s\": message %lu %s", name, (unsigned long)i + 1,
-                              why.text);
+    const qlora__json_token* node = array + 1;
+    for (uint32_t i = 0; i < array->count; i++) {
+        qlora_result r = qlora__text_message_read(env, loader, node, masked);
+        if (r != QLORA_OK) {
+            return qlora__env_wrap(env, r, "\"%s\": message %lu ", name, (unsigned long)i + 1);
         }
-        node = text__json_next(loader->json, node);
+        node = qlora__text_json_next(loader->json, node);
     }
-    return true;
+    return QLORA_OK;
 }
 
-// The messages that were gathered become the sample.
-static bool text__data_chat(text__loader* loader, text_error* error) {
-    const text_data_desc* desc = loader->desc;
-    text_data* data = loader->data;
+// Makes the sample from the collected messages.
+static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* loader) {
+    const qlora_text_data_desc* desc = loader->desc;
+    qlora_text_data* data = loader->data;
     size_t at = 0;
     size_t last = 0;
     for (size_t i = 0; i < loader->message_count; i++) {
-        text_message* message = &loader->messages[i];
+        qlora_text_message* message = &loader->messages[i];
         if (message->content == NULL) {
             message->content = message->length > 0 ? loader->work.data + at : "";
             at += message->length;
@@ -5996,313 +9033,342 @@ static bool text__data_chat(text__loader* loader, text_error* error) {
         last = strcmp(message->role, "assistant") == 0 ? i : last;
     }
     for (size_t i = 0; i < loader->message_count; i++) {
-        text_message* message = &loader->messages[i];
+        qlora_text_message* message = &loader->messages[i];
         message->masked = message->masked || (desc->last_turn_only && i != last);
     }
     if (loader->message_count == 0) {
-        return true;
+        return QLORA_OK;
     }
     size_t begin = data->ids.count;
-    TEXT__TRY(text_chat_encode(desc->chat, desc->tok, loader->messages, loader->message_count,
-                               false, &data->ids, &data->labels, error));
+    QLORA__TRY(qlora__text_chat_encode(env, desc->chat, loader->messages, loader->message_count,
+                                       false, &data->ids, &data->labels));
     for (size_t i = begin; desc->train_prompt && i < data->ids.count; i++) {
         bool bos = i == begin && data->ids.data[i] == desc->chat->bos;
         data->labels.data[i] = bos ? -100 : data->ids.data[i];
     }
-    return true;
+    return QLORA_OK;
 }
 
 // ---- one record
 
-static const text__node* text__record_string(const text__loader* loader, const text__node* record,
-                                             const char* name) {
-    const text__node* node = text__json_get(loader->json, record, name);
-    return node != NULL && node->type == TEXT__J_STRING ? node : NULL;
+static const qlora__json_token* qlora__text_record_string(const qlora__text_loader* loader,
+                                                          const qlora__json_token* record,
+                                                          const char* name) {
+    const qlora__json_token* node = qlora__text_json_get(loader->json, record, name);
+    return qlora__text_json_string(node) ? node : NULL;
 }
 
-static bool text__record_system(text__loader* loader, const text__node* record, text_error* error) {
-    const text__node* system = text__record_string(loader, record, "system");
-    return system == NULL || system->size == 0 ||
-           text__message_add(loader, "system", text__json_text(loader->json, system), system->size,
-                             false, error);
+static qlora_result qlora__text_record_system(qlora__env* env, qlora__text_loader* loader,
+                                              const qlora__json_token* record) {
+    const qlora__json_token* system = qlora__text_record_string(loader, record, "system");
+    if (system == NULL || qlora__text_json_size(system) == 0) {
+        return QLORA_OK;
+    }
+    return qlora__text_message_add(env, loader, "system",
+                                   qlora__text_json_text(loader->json, system),
+                                   qlora__text_json_size(system), false);
 }
 
 // history: [[user, assistant], ...]
-static bool text__record_history(text__loader* loader, const text__node* record,
-                                 text_error* error) {
-    const text__json* json = loader->json;
-    const text__node* history = text__json_get(json, record, "history");
-    if (!text__is_filled(history)) {
-        return true;
+static qlora_result qlora__text_record_history(qlora__env* env, qlora__text_loader* loader,
+                                               const qlora__json_token* record) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* history = qlora__text_json_get(json, record, "history");
+    if (!qlora__text_is_filled(history)) {
+        return QLORA_OK;
     }
-    const text__node* turn = history + 1;
-    for (uint32_t i = 0; i < history->size; i++) {
-        const text__node* user = turn + 1;
-        bool good = history->type == TEXT__J_ARRAY && turn->type == TEXT__J_ARRAY &&
-                    turn->size == 2 && user->type == TEXT__J_STRING &&
-                    text__json_next(json, user)->type == TEXT__J_STRING;
-        if (!good) {
-            return text__fail(error, "\"history\" is not a list of [user, assistant]");
+    static const char wanted[] = "\"history\" is not a list of [user, assistant]";
+    if (history->kind != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s", wanted);
+    }
+    const qlora__json_token* turn = history + 1;
+    for (uint32_t i = 0; i < history->count; i++) {
+        const qlora__json_token* user = turn + 1;
+        if (turn->kind != QLORA__JSON_ARRAY || turn->count != 2 || !qlora__text_json_string(user) ||
+            !qlora__text_json_string(qlora__text_json_next(json, user))) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s", wanted);
         }
-        const text__node* reply = text__json_next(json, user);
-        TEXT__TRY(text__message_add(loader, "user", text__json_text(json, user), user->size, false,
-                                    error));
-        TEXT__TRY(text__message_add(loader, "assistant", text__json_text(json, reply), reply->size,
-                                    false, error));
-        turn = text__json_next(json, turn);
+        const qlora__json_token* reply = qlora__text_json_next(json, user);
+        QLORA__TRY(qlora__text_message_add(env, loader, "user", qlora__text_json_text(json, user),
+                                           qlora__text_json_size(user), false));
+        QLORA__TRY(qlora__text_message_add(env, loader, "assistant",
+                                           qlora__text_json_text(json, reply),
+                                           qlora__text_json_size(reply), false));
+        turn = qlora__text_json_next(json, turn);
     }
-    return true;
+    return QLORA_OK;
 }
 
-// Alpaca and its like. In the alpaca format the input has its own heading, elsewhere it follows the
-// instruction on a new line.
-static bool text__record_pair(text__loader* loader, const text__node* record,
-                              const text__node* question, const text__node* answer,
-                              text_error* error) {
-    const text__json* json = loader->json;
-    const text__node* input = text__record_string(loader, record, "input");
+// Alpaca and similar records. In the alpaca format the input has its own heading; elsewhere it
+// follows the instruction on a new line.
+static qlora_result qlora__text_record_pair(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record,
+                                            const qlora__json_token* question,
+                                            const qlora__json_token* answer) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* input = qlora__text_record_string(loader, record, "input");
     bool alpaca = strcmp(loader->desc->chat->format.name, "alpaca") == 0;
-    bool more = input != NULL && input != question && input->size > 0;
-    TEXT__TRY(text__record_system(loader, record, error));
+    bool more = input != NULL && input != question && qlora__text_json_size(input) > 0;
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
     if (alpaca && more && loader->message_count == 0) {
-        TEXT__TRY(text__message_add(loader, "system", text__alpaca_system_input,
-                                    sizeof(text__alpaca_system_input) - 1, false, error));
+        QLORA__TRY(qlora__text_message_add(env, loader, "system", qlora__text_alpaca_system_input,
+                                           sizeof(qlora__text_alpaca_system_input) - 1, false));
     }
-    TEXT__TRY(text__record_history(loader, record, error));
+    QLORA__TRY(qlora__text_record_history(env, loader, record));
     if (more) {
         const char* between = alpaca ? "\n\n### Input:\n" : "\n";
         size_t at = loader->work.count;
-        TEXT__TRY(
-            text_bytes_add(&loader->work, text__json_text(json, question), question->size, error));
-        if (question->size > 0) {
-            TEXT__TRY(text__bytes_add_string(&loader->work, between, error));
+        QLORA__TRY(qlora__text_bytes_add(env, &loader->work, qlora__text_json_text(json, question),
+                                         qlora__text_json_size(question)));
+        if (qlora__text_json_size(question) > 0) {
+            QLORA__TRY(qlora__text_bytes_add(env, &loader->work, between, strlen(between)));
         }
-        TEXT__TRY(text_bytes_add(&loader->work, text__json_text(json, input), input->size, error));
-        TEXT__TRY(text__message_add(loader, "user", NULL, loader->work.count - at, false, error));
+        QLORA__TRY(qlora__text_bytes_add(env, &loader->work, qlora__text_json_text(json, input),
+                                         qlora__text_json_size(input)));
+        QLORA__TRY(
+            qlora__text_message_add(env, loader, "user", NULL, loader->work.count - at, false));
     } else {
-        TEXT__TRY(text__message_add(loader, "user", text__json_text(json, question), question->size,
-                                    false, error));
+        QLORA__TRY(qlora__text_message_add(env, loader, "user",
+                                           qlora__text_json_text(json, question),
+                                           qlora__text_json_size(question), false));
     }
-    TEXT__TRY(text__message_add(loader, "assistant", text__json_text(json, answer), answer->size,
-                                false, error));
-    return text__data_chat(loader, error);
+    QLORA__TRY(qlora__text_message_add(env, loader, "assistant",
+                                       qlora__text_json_text(json, answer),
+                                       qlora__text_json_size(answer), false));
+    return qlora__text_data_chat(env, loader);
 }
 
-static bool text__record_ids(text__loader* loader, const text__node* ids, const text__node* labels,
-                             text_error* error) {
-    text_data* data = loader->data;
+static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* loader,
+                                           const qlora__json_token* ids,
+                                           const qlora__json_token* labels) {
+    qlora_text_data* data = loader->data;
     size_t begin = data->ids.count;
-    text_error why;
-    why.text[0] = 0;
-    if (!text__json_ids(loader->json, ids, &data->ids, &why)) {
-        return text__fail(error, "\"input_ids\": %s", why.text);
+    qlora_result r = qlora__text_json_ids(env, loader->json, ids, &data->ids);
+    if (r != QLORA_OK) {
+        return qlora__env_wrap(env, r, "\"input_ids\": ");
     }
     for (size_t i = begin; i < data->ids.count; i++) {
         if (data->ids.data[i] < 0) {
-            return text__fail(error, "\"input_ids\": %d is negative", (int)data->ids.data[i]);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"input_ids\": %d is negative",
+                                   (int)data->ids.data[i]);
         }
     }
-    if (text__json_absent(labels)) {
-        return text__label_rest(data, true, error);
+    if (qlora__text_json_absent(labels)) {
+        return qlora__text_label_rest(env, data, true);
     }
-    if (!text__json_ids(loader->json, labels, &data->labels, &why)) {
-        return text__fail(error, "\"labels\": %s", why.text);
+    r = qlora__text_json_ids(env, loader->json, labels, &data->labels);
+    if (r != QLORA_OK) {
+        return qlora__env_wrap(env, r, "\"labels\": ");
     }
     if (data->labels.count != data->ids.count) {
-        return text__fail(error, "\"labels\" has %lu elements, \"input_ids\" %lu",
-                          (unsigned long)(data->labels.count - begin),
-                          (unsigned long)(data->ids.count - begin));
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "\"labels\" has %lu elements, \"input_ids\" %lu",
+            (unsigned long)(data->labels.count - begin), (unsigned long)(data->ids.count - begin));
     }
     for (size_t i = begin; i < data->labels.count; i++) {
         if (data->labels.data[i] < 0 && data->labels.data[i] != -100) {
-            return text__fail(error, "\"labels\": %d is neither an id nor -100",
-                              (int)data->labels.data[i]);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "\"labels\": %d is neither an id nor -100",
+                                   (int)data->labels.data[i]);
         }
     }
-    return true;
+    return QLORA_OK;
 }
 
-// Says which names the record has.
-static bool text__record_unknown(const text__loader* loader, const text__node* record,
-                                 text_error* error) {
+// Names the keys that the record has.
+static qlora_result qlora__text_record_unknown(qlora__env* env, const qlora__text_loader* loader,
+                                               const qlora__json_token* record) {
     char names[200];
     size_t used = 0;
-    const text__json* json = loader->json;
-    const text__node* key = record + 1;
+    const qlora__json* json = loader->json;
+    const qlora__json_token* key = record + 1;
     names[0] = 0;
-    for (uint32_t i = 0; i < record->size && used + 40 < sizeof(names); i++) {
+    for (uint32_t i = 0; i < record->count && used + 40 < sizeof(names); i++) {
         int wrote = snprintf(names + used, sizeof(names) - used, "%s%.30s", i > 0 ? ", " : "",
-                             text__json_text(json, key));
+                             qlora__text_json_text(json, key));
         used += wrote > 0 ? (size_t)wrote : 0;
-        key = text__json_next(json, text__json_next(json, key));
+        key = qlora__text_json_next(json, qlora__text_json_next(json, key));
     }
-    return text__fail(error,
-                      "a record needs text, prompt and completion, messages, conversations, "
-                      "instruction and output, question and answer, or input_ids; this one "
-                      "has: %s",
-                      names);
+    return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                           "unrecognised record: expected text, prompt and completion, messages, "
+                           "conversations, instruction and output, question and answer, or "
+                           "input_ids; found %s",
+                           names[0] != 0 ? names : "no keys");
 }
 
 // Both as strings: plain text. Both as lists: messages.
-static bool text__record_completion(text__loader* loader, const text__node* prompt,
-                                    const text__node* completion, text_error* error) {
-    const text__json* json = loader->json;
-    if (prompt->type == TEXT__J_STRING && completion->type == TEXT__J_STRING) {
-        return text__data_plain(loader, text__json_text(json, prompt), prompt->size,
-                                text__json_text(json, completion), completion->size, error);
+static qlora_result qlora__text_record_completion(qlora__env* env, qlora__text_loader* loader,
+                                                  const qlora__json_token* prompt,
+                                                  const qlora__json_token* completion) {
+    const qlora__json* json = loader->json;
+    if (prompt->kind == QLORA__JSON_STRING && completion->kind == QLORA__JSON_STRING) {
+        return qlora__text_data_plain(
+            env, loader, qlora__text_json_text(json, prompt), qlora__text_json_size(prompt),
+            qlora__text_json_text(json, completion), qlora__text_json_size(completion));
     }
-    if (prompt->type == TEXT__J_ARRAY && completion->type == TEXT__J_ARRAY) {
-        return text__messages_read(loader, prompt, "prompt", true, error) &&
-               text__messages_read(loader, completion, "completion", false, error) &&
-               text__data_chat(loader, error);
+    if (prompt->kind == QLORA__JSON_ARRAY && completion->kind == QLORA__JSON_ARRAY) {
+        QLORA__TRY(qlora__text_messages_read(env, loader, prompt, "prompt", true));
+        QLORA__TRY(qlora__text_messages_read(env, loader, completion, "completion", false));
+        return qlora__text_data_chat(env, loader);
     }
-    return text__fail(error, "prompt and completion must be two strings or two lists of messages");
+    return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                           "prompt and completion must be two strings or two lists of messages");
 }
 
-static bool text__record_read(text__loader* loader, const text__node* record, text_error* error) {
+static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record) {
     static const char* const pairs[][2] = {{"instruction", "output"},
                                            {"instruction", "response"},
                                            {"question", "answer"},
                                            {"input", "output"}};
-    const text__json* json = loader->json;
-    if (record->type != TEXT__J_OBJECT) {
-        return text__fail(error, "a record must be an object {...}");
+    const qlora__json* json = loader->json;
+    if (record->kind != QLORA__JSON_OBJECT) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "a record must be an object {...}");
     }
-    if (text__is_filled(text__json_get(json, record, "tools"))) {
-        return text__fail(error, "\"tools\" are not supported");
+    if (qlora__text_is_filled(qlora__text_json_get(json, record, "tools"))) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"tools\" are not supported");
     }
-    const text__node* ids = text__json_get(json, record, "input_ids");
+    const qlora__json_token* ids = qlora__text_json_get(json, record, "input_ids");
     if (ids != NULL) {
-        return text__record_ids(loader, ids, text__json_get(json, record, "labels"), error);
+        return qlora__text_record_ids(env, loader, ids,
+                                      qlora__text_json_get(json, record, "labels"));
     }
-    const text__node* list = text__json_get(json, record, "messages");
+    const qlora__json_token* list = qlora__text_json_get(json, record, "messages");
     if (list != NULL) {
-        return text__messages_read(loader, list, "messages", false, error) &&
-               text__data_chat(loader, error);
+        QLORA__TRY(qlora__text_messages_read(env, loader, list, "messages", false));
+        return qlora__text_data_chat(env, loader);
     }
-    list = text__json_get(json, record, "conversations");
+    list = qlora__text_json_get(json, record, "conversations");
     if (list != NULL) {
-        return text__record_system(loader, record, error) &&
-               text__messages_read(loader, list, "conversations", false, error) &&
-               text__data_chat(loader, error);
+        QLORA__TRY(qlora__text_record_system(env, loader, record));
+        QLORA__TRY(qlora__text_messages_read(env, loader, list, "conversations", false));
+        return qlora__text_data_chat(env, loader);
     }
-    const text__node* prompt = text__json_get(json, record, "prompt");
-    const text__node* completion = text__json_get(json, record, "completion");
-    completion = completion != NULL ? completion : text__json_get(json, record, "response");
+    const qlora__json_token* prompt = qlora__text_json_get(json, record, "prompt");
+    const qlora__json_token* completion = qlora__text_json_get(json, record, "completion");
+    completion = completion != NULL ? completion : qlora__text_json_get(json, record, "response");
     if (prompt != NULL && completion != NULL) {
-        return text__record_completion(loader, prompt, completion, error);
+        return qlora__text_record_completion(env, loader, prompt, completion);
     }
-    for (size_t i = 0; i < TEXT__COUNT(pairs); i++) {
-        const text__node* question = text__record_string(loader, record, pairs[i][0]);
-        const text__node* answer = text__record_string(loader, record, pairs[i][1]);
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(pairs); i++) {
+        const qlora__json_token* question = qlora__text_record_string(loader, record, pairs[i][0]);
+        const qlora__json_token* answer = qlora__text_record_string(loader, record, pairs[i][1]);
         if (question != NULL && answer != NULL) {
-            return text__record_pair(loader, record, question, answer, error);
+            return qlora__text_record_pair(env, loader, record, question, answer);
         }
     }
-    const text__node* text = text__record_string(loader, record, "text");
+    const qlora__json_token* text = qlora__text_record_string(loader, record, "text");
     if (text != NULL) {
-        return text__data_plain(loader, NULL, 0, text__json_text(json, text), text->size, error);
+        return qlora__text_data_plain(env, loader, NULL, 0, qlora__text_json_text(json, text),
+                                      qlora__text_json_size(text));
     }
-    return text__record_unknown(loader, record, error);
+    return qlora__text_record_unknown(env, loader, record);
 }
 
-static bool text__record_take(text__loader* loader, const text__node* record, size_t line,
-                              text_error* error) {
+static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record, size_t line) {
     size_t begin = loader->data->ids.count;
-    text_error why;
-    why.text[0] = 0;
     loader->message_count = 0;
     loader->work.count = 0;
-    if (!text__record_read(loader, record, &why)) {
-        return text__fail(error, "%s:%lu: %s", loader->json->name, (unsigned long)line, why.text);
+    qlora_result r = qlora__text_record_read(env, loader, record);
+    if (r != QLORA_OK) {
+        return qlora__env_wrap(env, r, "%s:%lu: ", loader->name, (unsigned long)line);
     }
-    return text__data_close_record(loader->data, begin, line, error);
+    return qlora__text_data_close_record(env, loader->data, begin, line);
 }
 
 // ---- files
 
-// [record, record, ...]
-static bool text__data_array(text__loader* loader, text_error* error) {
-    text__json* json = loader->json;
-    TEXT__TRY(text__json_parse(json, error));
-    text__json_space(json);
-    if (json->at < json->size) {
-        return text__json_fail(json, "more text after the value", error);
+// How many lines end in these bytes.
+static size_t qlora__text_lines(const char* text, size_t size) {
+    size_t lines = 0;
+    const char* p = text;
+    const char* end = text + size;
+    while (p < end && (p = (const char*)memchr(p, '\n', (size_t)(end - p))) != NULL) {
+        lines++;
+        p++;
     }
-    const text__node* record = json->nodes + 1;
-    size_t line = 1;
-    size_t seen = 0;
-    for (uint32_t i = 0; i < json->nodes[0].size; i++) {
-        size_t at = record->type == TEXT__J_STRING ? seen : record->at;
-        line += text__line_of(json->source + seen, at - seen) - 1;
-        seen = at;
-        TEXT__TRY(text__record_take(loader, record, line, error));
-        record = text__json_next(json, record);
-    }
-    return true;
+    return lines;
 }
 
-// One record a line. A record may go over several lines, but two are never in one.
-static bool text__data_lines(text__loader* loader, const char* source, size_t size, size_t at,
-                             text_error* error) {
-    text__json* json = loader->json;
+// [record, record, ...]
+static qlora_result qlora__text_data_array(qlora__env* env, qlora__text_loader* loader,
+                                           const char* source, size_t size) {
+    qlora__json* json = loader->json;
+    QLORA__TRY(qlora__text_json(env, loader->name, source, size, json));
+    const qlora__json_token* record = json->tokens + 1;
     size_t line = 1;
+    size_t seen = 0;
+    for (uint32_t i = 0; i < json->tokens[0].count; i++) {
+        size_t at = record->kind == QLORA__JSON_STRING ? seen : record->begin;
+        line += qlora__text_lines(json->text + seen, at - seen);
+        seen = at;
+        QLORA__TRY(qlora__text_record_take(env, loader, record, line));
+        record = qlora__text_json_next(json, record);
+    }
+    return QLORA_OK;
+}
+
+static bool qlora__text_is_space(char c) {
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+// One record per line. A record may span several lines, but a line never holds two.
+static qlora_result qlora__text_data_lines(qlora__env* env, qlora__text_loader* loader,
+                                           const char* source, size_t size) {
+    qlora__json* json = loader->json;
+    json->label = loader->name;
+    size_t line = 1;
+    size_t at = 0;
     for (;;) {
         size_t start = at;
-        while (at < size && source[at] != 0 && strchr(" \t\r\n", source[at]) != NULL) {
+        while (at < size && qlora__text_is_space(source[at])) {
             at++;
         }
-        line += text__line_of(source + start, at - start) - 1;
+        line += qlora__text_lines(source + start, at - start);
         if (at == size) {
-            return true;
+            return QLORA_OK;
         }
-        json->source = source + at;
-        json->size = size - at;
-        json->at = 0;
-        json->line_offset = line - 1;
-        if (json->size >= UINT32_MAX / 2) {
-            json->size = UINT32_MAX / 2 - 1; // the limit of one record, not of the file
-        }
-        TEXT__TRY(text__json_parse(json, error));
-        size_t end = json->at;
-        while (end < json->size && strchr(" \t\r", json->source[end]) != NULL &&
-               json->source[end] != 0) {
-            end++;
-        }
-        if (at + end < size && source[at + end] != '\n') {
-            json->at = end;
-            return text__json_fail(json, "more text after the record", error);
-        }
-        TEXT__TRY(text__record_take(loader, json->nodes, line, error));
-        line += text__line_of(source + at, end) - 1;
+        size_t left = size - at;
+        uint32_t end = 0;
+        json->text = source + at;
+        // the limit is that of one record, not of the file
+        json->size = left < QLORA__JSON_MAX_BYTES ? (uint32_t)left : QLORA__JSON_MAX_BYTES;
+        json->line = (uint32_t)(line - 1);
+        QLORA__TRY(qlora__json_parse_one(env, json, true, &end));
+        QLORA__TRY(qlora__json_decode(env, json));
+        QLORA__TRY(qlora__text_record_take(env, loader, json->tokens, line));
+        line += qlora__text_lines(source + at, end);
         at += end;
     }
 }
 
-static bool text__data_json(text__loader* loader, const char* name, const char* source, size_t size,
-                            text_error* error) {
-    text__json json;
+static qlora_result qlora__text_data_json(qlora__env* env, qlora__text_loader* loader,
+                                          const char* source, size_t size) {
+    qlora__json json;
     memset(&json, 0, sizeof(json));
-    json.name = name;
-    json.source = source;
-    json.size = size;
-    size_t start = size >= 3 && memcmp(source, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
-    json.at = start;
-    text__json_space(&json);
+    if (size >= 3 && memcmp(source, "\xEF\xBB\xBF", 3) == 0) {
+        source += 3;
+        size -= 3;
+    }
+    size_t at = 0;
+    while (at < size && qlora__text_is_space(source[at])) {
+        at++;
+    }
     loader->json = &json;
-    bool array = json.at < size && source[json.at] == '[';
-    bool good = array ? text__data_array(loader, error)
-                      : text__data_lines(loader, source, size, start, error);
-    text__json_free(&json);
+    bool array = at < size && source[at] == '[';
+    qlora_result r = array ? qlora__text_data_array(env, loader, source, size)
+                           : qlora__text_data_lines(env, loader, source, size);
+    qlora__json_free(env, &json);
     loader->json = NULL;
-    return good;
+    return r;
 }
 
-// ids[begin..) of one document, without BOS, become samples of at most chunk_tokens. Without a BOS
-// every sample starts with the last token of the one before, so that each token is a target once.
-static bool text__data_chunk(const text__loader* loader, const text_ids* document, size_t line,
-                             text_error* error) {
-    text_data* data = loader->data;
+// Splits the ids of one document, without BOS, into samples of at most chunk_tokens. Without a BOS,
+// every sample starts with the last token of the previous one, so that each token is a target once.
+static qlora_result qlora__text_data_chunk(qlora__env* env, const qlora__text_loader* loader,
+                                           const qlora_text_ids* document, size_t line) {
+    qlora_text_data* data = loader->data;
     int32_t bos = loader->desc->chat->bos;
     size_t limit = loader->desc->chunk_tokens > 0 ? loader->desc->chunk_tokens : SIZE_MAX;
     size_t room = bos >= 0 ? limit - 1 : limit;
@@ -6310,47 +9376,53 @@ static bool text__data_chunk(const text__loader* loader, const text_ids* documen
     for (;;) {
         size_t begin = data->ids.count;
         size_t count = document->count - at < room ? document->count - at : room;
-        TEXT__TRY(bos < 0 || text_ids_add(&data->ids, bos, error));
-        TEXT__TRY(text__label_rest(data, false, error));
-        text_ids part;
+        if (bos >= 0) {
+            QLORA__TRY(qlora__text_ids_add(env, &data->ids, bos));
+        }
+        QLORA__TRY(qlora__text_label_rest(env, data, false));
+        qlora_text_ids part;
         part.data = document->data + at;
         part.count = count;
         part.capacity = count;
-        TEXT__TRY(text__ids_append(&data->ids, &part, error));
-        TEXT__TRY(text__label_rest(data, true, error));
-        TEXT__TRY(text__data_close_record(data, begin, line, error));
+        QLORA__TRY(qlora__text_ids_append(env, &data->ids, &part));
+        QLORA__TRY(qlora__text_label_rest(env, data, true));
+        QLORA__TRY(qlora__text_data_close_record(env, data, begin, line));
         at += count;
         if (at == document->count) {
-            return true;
+            return QLORA_OK;
         }
         at -= bos >= 0 ? 0 : 1;
     }
 }
 
-static bool text__data_document(const text__loader* loader, const char* text, size_t size,
-                                size_t line, text_error* error) {
+static qlora_result qlora__text_data_document(qlora__env* env, const qlora__text_loader* loader,
+                                              const char* text, size_t size, size_t line) {
     int32_t bos = loader->desc->chat->bos;
     int32_t eos = loader->desc->chat->eos;
-    text_ids ids;
+    qlora_text_ids ids;
     memset(&ids, 0, sizeof(ids));
-    bool good = text_encode(loader->desc->tok, text, size, 0, &ids, error);
-    if (good && bos >= 0 && ids.count > 0 && ids.data[0] == bos) {
-        ids.count--; // written out in the text: exactly once all the same
+    qlora_result r = qlora__text_encode(env, loader->tok, text, size, 0, &ids);
+    if (r == QLORA_OK && bos >= 0 && ids.count > 0 && ids.data[0] == bos) {
+        ids.count--; // spelt out in the text: it still comes exactly once
         memmove(ids.data, ids.data + 1, ids.count * sizeof(int32_t));
     }
     bool there = ids.count > 0 && ids.data[ids.count - 1] == eos;
-    good = good && (eos < 0 || there || text_ids_add(&ids, eos, error)) &&
-           (ids.count == 0 || text__data_chunk(loader, &ids, line, error));
-    text_ids_free(&ids);
-    return good;
+    if (r == QLORA_OK && eos >= 0 && !there) {
+        r = qlora__text_ids_add(env, &ids, eos);
+    }
+    if (r == QLORA_OK && ids.count > 0) {
+        r = qlora__text_data_chunk(env, loader, &ids, line);
+    }
+    qlora__text_ids_free(env, &ids);
+    return r;
 }
 
 // The line <|endoftext|> at or after `at`: its start, or `size`.
-static size_t text__find_separator(const char* text, size_t size, size_t at) {
+static size_t qlora__text_find_separator(const char* text, size_t size, size_t at) {
     static const char word[] = "<|endoftext|>";
     size_t length = sizeof(word) - 1;
     const char* hit;
-    while ((hit = text__find(text + at, size - at, word)) != NULL) {
+    while ((hit = qlora__text_find(text + at, size - at, word)) != NULL) {
         size_t start = (size_t)(hit - text);
         size_t end = start + length;
         while (end < size && (text[end] == ' ' || text[end] == '\r')) {
@@ -6364,26 +9436,27 @@ static size_t text__find_separator(const char* text, size_t size, size_t at) {
     return size;
 }
 
-static bool text__data_text(const text__loader* loader, const char* name, const char* text,
-                            size_t size, text_error* error) {
+// Documents of a plain text, separated by lines of <|endoftext|>, or the whole text.
+static qlora_result qlora__text_data_text(qlora__env* env, const qlora__text_loader* loader,
+                                          const char* text, size_t size) {
     if (size >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) {
         text += 3;
         size -= 3;
     }
     for (size_t at = 0; at < size;) {
-        uint32_t code;
-        size_t length = text__utf8((const unsigned char*)text + at, size - at, &code);
+        uint32_t code = 0;
+        size_t length = qlora__text_utf8((const unsigned char*)text + at, size - at, &code);
         if (length == 0) {
-            return text__fail(error, "%s:%lu: not UTF-8", name,
-                              (unsigned long)text__line_of(text, at));
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s:%lu: not UTF-8", loader->name,
+                                   (unsigned long)qlora__text_lines(text, at) + 1);
         }
         at += length;
     }
-    bool separated = text__find_separator(text, size, 0) < size;
+    bool separated = qlora__text_find_separator(text, size, 0) < size;
     size_t line = 1;
     size_t at = 0;
     while (at < size) {
-        size_t stop = text__find_separator(text, size, at);
+        size_t stop = qlora__text_find_separator(text, size, at);
         size_t begin = at;
         size_t end = stop;
         while (separated && begin < end && (text[begin] == '\n' || text[begin] == '\r')) {
@@ -6392,79 +9465,166 @@ static bool text__data_text(const text__loader* loader, const char* name, const 
         while (separated && end > begin && (text[end - 1] == '\n' || text[end - 1] == '\r')) {
             end--;
         }
-        size_t start = line + text__line_of(text + at, begin - at) - 1;
-        TEXT__TRY(end == begin ||
-                  text__data_document(loader, text + begin, end - begin, start, error));
+        size_t start = line + qlora__text_lines(text + at, begin - at);
+        if (end > begin) {
+            QLORA__TRY(qlora__text_data_document(env, loader, text + begin, end - begin, start));
+        }
         const char* newline = (const char*)memchr(text + stop, '\n', size - stop);
         size_t next = newline != NULL ? (size_t)(newline - text) + 1 : size;
-        line += text__line_of(text + at, next - at) - 1;
+        line += qlora__text_lines(text + at, next - at);
         at = next;
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__ends_with(const char* name, const char* ending) {
+static bool qlora__text_ends_with(const char* name, const char* ending) {
     size_t length = strlen(name);
     size_t size = strlen(ending);
     return length >= size && strcmp(name + length - size, ending) == 0;
 }
 
-static bool text__data_read(text__loader* loader, const char* name, const char* source, size_t size,
-                            text_error* error) {
-    const text_data_desc* desc = loader->desc;
-    if (desc->tok == NULL || desc->chat == NULL || desc->chunk_tokens == 1) {
-        return text__fail(error, "%s: desc.tok and desc.chat are needed, chunk_tokens may not be 1",
-                          name);
-    }
-    if (text__ends_with(name, ".txt")) {
-        TEXT__TRY(text__data_text(loader, name, source, size, error));
-    } else if (text__ends_with(name, ".jsonl") || text__ends_with(name, ".json") ||
-               text__ends_with(name, ".ndjson")) {
-        TEXT__TRY(text__data_json(loader, name, source, size, error));
+static qlora_result qlora__text_data_read(qlora__env* env, qlora__text_loader* loader,
+                                          const char* source, size_t size) {
+    const char* name = loader->name;
+    if (qlora__text_ends_with(name, ".txt")) {
+        QLORA__TRY(qlora__text_data_text(env, loader, source, size));
+    } else if (qlora__text_ends_with(name, ".jsonl") || qlora__text_ends_with(name, ".json") ||
+               qlora__text_ends_with(name, ".ndjson")) {
+        QLORA__TRY(qlora__text_data_json(env, loader, source, size));
     } else {
-        return text__fail(error, "%s: what is it? Data files end in .jsonl, .json or .txt", name);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: unknown data format; the file name must end in .jsonl, .json "
+                               "or .txt",
+                               name);
     }
-    return loader->data->count > 0 || text__fail(error, "%s: there are no records in it", name);
+    if (loader->data->count == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the file contains no records", name);
+    }
+    return QLORA_OK;
 }
 
-bool text_data_load(const text_data_desc* desc, const char* name, const void* source, size_t size,
-                    text_data** out, text_error* error) {
-    text__loader loader;
+static qlora_result qlora__text_data_need(qlora_text* text, const qlora_text_data_desc* desc,
+                                          qlora_text_data** out) {
+    qlora__env* env = &text->env;
+    QLORA__TEXT_NEED(env, desc);
+    QLORA__TEXT_NEED(env, out);
+    QLORA__TEXT_NEED(env, desc->path);
+    QLORA__TEXT_NEED(env, desc->chat);
+    if (desc->reserved_must_be_zero0 != 0 || desc->reserved_must_be_zero1 != 0) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "desc was not zeroed: a reserved field is set");
+    }
+    if (desc->chat->text != text) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "desc->chat belongs to another text object");
+    }
+    if (desc->chunk_tokens == 1) { // a sample would consist of BOS alone
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "desc->chunk_tokens is 1; it must be 0 or at least 2");
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_data_load(qlora_text* text, const qlora_text_data_desc* desc,
+                                          const char* source, size_t size, qlora_text_data** out) {
+    qlora__env* env = &text->env;
+    qlora__text_loader loader;
     memset(&loader, 0, sizeof(loader));
-    *out = NULL;
     loader.desc = desc;
-    loader.data = (text_data*)text__zalloc(1, sizeof(text_data), error);
-    TEXT__TRY(loader.data != NULL);
-    bool good = text__data_read(&loader, name, (const char*)source, size, error);
-    TEXT_FREE(loader.messages);
-    text_bytes_free(&loader.work);
-    if (!good) {
-        text_data_close(loader.data);
-        return false;
+    loader.tok = desc->chat->tok;
+    loader.name = desc->path;
+    loader.data = (qlora_text_data*)qlora__text_zalloc(env, 1, sizeof(qlora_text_data));
+    if (loader.data == NULL) {
+        return QLORA_ERR_MEMORY;
     }
+    loader.data->text = text;
+    qlora_result r = qlora__text_data_read(env, &loader, source, size);
+    qlora__env_free(env, loader.messages, loader.message_capacity * sizeof *loader.messages);
+    qlora__text_bytes_free(env, &loader.work);
+    if (r != QLORA_OK) {
+        qlora__text_data_free(env, loader.data);
+        return r;
+    }
+    QLORA__TEXT_LOG(env, INFO, "%s: %llu samples", loader.name,
+                    (unsigned long long)loader.data->count);
+    text->datas++;
     *out = loader.data;
-    return true;
+    return QLORA_OK;
 }
 
-bool text_data_open(const text_data_desc* desc, text_data** out, text_error* error) {
-    text_bytes file;
+qlora_result qlora_text_data_load(qlora_text* text, const qlora_text_data_desc* desc,
+                                  const void* data, size_t size, qlora_text_data** out) {
+    if (text == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(text, "qlora_text_data_load");
+    QLORA__TRY(qlora__text_data_need(text, desc, out));
+    if (data == NULL && size > 0) {
+        return qlora__env_fail(&text->env, QLORA_ERR_ARGUMENT, "data is NULL");
+    }
+    return qlora__text_data_load(text, desc, (const char*)data, size, out);
+}
+
+qlora_result qlora_text_data_open(qlora_text* text, const qlora_text_data_desc* desc,
+                                  qlora_text_data** out) {
+    if (text == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(text, "qlora_text_data_open");
+    QLORA__TRY(qlora__text_data_need(text, desc, out));
+    qlora_text_bytes file;
     memset(&file, 0, sizeof(file));
-    *out = NULL;
-    bool good = text_file_read(desc->path, &file, error) &&
-                text_data_load(desc, desc->path, file.data, file.count, out, error);
-    text_bytes_free(&file);
-    return good;
+    qlora_result r = qlora__text_file_read(&text->env, desc->path, &file, NULL);
+    r = r == QLORA_OK ? qlora__text_data_load(text, desc, file.data, file.count, out) : r;
+    qlora__text_bytes_free(&text->env, &file);
+    return r;
+}
+
+qlora_result qlora_text_data_close(qlora_text_data* data) {
+    if (data != NULL) {
+        qlora_text* text = data->text;
+        qlora__text_enter(text, "qlora_text_data_close");
+        text->datas--;
+        qlora__text_data_free(&text->env, data);
+    }
+    return QLORA_OK;
+}
+
+size_t qlora_text_data_count(const qlora_text_data* data) {
+    return data != NULL ? data->count : 0;
+}
+
+qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_text_sample* out) {
+    if (data == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(data->text, "qlora_text_sample_read");
+    QLORA__TEXT_NEED(&data->text->env, out);
+    if (index >= data->count) {
+        return qlora__env_fail(&data->text->env, QLORA_ERR_ARGUMENT,
+                               "index is %llu; it must be below %llu", (unsigned long long)index,
+                               (unsigned long long)data->count);
+    }
+    const qlora__text_record* record = &data->records[index];
+    out->ids = data->ids.data + record->begin;
+    out->labels = data->labels.data + record->begin;
+    out->count = record->count;
+    out->trained = record->trained;
+    out->line = record->line;
+    return QLORA_OK;
 }
 
 //@@ src/qlora_text.h
 
-#ifdef __clang__
+#if defined(__clang__)
 #pragma clang diagnostic pop
 #endif
-#endif // TEXT_IMPLEMENTATION
 
-/* Licence: MIT-0. Permission is granted, free of charge, to any person to deal with this file
-   without restriction, including the rights to use, copy, modify, merge, publish, distribute,
-   sublicense and sell copies. It is provided "as is", without warranty of any kind. The Unicode
-   tables are under the Unicode License V3, see where they start. */
-//@@ end 6cd88e0e9e13dca5
+#endif // QLORA_TEXT_IMPLEMENTATION_DONE
+#endif // QLORA_TEXT_IMPLEMENTATION
+
+/*
+    Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
+    Unicode tables are under the Unicode License V3, which is quoted where they start.
+*/
+//@@ end ae62f36f90e8117a

@@ -1,6 +1,5 @@
-// game_loop.c - a game that trains and talks without missing a frame. One model learns in slices of
-// a few milliseconds; another one, with the same base, speaks one token per frame and takes over
-// the adapter after every step.
+// game_loop.c - a game that trains and talks without missing a frame: one model learns in slices of
+// 4 ms; another one speaks a token per frame and takes over the adapter after every step.
 //
 //     cc -O2 -I. examples/game_loop.c -o game_loop -ldl -lm -lpthread
 //     ./game_loop                 (a tiny model; ./game_loop 0.5b takes the shape of Qwen2.5-0.5B)
@@ -28,7 +27,8 @@ static const char line[] = "The dragon asks: who woke me? The knight says: it wa
 
 static double now_ms(void) {
     struct timespec t;
-    return clock_gettime(CLOCK_MONOTONIC, &t) == 0 ? t.tv_sec * 1e3 + t.tv_nsec * 1e-6 : 0.0;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
 static qlora_result start(game* g, bool large) {
@@ -104,14 +104,10 @@ static qlora_result play(game* g) {
 int main(int argc, char** argv) {
     game g = {0};
     qlora_ctx_desc desc = {0}; // stream_priority makes the game's own GPU work go first
-    if (qlora_ctx_create(&desc, &g.ctx) != QLORA_OK) {
-        return 1;
-    }
+    if (qlora_ctx_create(&desc, &g.ctx) != QLORA_OK) return 1;
     bool large = argc > 1 && strcmp(argv[1], "0.5b") == 0;
     bool ok = start(&g, large) == QLORA_OK && play(&g) == QLORA_OK;
-    if (!ok) {
-        fprintf(stderr, "game_loop: %s\n", qlora_last_error(g.ctx));
-    }
+    if (!ok) fprintf(stderr, "game_loop: %s\n", qlora_last_error(g.ctx));
     printf("%d frames, longest slice %.2f ms of 4\n", g.frames, g.longest_slice);
     qlora_generate_end(g.voice);
     qlora_trainer_destroy(g.trainer);

@@ -8,8 +8,10 @@
 // run, reports, the demo. It calls only the public functions of qlora.h and qlora_text.h.
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
-#define TEXT_IMPLEMENTATION
+#define QLORA_TEXT_IMPLEMENTATION
 #include "qlora_text.h"
+
+#include "blob.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -271,8 +273,8 @@ static void help_print(void) {
         help_row(left, 37, row->help);
     }
     printf("\nChat formats:");
-    for (size_t i = 0; text_chat_names(i) != NULL; i++) {
-        printf(" %s", text_chat_names(i));
+    for (size_t i = 0; qlora_text_chat_names(i) != NULL; i++) {
+        printf(" %s", qlora_text_chat_names(i));
     }
     printf(
         "\nData: one JSON object per sample (.jsonl: one per line; .json: an array):\n"
@@ -647,10 +649,11 @@ typedef struct app {
     qlora_plan plan;
     qlora_model* model;
     qlora_trainer* trainer;
-    text_tok* tok;
-    text_chat* chat;
-    text_data* data;
-    text_data* eval_data;
+    qlora_text* text;
+    qlora_text_tok* tok;
+    qlora_text_chat* chat;
+    qlora_text_data* data;
+    qlora_text_data* eval_data;
     counts counted;
     samples train;
     samples eval;
@@ -683,7 +686,7 @@ typedef struct app {
     size_t point_count;
     size_t point_room;
     FILE* log;
-    text_bytes log_rest; // lines that have not been written to disk yet
+    blob log_rest;       // lines that have not been written to disk yet
     bool log_torn;       // the log ends in a partial line: write nothing more to it
     bool out_made;       // this process created the folder
     bool out_empty;      // the folder was empty when the run started
@@ -923,36 +926,55 @@ static bool load_progress(void* user, const char* what, uint64_t done, uint64_t 
 
 // ---- samples -----------------------------------------------------------------------------------
 
-static bool tokenizer_open(app* a) {
-    text_error why;
-    char error[1024] = "";
-    if (a->tok == NULL && !text_tok_open(a->o.model, &a->tok, &why)) {
-        return fail(a->error, "--model %s: %s", a->o.model, why.text);
-    }
-    if (text_tok_count(a->tok) > a->config.vocab) {
-        // Ids beyond the model's vocabulary would read past its embedding; ids_check rejects them.
-        snprintf(error, sizeof error, "the tokenizer has %d tokens but the model only %lld",
-                 (int)text_tok_count(a->tok), (long long)a->config.vocab);
-        say(a, "note: %s\n", error);
-    }
-    if (!text_chat_open(a->tok, a->o.demo ? NULL : a->o.model, a->o.template_name, &a->chat,
-                        &why)) {
-        return fail(a->error, "chat format: %s", why.text);
-    }
-    return true;
+static bool text_fail(app* a, const char* what) {
+    return fail(a->error, "%s%s", what, qlora_text_last_error(a->text));
 }
 
-static bool data_open(app* a, const char* path, text_data** out) {
-    text_error why;
-    text_data_desc desc;
+static bool text_open(app* a) {
+    qlora_text_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.files = a->files;
+    desc.error_text = a->error;
+    desc.error_text_size = sizeof a->error;
+    return a->text != NULL || qlora_text_create(&desc, &a->text) == QLORA_OK;
+}
+
+static bool tokenizer_open(app* a) {
+    char error[1024] = "";
+    qlora_text_tok_info info;
+    qlora_text_chat_desc desc;
+    memset(&desc, 0, sizeof desc);
+    if (!text_open(a)) {
+        return false;
+    }
+    if (a->tok == NULL && qlora_text_tok_open(a->text, a->o.model, &a->tok) != QLORA_OK) {
+        return text_fail(a, "the model's tokenizer: ");
+    }
+    if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
+        return text_fail(a, "");
+    }
+    if (info.count > a->config.vocab) {
+        // Ids beyond the model's vocabulary would read past its embedding; found sample by sample.
+        snprintf(error, sizeof error, "the tokenizer has %d tokens, the model %lld",
+                 (int)info.count, (long long)a->config.vocab);
+        say(a, "note: %s\n", error);
+    }
+    desc.tok = a->tok;
+    desc.folder = a->o.demo ? NULL : a->o.model;
+    desc.name = a->o.template_name;
+    return qlora_text_chat_open(a->text, &desc, &a->chat) == QLORA_OK ||
+           text_fail(a, "the chat format (see --template): ");
+}
+
+static bool data_open(app* a, const char* path, qlora_text_data** out) {
+    qlora_text_data_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.path = path;
-    desc.tok = a->tok;
     desc.chat = a->chat;
     desc.chunk_tokens = (size_t)a->o.length;
     desc.train_prompt = a->o.train_prompt;
     desc.last_turn_only = a->o.last_turn;
-    return text_data_open(&desc, out, &why) || fail(a->error, "%s", why.text);
+    return qlora_text_data_open(a->text, &desc, out) == QLORA_OK || text_fail(a, "");
 }
 
 static size_t trained_count(const int32_t* labels, size_t length) {
@@ -963,7 +985,7 @@ static size_t trained_count(const int32_t* labels, size_t length) {
     return trained;
 }
 
-static bool ids_check(app* a, const text_sample* s, size_t number) {
+static bool ids_check(app* a, const qlora_text_sample* s, size_t number) {
     for (size_t i = 0; i < s->count; i++) {
         if (s->ids[i] < 0 || s->ids[i] >= a->config.vocab || s->labels[i] >= a->config.vocab) {
             return fail(a->error,
@@ -976,16 +998,23 @@ static bool ids_check(app* a, const text_sample* s, size_t number) {
 }
 
 // Collects the samples that can be used for training and counts the others.
-static bool samples_take(app* a, const text_data* data, samples* out, counts* c) {
+static bool samples_take(app* a, qlora_text_data* data, samples* out, counts* c) {
     memset(c, 0, sizeof *c);
-    c->all = text_data_count(data);
+    c->all = qlora_text_data_count(data);
     out->data = (sample*)take(a, c->all, sizeof *out->data);
     if (out->data == NULL) {
         return false;
     }
-    int32_t bos = text_tok_bos(a->tok);
+    qlora_text_tok_info info;
+    if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
+        return text_fail(a, "");
+    }
+    int32_t bos = info.bos;
     for (size_t i = 0; i < c->all; i++) {
-        text_sample s = text_data_get(data, i);
+        qlora_text_sample s;
+        if (qlora_text_sample_read(data, i, &s) != QLORA_OK) {
+            return text_fail(a, "");
+        }
         size_t length = s.count;
         if (!ids_check(a, &s, i)) {
             return false;
@@ -1312,18 +1341,18 @@ static bool file_replace(app* a, const char* name, const void* data, size_t size
 }
 
 PRINTF(2, 3)
-static void put(text_bytes* out, const char* format, ...) {
+static void put(blob* out, const char* format, ...) {
     char text[512];
     va_list args;
     va_start(args, format);
     int n = vsnprintf(text, sizeof text, format, args);
     va_end(args);
     if (n > 0) {
-        text_bytes_add(out, text, (size_t)n < sizeof text ? (size_t)n : sizeof text - 1, NULL);
+        blob_add(out, text, (size_t)n < sizeof text ? (size_t)n : sizeof text - 1);
     }
 }
 
-static void put_number(text_bytes* out, const char* name, double value, const char* format) {
+static void put_number(blob* out, const char* name, double value, const char* format) {
     put(out, ",\"%s\":", name);
     if (known(value)) {
         put(out, format, value);
@@ -1387,16 +1416,16 @@ static bool log_flush(app* a) {
 }
 
 // Appends one line. If that fails, training continues.
-static void log_line(app* a, const text_bytes* line) {
+static void log_line(app* a, const blob* line) {
     if (!a->log_torn) {
-        bool ok = text_bytes_add(&a->log_rest, line->data, line->count, NULL) ||
+        bool ok = blob_add(&a->log_rest, line->data, line->count) ||
                   fail(a->error, "cannot write the log: out of memory");
         bear(a, TOLD_LOG, ok && log_flush(a));
     }
 }
 
 static void log_step(app* a, const point* p, const qlora_train_info* info) {
-    text_bytes line;
+    blob line;
     memset(&line, 0, sizeof line);
     put(&line, "{\"step\":%lld", (long long)p->step);
     put_number(&line, "loss", p->loss, "%.9g");
@@ -1408,18 +1437,18 @@ static void log_step(app* a, const point* p, const qlora_train_info* info) {
         (long long)info->tokens, info->labels, (unsigned long long)memory_used(a),
         info->last_skipped ? ",\"skipped\":true" : "");
     log_line(a, &line);
-    text_bytes_free(&line);
+    blob_free(&line);
 }
 
 static void log_eval(app* a, const point* p) {
-    text_bytes line;
+    blob line;
     memset(&line, 0, sizeof line);
     put(&line, "{\"step\":%lld", (long long)p->step);
     put_number(&line, "eval_loss", p->eval_loss, "%.9g");
     put_number(&line, "perplexity", exp(p->eval_loss), "%.9g");
     put(&line, "}\n");
     log_line(a, &line);
-    text_bytes_free(&line);
+    blob_free(&line);
 }
 
 static double log_value(const char* line, const char* end, const char* name) {
@@ -1434,23 +1463,17 @@ static double log_value(const char* line, const char* end, const char* name) {
 }
 
 // Reads a whole file. A missing file leaves `out` empty; one that exists must be readable.
-static bool file_read(app* a, const char* path, text_bytes* out) {
-    text_error why;
-    FILE* file = fopen(path, "rb");
-    if (file == NULL && errno == ENOENT) {
-        return true;
-    }
-    if (file != NULL) {
-        fclose(file);
-    }
-    return text_file_read(path, out, &why) || fail(a->error, "%s", why.text);
+static bool file_read(app* a, const char* path, blob* out) {
+    int code = blob_read_path(out, path);
+    return code == 0 || code == ENOENT ||
+           fail(a->error, "cannot read %s: %s", path, strerror(code));
 }
 
 // Keeps the log's lines up to a->step and restores the plot's points from them.
 static bool log_trim(app* a) {
     char path[PATH_SIZE];
-    text_bytes text;
-    text_bytes kept;
+    blob text;
+    blob kept;
     memset(&text, 0, sizeof text);
     memset(&kept, 0, sizeof kept);
     out_path(a, "log.jsonl", path);
@@ -1472,13 +1495,13 @@ static bool log_trim(app* a) {
             p.eval_loss = log_value(line, stop, "eval_loss");
             a->last_loss = known(p.loss) ? p.loss : a->last_loss;
             a->last_eval = known(p.eval_loss) ? p.eval_loss : a->last_eval;
-            ok = points_add(a, &p) && text_bytes_add(&kept, line, (size_t)(stop + 1 - line), NULL);
+            ok = points_add(a, &p) && blob_add(&kept, line, (size_t)(stop + 1 - line));
             line = stop + 1;
         }
     }
     ok = ok && file_replace(a, "log.jsonl", kept.data, kept.count);
-    text_bytes_free(&text);
-    text_bytes_free(&kept);
+    blob_free(&text);
+    blob_free(&kept);
     return ok;
 }
 
@@ -1519,7 +1542,7 @@ static int folder_look(const char* path, char first[256]) {
 }
 
 // A run of finetune is recognised by its settings.txt: these names come first in every version.
-static bool settings_ours(const text_bytes* text) {
+static bool settings_ours(const blob* text) {
     static const char* const names[] = {"model ", "data ", "template ", "adapter ", "rank "};
     const char* line = text->count > 0 ? text->data : "";
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -1536,7 +1559,7 @@ static bool settings_ours(const text_bytes* text) {
 // checkpoint identifies it; nothing is overwritten before that has been read.
 static bool out_check(app* a, const char* first) {
     char path[PATH_SIZE];
-    text_bytes kept;
+    blob kept;
     memset(&kept, 0, sizeof kept);
     a->out_empty = first[0] == '\0';
     if (a->out_empty) {
@@ -1550,7 +1573,7 @@ static bool out_check(app* a, const char* first) {
         out_path(a, "checkpoint", path);
         ok = lib(a, qlora_checkpoint_exists(a->ctx, path, &ours), "looking for a checkpoint");
     }
-    text_bytes_free(&kept);
+    blob_free(&kept);
     return ok && (ours || fail(a->error,
                                "--out %s: the folder contains '%s' but no finetune run; choose an "
                                "empty or new folder",
@@ -1604,7 +1627,7 @@ static bool settings_check(app* a) {
     char settings[SETTINGS_SIZE];
     char then[256];
     char now[256];
-    text_bytes kept;
+    blob kept;
     memset(&kept, 0, sizeof kept);
     settings_write(&a->o, settings, sizeof settings);
     a->settings_hash = hash_more(HASH_START, settings, strlen(settings));
@@ -1627,7 +1650,7 @@ static bool settings_check(app* a) {
                     "%s contains a run with different options: it used %s, this command has %s; "
                     "use the same options, a different --out, or --resume never to start over",
                     a->o.out, then, now));
-    text_bytes_free(&kept);
+    blob_free(&kept);
     return ok;
 }
 
@@ -1759,7 +1782,7 @@ static double tick_size(double range, int wanted) {
     return power * (lead <= 1.0 ? 1.0 : lead <= 2.0 ? 2.0 : lead <= 5.0 ? 5.0 : 10.0);
 }
 
-static void panel_frame(text_bytes* out, const panel* p) {
+static void panel_frame(blob* out, const panel* p) {
     double tick = tick_size(p->high - p->low, p->height > 150.0 ? 7 : 2);
     put(out, "<text x=\"%.0f\" y=\"%.1f\" class=\"h\">%s</text>\n", PLOT_LEFT, p->top - 8.0,
         p->title);
@@ -1778,7 +1801,7 @@ static void panel_frame(text_bytes* out, const panel* p) {
     }
 }
 
-static void series_draw(const app* a, text_bytes* out, const panel* p, const series* s,
+static void series_draw(const app* a, blob* out, const panel* p, const series* s,
                         const char* kind) {
     if (s->count == 0) {
         return;
@@ -1794,7 +1817,7 @@ static void series_draw(const app* a, text_bytes* out, const panel* p, const ser
     }
 }
 
-static void steps_axis(const app* a, text_bytes* out, double y) {
+static void steps_axis(const app* a, blob* out, double y) {
     double tick = fmax(1.0, tick_size((double)a->total_steps, 8));
     for (double v = 0.0; v <= (double)a->total_steps; v += tick) {
         put(out, "<text x=\"%.1f\" y=\"%.0f\" text-anchor=\"middle\">%.0f</text>\n", plot_x(a, v),
@@ -1804,7 +1827,7 @@ static void steps_axis(const app* a, text_bytes* out, double y) {
         PLOT_LEFT + PLOT_WIDTH, y + 18.0);
 }
 
-static void picture_head(const app* a, text_bytes* out) {
+static void picture_head(const app* a, blob* out) {
     put(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 880 600\" width=\"880\" "
              "height=\"600\">\n<style>\n"
              "text { font: 12px sans-serif; fill: #555 }\n"
@@ -1832,7 +1855,7 @@ static void picture_head(const app* a, text_bytes* out) {
              "<text x=\"748\" y=\"56\">held out</text>\n");
 }
 
-static void picture_panels(const app* a, text_bytes* out) {
+static void picture_panels(const app* a, blob* out) {
     series s;
     series eval;
     panel p = {"loss", 64.0, 290.0, 1e30, -1e30};
@@ -1868,13 +1891,13 @@ static void picture_write(app* a, bool now) {
     if (a->point_count == 0 || (!now && start - a->svg_at < fmax(2.0, 50.0 * a->svg_cost))) {
         return;
     }
-    text_bytes out;
+    blob out;
     memset(&out, 0, sizeof out);
     picture_head(a, &out);
     picture_panels(a, &out);
     put(&out, "</svg>\n");
     bear(a, TOLD_PICTURE, file_replace(a, "training.svg", out.data, out.count));
-    text_bytes_free(&out);
+    blob_free(&out);
     a->svg_at = seconds_now();
     a->svg_cost = a->svg_at - start;
 }
@@ -2172,8 +2195,7 @@ static void text_print(const char* text, size_t size, const char* margin) {
 
 // Prints runs of trained and untrained tokens. Each run is decoded on its own, so that partial
 // characters remain visible.
-static bool sample_print(app* a, const text_sample* s, size_t number) {
-    text_error why;
+static bool sample_print(app* a, const qlora_text_sample* s, size_t number) {
     printf("sample %zu (line %zu): %zu tokens, %zu trained\n", number + 1, s->line, s->count,
            s->trained);
     for (size_t begin = 0; begin < s->count;) {
@@ -2182,13 +2204,14 @@ static bool sample_print(app* a, const text_sample* s, size_t number) {
         while (end < s->count && (s->labels[end] != -100) == trained) {
             end++;
         }
-        text_bytes text;
+        qlora_text_bytes text;
         memset(&text, 0, sizeof text);
-        if (!text_decode(a->tok, s->ids + begin, end - begin, TEXT_REPLACE, &text, &why)) {
-            return fail(a->error, "%s", why.text);
+        if (qlora_text_decode(a->tok, s->ids + begin, end - begin, QLORA_TEXT_REPLACE, &text) !=
+            QLORA_OK) {
+            return text_fail(a, "");
         }
         text_print(text.data, text.count, trained ? "  TRAINED > " : "          | ");
-        text_bytes_free(&text);
+        qlora_text_bytes_free(a->text, &text);
         begin = end;
     }
     return true;
@@ -2197,9 +2220,16 @@ static bool sample_print(app* a, const text_sample* s, size_t number) {
 static bool doctor_print(app* a) {
     const counts* c = &a->counted;
     size_t shown = (size_t)a->o.samples < c->all ? (size_t)a->o.samples : c->all;
-    printf("chat format: %s (%s)\n\n", text_chat_name(a->chat), text_chat_source(a->chat));
+    qlora_text_chat_info chat;
+    if (qlora_text_chat_query(a->chat, &chat) != QLORA_OK) {
+        return text_fail(a, "");
+    }
+    printf("chat format: %s (%s)\n\n", chat.name, chat.source);
     for (size_t i = 0; i < shown; i++) {
-        text_sample s = text_data_get(a->data, i);
+        qlora_text_sample s;
+        if (qlora_text_sample_read(a->data, i, &s) != QLORA_OK) {
+            return text_fail(a, "");
+        }
         if (!sample_print(a, &s, i)) {
             return false;
         }
@@ -2244,41 +2274,49 @@ static void plan_show(app* a) {
     printf("%s", text);
 }
 
+typedef struct shown {
+    qlora_text* text;
+    qlora_text_ids ids;
+} shown;
+
 static bool token_show(void* user, int32_t token) {
-    return text_ids_add((text_ids*)user, token, NULL);
+    shown* s = (shown*)user;
+    return qlora_text_ids_add(s->text, &s->ids, token) == QLORA_OK;
 }
 
 // Generates greedily, so that the same model always gives the same text.
 static bool prompt_show(app* a, const char* when) {
-    text_ids ids;
-    text_bytes text;
-    text_error why;
+    shown all;
+    qlora_text_bytes text;
     qlora_generate_desc desc;
-    memset(&ids, 0, sizeof ids);
+    memset(&all, 0, sizeof all);
+    all.text = a->text;
     memset(&text, 0, sizeof text);
     memset(&desc, 0, sizeof desc);
     if (a->o.prompt == NULL) {
         return true;
     }
-    bool ok = text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), TEXT_SPECIAL, &ids, &why) ||
-              fail(a->error, "--prompt: %s", why.text);
-    size_t given = ids.count;
+    bool ok = qlora_text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), QLORA_TEXT_SPECIAL,
+                                &all.ids) == QLORA_OK ||
+              text_fail(a, "--prompt: ");
+    size_t given = all.ids.count;
     int32_t* prompt = ok ? (int32_t*)take(a, given, sizeof *prompt) : NULL;
     if (prompt != NULL) {
-        memcpy(prompt, ids.data, given * sizeof *prompt);
+        memcpy(prompt, all.ids.data, given * sizeof *prompt);
         desc.prompt = prompt;
         desc.prompt_tokens = (int64_t)given;
-        ok = lib(a, qlora_generate(a->model, &desc, token_show, &ids), "generating") &&
-             (text_decode(a->tok, ids.data, ids.count, TEXT_REPLACE | TEXT_SKIP, &text, &why) ||
-              fail(a->error, "%s", why.text));
+        ok = lib(a, qlora_generate(a->model, &desc, token_show, &all), "generating") &&
+             (qlora_text_decode(a->tok, all.ids.data, all.ids.count,
+                                QLORA_TEXT_REPLACE | QLORA_TEXT_SKIP, &text) == QLORA_OK ||
+              text_fail(a, ""));
         if (ok) {
             say(a, "%s training:\n", when);
             text_print(text.data, text.count, "  | ");
         }
     }
     free(prompt);
-    text_ids_free(&ids);
-    text_bytes_free(&text);
+    qlora_text_ids_free(a->text, &all.ids);
+    qlora_text_bytes_free(a->text, &text);
     return ok && prompt != NULL;
 }
 
@@ -2356,8 +2394,7 @@ static void demo_config(qlora_model_config* c) {
 // A tokenizer.json whose tokens are the 256 bytes, spelled as in byte-level BPE: printable Latin-1
 // bytes represent themselves, the others are mapped to code points from 256 on.
 static bool demo_tokenizer(app* a) {
-    text_bytes json;
-    text_error why;
+    blob json;
     int other = 256;
     memset(&json, 0, sizeof json);
     put(&json, "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{");
@@ -2369,17 +2406,17 @@ static bool demo_tokenizer(app* a) {
     put(&json, "}},\"added_tokens\":[{\"id\":256,\"content\":\"<|endoftext|>\",\"special\":true}],"
                "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
                "\"decoder\":{\"type\":\"ByteLevel\"}}");
-    bool ok = text_tok_load("demo/tokenizer.json", json.data, json.count, &a->tok, &why) ||
-              fail(a->error, "%s", why.text);
-    text_bytes_free(&json);
+    bool ok = text_open(a) && (qlora_text_tok_load(a->text, "demo/tokenizer.json", json.data,
+                                                   json.count, &a->tok) == QLORA_OK ||
+                               text_fail(a, ""));
+    blob_free(&json);
     return ok;
 }
 
 static bool demo_data(app* a) {
     static const char* const kinds[] = {"red", "old", "shy", "big"};
     static const char* const animals[] = {"hen", "cat", "dog", "owl"};
-    text_bytes json;
-    text_error why;
+    blob json;
     memset(&json, 0, sizeof json);
     for (uint64_t i = 0; i < DEMO_SAMPLES; i++) {
         uint64_t r = mix(i + 1000 * (uint64_t)a->o.seed);
@@ -2388,13 +2425,13 @@ static bool demo_data(app* a) {
         put(&json, "{\"text\": \"%d and %d is %d, said the %s %s.\"}\n", first, second,
             first + second, kinds[r / 16 % 4], animals[r / 64 % 4]);
     }
-    text_data_desc desc;
+    qlora_text_data_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.tok = a->tok;
+    desc.path = "demo.jsonl";
     desc.chat = a->chat;
-    bool ok = text_data_load(&desc, "demo.jsonl", json.data, json.count, &a->data, &why) ||
-              fail(a->error, "%s", why.text);
-    text_bytes_free(&json);
+    bool ok = qlora_text_data_load(a->text, &desc, json.data, json.count, &a->data) == QLORA_OK ||
+              text_fail(a, "");
+    blob_free(&json);
     return ok;
 }
 
@@ -2498,26 +2535,25 @@ static bool plan_make(app* a) {
     budget.bytes = (uint64_t)a->o.memory;
     a->train_desc.total_steps = a->total_steps;
     a->train_desc.warmup_steps = a->o.warmup >= 0 ? a->o.warmup : (a->total_steps * 3 + 99) / 100;
-    qlora_result result =
-        qlora_plan_make(a->ctx, &a->model_desc, &budget, &a->plan);
+    qlora_result result = qlora_plan_make(a->ctx, &a->model_desc, &budget, &a->plan);
     return lib(a, result,
                result == QLORA_ERR_DEVICE_MEMORY ? "not enough memory" : "planning the memory");
 }
 
 // The prompt and at least one new token must fit into the memory planned for generating.
 static bool prompt_check(app* a) {
-    text_ids ids;
-    text_error why;
+    qlora_text_ids ids;
     memset(&ids, 0, sizeof ids);
     if (a->o.prompt == NULL || a->tok == NULL) {
         return true;
     }
-    bool ok = text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), TEXT_SPECIAL, &ids, &why) ||
-              fail(a->error, "--prompt: %s", why.text);
+    bool ok = qlora_text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), QLORA_TEXT_SPECIAL,
+                                &ids) == QLORA_OK ||
+              text_fail(a, "--prompt: ");
     long long limit = (long long)a->model_desc.generate_tokens - 1;
     ok = ok && ((long long)ids.count <= limit ||
                 fail(a->error, "--prompt has %zu tokens; the limit is %lld", ids.count, limit));
-    text_ids_free(&ids);
+    qlora_text_ids_free(a->text, &ids);
     return ok;
 }
 
@@ -2610,7 +2646,7 @@ static void app_close(app* a) {
     free(a->lengths);
     free(a->numbers);
     free(a->points);
-    text_bytes_free(&a->log_rest);
+    blob_free(&a->log_rest);
     if (a->trainer != NULL) {
         qlora_trainer_destroy(a->trainer);
     }
@@ -2620,10 +2656,11 @@ static void app_close(app* a) {
     if (a->ctx != NULL) {
         qlora_ctx_destroy(a->ctx);
     }
-    text_data_close(a->data);
-    text_data_close(a->eval_data);
-    text_chat_close(a->chat);
-    text_tok_close(a->tok);
+    qlora_text_data_close(a->data);
+    qlora_text_data_close(a->eval_data);
+    qlora_text_chat_close(a->chat);
+    qlora_text_tok_close(a->tok);
+    qlora_text_destroy(a->text);
 }
 
 static bool run(app* a, int argc, char** argv) {

@@ -7,7 +7,7 @@
 // It calls only the public functions of qlora.h and qlora_text.h.
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
-#define TEXT_IMPLEMENTATION
+#define QLORA_TEXT_IMPLEMENTATION
 #include "qlora_text.h"
 
 #define PROGRAM "generate"
@@ -54,12 +54,12 @@ typedef struct app {
     options o;
     qlora_ctx* ctx;
     qlora_model* model;
-    text_tok* tok;
-    text_chat* chat;
-    text_stream stream;
-    text_bytes out;
-    text_bytes answer; // the whole text of this turn
-    text_error why;
+    qlora_text* text;
+    qlora_text_tok* tok;
+    qlora_text_chat* chat;
+    qlora_text_stream stream;
+    qlora_text_bytes out;
+    qlora_text_bytes answer; // the whole text of this turn
     int32_t stops[MAX_STOPS];
     int32_t stop_count;
     int64_t made; // tokens in the last text
@@ -87,9 +87,13 @@ static bool lib(const app* a, qlora_result r) {
     return r == QLORA_OK || fail("%s", message_text(qlora_last_error(a->ctx)));
 }
 
+static bool text_fail(const app* a, const char* what) {
+    return fail("%s%s", what, qlora_text_last_error(a->text));
+}
+
 // Prints the text that the stream has released, and keeps it for the next turn of a chat.
 static bool show(app* a, bool quiet) {
-    bool ok = text_bytes_add(&a->answer, a->out.data, a->out.count, &a->why);
+    bool ok = qlora_text_bytes_add(a->text, &a->answer, a->out.data, a->out.count) == QLORA_OK;
     if (ok && !quiet && a->out.count > 0) {
         ok = fwrite(a->out.data, 1, a->out.count, stdout) == a->out.count && fflush(stdout) == 0;
     }
@@ -100,7 +104,7 @@ static bool show(app* a, bool quiet) {
 static bool on_token(void* user, int32_t token) {
     app* a = (app*)user;
     a->made++;
-    if (!text_stream_push(a->tok, &a->stream, token, TEXT_SKIP, &a->out, &a->why) ||
+    if (qlora_text_stream_push(a->tok, &a->stream, token, QLORA_TEXT_SKIP, &a->out) != QLORA_OK ||
         !show(a, false)) {
         a->broken = true;
     }
@@ -108,13 +112,14 @@ static bool on_token(void* user, int32_t token) {
 }
 
 static bool text_end(app* a) {
-    bool ok = text_stream_end(&a->stream, &a->out, &a->why) && show(a, false) && !a->broken;
+    bool ok = qlora_text_stream_end(a->tok, &a->stream, &a->out) == QLORA_OK && show(a, false) &&
+              !a->broken;
     ok = ok && fputc('\n', stdout) != EOF && fflush(stdout) == 0;
     return ok || fail("cannot write to standard output");
 }
 
 // Generates the text after `prompt` and prints it as it comes; Ctrl-C ends it.
-static bool speak(app* a, const text_ids* prompt, int64_t most) {
+static bool speak(app* a, const qlora_text_ids* prompt, int64_t most) {
     const options* o = &a->o;
     qlora_generate_desc d;
     memset(&d, 0, sizeof d);
@@ -147,14 +152,16 @@ static bool speak(app* a, const text_ids* prompt, int64_t most) {
 
 // Collects the model's own stop ids and, in a chat, those of the chat format.
 static void stops_collect(app* a, const qlora_model_config* config) {
-    int32_t count = text_tok_count(a->tok);
+    qlora_text_chat_info chat;
+    memset(&chat, 0, sizeof chat);
     for (int32_t i = 0; i < config->stop_count; i++) {
         a->stops[a->stop_count++] = config->stop_ids[i];
     }
-    for (int32_t id = 0; a->chat != NULL && id < count && a->stop_count < MAX_STOPS; id++) {
-        if (text_chat_stops(a->chat, id)) {
-            a->stops[a->stop_count++] = id;
-        }
+    if (a->chat != NULL && qlora_text_chat_query(a->chat, &chat) != QLORA_OK) {
+        chat.stop_count = 0;
+    }
+    for (size_t i = 0; i < chat.stop_count && a->stop_count < MAX_STOPS; i++) {
+        a->stops[a->stop_count++] = chat.stops[i];
     }
     if (a->stop_count == 0) {
         a->stops[a->stop_count++] = -1;
@@ -227,8 +234,8 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
 
 static bool complete(app* a) {
     const options* o = &a->o;
-    text_bytes given;
-    text_ids ids;
+    qlora_text_bytes given;
+    qlora_text_ids ids;
     memset(&given, 0, sizeof given);
     memset(&ids, 0, sizeof ids);
     bool ok = true;
@@ -236,16 +243,17 @@ static bool complete(app* a) {
         char piece[4096];
         size_t n = 0;
         while (ok && (n = fread(piece, 1, sizeof piece, stdin)) > 0) {
-            ok = text_bytes_add(&given, piece, n, &a->why);
+            ok = qlora_text_bytes_add(a->text, &given, piece, n) == QLORA_OK;
         }
     } else {
-        ok = text_bytes_add(&given, o->prompt, strlen(o->prompt), &a->why);
+        ok = qlora_text_bytes_add(a->text, &given, o->prompt, strlen(o->prompt)) == QLORA_OK;
     }
-    int32_t bos = text_tok_bos(a->tok);
-    ok = ok && (bos < 0 || text_ids_add(&ids, bos, &a->why)) &&
-         text_encode(a->tok, given.data, given.count, 0, &ids, &a->why);
+    qlora_text_tok_info info;
+    ok = ok && qlora_text_tok_query(a->tok, &info) == QLORA_OK &&
+         (info.bos < 0 || qlora_text_ids_add(a->text, &ids, info.bos) == QLORA_OK) &&
+         qlora_text_encode(a->tok, given.data, given.count, 0, &ids) == QLORA_OK;
     if (!ok) {
-        fail("the prompt: %s", a->why.text);
+        text_fail(a, "the prompt: ");
     } else if (ids.count == 0) {
         ok = fail("the prompt is empty and the tokenizer has no BOS token to start from");
     }
@@ -253,35 +261,35 @@ static bool complete(app* a) {
     ok = ok && model_open(a, (int64_t)ids.count, (int64_t)ids.count + most);
     // The prompt also goes through the stream: it decides whether the first word needs a space.
     for (size_t i = 0; ok && i < ids.count; i++) {
-        ok = (text_stream_push(a->tok, &a->stream, ids.data[i], TEXT_SKIP, &a->out, &a->why) &&
+        ok = (qlora_text_stream_push(a->tok, &a->stream, ids.data[i], QLORA_TEXT_SKIP, &a->out) ==
+                  QLORA_OK &&
               show(a, o->no_echo)) ||
              fail("cannot write to standard output");
     }
     ok = ok && speak(a, &ids, most);
-    text_bytes_free(&given);
-    text_ids_free(&ids);
+    qlora_text_bytes_free(a->text, &given);
+    qlora_text_ids_free(a->text, &ids);
     return ok;
 }
 
 // ---- chat -------------------------------------------------------------------------------------
 
 typedef struct talk {
-    text_message messages[MAX_MESSAGES];
+    qlora_text_message messages[MAX_MESSAGES];
     size_t count;
     size_t first; // index of the first message after the system message
 } talk;
 
-static bool talk_add(app* a, talk* t, const char* role, const char* content, size_t length) {
+static bool talk_add(talk* t, const char* role, const char* content, size_t length) {
     char* copy = (char*)malloc(length + 1);
     if (copy == NULL) {
-        snprintf(a->why.text, sizeof a->why.text, "out of memory");
-        return false;
+        return fail("out of memory");
     }
     if (length > 0) {
         memcpy(copy, content, length);
     }
     copy[length] = '\0';
-    text_message* m = &t->messages[t->count++];
+    qlora_text_message* m = &t->messages[t->count++];
     memset(m, 0, sizeof *m);
     m->role = role;
     m->content = copy;
@@ -299,12 +307,12 @@ static void talk_drop(talk* t, size_t first, size_t count) {
 }
 
 // Reads a line of any length; false at the end of the input.
-static bool line_read(text_bytes* line, text_error* why) {
+static bool line_read(const app* a, qlora_text_bytes* line) {
     int c = 0;
     line->count = 0;
     while ((c = fgetc(stdin)) != EOF && c != '\n') {
         char byte = (char)c;
-        if (!text_bytes_add(line, &byte, 1, why)) {
+        if (qlora_text_bytes_add(a->text, line, &byte, 1) != QLORA_OK) {
             return false;
         }
     }
@@ -315,13 +323,13 @@ static bool line_read(text_bytes* line, text_error* why) {
 }
 
 // Encodes the conversation as a prompt, and drops the oldest turns until an answer has room.
-static bool talk_encode(app* a, talk* t, text_ids* ids) {
+static bool talk_encode(app* a, talk* t, qlora_text_ids* ids) {
     size_t room = (size_t)a->o.context;
     size_t answer = (size_t)a->o.max_tokens < room / 4 ? (size_t)a->o.max_tokens : room / 4;
     for (;;) {
         ids->count = 0;
-        if (!text_chat_encode(a->chat, a->tok, t->messages, t->count, true, ids, NULL, &a->why)) {
-            return fail("%s", a->why.text);
+        if (qlora_text_chat_encode(a->chat, t->messages, t->count, true, ids, NULL) != QLORA_OK) {
+            return text_fail(a, "");
         }
         if (ids->count + answer < room) {
             return true;
@@ -338,14 +346,11 @@ static bool talk_encode(app* a, talk* t, text_ids* ids) {
     }
 }
 
-static bool turn(app* a, talk* t, const text_bytes* line, text_ids* ids) {
+static bool turn(app* a, talk* t, const qlora_text_bytes* line, qlora_text_ids* ids) {
     if (t->count + 2 > MAX_MESSAGES) {
         talk_drop(t, t->first, 2);
     }
-    if (!talk_add(a, t, "user", line->data, line->count)) {
-        return fail("%s", a->why.text);
-    }
-    if (!talk_encode(a, t, ids)) {
+    if (!talk_add(t, "user", line->data, line->count) || !talk_encode(a, t, ids)) {
         return false;
     }
     if (ids->count == 0) {
@@ -358,29 +363,37 @@ static bool turn(app* a, talk* t, const text_bytes* line, text_ids* ids) {
     if (!speak(a, ids, most)) {
         return false;
     }
-    return talk_add(a, t, "assistant", a->answer.data, a->answer.count) || fail("%s", a->why.text);
+    return talk_add(t, "assistant", a->answer.data, a->answer.count);
 }
 
 static bool converse(app* a) {
     static talk t;
-    text_bytes line;
-    text_ids ids;
+    qlora_text_bytes line;
+    qlora_text_ids ids;
     memset(&line, 0, sizeof line);
     memset(&ids, 0, sizeof ids);
-    bool ok = text_chat_open(a->tok, a->o.model, a->o.template_name, &a->chat, &a->why) ||
-              fail("%s", a->why.text);
+    qlora_text_chat_info info;
+    qlora_text_chat_desc desc;
+    memset(&info, 0, sizeof info);
+    memset(&desc, 0, sizeof desc);
+    desc.tok = a->tok;
+    desc.folder = a->o.model;
+    desc.name = a->o.template_name;
+    bool ok = (qlora_text_chat_open(a->text, &desc, &a->chat) == QLORA_OK &&
+               qlora_text_chat_query(a->chat, &info) == QLORA_OK) ||
+              text_fail(a, "the chat format (see --template): ");
     ok = ok && model_open(a, (int64_t)a->o.context, (int64_t)a->o.context);
     if (ok && a->o.system != NULL) {
-        ok = talk_add(a, &t, "system", a->o.system, strlen(a->o.system)) || fail("%s", a->why.text);
+        ok = talk_add(&t, "system", a->o.system, strlen(a->o.system));
         t.first = t.count;
     }
     if (ok) {
         fprintf(stderr, "[chat format %s, %s; /clear starts over, /exit or Ctrl-D quits]\n",
-                text_chat_name(a->chat), text_chat_source(a->chat));
+                info.name, info.source);
     }
     while (ok) {
         fprintf(stderr, "> ");
-        if (!line_read(&line, &a->why)) {
+        if (!line_read(a, &line)) {
             break;
         }
         if (line.count == 5 && memcmp(line.data, "/exit", 5) == 0) {
@@ -393,8 +406,8 @@ static bool converse(app* a) {
         }
     }
     talk_drop(&t, 0, t.count);
-    text_bytes_free(&line);
-    text_ids_free(&ids);
+    qlora_text_bytes_free(a->text, &line);
+    qlora_text_ids_free(a->text, &ids);
     return ok;
 }
 
@@ -422,17 +435,24 @@ static bool options_check(const options* o) {
 
 static bool run(app* a) {
     const char* vocabulary = a->o.tokenizer != NULL ? a->o.tokenizer : a->o.model;
-    if (!text_tok_open(vocabulary, &a->tok, &a->why)) {
-        return fail("%s", a->why.text);
+    qlora_text_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.log = a->o.verbose ? qlora_log_stderr : NULL;
+    if (qlora_text_create(&desc, &a->text) != QLORA_OK) {
+        return fail("out of memory");
+    }
+    if (qlora_text_tok_open(a->text, vocabulary, &a->tok) != QLORA_OK) {
+        return text_fail(a, "");
     }
     return context_open(a) && (a->o.chat ? converse(a) : complete(a));
 }
 
 static void app_close(app* a) {
-    text_chat_close(a->chat);
-    text_tok_close(a->tok);
-    text_bytes_free(&a->out);
-    text_bytes_free(&a->answer);
+    qlora_text_bytes_free(a->text, &a->out);
+    qlora_text_bytes_free(a->text, &a->answer);
+    qlora_text_chat_close(a->chat);
+    qlora_text_tok_close(a->tok);
+    qlora_text_destroy(a->text);
     qlora_model_close(a->model);
     qlora_ctx_destroy(a->ctx);
 }

@@ -1,18 +1,19 @@
-// tokenize: converts text to token ids and back with a model's own tokenizer.
+// tokenize: text to token ids and back, with a model's own tokenizer.
 //
-//   cc -std=c99 -O2 -o tokenize programs/tokenize.c
+//   cc -std=c99 -O2 -I. -o tokenize programs/tokenize.c
 //   echo "Hello world" | ./tokenize model/tokenizer.json
 //   echo "[9906, 1917]" | ./tokenize model/tokenizer.json --decode
-#define TEXT_IMPLEMENTATION
+#define QLORA_TEXT_IMPLEMENTATION
 #include "qlora_text.h"
 
-#include "qlora.h" // its version
+#include "json_array.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#ifdef _WIN32 // line endings must not be converted
+#ifdef _WIN32 // line ends must stay as they are
 #include <fcntl.h>
 #include <io.h>
 #define BINARY(file) _setmode(_fileno(file), _O_BINARY)
@@ -53,19 +54,33 @@ typedef struct options {
 } options;
 
 typedef struct work {
-    text_tok* tok;
-    unsigned flags;
-    text_ids ids;
-    text_bytes bytes;
-    text_bytes out; // printed at the end, so that an error never leaves partial output
+    qlora_text* text;
+    qlora_text_tok* tok;
+    uint32_t flags;
+    qlora_text_ids ids;
+    qlora_text_bytes bytes;
+    blob string;
+    blob out; // printed at the end, so that an error never leaves partial output
+    char error[1024];
 } work;
 
-static bool fail(text_error* error, const char* what, const char* name) {
-    snprintf(error->text, sizeof(error->text), "%s%s", what, name);
+#if defined(__GNUC__) && !defined(__MINGW32__)
+__attribute__((format(printf, 2, 3)))
+#endif
+static bool
+fail(work* w, const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(w->error, sizeof(w->error), format, args);
+    va_end(args);
     return false;
 }
 
-static bool options_read(int argc, char** argv, options* o, text_error* error) {
+static bool text_ok(work* w, qlora_result r) {
+    return r == QLORA_OK || fail(w, "%s", qlora_text_last_error(w->text));
+}
+
+static bool options_read(int argc, char** argv, options* o, work* w) {
     for (int i = 1; i < argc; i++) {
         const char* word = argv[i];
         if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
@@ -80,69 +95,63 @@ static bool options_read(int argc, char** argv, options* o, text_error* error) {
             o->decode = true;
         } else if (strcmp(word, "--json") == 0) {
             if (i + 1 == argc) {
-                return fail(error, "--json needs a value: FILE", "");
+                return fail(w, "--json needs a value: FILE");
             }
             o->json = argv[++i];
         } else if (word[0] == '-') {
-            return fail(error, "unknown option ", word);
+            return fail(w, "unknown option %s", word);
         } else if (o->tokenizer != NULL) {
-            return fail(error, "unexpected argument: ", word);
+            return fail(w, "unexpected argument: %s", word);
         } else {
             o->tokenizer = word;
         }
     }
-    return o->tokenizer != NULL || fail(error, "TOKENIZER is required", "");
+    return o->tokenizer != NULL || fail(w, "TOKENIZER is required");
 }
 
-static bool stdin_read(text_bytes* out, text_error* error) {
-    char block[65536];
-    size_t got;
-    while ((got = fread(block, 1, sizeof(block), stdin)) > 0) {
-        if (!text_bytes_add(out, block, got, error)) {
-            return false;
-        }
-    }
-    return !ferror(stdin) || fail(error, "cannot read standard input: ", strerror(errno));
+static bool out_add(work* w, const void* data, size_t size) {
+    return blob_add(&w->out, data, size) || fail(w, "out of memory");
 }
 
-static bool encode_and_print(void* user, const char* text, size_t length, text_error* error) {
-    work* w = (work*)user;
+static bool encode(work* w, const char* text, size_t length) {
     w->ids.count = 0;
-    if (!text_encode(w->tok, text, length, w->flags, &w->ids, error)) {
-        return false;
-    }
-    if (!text_bytes_add(&w->out, "[", 1, error)) {
+    if (!text_ok(w, qlora_text_encode(w->tok, text, length, w->flags, &w->ids)) ||
+        !out_add(w, "[", 1)) {
         return false;
     }
     for (size_t i = 0; i < w->ids.count; i++) {
         char number[24];
-        int size = snprintf(number, sizeof(number), "%s%d", i > 0 ? ", " : "", w->ids.data[i]);
-        if (!text_bytes_add(&w->out, number, (size_t)size, error)) {
+        int size = snprintf(number, sizeof(number), "%s%d", i > 0 ? ", " : "", (int)w->ids.data[i]);
+        if (!out_add(w, number, (size_t)size)) {
             return false;
         }
     }
-    return text_bytes_add(&w->out, "]\n", 2, error);
+    return out_add(w, "]\n", 2);
 }
 
-// Decodes one array of ids into w->bytes. An id that the tokenizer does not have is an error.
-static bool decode(work* w, const char* json, size_t size, unsigned flags, text_error* error) {
+// The ids of one array to text in w->bytes. An id that the tokenizer lacks is an error.
+static bool decode(work* w, json_reader* r, uint32_t flags) {
+    bool more = false;
     w->ids.count = 0;
     w->bytes.count = 0;
-    if (!text_json_ids(json, size, &w->ids, error)) {
-        return false;
-    }
-    for (size_t i = 0; i < w->ids.count; i++) {
-        size_t length;
-        if (text_tok_name(w->tok, w->ids.data[i], &length) == NULL) {
-            char number[16];
-            snprintf(number, sizeof(number), "%d", (int)w->ids.data[i]);
-            return fail(error, "the tokenizer has no token with id ", number);
+    for (size_t i = 0; json_next(r, i, &more) && more; i++) {
+        qlora_text_token_info info;
+        int32_t id = 0;
+        if (!json_int32(r, &id)) {
+            return fail(w, "element %lu: %s", (unsigned long)i, r->wrong);
+        }
+        if (!text_ok(w, qlora_text_token_query(w->tok, id, &info)) ||
+            !text_ok(w, qlora_text_ids_add(w->text, &w->ids, id))) {
+            return false;
         }
     }
-    return text_decode(w->tok, w->ids.data, w->ids.count, flags, &w->bytes, error);
+    if (r->wrong != NULL) {
+        return fail(w, "%s", r->wrong);
+    }
+    return text_ok(w, qlora_text_decode(w->tok, w->ids.data, w->ids.count, flags, &w->bytes));
 }
 
-static bool decode_lines(work* w, const text_bytes* input, text_error* error) {
+static bool decode_lines(work* w, const blob* input) {
     size_t line = 0;
     bool printed = false;
     for (size_t at = 0; at < input->count;) {
@@ -154,15 +163,13 @@ static bool decode_lines(work* w, const text_bytes* input, text_error* error) {
         if (strspn(start, " \t\r") >= size) {
             continue;
         }
-        text_error why;
-        why.text[0] = 0;
-        if (!decode(w, start, size, 0, &why)) {
-            snprintf(error->text, sizeof(error->text), "line %lu: %.400s", (unsigned long)line,
-                     why.text);
-            return false;
+        json_reader r = json_start(start, size);
+        if (!decode(w, &r, 0) || (!json_end(&r) && !fail(w, "%s", r.wrong))) {
+            char why[sizeof(w->error)];
+            snprintf(why, sizeof(why), "%s", w->error);
+            return fail(w, "line %lu: %.900s", (unsigned long)line, why);
         }
-        if ((printed && !text_bytes_add(&w->out, "\n", 1, error)) ||
-            !text_bytes_add(&w->out, w->bytes.data, w->bytes.count, error)) {
+        if ((printed && !out_add(w, "\n", 1)) || !out_add(w, w->bytes.data, w->bytes.count)) {
             return false;
         }
         printed = true;
@@ -170,54 +177,78 @@ static bool decode_lines(work* w, const text_bytes* input, text_error* error) {
     return true;
 }
 
-static bool decode_array(void* user, const char* json, size_t size, text_error* error) {
-    work* w = (work*)user;
-    return decode(w, json, size, TEXT_REPLACE, error) &&
-           text_json_quote(w->bytes.data, w->bytes.count, &w->out, error) &&
-           text_bytes_add(&w->out, "\n", 1, error);
+// One element of the array in --json.
+static bool element(work* w, json_reader* r, bool decoding) {
+    if (decoding) {
+        return decode(w, r, QLORA_TEXT_REPLACE) &&
+               (json_quote(w->bytes.data, w->bytes.count, &w->out) || fail(w, "out of memory")) &&
+               out_add(w, "\n", 1);
+    }
+    w->string.count = 0;
+    return (json_string(r, &w->string) || fail(w, "%s", r->wrong)) &&
+           encode(w, w->string.data, w->string.count);
 }
 
-static bool run(const options* o, text_error* error) {
-    work w;
-    text_bytes input;
-    memset(&w, 0, sizeof(w));
-    memset(&input, 0, sizeof(input));
-    w.flags = o->special ? (unsigned)TEXT_SPECIAL : 0u;
-    bool from_file = o->json != NULL && strcmp(o->json, "-") != 0;
-    bool good = text_tok_open(o->tokenizer, &w.tok, error) &&
-                (from_file ? text_file_read(o->json, &input, error) : stdin_read(&input, error)) &&
-                text_bytes_add(&input, "", 1, error);
-    if (good) {
-        input.count--; // do not count the terminating zero byte
-        const char* name = o->json != NULL ? o->json : "standard input";
-        if (o->json == NULL) {
-            good = o->decode ? decode_lines(&w, &input, error)
-                             : encode_and_print(&w, input.data, input.count, error);
-        } else if (o->decode) {
-            good = text_json_elements(name, input.data, input.count, decode_array, &w, error);
-        } else {
-            good = text_json_strings(name, input.data, input.count, encode_and_print, &w, error);
+static bool elements(work* w, const char* name, const blob* input, bool decoding) {
+    json_reader r = json_start(input->data, input->count);
+    bool more = false;
+    for (size_t i = 0; json_next(&r, i, &more) && more; i++) {
+        if (!element(w, &r, decoding)) {
+            char why[sizeof(w->error)];
+            snprintf(why, sizeof(why), "%s", w->error);
+            return fail(w, "%.400s: element %lu: %.500s", name, (unsigned long)i, why);
         }
     }
-    if (good && w.out.count > 0 &&
-        (fwrite(w.out.data, 1, w.out.count, stdout) != w.out.count || fflush(stdout) != 0)) {
-        good = fail(error, "cannot write to standard output: ", strerror(errno));
+    if (r.wrong != NULL || !json_end(&r)) {
+        size_t line = 1;
+        for (const char* p = input->data; p < r.at; p++) {
+            line += *p == '\n' ? 1 : 0;
+        }
+        return fail(w, "%.400s:%lu: %s", name, (unsigned long)line, r.wrong);
     }
-    text_tok_close(w.tok);
-    text_ids_free(&w.ids);
-    text_bytes_free(&w.bytes);
-    text_bytes_free(&w.out);
-    text_bytes_free(&input);
+    return true;
+}
+
+static bool input_read(work* w, const options* o, const char* name, blob* input) {
+    bool from_file = o->json != NULL && strcmp(o->json, "-") != 0;
+    int code = from_file ? blob_read_path(input, o->json) : blob_read(input, stdin);
+    return code == 0 || fail(w, "cannot read %s: %s", name, strerror(code));
+}
+
+static bool run(const options* o, work* w) {
+    blob input;
+    memset(&input, 0, sizeof(input));
+    w->flags = o->special ? (uint32_t)QLORA_TEXT_SPECIAL : 0u;
+    const char* name = o->json != NULL ? o->json : "standard input";
+    bool good = (qlora_text_create(NULL, &w->text) == QLORA_OK || fail(w, "out of memory")) &&
+                text_ok(w, qlora_text_tok_open(w->text, o->tokenizer, &w->tok)) &&
+                input_read(w, o, name, &input);
+    if (good && o->json != NULL) {
+        good = elements(w, name, &input, o->decode);
+    } else if (good) {
+        good = o->decode ? decode_lines(w, &input) : encode(w, input.data, input.count);
+    }
+    if (good && w->out.count > 0 &&
+        (fwrite(w->out.data, 1, w->out.count, stdout) != w->out.count || fflush(stdout) != 0)) {
+        good = fail(w, "cannot write standard output: %s", strerror(errno));
+    }
+    qlora_text_ids_free(w->text, &w->ids);
+    qlora_text_bytes_free(w->text, &w->bytes);
+    qlora_text_tok_close(w->tok);
+    qlora_text_destroy(w->text);
+    blob_free(&w->string);
+    blob_free(&w->out);
+    blob_free(&input);
     return good;
 }
 
 int main(int argc, char** argv) {
     options o;
-    text_error error;
+    work w;
     memset(&o, 0, sizeof(o));
-    error.text[0] = 0;
-    if (!options_read(argc, argv, &o, &error)) {
-        fprintf(stderr, "tokenize: %s (see tokenize --help)\n", error.text);
+    memset(&w, 0, sizeof(w));
+    if (!options_read(argc, argv, &o, &w)) {
+        fprintf(stderr, "tokenize: %s (see tokenize --help)\n", w.error);
         return 1;
     }
     if (o.help) {
@@ -230,8 +261,8 @@ int main(int argc, char** argv) {
     }
     BINARY(stdin);
     BINARY(stdout);
-    if (!run(&o, &error)) {
-        fprintf(stderr, "tokenize: %s\n", error.text);
+    if (!run(&o, &w)) {
+        fprintf(stderr, "tokenize: %s\n", w.error);
         return 1;
     }
     return 0;

@@ -9,23 +9,7 @@ static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
     if (given != NULL) {
         d = *given;
     }
-    if (d.allocator.alloc == NULL) {
-        d.allocator.alloc = qlora__os_alloc;
-        d.allocator.free = qlora__os_free;
-    }
-    if (d.files.open == NULL) {
-        d.files.open = qlora__os_open;
-        d.files.read = qlora__os_read;
-        d.files.write = qlora__os_write;
-        d.files.sync = qlora__os_sync;
-        d.files.close = qlora__os_close;
-        d.files.rename = qlora__os_rename;
-        d.files.remove = qlora__os_remove;
-        d.files.make_dir = qlora__os_make_dir;
-        d.files.sync_dir = qlora__os_sync_dir;
-        d.files.map = qlora__os_map;
-        d.files.unmap = qlora__os_unmap;
-    }
+    qlora__hooks_default(&d.allocator, &d.files);
     if (d.threads == 0) {
         d.threads = (int32_t)qlora__min(qlora__core_count(), QLORA__MAX_THREADS);
     }
@@ -37,11 +21,7 @@ static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
 
 // What is wrong with a desc, or NULL.
 static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
-    const qlora_files* f = &d->files;
-    int hooks = (f->open != NULL) + (f->read != NULL) + (f->write != NULL) + (f->sync != NULL) +
-                (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) +
-                (f->make_dir != NULL) + (f->sync_dir != NULL) + (f->map != NULL) +
-                (f->unmap != NULL);
+    int hooks = qlora__files_count(&d->files);
     if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
         return "desc was not zeroed: a reserved field is set";
     }
@@ -51,7 +31,7 @@ static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
     if ((d->device_allocator.alloc == NULL) != (d->device_allocator.free == NULL)) {
         return "desc.device_allocator needs both functions or none";
     }
-    if (hooks != 0 && hooks != 11) {
+    if (hooks != 0 && hooks != QLORA__FILES_ALL) {
         return "desc.files needs all functions or none";
     }
     if ((int)d->require_backend < 0 || d->require_backend > QLORA_BACKEND_CUDA) {

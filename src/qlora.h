@@ -1,50 +1,9 @@
 #include "api/manual.h"
 
-// The implementation needs POSIX names that -std=c99 hides; harmless when the user set them
-// already.
-#if defined(QLORA_IMPLEMENTATION) && !defined(_WIN32)
-#ifndef _POSIX_C_SOURCE
-#define _POSIX_C_SOURCE 200809L
-#endif
-#ifndef _DARWIN_C_SOURCE
-#define _DARWIN_C_SOURCE 1
-#endif
-#ifndef _FILE_OFFSET_BITS
-#define _FILE_OFFSET_BITS 64
-#endif
-#endif
-
 #ifndef QLORA_H
 #define QLORA_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#define QLORA_VERSION_MAJOR 0
-#define QLORA_VERSION_MINOR 1
-#define QLORA_VERSION_PATCH 0
-#define QLORA_VERSION                                                                              \
-    (QLORA_VERSION_MAJOR * 10000 + QLORA_VERSION_MINOR * 100 + QLORA_VERSION_PATCH)
-#define QLORA_VERSION_STRING "0.1.0"
-
-#if defined(QLORA_STATIC)
-#if defined(__GNUC__)
-#define QLORA_API static __attribute__((unused))
-#else
-#define QLORA_API static
-#endif
-#elif defined(QLORA_DLL) && defined(_WIN32)
-#ifdef QLORA_IMPLEMENTATION
-#define QLORA_API __declspec(dllexport) extern
-#else
-#define QLORA_API __declspec(dllimport) extern
-#endif
-#elif defined(QLORA_DLL) && defined(__GNUC__)
-#define QLORA_API __attribute__((visibility("default"))) extern
-#else
-#define QLORA_API extern
-#endif
+#include "api/linkage.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -120,6 +79,7 @@ extern "C" {
 #ifndef QLORA_NO_MODEL
 #include "formats/json_read.h"
 #include "formats/json_write.h"
+#include "formats/stop_ids.h"
 #include "formats/safetensors.h"
 #include "formats/config.h"
 #include "formats/folder.h"

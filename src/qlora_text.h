@@ -1,48 +1,53 @@
 #include "text/manual.h"
 
-#ifndef TEXT_H
-#define TEXT_H
+#ifndef QLORA_TEXT_H
+#define QLORA_TEXT_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "api/linkage.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
+#include "api/base.h"
 #include "text/api.h"
 
 #ifdef __cplusplus
 }
 #endif
-#endif // TEXT_H
 
-#if defined(TEXT_IMPLEMENTATION) && !defined(TEXT_IMPLEMENTATION_DONE)
-#define TEXT_IMPLEMENTATION_DONE
+#endif // QLORA_TEXT_H
 
-#include <errno.h>
-#include <limits.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#ifdef QLORA_TEXT_IMPLEMENTATION
+#ifndef QLORA_TEXT_IMPLEMENTATION_DONE
+#define QLORA_TEXT_IMPLEMENTATION_DONE
 
-#ifndef TEXT_REALLOC
-#define TEXT_REALLOC(p, n) realloc(p, n)
-#define TEXT_FREE(p) free(p)
-#endif
-
-#ifdef __clang__
+#if defined(__clang__)
 #pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wunknown-warning-option"
 #pragma clang diagnostic ignored "-Wreserved-identifier"
 #endif
 
+#include "platform/base.h"
+#ifdef _WIN32
+#include "platform/windows.h"
+#else // POSIX
+#include "platform/posix.h"
+#endif // _WIN32
+
+#include "platform/system.h"
+#include "core/env.h"
+#include "core/files.h"
+#include "core/tools.h"
+#include "formats/json_read.h"
+#include "formats/json_write.h"
+#include "formats/regex.h"
+#include "formats/stop_ids.h"
 #include "text/base.h"
 #include "text/classes.h"
 #include "text/unicode_tables.h"
 #include "text/unicode.h"
-#include "text/json.h"
+#include "text/values.h"
 #include "text/maps.h"
 #include "text/split.h"
 #include "text/bpe.h"
@@ -54,12 +59,14 @@ extern "C" {
 #include "text/chat.h"
 #include "text/data.h"
 
-#ifdef __clang__
+#if defined(__clang__)
 #pragma clang diagnostic pop
 #endif
-#endif // TEXT_IMPLEMENTATION
 
-/* Licence: MIT-0. Permission is granted, free of charge, to any person to deal with this file
-   without restriction, including the rights to use, copy, modify, merge, publish, distribute,
-   sublicense and sell copies. It is provided "as is", without warranty of any kind. The Unicode
-   tables are under the Unicode License V3, see where they start. */
+#endif // QLORA_TEXT_IMPLEMENTATION_DONE
+#endif // QLORA_TEXT_IMPLEMENTATION
+
+/*
+    Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
+    Unicode tables are under the Unicode License V3, which is quoted where they start.
+*/

@@ -46,7 +46,7 @@ SPACES += range(0x2000, 0x200B)
 ALPHABETIC = [*range(0x24B6, 0x24EA), *range(0x1F130, 0x1F14A), *range(0x1F150, 0x1F16A),
               *range(0x1F170, 0x1F18A)]
 
-# Class numbers, identical to the TEXT__C_ constants in qlora_text.h.
+# Class numbers, identical to the QLORA__TEXT_C_ constants in qlora_text.h.
 OTHER, UPPER, LOWER, LETTER, MARK, DIGIT, NUMBER, CONNECTOR, PUNCT, SYMBOL, WORD_SYMBOL, SPACE, \
     JOINER, PUNCT_NEW, SYMBOL_OLD_PUNCT = range(15)
 CLASS = {"Lu": UPPER, "Lt": UPPER, "Ll": LOWER, "Lm": LETTER, "Lo": LETTER, "Mn": MARK, "Mc": MARK,
@@ -92,7 +92,7 @@ def rows(words, width=100):
 
 
 def table(kind, name, words):
-    return ["static const %s text__%s[] = {" % (kind, name)] + rows(words) + ["};"]
+    return ["static const %s qlora__text_%s[] = {" % (kind, name)] + rows(words) + ["};"]
 
 
 def generate():
@@ -130,7 +130,7 @@ def generate():
     for c in order:
         first, second = (decomposed[c] + [0])[:2]
         words.append("{0x%x,0x%x,0x%x}," % (c, first, second))
-    out += table("text__decomposition", "decompositions", words)
+    out += table("qlora__text_decomposition", "decompositions", words)
     out += ["// Rows of the table above that compose, sorted by first and second."]
     index = {c: i for i, c in enumerate(order)}
     out += table("uint16_t", "compositions", ["%d," % index[pairs[p]] for p in sorted(pairs)])
@@ -141,7 +141,7 @@ def generate():
         else:
             runs.append([c, c, ccc[c]])
     out += ["// Canonical combining classes, sorted: first, last, class."]
-    out += table("text__combining", "combinings", ["{0x%x,0x%x,%d}," % tuple(r) for r in runs])
+    out += table("qlora__text_combining", "combinings", ["{0x%x,0x%x,%d}," % tuple(r) for r in runs])
     return out
 
 

@@ -1,3 +1,6 @@
+#ifndef QLORA_BASE_INCLUDED
+#define QLORA_BASE_INCLUDED
+
 // clang-format off
 // ---- results ------------------------------------------------------------------------------------
 // name, value (never reused), text
@@ -30,12 +33,6 @@ typedef enum qlora_result {
     QLORA_RESULT_FORCE_INT = 0x7fffffff
 } qlora_result;
 
-// "ERR_ARGUMENT", and a sentence; "unknown" for a number that is no result.
-QLORA_API const char* qlora_result_name(qlora_result result);
-QLORA_API const char* qlora_result_text(qlora_result result);
-
-QLORA_API int qlora_version(void); // QLORA_VERSION of the implementation
-
 // ---- hooks --------------------------------------------------------------------------------------
 typedef enum qlora_log_level {
     QLORA_LOG_ERROR = 1,
@@ -54,7 +51,8 @@ typedef enum qlora_log_level {
     X(MODEL,          "a model is ready")                                                   \
     X(DEVICE_LOST,    "a fault made the device unusable")                                   \
     X(LEAK,           "something still lives when its parent is destroyed")            \
-    X(CHECKPOINT,     "a checkpoint was saved, loaded, or passed over")
+    X(CHECKPOINT,     "a checkpoint was saved, loaded, or passed over")                     \
+    X(TEXT,           "a tokenizer, chat format or data file was read")
 // clang-format on
 
 typedef enum qlora_log_item {
@@ -67,10 +65,6 @@ typedef enum qlora_log_item {
 // text is never NULL; file may be.
 typedef void (*qlora_log_fn)(void* user, qlora_log_level level, qlora_log_item item,
                              const char* text, const char* file, int line);
-
-// One line per item on standard error; user is ignored.
-QLORA_API void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item,
-                                const char* text, const char* file, int line);
 
 // Both functions or none. align is a power of two. free gets the size that alloc got.
 typedef struct qlora_allocator {
@@ -104,3 +98,5 @@ typedef struct qlora_files {
     void (*unmap)(const void* data, uint64_t bytes, void* handle, void* user);
     void* user;
 } qlora_files;
+
+#endif // QLORA_BASE_INCLUDED

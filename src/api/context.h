@@ -1,3 +1,15 @@
+// ---- names, version, log ------------------------------------------------------------------------
+
+// "ERR_ARGUMENT", and a sentence; "unknown" for any other value.
+QLORA_API const char* qlora_result_name(qlora_result result);
+QLORA_API const char* qlora_result_text(qlora_result result);
+
+QLORA_API int qlora_version(void); // QLORA_VERSION of the implementation
+
+// One line per item on standard error; user is ignored.
+QLORA_API void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item,
+                                const char* text, const char* file, int line);
+
 // ---- context ------------------------------------------------------------------------------------
 typedef struct qlora_ctx qlora_ctx;
 

@@ -24,9 +24,62 @@ typedef struct qlora__env {
         }                                                                                          \
     } while (0)
 
+// ---- hooks --------------------------------------------------------------------------------------
+
+#define QLORA__FILES_ALL 11
+
+// How many of the functions are set.
+static QLORA__UNUSED int qlora__files_count(const qlora_files* f) {
+    return (f->open != NULL) + (f->read != NULL) + (f->write != NULL) + (f->sync != NULL) +
+           (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) + (f->make_dir != NULL) +
+           (f->sync_dir != NULL) + (f->map != NULL) + (f->unmap != NULL);
+}
+
+// The operating system's functions where there are none.
+static QLORA__UNUSED void qlora__hooks_default(qlora_allocator* allocator, qlora_files* files) {
+    if (allocator->alloc == NULL) {
+        allocator->alloc = qlora__os_alloc;
+        allocator->free = qlora__os_free;
+    }
+    if (files->open == NULL) {
+        files->open = qlora__os_open;
+        files->read = qlora__os_read;
+        files->write = qlora__os_write;
+        files->sync = qlora__os_sync;
+        files->close = qlora__os_close;
+        files->rename = qlora__os_rename;
+        files->remove = qlora__os_remove;
+        files->make_dir = qlora__os_make_dir;
+        files->sync_dir = qlora__os_sync_dir;
+        files->map = qlora__os_map;
+        files->unmap = qlora__os_unmap;
+    }
+}
+
 // ---- errors and log -----------------------------------------------------------------------------
 
-// Drops a UTF-8 character that was cut off at the end, and control characters.
+// Length of the UTF-8 character at p (1 to 4), 0 when it is not valid.
+static QLORA__UNUSED uint32_t qlora__utf8_size(const char* text, uint32_t left) {
+    const uint8_t* p = (const uint8_t*)text;
+    uint32_t size = p[0] < 0x80 ? 1 : p[0] < 0xC2 ? 0 : p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : 4;
+    if (size == 0 || size > left || p[0] > 0xF4) {
+        return 0;
+    }
+    for (uint32_t i = 1; i < size; i++) {
+        if ((p[i] & 0xC0) != 0x80) {
+            return 0;
+        }
+    }
+    // the second byte shows overlong forms, surrogates and code points above U+10FFFF
+    if ((p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xED && p[1] > 0x9F) ||
+        (p[0] == 0xF0 && p[1] < 0x90) || (p[0] == 0xF4 && p[1] > 0x8F)) {
+        return 0;
+    }
+    return size;
+}
+
+// Messages quote files and are truncated: what is left of a UTF-8 character at the end is dropped.
+// On one line, control characters and invalid UTF-8 elsewhere become '?'.
 static void qlora__env_clean(const qlora__env* env, char* text, size_t room) {
     size_t count = strlen(text);
     if (count + 1 == room) {
@@ -38,10 +91,13 @@ static void qlora__env_clean(const qlora__env* env, char* text, size_t room) {
         }
         text[count] = '\0';
     }
-    for (size_t i = 0; env->one_line && i < count; i++) {
-        if ((uint8_t)text[i] < 0x20 || text[i] == 0x7F) {
+    for (size_t i = 0; env->one_line && i < count;) {
+        uint32_t left = count - i < 4 ? (uint32_t)(count - i) : 4;
+        uint32_t size = qlora__utf8_size(text + i, left);
+        if (size == 0 || (uint8_t)text[i] < 0x20 || text[i] == 0x7F) {
             text[i] = '?';
         }
+        i += size > 0 ? size : 1;
     }
 }
 
@@ -70,6 +126,22 @@ static QLORA__UNUSED qlora_result qlora__env_fail(qlora__env* env, qlora_result 
 static QLORA__UNUSED const char* qlora__env_reason(const qlora__env* env) {
     size_t prefix = env->call != NULL ? strlen(env->call) + 2 : 0;
     return strlen(env->error) >= prefix ? env->error + prefix : env->error;
+}
+
+// Puts words before the error text of what failed inside: "model.merges[3] ", then "is not ...".
+QLORA__PRINTF(3, 4)
+static QLORA__UNUSED qlora_result qlora__env_wrap(qlora__env* env, qlora_result result,
+                                                  const char* format, ...) {
+    char inner[QLORA__ERROR_SIZE];
+    snprintf(inner, sizeof inner, "%s", qlora__env_reason(env));
+    va_list args;
+    va_start(args, format);
+    qlora__env_vfail(env, format, args);
+    va_end(args);
+    size_t used = strlen(env->error);
+    snprintf(env->error + used, sizeof env->error - used, "%s", inner);
+    qlora__env_clean(env, env->error, sizeof env->error);
+    return result;
 }
 
 QLORA__PRINTF(6, 7)

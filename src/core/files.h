@@ -38,13 +38,13 @@ typedef struct qlora__out {
     size_t block;
 } qlora__out;
 
-static void qlora__out_forget(qlora__env* env, qlora__out* out) {
+static QLORA__UNUSED void qlora__out_forget(qlora__env* env, qlora__out* out) {
     qlora__env_free(env, out->path, out->block);
     memset(out, 0, sizeof *out);
 }
 
 // Gives up: closes and removes the temporary file. Keeps the error text.
-static void qlora__out_abort(qlora__env* env, qlora__out* out) {
+static QLORA__UNUSED void qlora__out_abort(qlora__env* env, qlora__out* out) {
     if (out->file != NULL) {
         env->files.close(out->file, env->files.user);
     }
@@ -54,7 +54,8 @@ static void qlora__out_abort(qlora__env* env, qlora__out* out) {
     qlora__out_forget(env, out);
 }
 
-static qlora_result qlora__out_fail(qlora__env* env, qlora__out* out, const char* what, int code) {
+static QLORA__UNUSED qlora_result qlora__out_fail(qlora__env* env, qlora__out* out,
+                                                  const char* what, int code) {
     qlora_result r = qlora__env_fail(env, QLORA_ERR_FILE, "cannot %s %s: %s (%d)", what, out->path,
                                      qlora__errno_text(code), code);
     qlora__out_abort(env, out);

@@ -104,32 +104,16 @@ static qlora_result qlora__config_id(const qlora__config_reader* r, const char* 
     return QLORA_OK;
 }
 
-// eos_token_id: one id or a list.
+typedef char qlora__config_stop_ids_fit[QLORA__MAX_STOP_IDS <= QLORA_MAX_STOP_IDS ? 1 : -1];
+
 static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_model_config* c) {
-    char shown[48];
-    uint32_t value = qlora__config_find(r, "eos_token_id");
-    if (value == 0) {
-        return QLORA_OK;
+    qlora__stop_ids ids;
+    ids.count = 0;
+    QLORA__TRY(qlora__stop_ids_read(r->env, r->json, r->object, c->vocab, &ids));
+    if (ids.count > 0) {
+        memcpy(c->stop_ids, ids.id, sizeof ids.id);
+        c->stop_count = ids.count;
     }
-    bool list = qlora__json_kind_of(r->json, value) == QLORA__JSON_ARRAY;
-    uint32_t count = list ? r->json->tokens[value].count : 1;
-    if (count > QLORA_MAX_STOP_IDS) {
-        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                               "%s: eos_token_id lists %u ids; %d at most", r->json->label, count,
-                               QLORA_MAX_STOP_IDS);
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        int64_t id = 0;
-        if (!qlora__json_int(r->json, list ? value + 1 + i : value, &id) || id < 0 ||
-            id >= c->vocab) {
-            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                                   "%s: eos_token_id is %s; ids go from 0 to vocab_size - 1 = %lld",
-                                   r->json->label, qlora__config_show(r, value, shown),
-                                   (long long)(c->vocab - 1));
-        }
-        c->stop_ids[i] = (int32_t)id;
-    }
-    c->stop_count = (int32_t)count;
     return QLORA_OK;
 }
 

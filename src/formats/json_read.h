@@ -1,3 +1,6 @@
+#ifndef QLORA__PART_JSON_READ
+#define QLORA__PART_JSON_READ
+
 // Every reader of this floor takes bytes it does not trust. It either gives a value that obeys all
 // rules of its format, or returns an error whose text names the file and the fault; it never reads
 // outside the bytes it was given. Nothing here knows about devices.
@@ -12,7 +15,7 @@ typedef struct qlora__big {
     uint32_t count;
 } qlora__big;
 
-static void qlora__big_mul_add(qlora__big* b, uint32_t factor, uint32_t carry_in) {
+static QLORA__UNUSED void qlora__big_mul_add(qlora__big* b, uint32_t factor, uint32_t carry_in) {
     uint64_t carry = carry_in;
     for (uint32_t i = 0; i < b->count; i++) {
         carry += (uint64_t)b->word[i] * factor;
@@ -25,14 +28,14 @@ static void qlora__big_mul_add(qlora__big* b, uint32_t factor, uint32_t carry_in
     }
 }
 
-static void qlora__big_shift(qlora__big* b, int bits) {
+static QLORA__UNUSED void qlora__big_shift(qlora__big* b, int bits) {
     for (; bits >= 31; bits -= 31) {
         qlora__big_mul_add(b, 1u << 31, 0);
     }
     qlora__big_mul_add(b, 1u << bits, 0);
 }
 
-static void qlora__big_mul_pow10(qlora__big* b, int power) {
+static QLORA__UNUSED void qlora__big_mul_pow10(qlora__big* b, int power) {
     for (; power >= 9; power -= 9) {
         qlora__big_mul_add(b, 1000000000u, 0);
     }
@@ -41,7 +44,7 @@ static void qlora__big_mul_pow10(qlora__big* b, int power) {
     }
 }
 
-static int qlora__big_compare(const qlora__big* a, const qlora__big* b) {
+static QLORA__UNUSED int qlora__big_compare(const qlora__big* a, const qlora__big* b) {
     if (a->count != b->count) {
         return a->count < b->count ? -1 : 1;
     }
@@ -63,7 +66,7 @@ typedef struct qlora__decimal {
 } qlora__decimal;
 
 // Sign of decimal - n x 2^power.
-static int qlora__decimal_compare(const qlora__decimal* d, uint64_t n, int power) {
+static QLORA__UNUSED int qlora__decimal_compare(const qlora__decimal* d, uint64_t n, int power) {
     qlora__big left;
     qlora__big right;
     left.count = 0;
@@ -80,7 +83,7 @@ static int qlora__decimal_compare(const qlora__decimal* d, uint64_t n, int power
 
 // The double nearest to d, ties to even: a guess good to a few units, then exact comparisons with
 // the midpoints to its neighbours. Infinity when out of range.
-static double qlora__decimal_to_double(const qlora__decimal* d) {
+static QLORA__UNUSED double qlora__decimal_to_double(const qlora__decimal* d) {
     static const double pow10[23] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
                                      1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
                                      1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
@@ -140,7 +143,7 @@ static double qlora__decimal_to_double(const qlora__decimal* d) {
 }
 
 // Reads a number of JSON's grammar (already checked) to the nearest double.
-static double qlora__number_parse(const char* text, size_t size) {
+static QLORA__UNUSED double qlora__number_parse(const char* text, size_t size) {
     qlora__decimal d;
     size_t i = 0;
     bool negative = size > 0 && text[0] == '-';
@@ -213,10 +216,14 @@ typedef struct qlora__json_token {
 typedef struct qlora__json {
     const char* text; // the caller's; must outlive the tokens
     const char* label;
+    const char* strings; // what string tokens point into: the text, or `decoded`
     uint32_t size;
     uint32_t count;
     uint32_t capacity;
+    uint32_t line; // lines of the file before the text, for messages
     qlora__json_token* tokens;
+    char* decoded;
+    size_t decoded_capacity;
 } qlora__json;
 
 typedef struct qlora__json_parser {
@@ -227,13 +234,14 @@ typedef struct qlora__json_parser {
     uint32_t depth;
 } qlora__json_parser;
 
-static void qlora__json_free(qlora__env* env, qlora__json* json) {
+static QLORA__UNUSED void qlora__json_free(qlora__env* env, qlora__json* json) {
     qlora__env_free(env, json->tokens, json->capacity * sizeof *json->tokens);
+    qlora__env_free(env, json->decoded, json->decoded_capacity);
     memset(json, 0, sizeof *json);
 }
 
-static qlora_result qlora__json_bad(const qlora__json_parser* p, const char* what) {
-    unsigned line = 1;
+static QLORA__UNUSED qlora_result qlora__json_bad(const qlora__json_parser* p, const char* what) {
+    unsigned line = p->json->line + 1;
     unsigned column = 1;
     for (uint32_t i = 0; i < p->at && i < p->json->size; i++) {
         column++;
@@ -242,32 +250,12 @@ static qlora_result qlora__json_bad(const qlora__json_parser* p, const char* wha
             column = 1;
         }
     }
-    return qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s: line %u, column %u: %s", p->json->label,
+    return qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s:%u:%u: invalid JSON: %s", p->json->label,
                            line, column, what);
 }
 
-// Length of the UTF-8 character at p (1 to 4), 0 when it is not valid.
-static uint32_t qlora__utf8_size(const char* text, uint32_t left) {
-    const uint8_t* p = (const uint8_t*)text;
-    uint32_t size = p[0] < 0x80 ? 1 : p[0] < 0xC2 ? 0 : p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : 4;
-    if (size == 0 || size > left || p[0] > 0xF4) {
-        return 0;
-    }
-    for (uint32_t i = 1; i < size; i++) {
-        if ((p[i] & 0xC0) != 0x80) {
-            return 0;
-        }
-    }
-    // overlong forms, surrogates, and what lies above U+10FFFF show in the second byte
-    if ((p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xED && p[1] > 0x9F) ||
-        (p[0] == 0xF0 && p[1] < 0x90) || (p[0] == 0xF4 && p[1] > 0x8F)) {
-        return 0;
-    }
-    return size;
-}
-
 // Value of four hexadecimal digits, or 0x10000.
-static uint32_t qlora__hex4(const char* text, uint32_t left) {
+static QLORA__UNUSED uint32_t qlora__hex4(const char* text, uint32_t left) {
     uint32_t value = 0;
     if (left < 4) {
         return 0x10000u;
@@ -286,8 +274,8 @@ static uint32_t qlora__hex4(const char* text, uint32_t left) {
     return value;
 }
 
-static qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind, uint32_t begin,
-                                     uint32_t end) {
+static QLORA__UNUSED qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind,
+                                                   uint32_t begin, uint32_t end) {
     qlora__json* json = p->json;
     if (json->count == json->capacity) {
         uint32_t capacity = json->capacity == 0 ? 64 : json->capacity * 2;
@@ -295,13 +283,11 @@ static qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kin
         if (capacity < json->capacity || !qlora__mul(capacity, sizeof *json->tokens, &bytes)) {
             return qlora__json_bad(p, "too many values");
         }
-        qlora__json_token* tokens = (qlora__json_token*)qlora__env_alloc(p->env, bytes);
+        qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
+            p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
+            bytes);
         if (tokens == NULL) {
             return QLORA_ERR_MEMORY;
-        }
-        if (json->count > 0) {
-            memcpy(tokens, json->tokens, json->count * sizeof *tokens);
-            qlora__env_free(p->env, json->tokens, json->capacity * sizeof *tokens);
         }
         json->tokens = tokens;
         json->capacity = capacity;
@@ -317,7 +303,7 @@ static qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kin
 }
 
 // An escape, with p->at on the backslash.
-static qlora_result qlora__json_escape(qlora__json_parser* p) {
+static QLORA__UNUSED qlora_result qlora__json_escape(qlora__json_parser* p) {
     const char* text = p->json->text;
     uint32_t left = p->json->size - p->at;
     if (left < 2 || text[p->at + 1] == '\0' || strchr("\"\\/bfnrtu", text[p->at + 1]) == NULL) {
@@ -344,21 +330,31 @@ static qlora_result qlora__json_escape(qlora__json_parser* p) {
 }
 
 // A string, with p->at on the opening quote.
-static qlora_result qlora__json_string_parse(qlora__json_parser* p) {
+static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p) {
     const char* text = p->json->text;
     uint32_t size = p->json->size;
     uint32_t begin = p->at + 1;
     uint32_t escapes = 0;
     p->at = begin;
-    while (p->at < size && text[p->at] != '"') {
-        uint8_t c = (uint8_t)text[p->at];
+    for (;;) {
+        // most bytes of most files: printable ASCII
+        uint32_t at = p->at;
+        while (at < size && (uint8_t)(text[at] - 0x20) < 0x60 && text[at] != '"' &&
+               text[at] != '\\') {
+            at++;
+        }
+        p->at = at;
+        if (at >= size || text[at] == '"') {
+            break;
+        }
+        uint8_t c = (uint8_t)text[at];
         if (c == '\\') {
             QLORA__TRY(qlora__json_escape(p));
             escapes++;
         } else if (c < 0x20) {
             return qlora__json_bad(p, "control character in a string");
         } else {
-            uint32_t step = c < 0x80 ? 1 : qlora__utf8_size(text + p->at, size - p->at);
+            uint32_t step = qlora__utf8_size(text + at, size - at);
             if (step == 0) {
                 return qlora__json_bad(p, "invalid UTF-8 in a string");
             }
@@ -374,14 +370,14 @@ static qlora_result qlora__json_string_parse(qlora__json_parser* p) {
     return QLORA_OK;
 }
 
-static uint32_t qlora__json_digits(const qlora__json_parser* p, uint32_t at) {
+static QLORA__UNUSED uint32_t qlora__json_digits(const qlora__json_parser* p, uint32_t at) {
     while (at < p->json->size && p->json->text[at] >= '0' && p->json->text[at] <= '9') {
         at++;
     }
     return at;
 }
 
-static qlora_result qlora__json_number_parse(qlora__json_parser* p) {
+static QLORA__UNUSED qlora_result qlora__json_number_parse(qlora__json_parser* p) {
     const char* text = p->json->text;
     uint32_t size = p->json->size;
     uint32_t begin = p->at;
@@ -413,7 +409,7 @@ static qlora_result qlora__json_number_parse(qlora__json_parser* p) {
 }
 
 // A value that is complete in itself, or the opening of a container.
-static qlora_result qlora__json_value(qlora__json_parser* p) {
+static QLORA__UNUSED qlora_result qlora__json_value(qlora__json_parser* p) {
     static const struct {
         const char* word;
         qlora__json_kind kind;
@@ -447,7 +443,7 @@ static qlora_result qlora__json_value(qlora__json_parser* p) {
     return qlora__json_number_parse(p);
 }
 
-static void qlora__json_space(qlora__json_parser* p) {
+static QLORA__UNUSED void qlora__json_space(qlora__json_parser* p) {
     const char* text = p->json->text;
     while (p->at < p->json->size && (text[p->at] == ' ' || text[p->at] == '\t' ||
                                      text[p->at] == '\n' || text[p->at] == '\r')) {
@@ -456,7 +452,7 @@ static void qlora__json_space(qlora__json_parser* p) {
 }
 
 // The key of a member and its colon, p->at on the key.
-static qlora_result qlora__json_key(qlora__json_parser* p) {
+static QLORA__UNUSED qlora_result qlora__json_key(qlora__json_parser* p) {
     if (p->at >= p->json->size || p->json->text[p->at] != '"') {
         return qlora__json_bad(p, "a key in quotes was expected");
     }
@@ -471,7 +467,7 @@ static qlora_result qlora__json_key(qlora__json_parser* p) {
 }
 
 // After a value: closes containers, and goes past one comma. *done when the root is complete.
-static qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
+static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
     for (;;) {
         if (p->parent == QLORA__JSON_ROOT) {
             *done = true;
@@ -499,7 +495,7 @@ static qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
 }
 
 // Next code point of a string token, from *at; escapes and UTF-8 were checked when it was parsed.
-static uint32_t qlora__json_code(const char* text, uint32_t* at) {
+static QLORA__UNUSED uint32_t qlora__json_code(const char* text, uint32_t* at) {
     const char* p = text + *at;
     uint8_t c = (uint8_t)p[0];
     if (c != '\\') {
@@ -526,7 +522,7 @@ static uint32_t qlora__json_code(const char* text, uint32_t* at) {
     return code;
 }
 
-static bool qlora__json_key_less(const void* user, uint32_t a, uint32_t b) {
+static QLORA__UNUSED bool qlora__json_key_less(const void* user, uint32_t a, uint32_t b) {
     const qlora__json* json = (const qlora__json*)user;
     uint32_t i = json->tokens[a].begin;
     uint32_t j = json->tokens[b].begin;
@@ -541,7 +537,7 @@ static bool qlora__json_key_less(const void* user, uint32_t a, uint32_t b) {
 }
 
 // Refuses an object that has one key twice: sorts each object's keys and compares neighbours.
-static qlora_result qlora__json_check_unique(qlora__json_parser* p) {
+static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p) {
     qlora__json* json = p->json;
     uint32_t largest = 0;
     for (uint32_t i = 0; i < json->count; i++) {
@@ -580,12 +576,12 @@ static qlora_result qlora__json_check_unique(qlora__json_parser* p) {
     return result;
 }
 
-static qlora_result qlora__json_parse_tokens(qlora__json_parser* p, uint32_t flags) {
+static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p) {
     qlora__json* json = p->json;
     bool done = false;
     qlora__json_space(p);
     while (!done) {
-        // here a value stands, in an object with its key before it
+        // a value follows; in an object, its key comes first
         bool object =
             p->parent != QLORA__JSON_ROOT && json->tokens[p->parent].kind == QLORA__JSON_OBJECT;
         if (object) {
@@ -605,17 +601,25 @@ static qlora_result qlora__json_parse_tokens(qlora__json_parser* p, uint32_t fla
         }
         QLORA__TRY(qlora__json_after(p, &done));
     }
-    qlora__json_space(p);
-    if (p->at != json->size) {
-        return qlora__json_bad(p, "something follows the value");
-    }
-    return (flags & QLORA__JSON_UNIQUE) != 0 ? qlora__json_check_unique(p) : QLORA_OK;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED void qlora__json_begin(qlora__json_parser* p, qlora__env* env,
+                                            qlora__json* json) {
+    json->strings = json->text;
+    json->count = 0;
+    p->env = env;
+    p->json = json;
+    p->at = 0;
+    p->parent = QLORA__JSON_ROOT;
+    p->depth = 0;
 }
 
 // Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages and must outlive
 // the tokens, as the text must. qlora__json_free when done; nothing to free after a failure.
-static qlora_result qlora__json_parse(qlora__env* env, const char* label, const void* text,
-                                      uint64_t size, uint32_t flags, qlora__json* out) {
+static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char* label,
+                                                    const void* text, uint64_t size, uint32_t flags,
+                                                    qlora__json* out) {
     qlora__json json;
     qlora__json_parser p;
     memset(&json, 0, sizeof json);
@@ -625,12 +629,17 @@ static qlora_result qlora__json_parse(qlora__env* env, const char* label, const 
     json.text = (const char*)text;
     json.label = label;
     json.size = (uint32_t)size;
-    p.env = env;
-    p.json = &json;
-    p.at = 0;
-    p.parent = QLORA__JSON_ROOT;
-    p.depth = 0;
-    qlora_result result = qlora__json_parse_tokens(&p, flags);
+    qlora__json_begin(&p, env, &json);
+    qlora_result result = qlora__json_parse_tokens(&p);
+    if (result == QLORA_OK) {
+        qlora__json_space(&p);
+        if (p.at != json.size) {
+            result = qlora__json_bad(&p, "something follows the value");
+        }
+    }
+    if (result == QLORA_OK && (flags & QLORA__JSON_UNIQUE) != 0) {
+        result = qlora__json_check_unique(&p);
+    }
     if (result != QLORA_OK) {
         qlora__json_free(env, &json);
         return result;
@@ -639,19 +648,37 @@ static qlora_result qlora__json_parse(qlora__env* env, const char* label, const 
     return QLORA_OK;
 }
 
-static qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t token) {
+// Parses the one value at the start of json->text, for files that hold many. The caller sets text,
+// label, size and line; the memory of earlier tokens is used again, and must be freed in the end,
+// also after a failure. *end is where the value ends. With `alone`, a line end must follow it.
+static QLORA__UNUSED qlora_result qlora__json_parse_one(qlora__env* env, qlora__json* json,
+                                                        bool alone, uint32_t* end) {
+    qlora__json_parser p;
+    qlora__json_begin(&p, env, json);
+    QLORA__TRY(qlora__json_parse_tokens(&p));
+    while (alone && p.at < json->size && json->text[p.at] != '\n') {
+        if (json->text[p.at] != ' ' && json->text[p.at] != '\t' && json->text[p.at] != '\r') {
+            return qlora__json_bad(&p, "something follows the value");
+        }
+        p.at++;
+    }
+    *end = p.at;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t token) {
     return json->tokens[token].kind;
 }
 
 // True when a string token's decoded text equals the bytes given.
-static bool qlora__json_equals(const qlora__json* json, uint32_t token, const char* text,
-                               size_t size) {
+static QLORA__UNUSED bool qlora__json_equals(const qlora__json* json, uint32_t token,
+                                             const char* text, size_t size) {
     const qlora__json_token* t = &json->tokens[token];
     if (t->kind != QLORA__JSON_STRING) {
         return false;
     }
     if (t->count == 0) {
-        return t->end - t->begin == size && memcmp(json->text + t->begin, text, size) == 0;
+        return t->end - t->begin == size && memcmp(json->strings + t->begin, text, size) == 0;
     }
     uint32_t at = t->begin;
     size_t i = 0;
@@ -673,7 +700,8 @@ static bool qlora__json_equals(const qlora__json* json, uint32_t token, const ch
 }
 
 // Value of a member, 0 when `object` is none or has no such key. The last of equal keys, as Python.
-static uint32_t qlora__json_find(const qlora__json* json, uint32_t object, const char* key) {
+static QLORA__UNUSED uint32_t qlora__json_find(const qlora__json* json, uint32_t object,
+                                               const char* key) {
     uint32_t found = 0;
     size_t size = strlen(key);
     if (json->tokens[object].kind != QLORA__JSON_OBJECT) {
@@ -708,7 +736,8 @@ static QLORA__UNUSED uint32_t qlora__json_find_path(const qlora__json* json, uin
 }
 
 // Element of an array, 0 when there is none.
-static uint32_t qlora__json_at(const qlora__json* json, uint32_t array, uint32_t index) {
+static QLORA__UNUSED uint32_t qlora__json_at(const qlora__json* json, uint32_t array,
+                                             uint32_t index) {
     if (json->tokens[array].kind != QLORA__JSON_ARRAY || index >= json->tokens[array].count) {
         return 0;
     }
@@ -719,17 +748,25 @@ static uint32_t qlora__json_at(const qlora__json* json, uint32_t array, uint32_t
     return element;
 }
 
-static bool qlora__json_is(const qlora__json* json, uint32_t token, const char* text) {
+static QLORA__UNUSED bool qlora__json_is(const qlora__json* json, uint32_t token,
+                                         const char* text) {
     return qlora__json_equals(json, token, text, strlen(text));
 }
 
 // Decoded bytes of a string token: as many as fit, always terminated when size > 0. Returns the
 // length of the whole, which is then less than `size`; a string may contain NUL bytes.
-static size_t qlora__json_string(const qlora__json* json, uint32_t token, char* out, size_t size) {
+static QLORA__UNUSED size_t qlora__json_string(const qlora__json* json, uint32_t token, char* out,
+                                               size_t size) {
     const qlora__json_token* t = &json->tokens[token];
     uint32_t at = t->begin;
     size_t length = 0;
     if (t->kind != QLORA__JSON_STRING) {
+        at = t->end;
+    } else if (t->count == 0) {
+        length = t->end - t->begin;
+        if (size > 0) {
+            memcpy(out, json->strings + at, length < size ? length : size - 1);
+        }
         at = t->end;
     }
     while (at < t->end) {
@@ -751,8 +788,40 @@ static size_t qlora__json_string(const qlora__json* json, uint32_t token, char* 
     return length;
 }
 
+// Decodes every string once, into memory of `json`, each with a zero byte after it. From then on
+// string tokens point into json->strings and contain no escapes.
+static QLORA__UNUSED qlora_result qlora__json_decode(qlora__env* env, qlora__json* json) {
+    size_t need = 0;
+    for (uint32_t i = 0; i < json->count; i++) {
+        const qlora__json_token* t = &json->tokens[i];
+        need += t->kind == QLORA__JSON_STRING ? (size_t)(t->end - t->begin) + 1 : 0;
+    }
+    if (need > json->decoded_capacity) {
+        char* decoded =
+            (char*)qlora__env_realloc(env, json->decoded, 0, json->decoded_capacity, need);
+        if (decoded == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        json->decoded = decoded;
+        json->decoded_capacity = need;
+    }
+    uint32_t at = 0; // below the size of the text: every string had two quotes
+    for (uint32_t i = 0; i < json->count; i++) {
+        qlora__json_token* t = &json->tokens[i];
+        if (t->kind == QLORA__JSON_STRING) {
+            size_t size = qlora__json_string(json, i, json->decoded + at, need - at);
+            t->begin = at;
+            t->end = at + (uint32_t)size;
+            t->count = 0;
+            at = t->end + 1;
+        }
+    }
+    json->strings = json->decoded;
+    return QLORA_OK;
+}
+
 // A finite number, nearest double.
-static bool qlora__json_double(const qlora__json* json, uint32_t token, double* out) {
+static QLORA__UNUSED bool qlora__json_double(const qlora__json* json, uint32_t token, double* out) {
     const qlora__json_token* t = &json->tokens[token];
     if (t->kind != QLORA__JSON_NUMBER) {
         return false;
@@ -769,7 +838,7 @@ static bool qlora__json_double(const qlora__json* json, uint32_t token, double* 
 
 // A whole number that an int64_t holds, exactly. 4096, 4.096e3 and 4096.0 are all 4096; beyond 2^53
 // only plain digits will do.
-static bool qlora__json_int(const qlora__json* json, uint32_t token, int64_t* out) {
+static QLORA__UNUSED bool qlora__json_int(const qlora__json* json, uint32_t token, int64_t* out) {
     const qlora__json_token* t = &json->tokens[token];
     if (t->kind != QLORA__JSON_NUMBER) {
         return false;
@@ -799,7 +868,8 @@ static bool qlora__json_int(const qlora__json* json, uint32_t token, int64_t* ou
 }
 
 // A whole number written in plain digits, as file offsets and shapes are.
-static bool qlora__json_offset(const qlora__json* json, uint32_t token, int64_t* out) {
+static QLORA__UNUSED bool qlora__json_offset(const qlora__json* json, uint32_t token,
+                                             int64_t* out) {
     const qlora__json_token* t = &json->tokens[token];
     for (uint32_t i = t->begin; i < t->end; i++) {
         if (json->text[i] < '0' || json->text[i] > '9') {
@@ -808,3 +878,5 @@ static bool qlora__json_offset(const qlora__json* json, uint32_t token, int64_t*
     }
     return qlora__json_int(json, token, out);
 }
+
+#endif // QLORA__PART_JSON_READ

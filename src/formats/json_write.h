@@ -1,3 +1,6 @@
+#ifndef QLORA__PART_JSON_WRITE
+#define QLORA__PART_JSON_WRITE
+
 // ---- JSON, written
 
 // JSON into a text. Keys come in the caller's order; `key` is NULL inside arrays and for the root.
@@ -9,14 +12,15 @@ typedef struct qlora__json_writer {
     bool empty; // nothing was written yet into the innermost container
 } qlora__json_writer;
 
-static void qlora__json_write_begin(qlora__json_writer* w, qlora__string* text, int indent) {
+static QLORA__UNUSED void qlora__json_write_begin(qlora__json_writer* w, qlora__string* text,
+                                                  int indent) {
     w->text = text;
     w->indent = indent;
     w->depth = 0;
     w->empty = true;
 }
 
-static void qlora__json_write_line(qlora__json_writer* w) {
+static QLORA__UNUSED void qlora__json_write_line(qlora__json_writer* w) {
     if (w->indent > 0) {
         qlora__string_add(w->text, "\n", 1);
         for (int i = 0; i < w->depth * w->indent; i++) {
@@ -25,7 +29,8 @@ static void qlora__json_write_line(qlora__json_writer* w) {
     }
 }
 
-static void qlora__json_write_quoted(qlora__string* t, const char* string, size_t size) {
+static QLORA__UNUSED void qlora__json_write_quoted(qlora__string* t, const char* string,
+                                                   size_t size) {
     static const char hex[] = "0123456789abcdef";
     qlora__string_add(t, "\"", 1);
     for (size_t i = 0; i < size; i++) {
@@ -48,7 +53,7 @@ static void qlora__json_write_quoted(qlora__string* t, const char* string, size_
 }
 
 // What stands before every value: comma, line, key.
-static void qlora__json_write_key(qlora__json_writer* w, const char* key) {
+static QLORA__UNUSED void qlora__json_write_key(qlora__json_writer* w, const char* key) {
     if (!w->empty) {
         qlora__string_add(w->text, ",", 1);
     }
@@ -62,14 +67,15 @@ static void qlora__json_write_key(qlora__json_writer* w, const char* key) {
     w->empty = false;
 }
 
-static void qlora__json_write_open(qlora__json_writer* w, const char* key, char bracket) {
+static QLORA__UNUSED void qlora__json_write_open(qlora__json_writer* w, const char* key,
+                                                 char bracket) {
     qlora__json_write_key(w, key);
     qlora__string_add(w->text, &bracket, 1);
     w->depth++;
     w->empty = true;
 }
 
-static void qlora__json_write_close(qlora__json_writer* w, char bracket) {
+static QLORA__UNUSED void qlora__json_write_close(qlora__json_writer* w, char bracket) {
     w->depth--;
     if (!w->empty) {
         qlora__json_write_line(w);
@@ -79,17 +85,20 @@ static void qlora__json_write_close(qlora__json_writer* w, char bracket) {
 }
 
 // A word as it stands: null, true, false, or a number that is text already.
-static void qlora__json_write_word(qlora__json_writer* w, const char* key, const char* word) {
+static QLORA__UNUSED void qlora__json_write_word(qlora__json_writer* w, const char* key,
+                                                 const char* word) {
     qlora__json_write_key(w, key);
     qlora__string_puts(w->text, word);
 }
 
-static void qlora__json_write_string(qlora__json_writer* w, const char* key, const char* string) {
+static QLORA__UNUSED void qlora__json_write_string(qlora__json_writer* w, const char* key,
+                                                   const char* string) {
     qlora__json_write_key(w, key);
     qlora__json_write_quoted(w->text, string, strlen(string));
 }
 
-static void qlora__json_write_int(qlora__json_writer* w, const char* key, int64_t value) {
+static QLORA__UNUSED void qlora__json_write_int(qlora__json_writer* w, const char* key,
+                                                int64_t value) {
     char digits[24];
     snprintf(digits, sizeof digits, "%lld", (long long)value);
     qlora__json_write_word(w, key, digits);
@@ -97,7 +106,8 @@ static void qlora__json_write_int(qlora__json_writer* w, const char* key, int64_
 
 // The shortest digits that read back as the same double, with a point or an exponent so that it
 // stays a float in Python. The locale's decimal point, whatever it is, becomes a point.
-static void qlora__json_write_double(qlora__json_writer* w, const char* key, double value) {
+static QLORA__UNUSED void qlora__json_write_double(qlora__json_writer* w, const char* key,
+                                                   double value) {
     char digits[40];
     uint64_t bits = 0;
     memcpy(&bits, &value, sizeof bits);
@@ -132,3 +142,5 @@ static void qlora__json_write_double(qlora__json_writer* w, const char* key, dou
     }
     qlora__json_write_word(w, key, digits);
 }
+
+#endif // QLORA__PART_JSON_WRITE

@@ -1,3 +1,6 @@
+#ifndef QLORA__PART_REGEX
+#define QLORA__PART_REGEX
+
 // ---- regular expressions, as PEFT's configs use them
 
 // Full match of a short pattern against a module's name. Known: literals, ., escapes \d \w \s \b,
@@ -38,7 +41,8 @@ typedef struct qlora__re_group {
     int32_t jumps;  // last jump to the group's end; each holds the one before it, -1 ends
 } qlora__re_group;
 
-static void qlora__re_insert(qlora__re* re, int32_t at, qlora__re_op op, int32_t arg) {
+static QLORA__UNUSED void qlora__re_insert(qlora__re* re, int32_t at, qlora__re_op op,
+                                           int32_t arg) {
     if (re->count >= QLORA__RE_MAX - 1) {
         re->wrong = "too long a pattern";
         return;
@@ -50,16 +54,16 @@ static void qlora__re_insert(qlora__re* re, int32_t at, qlora__re_op op, int32_t
     re->count++;
 }
 
-static void qlora__re_append(qlora__re* re, qlora__re_op op, int32_t arg) {
+static QLORA__UNUSED void qlora__re_append(qlora__re* re, qlora__re_op op, int32_t arg) {
     qlora__re_insert(re, re->count, op, arg);
 }
 
-static bool qlora__re_is_word(char c) {
+static QLORA__UNUSED bool qlora__re_is_word(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
 // Adds \d, \w, \s or their opposites to a set; false for another letter.
-static bool qlora__re_class(uint8_t* set, char letter) {
+static QLORA__UNUSED bool qlora__re_class(uint8_t* set, char letter) {
     char lower = letter >= 'A' && letter <= 'Z' ? (char)(letter + 32) : letter;
     if (lower != 'd' && lower != 'w' && lower != 's') {
         return false;
@@ -75,7 +79,7 @@ static bool qlora__re_class(uint8_t* set, char letter) {
     return true;
 }
 
-static uint8_t* qlora__re_new_set(qlora__re* re) {
+static QLORA__UNUSED uint8_t* qlora__re_new_set(qlora__re* re) {
     if (re->sets == QLORA__RE_SETS) {
         re->wrong = "too many sets";
         return re->set[0];
@@ -173,7 +177,7 @@ static const char* qlora__re_repeat(qlora__re* re, const char* p, int32_t atom) 
     return p;
 }
 
-static void qlora__re_close(qlora__re* re, const qlora__re_group* g) {
+static QLORA__UNUSED void qlora__re_close(qlora__re* re, const qlora__re_group* g) {
     for (int32_t jump = g->jumps; jump >= 0;) {
         int32_t before = re->step[jump].arg;
         re->step[jump].arg = re->count - jump;
@@ -194,7 +198,7 @@ static const char* qlora__re_open(qlora__re* re, const char* p, qlora__re_group*
 }
 
 // The end of an alternative: the steps so far become one of two ways to go.
-static void qlora__re_alternative(qlora__re* re, qlora__re_group* g) {
+static QLORA__UNUSED void qlora__re_alternative(qlora__re* re, qlora__re_group* g) {
     qlora__re_insert(re, g->branch, QLORA__RE_SPLIT, re->count - g->branch + 2);
     qlora__re_append(re, QLORA__RE_JUMP, g->jumps);
     g->jumps = re->count - 1;
@@ -222,7 +226,7 @@ static const char* qlora__re_single(qlora__re* re, const char* p) {
 }
 
 // Compiles; re->wrong says what was not understood.
-static void qlora__re_compile(qlora__re* re, const char* p) {
+static QLORA__UNUSED void qlora__re_compile(qlora__re* re, const char* p) {
     qlora__re_group stack[QLORA__RE_GROUPS];
     int depth = 0;
     memset(re, 0, sizeof *re);
@@ -270,8 +274,8 @@ typedef struct qlora__re_list {
 } qlora__re_list;
 
 // Adds a step and all that is reached from it without reading a character at text[at].
-static void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t from,
-                            const char* text, size_t at) {
+static QLORA__UNUSED void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t from,
+                                          const char* text, size_t at) {
     int32_t stack[QLORA__RE_MAX];
     int32_t depth = 0;
     if (list->seen[from]) {
@@ -303,7 +307,7 @@ static void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t f
 }
 
 // True when the pattern matches the whole text.
-static bool qlora__re_match(const qlora__re* re, const char* text) {
+static QLORA__UNUSED bool qlora__re_match(const qlora__re* re, const char* text) {
     qlora__re_list lists[2];
     int now = 0;
     lists[0].count = 0;
@@ -331,3 +335,5 @@ static bool qlora__re_match(const qlora__re* re, const char* text) {
     }
     return false;
 }
+
+#endif // QLORA__PART_REGEX

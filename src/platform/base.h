@@ -1,3 +1,6 @@
+#ifndef QLORA__PART_PLATFORM
+#define QLORA__PART_PLATFORM
+
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -48,3 +51,5 @@
 #endif
 
 typedef void (*qlora__thread_fn)(void* user);
+
+#endif // QLORA__PART_PLATFORM

@@ -1,3 +1,6 @@
+#ifndef QLORA__PART_POSIX
+#define QLORA__PART_POSIX
+
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
@@ -17,7 +20,7 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-static int32_t qlora__core_count(void) {
+static QLORA__UNUSED int32_t qlora__core_count(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 && n < 4096 ? (int32_t)n : 1;
 }
@@ -30,50 +33,51 @@ typedef struct qlora__thread {
     void* user;
 } qlora__thread;
 
-static bool qlora__mutex_init(qlora__mutex* m) {
+static QLORA__UNUSED bool qlora__mutex_init(qlora__mutex* m) {
     return pthread_mutex_init(m, NULL) == 0;
 }
-static void qlora__mutex_free(qlora__mutex* m) {
+static QLORA__UNUSED void qlora__mutex_free(qlora__mutex* m) {
     pthread_mutex_destroy(m);
 }
-static void qlora__mutex_lock(qlora__mutex* m) {
+static QLORA__UNUSED void qlora__mutex_lock(qlora__mutex* m) {
     pthread_mutex_lock(m);
 }
-static void qlora__mutex_unlock(qlora__mutex* m) {
+static QLORA__UNUSED void qlora__mutex_unlock(qlora__mutex* m) {
     pthread_mutex_unlock(m);
 }
-static bool qlora__cond_init(qlora__cond* c) {
+static QLORA__UNUSED bool qlora__cond_init(qlora__cond* c) {
     return pthread_cond_init(c, NULL) == 0;
 }
-static void qlora__cond_free(qlora__cond* c) {
+static QLORA__UNUSED void qlora__cond_free(qlora__cond* c) {
     pthread_cond_destroy(c);
 }
-static void qlora__cond_wait(qlora__cond* c, qlora__mutex* m) {
+static QLORA__UNUSED void qlora__cond_wait(qlora__cond* c, qlora__mutex* m) {
     pthread_cond_wait(c, m);
 }
-static void qlora__cond_wake(qlora__cond* c) {
+static QLORA__UNUSED void qlora__cond_wake(qlora__cond* c) {
     pthread_cond_broadcast(c);
 }
-static void* qlora__thread_entry(void* p) {
+static QLORA__UNUSED void* qlora__thread_entry(void* p) {
     qlora__thread* t = (qlora__thread*)p;
     t->fn(t->user);
     return NULL;
 }
-static bool qlora__thread_start(qlora__thread* t, qlora__thread_fn fn, void* user) {
+static QLORA__UNUSED bool qlora__thread_start(qlora__thread* t, qlora__thread_fn fn, void* user) {
     t->fn = fn;
     t->user = user;
     return pthread_create(&t->handle, NULL, qlora__thread_entry, t) == 0;
 }
-static void qlora__thread_join(qlora__thread* t) {
+static QLORA__UNUSED void qlora__thread_join(qlora__thread* t) {
     pthread_join(t->handle, NULL);
 }
 
 // A file is its descriptor plus one, so that NULL stays "none".
-static int qlora__os_fd(void* file) {
+static QLORA__UNUSED int qlora__os_fd(void* file) {
     return (int)((intptr_t)file - 1);
 }
 
-static int qlora__os_open(const char* path, qlora_file_mode mode, void** file, void* user) {
+static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
+                                        void* user) {
     (void)user;
     int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC;
     int fd = open(path, flags | O_CLOEXEC, 0666);
@@ -84,7 +88,7 @@ static int qlora__os_open(const char* path, qlora_file_mode mode, void** file, v
     return 0;
 }
 
-static int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user) {
+static QLORA__UNUSED int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user) {
     (void)user;
     size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30; // Linux caps a call at 2 GiB
     ssize_t n;
@@ -94,7 +98,8 @@ static int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user
     return n < 0 ? -(int64_t)errno : (int64_t)n;
 }
 
-static int64_t qlora__os_write(void* file, const void* data, size_t bytes, void* user) {
+static QLORA__UNUSED int64_t qlora__os_write(void* file, const void* data, size_t bytes,
+                                             void* user) {
     (void)user;
     size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30;
     ssize_t n;
@@ -104,32 +109,32 @@ static int64_t qlora__os_write(void* file, const void* data, size_t bytes, void*
     return n < 0 ? -(int64_t)errno : (int64_t)n;
 }
 
-static int qlora__os_sync(void* file, void* user) {
+static QLORA__UNUSED int qlora__os_sync(void* file, void* user) {
     (void)user;
     return fsync(qlora__os_fd(file)) == 0 ? 0 : errno;
 }
 
-static int qlora__os_close(void* file, void* user) {
+static QLORA__UNUSED int qlora__os_close(void* file, void* user) {
     (void)user;
     return close(qlora__os_fd(file)) == 0 ? 0 : errno;
 }
 
-static int qlora__os_rename(const char* from, const char* to, void* user) {
+static QLORA__UNUSED int qlora__os_rename(const char* from, const char* to, void* user) {
     (void)user;
     return rename(from, to) == 0 ? 0 : errno;
 }
 
-static int qlora__os_remove(const char* path, void* user) {
+static QLORA__UNUSED int qlora__os_remove(const char* path, void* user) {
     (void)user;
     return remove(path) == 0 ? 0 : errno;
 }
 
-static int qlora__os_make_dir(const char* path, void* user) {
+static QLORA__UNUSED int qlora__os_make_dir(const char* path, void* user) {
     (void)user;
     return mkdir(path, 0777) == 0 || errno == EEXIST ? 0 : errno;
 }
 
-static int qlora__os_sync_dir(const char* path, void* user) {
+static QLORA__UNUSED int qlora__os_sync_dir(const char* path, void* user) {
     (void)user;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
@@ -142,8 +147,8 @@ static int qlora__os_sync_dir(const char* path, void* user) {
     return code == EINVAL ? 0 : code;
 }
 
-static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, void** handle,
-                         void* user) {
+static QLORA__UNUSED int qlora__os_map(const char* path, const void** data, uint64_t* bytes,
+                                       void** handle, void* user) {
     (void)user;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
@@ -171,10 +176,13 @@ static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, v
     return 0;
 }
 
-static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void* user) {
+static QLORA__UNUSED void qlora__os_unmap(const void* data, uint64_t bytes, void* handle,
+                                          void* user) {
     (void)handle;
     (void)user;
     if (data != NULL) {
         munmap((void*)(uintptr_t)data, (size_t)bytes);
     }
 }
+
+#endif // QLORA__PART_POSIX

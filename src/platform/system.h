@@ -1,4 +1,7 @@
-static void* qlora__os_alloc(size_t bytes, size_t align, void* user) {
+#ifndef QLORA__PART_SYSTEM
+#define QLORA__PART_SYSTEM
+
+static QLORA__UNUSED void* qlora__os_alloc(size_t bytes, size_t align, void* user) {
     (void)user;
 #ifdef _WIN32
     return _aligned_malloc(bytes, align);
@@ -8,7 +11,7 @@ static void* qlora__os_alloc(size_t bytes, size_t align, void* user) {
 #endif
 }
 
-static void qlora__os_free(void* pointer, size_t bytes, void* user) {
+static QLORA__UNUSED void qlora__os_free(void* pointer, size_t bytes, void* user) {
     (void)bytes;
     (void)user;
 #ifdef _WIN32
@@ -55,3 +58,5 @@ static const char* qlora__errno_text(int code) {
     }
     return "file error";
 }
+
+#endif // QLORA__PART_SYSTEM

@@ -1,3 +1,6 @@
+#ifndef QLORA__PART_WINDOWS
+#define QLORA__PART_WINDOWS
+
 // Declared here so that <windows.h> and its macros stay out of the user's file.
 #ifdef _WINDOWS_
 #ifdef __cplusplus
@@ -56,7 +59,7 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
     return (double)count * 1e3 / (double)rate;
 }
 
-static int32_t qlora__core_count(void) {
+static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
 }
 
@@ -72,30 +75,30 @@ typedef struct qlora__thread {
     void* user;
 } qlora__thread;
 
-static bool qlora__mutex_init(qlora__mutex* m) {
+static QLORA__UNUSED bool qlora__mutex_init(qlora__mutex* m) {
     m->srw = NULL;
     return true;
 }
-static void qlora__mutex_free(qlora__mutex* m) {
+static QLORA__UNUSED void qlora__mutex_free(qlora__mutex* m) {
     (void)m;
 }
-static void qlora__mutex_lock(qlora__mutex* m) {
+static QLORA__UNUSED void qlora__mutex_lock(qlora__mutex* m) {
     AcquireSRWLockExclusive((void*)m);
 }
-static void qlora__mutex_unlock(qlora__mutex* m) {
+static QLORA__UNUSED void qlora__mutex_unlock(qlora__mutex* m) {
     ReleaseSRWLockExclusive((void*)m);
 }
-static bool qlora__cond_init(qlora__cond* c) {
+static QLORA__UNUSED bool qlora__cond_init(qlora__cond* c) {
     c->variable = NULL;
     return true;
 }
-static void qlora__cond_free(qlora__cond* c) {
+static QLORA__UNUSED void qlora__cond_free(qlora__cond* c) {
     (void)c;
 }
-static void qlora__cond_wait(qlora__cond* c, qlora__mutex* m) {
+static QLORA__UNUSED void qlora__cond_wait(qlora__cond* c, qlora__mutex* m) {
     SleepConditionVariableSRW((void*)c, (void*)m, 0xffffffffUL, 0);
 }
-static void qlora__cond_wake(qlora__cond* c) {
+static QLORA__UNUSED void qlora__cond_wake(qlora__cond* c) {
     WakeAllConditionVariable((void*)c);
 }
 static unsigned __stdcall qlora__thread_entry(void* p) {
@@ -103,24 +106,25 @@ static unsigned __stdcall qlora__thread_entry(void* p) {
     t->fn(t->user);
     return 0;
 }
-static bool qlora__thread_start(qlora__thread* t, qlora__thread_fn fn, void* user) {
+static QLORA__UNUSED bool qlora__thread_start(qlora__thread* t, qlora__thread_fn fn, void* user) {
     t->fn = fn;
     t->user = user;
     t->handle = _beginthreadex(NULL, 0, qlora__thread_entry, t, 0, NULL);
     return t->handle != 0;
 }
-static void qlora__thread_join(qlora__thread* t) {
+static QLORA__UNUSED void qlora__thread_join(qlora__thread* t) {
     WaitForSingleObject((void*)t->handle, 0xffffffffUL);
     CloseHandle((void*)t->handle);
 }
 
 // Paths are UTF-8. Longer ones than this are refused with ENAMETOOLONG.
 #define QLORA__PATH_MAX 1024
-static bool qlora__wide(const char* path, wchar_t* out) {
+static QLORA__UNUSED bool qlora__wide(const char* path, wchar_t* out) {
     return MultiByteToWideChar(65001, 8, path, -1, out, QLORA__PATH_MAX) > 0;
 }
 
-static int qlora__os_open(const char* path, qlora_file_mode mode, void** file, void* user) {
+static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
+                                        void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
     if (!qlora__wide(path, wide)) {
@@ -134,19 +138,20 @@ static int qlora__os_open(const char* path, qlora_file_mode mode, void** file, v
     return 0;
 }
 
-static int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user) {
+static QLORA__UNUSED int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user) {
     (void)user;
     size_t n = fread(buffer, 1, bytes, (FILE*)file);
     return n == 0 && ferror((FILE*)file) ? -(int64_t)EIO : (int64_t)n;
 }
 
-static int64_t qlora__os_write(void* file, const void* data, size_t bytes, void* user) {
+static QLORA__UNUSED int64_t qlora__os_write(void* file, const void* data, size_t bytes,
+                                             void* user) {
     (void)user;
     size_t n = fwrite(data, 1, bytes, (FILE*)file);
     return n == 0 && bytes > 0 ? -(int64_t)(errno != 0 ? errno : EIO) : (int64_t)n;
 }
 
-static int qlora__os_sync(void* file, void* user) {
+static QLORA__UNUSED int qlora__os_sync(void* file, void* user) {
     (void)user;
     if (fflush((FILE*)file) != 0) {
         return errno != 0 ? errno : EIO;
@@ -154,12 +159,12 @@ static int qlora__os_sync(void* file, void* user) {
     return _commit(_fileno((FILE*)file)) == 0 ? 0 : EIO;
 }
 
-static int qlora__os_close(void* file, void* user) {
+static QLORA__UNUSED int qlora__os_close(void* file, void* user) {
     (void)user;
     return fclose((FILE*)file) == 0 ? 0 : EIO;
 }
 
-static int qlora__os_rename(const char* from, const char* to, void* user) {
+static QLORA__UNUSED int qlora__os_rename(const char* from, const char* to, void* user) {
     (void)user;
     wchar_t wide_from[QLORA__PATH_MAX];
     wchar_t wide_to[QLORA__PATH_MAX];
@@ -169,7 +174,7 @@ static int qlora__os_rename(const char* from, const char* to, void* user) {
     return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace, write through
 }
 
-static int qlora__os_remove(const char* path, void* user) {
+static QLORA__UNUSED int qlora__os_remove(const char* path, void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
     if (!qlora__wide(path, wide)) {
@@ -178,7 +183,7 @@ static int qlora__os_remove(const char* path, void* user) {
     return _wremove(wide) == 0 ? 0 : errno;
 }
 
-static int qlora__os_make_dir(const char* path, void* user) {
+static QLORA__UNUSED int qlora__os_make_dir(const char* path, void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
     if (!qlora__wide(path, wide)) {
@@ -187,14 +192,14 @@ static int qlora__os_make_dir(const char* path, void* user) {
     return _wmkdir(wide) == 0 || errno == EEXIST ? 0 : errno;
 }
 
-static int qlora__os_sync_dir(const char* path, void* user) {
+static QLORA__UNUSED int qlora__os_sync_dir(const char* path, void* user) {
     (void)path;
     (void)user;
     return 0; // MoveFileEx wrote through already
 }
 
-static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, void** handle,
-                         void* user) {
+static QLORA__UNUSED int qlora__os_map(const char* path, const void** data, uint64_t* bytes,
+                                       void** handle, void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
     if (!qlora__wide(path, wide)) {
@@ -224,7 +229,8 @@ static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, v
     return 0;
 }
 
-static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void* user) {
+static QLORA__UNUSED void qlora__os_unmap(const void* data, uint64_t bytes, void* handle,
+                                          void* user) {
     (void)bytes;
     (void)handle;
     (void)user;
@@ -232,3 +238,5 @@ static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void
         UnmapViewOfFile(data);
     }
 }
+
+#endif // QLORA__PART_WINDOWS

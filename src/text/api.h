@@ -1,132 +1,188 @@
-#define TEXT_VERSION_STRING "0.1.0"
+// ---- the text object ----------------------------------------------------------------------------
 
-typedef struct text_error {
-    char text[512];
-} text_error;
+// Owns what the others share: hooks and the text of the last error. Everything made from it must be
+// closed before it is destroyed, and is used by one thread at a time with it.
+typedef struct qlora_text qlora_text;
 
-// Growing arrays. Start from all zeros; the functions append; free with
-// text_bytes_free/text_ids_free.
-typedef struct text_bytes {
+typedef struct qlora_text_desc {
+    uint32_t reserved_must_be_zero0;
+    qlora_allocator allocator; // zero = malloc
+    qlora_files files;         // zero = the operating system's
+    qlora_log_fn log;          // NULL = silent
+    void* log_user;
+    char* error_text; // where qlora_text_create explains a failure; may be NULL
+    size_t error_text_size;
+    uint32_t reserved_must_be_zero1;
+} qlora_text_desc;
+
+// desc may be NULL: all defaults.
+QLORA_API qlora_result qlora_text_create(const qlora_text_desc* desc, qlora_text** out);
+// Fails with QLORA_ERR_STATE, and frees nothing, while tokenizers, chats or data files are open.
+// Growing arrays are the caller's and must be freed before.
+QLORA_API qlora_result qlora_text_destroy(qlora_text* text);
+// What went wrong in the last call, on one line; "" after a success. Never NULL.
+QLORA_API const char* qlora_text_last_error(const qlora_text* text);
+QLORA_API int qlora_text_version(void); // QLORA_VERSION of the implementation
+
+// ---- growing arrays -----------------------------------------------------------------------------
+
+// Start from all zeros. Functions append to them, and leave them as they were when they fail.
+typedef struct qlora_text_bytes {
     char* data; // not terminated by a zero
     size_t count;
     size_t capacity;
-} text_bytes;
+} qlora_text_bytes;
 
-typedef struct text_ids {
+typedef struct qlora_text_ids {
     int32_t* data;
     size_t count;
     size_t capacity;
-} text_ids;
+} qlora_text_ids;
 
-void text_bytes_free(text_bytes* bytes);
-void text_ids_free(text_ids* ids);
-bool text_bytes_add(text_bytes* bytes, const void* data, size_t size, text_error* error);
-bool text_ids_add(text_ids* ids, int32_t id, text_error* error);
+QLORA_API qlora_result qlora_text_bytes_add(qlora_text* text, qlora_text_bytes* bytes,
+                                            const void* data, size_t size);
+QLORA_API void qlora_text_bytes_free(qlora_text* text, qlora_text_bytes* bytes);
+QLORA_API qlora_result qlora_text_ids_add(qlora_text* text, qlora_text_ids* ids, int32_t id);
+QLORA_API void qlora_text_ids_free(qlora_text* text, qlora_text_ids* ids);
 
-// The whole file, with one zero byte after its end that is not counted.
-bool text_file_read(const char* path, text_bytes* out, text_error* error);
+// ---- tokenizers ---------------------------------------------------------------------------------
 
-// A tokenizer. `path` is a tokenizer.json, a .bin of llama2.c, or a folder that holds
+typedef struct qlora_text_tok qlora_text_tok;
+
+// `path` is a tokenizer.json, a tokenizer.bin of llama2.c, or a folder that contains
 // tokenizer.json, tokenizer.bin or tok512.bin.
-typedef struct text_tok text_tok;
-bool text_tok_open(const char* path, text_tok** out, text_error* error);
-bool text_tok_load(const char* name, const void* data, size_t size, text_tok** out,
-                   text_error* error);
-void text_tok_close(text_tok* tok);
+QLORA_API qlora_result qlora_text_tok_open(qlora_text* text, const char* path,
+                                           qlora_text_tok** out);
+// The same from memory; `name` appears in messages.
+QLORA_API qlora_result qlora_text_tok_load(qlora_text* text, const char* name, const void* data,
+                                           size_t size, qlora_text_tok** out);
+// NULL is fine. Fails with QLORA_ERR_STATE while chats use the tokenizer.
+QLORA_API qlora_result qlora_text_tok_close(qlora_text_tok* tok);
 
-int32_t text_tok_count(const text_tok* tok);                   // one more than the largest id
-int32_t text_tok_find(const text_tok* tok, const char* token); // its id, or -1
-bool text_tok_is_special(const text_tok* tok, int32_t id);     // not part of ordinary text
-bool text_tok_is_added(const text_tok* tok, int32_t id);       // found before the model is asked
-int32_t text_tok_bos(const text_tok* tok); // what TEXT_SPECIAL puts in front, or -1
-// The token as the file spells it, not terminated; NULL for an id that does not exist.
-const char* text_tok_name(const text_tok* tok, int32_t id, size_t* length);
+typedef struct qlora_text_tok_info {
+    int32_t count; // the largest id + 1
+    int32_t bos;   // the first id that QLORA_TEXT_SPECIAL adds, or -1
+} qlora_text_tok_info;
+QLORA_API qlora_result qlora_text_tok_query(qlora_text_tok* tok, qlora_text_tok_info* out);
+
+typedef struct qlora_text_token_info {
+    const char* name; // as the file spells it, not terminated; valid until the tokenizer is closed
+    size_t length;
+    bool special; // not part of ordinary text
+    bool added;   // found in a text before the model splits it
+} qlora_text_token_info;
+// Fails with QLORA_ERR_ARGUMENT for an id that does not exist.
+QLORA_API qlora_result qlora_text_token_query(qlora_text_tok* tok, int32_t id,
+                                              qlora_text_token_info* out);
+// The id of a token as the file spells it, or -1.
+QLORA_API int32_t qlora_text_tok_find(const qlora_text_tok* tok, const char* token);
 
 enum {
-    TEXT_SPECIAL = 1,  // encode: add what the post-processor says (BOS, EOS)
-    TEXT_LITERAL = 2,  // encode: special tokens written out in the text are ordinary text
-    TEXT_CONTINUE = 4, // encode: the text continues another one; no space is put in front
-    TEXT_SKIP = 8,     // decode: leave special tokens out
-    TEXT_REPLACE = 16  // decode: U+FFFD for what is not UTF-8, as the tokenizers library does
+    QLORA_TEXT_SPECIAL = 1,  // encode: add what the post-processor adds (BOS, EOS)
+    QLORA_TEXT_LITERAL = 2,  // encode: special tokens that are spelt out are ordinary text
+    QLORA_TEXT_CONTINUE = 4, // encode: the text continues another one; no space is prepended
+    QLORA_TEXT_SKIP = 8,     // decode: skip special tokens
+    QLORA_TEXT_REPLACE = 16  // decode: U+FFFD for invalid UTF-8, as the tokenizers library does
 };
 
-bool text_encode(text_tok* tok, const char* text, size_t length, unsigned flags, text_ids* out,
-                 text_error* error);
-bool text_decode(const text_tok* tok, const int32_t* ids, size_t count, unsigned flags,
-                 text_bytes* out, text_error* error);
+// Bytes that are not UTF-8 are allowed: each counts as one unknown character.
+QLORA_API qlora_result qlora_text_encode(qlora_text_tok* tok, const char* text, size_t length,
+                                         uint32_t flags, qlora_text_ids* out);
+// Ids that do not exist are skipped.
+QLORA_API qlora_result qlora_text_decode(qlora_text_tok* tok, const int32_t* ids, size_t count,
+                                         uint32_t flags, qlora_text_bytes* out);
 
-// Decoding id by id: only whole UTF-8 characters come out, the rest is held until it is complete.
-// Start from all zeros. What can never become UTF-8 comes out as U+FFFD.
-typedef struct text_stream {
+// Decodes id by id: only whole UTF-8 characters come out, the rest is held until it is complete.
+// Start from all zeros. Bytes that can no longer become UTF-8 come out as U+FFFD.
+typedef struct qlora_text_stream {
     char held[8];
     size_t held_count;
     size_t emitted; // ids so far
     size_t stripped;
-} text_stream;
-bool text_stream_push(const text_tok* tok, text_stream* stream, int32_t id, unsigned flags,
-                      text_bytes* out, text_error* error);
-bool text_stream_end(text_stream* stream, text_bytes* out, text_error* error);
+} qlora_text_stream;
+QLORA_API qlora_result qlora_text_stream_push(qlora_text_tok* tok, qlora_text_stream* stream,
+                                              int32_t id, uint32_t flags, qlora_text_bytes* out);
+// Emits what is held and zeroes the stream.
+QLORA_API qlora_result qlora_text_stream_end(qlora_text_tok* tok, qlora_text_stream* stream,
+                                             qlora_text_bytes* out);
 
-// A chat format: how messages become one text and where the trained parts are.
-typedef struct text_chat text_chat;
-typedef struct text_message {
-    const char* role; // "system", "user", "assistant", "tool"
+// ---- chat formats -------------------------------------------------------------------------------
+
+// How messages become one text, and which parts of it are trained.
+typedef struct qlora_text_chat qlora_text_chat;
+
+typedef struct qlora_text_message {
+    const char* role; // "system", "user" or "assistant"
     const char* content;
     size_t length;
     bool masked; // an assistant turn that is not trained
-} text_message;
+} qlora_text_message;
 
-// `folder` is the model's folder (tokenizer_config.json, chat_template.jinja,
-// generation_config.json, config.json are read if they exist) or NULL. `name` is chatml, llama3,
-// mistral, alpaca, plain, ... or NULL: recognised from the model's template, else from the tokens
-// it has, else alpaca.
-bool text_chat_open(const text_tok* tok, const char* folder, const char* name, text_chat** out,
-                    text_error* error);
-void text_chat_close(text_chat* chat);
-const char* text_chat_name(const text_chat* chat);
-const char* text_chat_source(const text_chat* chat);     // where the choice came from, in words
-const char* text_chat_names(size_t index);               // every name; NULL after the last one
-int32_t text_chat_eos(const text_chat* chat);            // ends a text; -1 when the model has none
-bool text_chat_stops(const text_chat* chat, int32_t id); // generation ends here
-// Some templates print today's date: the default is the fixed one of the template.
-bool text_chat_set_date(text_chat* chat, const char* date, text_error* error);
-// Appends the ids; and the labels (same length, -100 where nothing is trained) unless NULL.
-// With `prompt` the result ends where the assistant is to speak.
-bool text_chat_encode(const text_chat* chat, text_tok* tok, const text_message* messages,
-                      size_t count, bool prompt, text_ids* ids, text_ids* labels,
-                      text_error* error);
+typedef struct qlora_text_chat_desc {
+    uint32_t reserved_must_be_zero0;
+    qlora_text_tok* tok; // required; must stay open as long as the chat
+    // The model's folder: tokenizer_config.json, chat_template.jinja, generation_config.json and
+    // config.json are read if they exist. NULL = none.
+    const char* folder;
+    // chatml, llama3, mistral, alpaca, plain, ...; NULL = recognised from the model's template,
+    // else from the tokens that the tokenizer has, else alpaca.
+    const char* name;
+    const char* date; // for templates that print today's date; NULL = the template's own default
+    uint32_t reserved_must_be_zero1;
+} qlora_text_chat_desc;
 
-// Training data, tokenized.
-typedef struct text_data text_data;
-typedef struct text_data_desc {
-    const char* path;
-    text_tok* tok;
-    const text_chat* chat;
-    size_t chunk_tokens; // .txt only: longest sample, BOS included; 0 is no limit
-    bool train_prompt;   // train on everything
-    bool last_turn_only; // train on the last assistant turn only
-} text_data_desc;
-typedef struct text_sample {
-    const int32_t* ids;
+QLORA_API qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* desc,
+                                            qlora_text_chat** out);
+QLORA_API qlora_result qlora_text_chat_close(qlora_text_chat* chat); // NULL is fine
+QLORA_API const char* qlora_text_chat_names(size_t index); // every name; NULL after the last one
+QLORA_API qlora_result qlora_text_chat_set_date(qlora_text_chat* chat, const char* date);
+
+typedef struct qlora_text_chat_info {
+    const char* name;     // of the format
+    const char* source;   // where the choice came from, in words
+    int32_t eos;          // ends a text; -1 when the model has none
+    const int32_t* stops; // ids that end generation; valid until the chat is closed
+    size_t stop_count;
+} qlora_text_chat_info;
+QLORA_API qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* out);
+
+// Appends the ids and, unless `labels` is NULL, as many labels: -100 where nothing is trained.
+// With `prompt` the result ends where the assistant's answer begins.
+QLORA_API qlora_result qlora_text_chat_encode(qlora_text_chat* chat,
+                                              const qlora_text_message* messages, size_t count,
+                                              bool prompt, qlora_text_ids* ids,
+                                              qlora_text_ids* labels);
+
+// ---- training data ------------------------------------------------------------------------------
+
+// A file of samples, tokenized. It keeps nothing of the tokenizer and the chat.
+typedef struct qlora_text_data qlora_text_data;
+
+typedef struct qlora_text_data_desc {
+    uint32_t reserved_must_be_zero0;
+    const char* path;      // ends in .jsonl, .ndjson, .json or .txt
+    qlora_text_chat* chat; // required; its tokenizer is used
+    size_t chunk_tokens;   // .txt: longest sample, BOS included; 0 = no limit, else at least 2
+    bool train_prompt;     // train on everything
+    bool last_turn_only;   // train on the last assistant turn only
+    uint32_t reserved_must_be_zero1;
+} qlora_text_data_desc;
+
+QLORA_API qlora_result qlora_text_data_open(qlora_text* text, const qlora_text_data_desc* desc,
+                                            qlora_text_data** out);
+// The same from memory; desc->path is used in messages, and its ending says what the data is.
+QLORA_API qlora_result qlora_text_data_load(qlora_text* text, const qlora_text_data_desc* desc,
+                                            const void* data, size_t size, qlora_text_data** out);
+QLORA_API qlora_result qlora_text_data_close(qlora_text_data* data); // NULL is fine
+QLORA_API size_t qlora_text_data_count(const qlora_text_data* data);
+
+typedef struct qlora_text_sample {
+    const int32_t* ids;    // valid until the data is closed
     const int32_t* labels; // label i belongs to id i; -100 is not trained
-    size_t count;          // may be 0: an empty record
-    size_t trained;        // labels that are not -100, the first position left out
+    size_t count;          // 0 for an empty record
+    size_t trained;        // labels other than -100, not counting the first position
     size_t line;           // where the record starts in the file
-} text_sample;
-bool text_data_open(const text_data_desc* desc, text_data** out, text_error* error);
-// The same from memory; `name` is used in messages, and its ending says what the data is.
-bool text_data_load(const text_data_desc* desc, const char* name, const void* data, size_t size,
-                    text_data** out, text_error* error);
-void text_data_close(text_data* data);
-size_t text_data_count(const text_data* data);
-text_sample text_data_get(const text_data* data, size_t index); // count 0 when out of range
-
-// JSON, for the programs: the ids in one array; the strings of an array; the elements of an array,
-// whatever they are, as JSON; one string written. `name` is the file, for messages.
-typedef bool text_json_fn(void* user, const char* text, size_t length, text_error* error);
-bool text_json_ids(const char* json, size_t size, text_ids* out, text_error* error);
-bool text_json_strings(const char* name, const char* json, size_t size, text_json_fn* fn,
-                       void* user, text_error* error);
-bool text_json_elements(const char* name, const char* json, size_t size, text_json_fn* fn,
-                        void* user, text_error* error);
-bool text_json_quote(const char* string, size_t length, text_bytes* out, text_error* error);
+} qlora_text_sample;
+// Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count.
+QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index,
+                                              qlora_text_sample* out);

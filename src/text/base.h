@@ -1,180 +1,268 @@
-#if defined(__GNUC__) || defined(__clang__)
-#define TEXT__PRINTF __attribute__((format(printf, 2, 3)))
-#else
-#define TEXT__PRINTF
-#endif
+struct qlora_text {
+    qlora__env env;
+    int64_t toks; // open ones
+    int64_t chats;
+    int64_t datas;
+};
 
-#define TEXT__TRY(expression)                                                                      \
+#define QLORA__TEXT_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define QLORA__TEXT_LOG(env, item_level, ...)                                                      \
+    qlora__env_log((env), QLORA_LOG_##item_level, QLORA_LOG_ITEM_TEXT, "qlora_text.h", __LINE__,   \
+                   __VA_ARGS__)
+
+// The first thing a public call does. Public functions do not call each other.
+static void qlora__text_enter(qlora_text* text, const char* call) {
+    text->env.call = call;
+    text->env.error[0] = '\0';
+}
+
+// An argument that must not be NULL.
+#define QLORA__TEXT_NEED(env, argument)                                                            \
     do {                                                                                           \
-        if (!(expression)) {                                                                       \
-            return false;                                                                          \
+        if ((argument) == NULL) {                                                                  \
+            return qlora__env_fail((env), QLORA_ERR_ARGUMENT, #argument " is NULL");               \
         }                                                                                          \
     } while (0)
 
-// Always false, so that a function can end with `return text__fail(...)`. Messages quote what files
-// contain: control characters become '?' and a character cut at the end is dropped.
-static bool text__fail(text_error* error, const char* format, ...) TEXT__PRINTF;
+// ---- create, destroy ----------------------------------------------------------------------------
 
-static bool text__fail(text_error* error, const char* format, ...) {
-    if (error == NULL) {
-        return false;
+static void qlora__text_tell(const qlora_text_desc* desc, const char* text) {
+    if (desc != NULL && desc->error_text != NULL && desc->error_text_size > 0) {
+        snprintf(desc->error_text, desc->error_text_size, "%s", text);
     }
-    va_list list;
-    va_start(list, format);
-    int length = vsnprintf(error->text, sizeof(error->text), format, list);
-    va_end(list);
-    if (length < 0) {
-        error->text[0] = 0;
-    }
-    size_t count = strlen(error->text);
-    if (count + 1 == sizeof(error->text)) {
-        while (count > 0 && ((unsigned char)error->text[count - 1] & 0xC0) == 0x80) {
-            count--;
-        }
-        if (count > 0 && (unsigned char)error->text[count - 1] >= 0xC0) {
-            count--;
-        }
-        error->text[count] = 0;
-    }
-    for (size_t i = 0; i < count; i++) {
-        unsigned char c = (unsigned char)error->text[i];
-        if (c < 0x20 || c == 0x7F) {
-            error->text[i] = '?';
-        }
-    }
-    return false;
 }
 
+// What is wrong with a desc, or NULL.
+static const char* qlora__text_desc_fault(const qlora_text_desc* d) {
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return "desc was not zeroed: a reserved field is set";
+    }
+    if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL)) {
+        return "desc.allocator needs both functions or none";
+    }
+    int hooks = qlora__files_count(&d->files);
+    if (hooks != 0 && hooks != QLORA__FILES_ALL) {
+        return "desc.files needs all functions or none";
+    }
+    return NULL;
+}
+
+qlora_result qlora_text_create(const qlora_text_desc* desc, qlora_text** out) {
+    qlora__text_tell(desc, "");
+    const char* fault = out == NULL ? "out is NULL" : NULL;
+    if (fault == NULL && desc != NULL) {
+        fault = qlora__text_desc_fault(desc);
+    }
+    if (fault != NULL) {
+        char message[160];
+        snprintf(message, sizeof message, "qlora_text_create: %s", fault);
+        qlora__text_tell(desc, message);
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env env;
+    memset(&env, 0, sizeof env);
+    env.call = "qlora_text_create";
+    env.one_line = true;
+    if (desc != NULL) {
+        env.allocator = desc->allocator;
+        env.files = desc->files;
+        env.log = desc->log;
+        env.log_user = desc->log_user;
+    }
+    qlora__hooks_default(&env.allocator, &env.files);
+    qlora_text* text = (qlora_text*)qlora__env_alloc_zero(&env, sizeof *text);
+    if (text == NULL) {
+        qlora__text_tell(desc, env.error);
+        return QLORA_ERR_MEMORY;
+    }
+    text->env = env;
+    *out = text;
+    return QLORA_OK;
+}
+
+qlora_result qlora_text_destroy(qlora_text* text) {
+    if (text == NULL) {
+        return QLORA_OK;
+    }
+    qlora__text_enter(text, "qlora_text_destroy");
+    if (text->toks + text->chats + text->datas > 0) {
+        return qlora__env_fail(&text->env, QLORA_ERR_STATE,
+                               "still open: tokenizers %lld, chats %lld, data files %lld; close "
+                               "them first",
+                               (long long)text->toks, (long long)text->chats,
+                               (long long)text->datas);
+    }
+    qlora__env env = text->env;
+    qlora__env_free(&env, text, sizeof *text);
+    return QLORA_OK;
+}
+
+const char* qlora_text_last_error(const qlora_text* text) {
+    return text != NULL ? text->env.error : "no text object (NULL)";
+}
+
+int qlora_text_version(void) {
+    return QLORA_VERSION;
+}
+
+// ---- growing arrays -----------------------------------------------------------------------------
+
 // Makes room for `extra` more elements.
-static bool text__reserve(void** data, size_t* capacity, size_t count, size_t extra, size_t element,
-                          text_error* error) {
+static qlora_result qlora__text_reserve(qlora__env* env, void** data, size_t* capacity,
+                                        size_t count, size_t extra, size_t element) {
     if (extra <= *capacity - count) {
-        return true;
+        return QLORA_OK;
     }
     size_t limit = SIZE_MAX / 2 / element;
     if (extra > limit || count > limit - extra) {
-        return text__fail(error, "out of memory: more than %lu elements", (unsigned long)limit);
+        return qlora__env_fail(env, QLORA_ERR_MEMORY, "out of host memory: over %llu elements",
+                               (unsigned long long)limit);
     }
     size_t wanted = count + extra;
     size_t grown = *capacity <= limit / 2 ? *capacity * 2 : limit;
-    if (grown < wanted) {
-        grown = wanted;
-    }
-    if (grown < 16) {
-        grown = 16;
-    }
-    void* moved = TEXT_REALLOC(*data, grown * element);
+    grown = grown < wanted ? wanted : grown;
+    grown = grown < 16 ? 16 : grown;
+    void* moved =
+        qlora__env_realloc(env, *data, count * element, *capacity * element, grown * element);
     if (moved == NULL) {
-        return text__fail(error, "out of memory (%lu bytes)", (unsigned long)(grown * element));
+        return QLORA_ERR_MEMORY;
     }
     *data = moved;
     *capacity = grown;
-    return true;
+    return QLORA_OK;
 }
 
-static void* text__zalloc(size_t count, size_t element, text_error* error) {
-    void* data = NULL;
-    if (element != 0 && count <= SIZE_MAX / 2 / element) {
-        size_t bytes = count * element;
-        data = TEXT_REALLOC(NULL, bytes > 0 ? bytes : 1);
-        if (data != NULL) {
-            memset(data, 0, bytes);
-        }
+// NULL when out of memory, and when the size overflows.
+static void* qlora__text_zalloc(qlora__env* env, size_t count, size_t element) {
+    size_t bytes = 0;
+    if (!qlora__mul(count, element, &bytes)) {
+        qlora__env_fail(env, QLORA_ERR_MEMORY, "out of host memory (%llu x %llu bytes)",
+                        (unsigned long long)count, (unsigned long long)element);
+        return NULL;
     }
-    if (data == NULL) {
-        (void)text__fail(error, "out of memory (%lu x %lu bytes)", (unsigned long)count,
-                         (unsigned long)element);
-    }
-    return data;
+    return qlora__env_alloc_zero(env, bytes);
 }
 
-static bool text__bytes_room(text_bytes* bytes, size_t extra, text_error* error) {
+static qlora_result qlora__text_bytes_room(qlora__env* env, qlora_text_bytes* bytes, size_t extra) {
     void* data = bytes->data;
-    bool good = text__reserve(&data, &bytes->capacity, bytes->count, extra, 1, error);
+    qlora_result r = qlora__text_reserve(env, &data, &bytes->capacity, bytes->count, extra, 1);
     bytes->data = (char*)data;
-    return good;
+    return r;
 }
 
-static bool text__ids_room(text_ids* ids, size_t extra, text_error* error) {
+static qlora_result qlora__text_ids_room(qlora__env* env, qlora_text_ids* ids, size_t extra) {
     void* data = ids->data;
-    bool good = text__reserve(&data, &ids->capacity, ids->count, extra, sizeof(int32_t), error);
+    qlora_result r =
+        qlora__text_reserve(env, &data, &ids->capacity, ids->count, extra, sizeof(int32_t));
     ids->data = (int32_t*)data;
-    return good;
+    return r;
 }
 
-void text_bytes_free(text_bytes* bytes) {
-    TEXT_FREE(bytes->data);
-    memset(bytes, 0, sizeof(*bytes));
+static void qlora__text_bytes_free(qlora__env* env, qlora_text_bytes* bytes) {
+    qlora__env_free(env, bytes->data, bytes->capacity);
+    memset(bytes, 0, sizeof *bytes);
 }
 
-void text_ids_free(text_ids* ids) {
-    TEXT_FREE(ids->data);
-    memset(ids, 0, sizeof(*ids));
+static void qlora__text_ids_free(qlora__env* env, qlora_text_ids* ids) {
+    qlora__env_free(env, ids->data, ids->capacity * sizeof(int32_t));
+    memset(ids, 0, sizeof *ids);
 }
 
-bool text_bytes_add(text_bytes* bytes, const void* data, size_t size, text_error* error) {
-    TEXT__TRY(text__bytes_room(bytes, size, error));
+static qlora_result qlora__text_bytes_add(qlora__env* env, qlora_text_bytes* bytes,
+                                          const void* data, size_t size) {
+    QLORA__TRY(qlora__text_bytes_room(env, bytes, size));
     if (size > 0) {
         memcpy(bytes->data + bytes->count, data, size);
         bytes->count += size;
     }
-    return true;
+    return QLORA_OK;
 }
 
-bool text_ids_add(text_ids* ids, int32_t id, text_error* error) {
-    TEXT__TRY(text__ids_room(ids, 1, error));
+static qlora_result qlora__text_ids_add(qlora__env* env, qlora_text_ids* ids, int32_t id) {
+    QLORA__TRY(qlora__text_ids_room(env, ids, 1));
     ids->data[ids->count++] = id;
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__bytes_add_string(text_bytes* bytes, const char* string, text_error* error) {
-    return text_bytes_add(bytes, string, strlen(string), error);
+qlora_result qlora_text_bytes_add(qlora_text* text, qlora_text_bytes* bytes, const void* data,
+                                  size_t size) {
+    if (text == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(text, "qlora_text_bytes_add");
+    QLORA__TEXT_NEED(&text->env, bytes);
+    if (data == NULL && size > 0) {
+        return qlora__env_fail(&text->env, QLORA_ERR_ARGUMENT, "data is NULL");
+    }
+    return qlora__text_bytes_add(&text->env, bytes, data, size);
 }
 
-static bool text__file_append(FILE* file, const char* path, text_bytes* out, text_error* error) {
+void qlora_text_bytes_free(qlora_text* text, qlora_text_bytes* bytes) {
+    if (text != NULL && bytes != NULL) {
+        qlora__text_bytes_free(&text->env, bytes);
+    }
+}
+
+qlora_result qlora_text_ids_add(qlora_text* text, qlora_text_ids* ids, int32_t id) {
+    if (text == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(text, "qlora_text_ids_add");
+    QLORA__TEXT_NEED(&text->env, ids);
+    return qlora__text_ids_add(&text->env, ids, id);
+}
+
+void qlora_text_ids_free(qlora_text* text, qlora_text_ids* ids) {
+    if (text != NULL && ids != NULL) {
+        qlora__text_ids_free(&text->env, ids);
+    }
+}
+
+// ---- files --------------------------------------------------------------------------------------
+
+// Appends a whole file. A pipe can be read as well: the file is read, not mapped.
+static qlora_result qlora__text_file_append(qlora__env* env, const char* path, void* file,
+                                            qlora_text_bytes* out) {
     for (;;) {
         size_t step = out->count < 65536 ? 65536 : out->count;
-        TEXT__TRY(text__bytes_room(out, step, error));
-        size_t got = fread(out->data + out->count, 1, step, file);
-        out->count += got;
-        if (got < step) {
-            if (ferror(file)) {
-                return text__fail(error, "%s: cannot be read: %s", path, strerror(errno));
-            }
-            out->data[out->count] = 0; // there is room: less than `step` came
-            return true;
+        QLORA__TRY(qlora__text_bytes_room(env, out, step));
+        int64_t got = env->files.read(file, out->data + out->count, step, env->files.user);
+        if (got < 0 || (uint64_t)got > step) {
+            int code = got < 0 ? (int)-got : EIO;
+            return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                                   qlora__errno_text(code), code);
         }
+        if (got == 0) {
+            return QLORA_OK;
+        }
+        out->count += (size_t)got;
     }
 }
 
-bool text_file_read(const char* path, text_bytes* out, text_error* error) {
-    FILE* file = fopen(path, "rb");
-    if (file == NULL) {
-        return text__fail(error, "%s: cannot be opened: %s", path, strerror(errno));
-    }
-    bool good = text__file_append(file, path, out, error);
-    fclose(file);
-    return good;
-}
-
-// folder/name if such a file can be opened. *found tells; false only when out of memory or
-// unreadable.
-static bool text__folder_read(const char* folder, const char* name, text_bytes* out, bool* found,
-                              text_error* error) {
-    text_bytes path;
-    memset(&path, 0, sizeof(path));
-    *found = false;
-    bool good = text__bytes_add_string(&path, folder, error) &&
-                text_bytes_add(&path, "/", 1, error) &&
-                text_bytes_add(&path, name, strlen(name) + 1, error);
-    if (good) {
-        FILE* file = fopen(path.data, "rb");
-        if (file != NULL) {
-            *found = true;
-            good = text__file_append(file, path.data, out, error);
-            fclose(file);
+// Reads a whole file. With `found`, a file that does not exist is not an error.
+static qlora_result qlora__text_file_read(qlora__env* env, const char* path, qlora_text_bytes* out,
+                                          bool* found) {
+    void* file = NULL;
+    int code = env->files.open(path, QLORA_FILE_READ, &file, env->files.user);
+    if (found != NULL) {
+        *found = code == 0;
+        if (code == ENOENT || code == ENOTDIR) {
+            return QLORA_OK;
         }
     }
-    text_bytes_free(&path);
-    return good;
+    if (code != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                               qlora__errno_text(code), code);
+    }
+    qlora_result r = qlora__text_file_append(env, path, file, out);
+    env->files.close(file, env->files.user); // nothing was written: a failure loses nothing
+    return r;
+}
+
+// Reads folder/name, if there is such a file.
+static qlora_result qlora__text_folder_read(qlora__env* env, const char* folder, const char* name,
+                                            qlora_text_bytes* out, bool* found) {
+    char path[QLORA__PATH_ROOM];
+    QLORA__TRY(qlora__path_join(env, folder, name, path));
+    return qlora__text_file_read(env, path, out, found);
 }

@@ -1,21 +1,22 @@
-// Replaces in the end of `out`, from `begin`.
-static bool text__replace_tail(const text__step* step, text_bytes* out, size_t begin,
-                               text_error* error) {
+// Replaces in out[begin..).
+static qlora_result qlora__text_replace_tail(qlora__env* env, const qlora__text_step* step,
+                                             qlora_text_bytes* out, size_t begin) {
     size_t size = out->count - begin;
     if (size < step->a_size || memchr(out->data + begin, step->a[0], size) == NULL) {
-        return true;
+        return QLORA_OK;
     }
-    text_bytes work;
+    qlora_text_bytes work;
     memset(&work, 0, sizeof(work));
-    bool good = text__replace(out->data + begin, size, step, &work, error);
+    qlora_result r = qlora__text_replace(env, out->data + begin, size, step, &work);
     out->count = begin;
-    good = good && text_bytes_add(out, work.data, work.count, error);
-    text_bytes_free(&work);
-    return good;
+    r = r == QLORA_OK ? qlora__text_bytes_add(env, out, work.data, work.count) : r;
+    qlora__text_bytes_free(env, &work);
+    return r;
 }
 
-// Takes up to `start` copies of a away at `begin`, and up to `stop` at the end.
-static void text__strip_tail(const text__step* step, text_bytes* out, size_t begin) {
+// Removes up to `start` copies of a at `begin`, and up to `stop` at the end.
+static void qlora__text_strip_tail(const qlora__text_step* step, qlora_text_bytes* out,
+                                   size_t begin) {
     size_t unit = step->a_size;
     size_t from = begin;
     for (size_t i = 0; i < step->start && out->count - from >= unit &&
@@ -34,64 +35,66 @@ static void text__strip_tail(const text__step* step, text_bytes* out, size_t beg
     }
 }
 
-static bool text__bytes_tail(const text_tok* tok, text_bytes* out, size_t begin,
-                             text_error* error) {
-    text_bytes work;
+static qlora_result qlora__text_bytes_tail(qlora__env* env, const qlora_text_tok* tok,
+                                           qlora_text_bytes* out, size_t begin) {
+    qlora_text_bytes work;
     memset(&work, 0, sizeof(work));
-    bool known;
-    bool good = text__unstand(tok, out->data + begin, out->count - begin, &work, &known, error);
-    if (good && known) {
+    bool known = false;
+    qlora_result r =
+        qlora__text_unstand(env, tok, out->data + begin, out->count - begin, &work, &known);
+    if (r == QLORA_OK && known) {
         out->count = begin;
-        good = text_bytes_add(out, work.data, work.count, error);
+        r = qlora__text_bytes_add(env, out, work.data, work.count);
     }
-    text_bytes_free(&work);
-    return good;
+    qlora__text_bytes_free(env, &work);
+    return r;
 }
 
-static bool text__metaspace_tail(const text__step* step, text_bytes* out, size_t begin, bool first,
-                                 text_error* error) {
-    text__step replace = *step;
+static qlora_result qlora__text_metaspace_tail(qlora__env* env, const qlora__text_step* step,
+                                               qlora_text_bytes* out, size_t begin, bool first) {
+    qlora__text_step replace = *step;
     char space[] = " ";
     replace.b = space;
     replace.b_size = first && !step->never ? 0 : 1; // all of them, as the library does
-    return text__replace_tail(&replace, out, begin, error);
+    return qlora__text_replace_tail(env, &replace, out, begin);
 }
 
-// The steps that look at one token, until everything is put together. Returns in *whole the first
-// step that looks at the whole text.
-static bool text__token_decode(const text_tok* tok, int32_t id, bool first, text_bytes* out,
-                               size_t* whole, text_error* error) {
+// The steps that look at one token, up to the one that joins them. *whole is the first step that
+// looks at the whole text.
+static qlora_result qlora__text_token_decode(qlora__env* env, const qlora_text_tok* tok, int32_t id,
+                                             bool first, qlora_text_bytes* out, size_t* whole) {
     size_t begin = out->count;
     bool fused = false;
     size_t i;
-    if (tok->decoder.count > 0 && tok->decoder.data[0].kind == TEXT__D_JOIN && !first) {
-        TEXT__TRY(text_bytes_add(out, " ", 1, error));
+    if (tok->decoder.count > 0 && tok->decoder.data[0].kind == QLORA__TEXT_D_JOIN && !first) {
+        QLORA__TRY(qlora__text_bytes_add(env, out, " ", 1));
     }
-    TEXT__TRY(text_bytes_add(out, tok->names.data + tok->spans[id].at, tok->spans[id].size, error));
+    QLORA__TRY(
+        qlora__text_bytes_add(env, out, tok->names.data + tok->spans[id].at, tok->spans[id].size));
     for (i = 0; i < tok->decoder.count && !fused; i++) {
-        const text__step* step = &tok->decoder.data[i];
-        if (step->kind == TEXT__D_REPLACE) {
-            TEXT__TRY(text__replace_tail(step, out, begin, error));
-        } else if (step->kind == TEXT__D_BYTE_FALLBACK) {
-            int byte = text__byte_token(out->data + begin, out->count - begin);
+        const qlora__text_step* step = &tok->decoder.data[i];
+        if (step->kind == QLORA__TEXT_D_REPLACE) {
+            QLORA__TRY(qlora__text_replace_tail(env, step, out, begin));
+        } else if (step->kind == QLORA__TEXT_D_BYTE_FALLBACK) {
+            int byte = qlora__text_byte_token(out->data + begin, out->count - begin);
             if (byte >= 0) {
                 out->data[begin] = (char)(unsigned char)byte;
                 out->count = begin + 1;
             }
-        } else if (step->kind == TEXT__D_BYTES) {
-            TEXT__TRY(text__bytes_tail(tok, out, begin, error));
-        } else if (step->kind == TEXT__D_STRIP) {
-            text__strip_tail(step, out, begin);
-        } else if (step->kind == TEXT__D_METASPACE) {
-            TEXT__TRY(text__metaspace_tail(step, out, begin, first, error));
+        } else if (step->kind == QLORA__TEXT_D_BYTES) {
+            QLORA__TRY(qlora__text_bytes_tail(env, tok, out, begin));
+        } else if (step->kind == QLORA__TEXT_D_STRIP) {
+            qlora__text_strip_tail(step, out, begin);
+        } else if (step->kind == QLORA__TEXT_D_METASPACE) {
+            QLORA__TRY(qlora__text_metaspace_tail(env, step, out, begin, first));
         }
-        fused = step->kind == TEXT__D_FUSE || step->kind == TEXT__D_BYTES;
+        fused = step->kind == QLORA__TEXT_D_FUSE || step->kind == QLORA__TEXT_D_BYTES;
     }
     *whole = i;
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__decoder_has(const text_tok* tok, int kind) {
+static bool qlora__text_decoder_has(const qlora_text_tok* tok, int kind) {
     for (size_t i = 0; i < tok->decoder.count; i++) {
         if (tok->decoder.data[i].kind == kind) {
             return true;
@@ -100,74 +103,95 @@ static bool text__decoder_has(const text_tok* tok, int kind) {
     return false;
 }
 
-// Repairs out[begin..): one U+FFFD for each start of a character, or for every byte of a run of
-// byte tokens that is not UTF-8.
-static bool text__repair_tail(text_bytes* out, size_t begin, bool each_byte, text_error* error) {
-    text_bytes work;
+// Repairs out[begin..): one U+FFFD for each broken character or, with `each_byte`, for every byte
+// of an invalid run of byte tokens.
+static qlora_result qlora__text_repair_tail(qlora__env* env, qlora_text_bytes* out, size_t begin,
+                                            bool each_byte) {
+    qlora_text_bytes work;
     memset(&work, 0, sizeof(work));
     size_t used;
     size_t size = out->count - begin;
     if (size == 0) {
-        return true; // and out->data may be NULL
+        return QLORA_OK; // out->data may be NULL
     }
-    bool good = text__utf8_repair(out->data + begin, size, false, &used, &work, error);
-    bool same = good && work.count == size && memcmp(work.data, out->data + begin, size) == 0;
-    if (good && !same) {
+    qlora_result r = qlora__text_utf8_repair(env, out->data + begin, size, false, &used, &work);
+    bool same =
+        r == QLORA_OK && work.count == size && memcmp(work.data, out->data + begin, size) == 0;
+    if (r == QLORA_OK && !same) {
         out->count = begin;
         if (each_byte) {
-            for (size_t i = 0; good && i < size; i++) {
-                good = text_bytes_add(out, "\xEF\xBF\xBD", 3, error);
+            for (size_t i = 0; r == QLORA_OK && i < size; i++) {
+                r = qlora__text_bytes_add(env, out, "\xEF\xBF\xBD", 3);
             }
         } else {
-            good = text_bytes_add(out, work.data, work.count, error);
+            r = qlora__text_bytes_add(env, out, work.data, work.count);
         }
     }
-    text_bytes_free(&work);
-    return good;
+    qlora__text_bytes_free(env, &work);
+    return r;
 }
 
-bool text_decode(const text_tok* tok, const int32_t* ids, size_t count, unsigned flags,
-                 text_bytes* out, text_error* error) {
+static qlora_result qlora__text_decode(qlora__env* env, const qlora_text_tok* tok,
+                                       const int32_t* ids, size_t count, uint32_t flags,
+                                       qlora_text_bytes* out) {
     size_t begin = out->count;
     size_t run = SIZE_MAX; // start of a run of byte tokens
     size_t whole = tok->decoder.count;
     bool first = true;
-    bool replace = (flags & TEXT_REPLACE) != 0;
-    bool runs = replace && text__decoder_has(tok, TEXT__D_BYTE_FALLBACK);
+    bool replace = (flags & QLORA_TEXT_REPLACE) != 0;
+    bool runs = replace && qlora__text_decoder_has(tok, QLORA__TEXT_D_BYTE_FALLBACK);
     for (size_t i = 0; i < count; i++) {
-        if (!text__tok_has(tok, ids[i], TEXT__K_EXISTS) ||
-            ((flags & TEXT_SKIP) && text_tok_is_special(tok, ids[i]))) {
+        if (!qlora__text_tok_has(tok, ids[i], QLORA__TEXT_K_EXISTS) ||
+            ((flags & QLORA_TEXT_SKIP) &&
+             qlora__text_tok_has(tok, ids[i], QLORA__TEXT_K_SPECIAL))) {
             continue;
         }
-        bool byte = (tok->kinds[ids[i]] & TEXT__K_BYTE) != 0;
+        bool byte = (tok->kinds[ids[i]] & QLORA__TEXT_K_BYTE) != 0;
         if (runs && !byte && run != SIZE_MAX) {
-            TEXT__TRY(text__repair_tail(out, run, true, error));
+            QLORA__TRY(qlora__text_repair_tail(env, out, run, true));
             run = SIZE_MAX;
         }
         if (byte && run == SIZE_MAX) {
             run = out->count;
         }
-        TEXT__TRY(text__token_decode(tok, ids[i], first, out, &whole, error));
+        QLORA__TRY(qlora__text_token_decode(env, tok, ids[i], first, out, &whole));
         first = false;
     }
     if (runs && run != SIZE_MAX) {
-        TEXT__TRY(text__repair_tail(out, run, true, error));
+        QLORA__TRY(qlora__text_repair_tail(env, out, run, true));
     }
     for (; !first && whole < tok->decoder.count; whole++) {
-        if (tok->decoder.data[whole].kind == TEXT__D_STRIP) {
-            text__strip_tail(&tok->decoder.data[whole], out, begin);
+        if (tok->decoder.data[whole].kind == QLORA__TEXT_D_STRIP) {
+            qlora__text_strip_tail(&tok->decoder.data[whole], out, begin);
         }
     }
-    return !replace || text__repair_tail(out, begin, false, error);
+    return replace ? qlora__text_repair_tail(env, out, begin, false) : QLORA_OK;
 }
 
-// Takes away what the whole-text Strip steps take at the start, as it comes.
-static void text__stream_strip(const text_tok* tok, text_stream* stream, size_t whole,
-                               text_bytes* work) {
+qlora_result qlora_text_decode(qlora_text_tok* tok, const int32_t* ids, size_t count,
+                               uint32_t flags, qlora_text_bytes* out) {
+    if (tok == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &tok->text->env;
+    qlora__text_enter(tok->text, "qlora_text_decode");
+    QLORA__TEXT_NEED(env, out);
+    if (ids == NULL && count > 0) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "ids is NULL");
+    }
+    size_t before = out->count;
+    qlora_result r = qlora__text_decode(env, tok, ids, count, flags, out);
+    out->count = r == QLORA_OK ? out->count : before;
+    return r;
+}
+
+// Removes, piece by piece, what the whole-text Strip steps remove at the start.
+static void qlora__text_stream_strip(const qlora_text_tok* tok, qlora_text_stream* stream,
+                                     size_t whole, qlora_text_bytes* work) {
     for (size_t i = whole; i < tok->decoder.count; i++) {
-        const text__step* step = &tok->decoder.data[i];
+        const qlora__text_step* step = &tok->decoder.data[i];
         size_t unit = step->a_size;
-        if (step->kind != TEXT__D_STRIP) {
+        if (step->kind != QLORA__TEXT_D_STRIP) {
             continue;
         }
         size_t cut = 0;
@@ -181,46 +205,76 @@ static void text__stream_strip(const text_tok* tok, text_stream* stream, size_t 
         }
         memmove(work->data, work->data + cut, work->count - cut);
         work->count -= cut;
-        return; // one such step: more are not in use
+        return; // no known file has more than one such step
     }
 }
 
-bool text_stream_push(const text_tok* tok, text_stream* stream, int32_t id, unsigned flags,
-                      text_bytes* out, text_error* error) {
-    if (!text__tok_has(tok, id, TEXT__K_EXISTS) ||
-        ((flags & TEXT_SKIP) && text_tok_is_special(tok, id))) {
-        return true;
-    }
-    text_bytes work;
-    text_bytes joined;
-    memset(&work, 0, sizeof(work));
-    memset(&joined, 0, sizeof(joined));
-    size_t whole;
+static qlora_result qlora__text_stream_push(qlora__env* env, const qlora_text_tok* tok,
+                                            qlora_text_stream* stream, int32_t id,
+                                            qlora_text_bytes* work, qlora_text_bytes* out) {
+    size_t whole = 0;
     size_t used = 0;
-    bool good = text__token_decode(tok, id, stream->emitted == 0, &work, &whole, error);
-    if (good) {
-        stream->emitted++;
-        if (work.count > 0) {
-            text__stream_strip(tok, stream, whole, &work);
-        }
-        good = text_bytes_add(&joined, stream->held, stream->held_count, error) &&
-               text_bytes_add(&joined, work.data, work.count, error) &&
-               text__utf8_repair(joined.data, joined.count, true, &used, out, error);
+    // `work` receives the held bytes, followed by those of the token
+    QLORA__TRY(qlora__text_token_decode(env, tok, id, stream->emitted == 0, work, &whole));
+    qlora_text_stream next = *stream;
+    next.emitted++;
+    if (work->count > 0) {
+        qlora__text_stream_strip(tok, &next, whole, work);
     }
-    if (good) {
-        stream->held_count = joined.count - used; // at most three
-        if (stream->held_count > 0) {
-            memcpy(stream->held, joined.data + used, stream->held_count);
-        }
+    size_t held = stream->held_count;
+    QLORA__TRY(qlora__text_bytes_room(env, work, held));
+    if (held > 0) {
+        memmove(work->data + held, work->data, work->count);
+        memcpy(work->data, stream->held, held);
+        work->count += held;
     }
-    text_bytes_free(&work);
-    text_bytes_free(&joined);
-    return good;
+    QLORA__TRY(qlora__text_utf8_repair(env, work->data, work->count, true, &used, out));
+    next.held_count = work->count - used; // at most three
+    if (next.held_count > 0) {
+        memcpy(next.held, work->data + used, next.held_count);
+    }
+    *stream = next;
+    return QLORA_OK;
 }
 
-bool text_stream_end(text_stream* stream, text_bytes* out, text_error* error) {
-    size_t used;
-    bool good = text__utf8_repair(stream->held, stream->held_count, false, &used, out, error);
-    memset(stream, 0, sizeof(*stream));
-    return good;
+qlora_result qlora_text_stream_push(qlora_text_tok* tok, qlora_text_stream* stream, int32_t id,
+                                    uint32_t flags, qlora_text_bytes* out) {
+    if (tok == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &tok->text->env;
+    qlora__text_enter(tok->text, "qlora_text_stream_push");
+    QLORA__TEXT_NEED(env, stream);
+    QLORA__TEXT_NEED(env, out);
+    if (!qlora__text_tok_has(tok, id, QLORA__TEXT_K_EXISTS) ||
+        ((flags & QLORA_TEXT_SKIP) && qlora__text_tok_has(tok, id, QLORA__TEXT_K_SPECIAL))) {
+        return QLORA_OK;
+    }
+    size_t before = out->count;
+    qlora_text_bytes work;
+    memset(&work, 0, sizeof(work));
+    qlora_result r = qlora__text_stream_push(env, tok, stream, id, &work, out);
+    qlora__text_bytes_free(env, &work);
+    out->count = r == QLORA_OK ? out->count : before;
+    return r;
+}
+
+qlora_result qlora_text_stream_end(qlora_text_tok* tok, qlora_text_stream* stream,
+                                   qlora_text_bytes* out) {
+    if (tok == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &tok->text->env;
+    qlora__text_enter(tok->text, "qlora_text_stream_end");
+    QLORA__TEXT_NEED(env, stream);
+    QLORA__TEXT_NEED(env, out);
+    size_t used = 0;
+    size_t before = out->count;
+    qlora_result r =
+        qlora__text_utf8_repair(env, stream->held, stream->held_count, false, &used, out);
+    out->count = r == QLORA_OK ? out->count : before;
+    if (r == QLORA_OK) {
+        memset(stream, 0, sizeof(*stream));
+    }
+    return r;
 }

@@ -1,120 +1,123 @@
-// The steps that write text: a space (or Metaspace's stand-in) in front of the pieces.
-// `open` is false when nothing may be put in front of the first piece; `first` says that it starts
-// the whole text.
-static bool text__rewrite(const text__step* step, const char* text, text__pieces* pieces,
-                          bool first, bool open, text_bytes* out, text_error* error) {
-    text__step spaces;
+// The steps that change the text: a space (or Metaspace's stand-in) before the pieces. `open` is
+// false when nothing may be prepended to the first piece; `first`: it starts the whole text.
+static qlora_result qlora__text_rewrite(qlora__env* env, const qlora__text_step* step,
+                                        const char* text, qlora__text_pieces* pieces, bool first,
+                                        bool open, qlora_text_bytes* out) {
+    qlora__text_step spaces;
     memset(&spaces, 0, sizeof(spaces));
     char space[] = " ";
     spaces.a = space;
     spaces.a_size = 1;
     spaces.b = step->a;
     spaces.b_size = step->a_size;
-    const char* put = step->kind == TEXT__P_METASPACE ? step->a : " ";
-    size_t put_size = step->kind == TEXT__P_METASPACE ? step->a_size : 1;
+    const char* put = step->kind == QLORA__TEXT_P_METASPACE ? step->a : " ";
+    size_t put_size = step->kind == QLORA__TEXT_P_METASPACE ? step->a_size : 1;
     out->count = 0;
     for (size_t i = 0; i < pieces->count; i++) {
-        text__piece* piece = &pieces->data[i];
+        qlora__text_piece* piece = &pieces->data[i];
         const char* from = text + piece->begin;
         size_t size = piece->end - piece->begin;
         bool there =
             size > 0 && (*from == ' ' || (size >= put_size && memcmp(from, put, put_size) == 0));
-        bool want =
-            step->kind == TEXT__P_PREFIX_SPACE || step->always || (!step->never && first && i == 0);
+        bool want = step->kind == QLORA__TEXT_P_PREFIX_SPACE || step->always ||
+                    (!step->never && first && i == 0);
         piece->begin = out->count;
         if (want && !there && (open || i > 0)) {
-            TEXT__TRY(text_bytes_add(out, put, put_size, error));
+            QLORA__TRY(qlora__text_bytes_add(env, out, put, put_size));
         }
-        if (step->kind == TEXT__P_METASPACE) {
-            TEXT__TRY(text__replace(from, size, &spaces, out, error));
+        if (step->kind == QLORA__TEXT_P_METASPACE) {
+            QLORA__TRY(qlora__text_replace(env, from, size, &spaces, out));
         } else {
-            TEXT__TRY(text_bytes_add(out, from, size, error));
+            QLORA__TRY(qlora__text_bytes_add(env, out, from, size));
         }
         piece->end = out->count;
     }
-    return true;
+    return QLORA_OK;
 }
 
 // One splitting step over all pieces.
-static bool text__resplit(text_tok* tok, const text__step* step, text__view view,
-                          const text__pieces* in, text__pieces* out, text_error* error) {
-    text__pieces* found = &tok->pieces[2];
+static qlora_result qlora__text_resplit(qlora__env* env, qlora_text_tok* tok,
+                                        const qlora__text_step* step, qlora__text_view view,
+                                        const qlora__text_pieces* in, qlora__text_pieces* out) {
+    qlora__text_pieces* found = &tok->pieces[2];
     out->count = 0;
     for (size_t i = 0; i < in->count; i++) {
         view.end = in->data[i].end;
-        if (step->behavior == TEXT__B_ISOLATED) {
-            TEXT__TRY(text__step_find(step, &view, in->data[i].begin, out, error));
+        if (step->behavior == QLORA__TEXT_B_ISOLATED) {
+            QLORA__TRY(qlora__text_step_find(env, step, &view, in->data[i].begin, out));
             continue;
         }
         found->count = 0;
-        TEXT__TRY(text__step_find(step, &view, in->data[i].begin, found, error));
-        TEXT__TRY(text__step_merge(step->behavior, found, out, error));
+        QLORA__TRY(qlora__text_step_find(env, step, &view, in->data[i].begin, found));
+        QLORA__TRY(qlora__text_step_merge(env, step->behavior, found, out));
     }
-    return true;
+    return QLORA_OK;
 }
 
-// Text without added tokens, normalised: split and encode.
-static bool text__plain_encode(text_tok* tok, const char* text, size_t size, bool first, bool open,
-                               text_ids* out, text_error* error) {
-    text__view view = text__view_of(tok, text, size);
-    text__pieces* now = &tok->pieces[0];
-    text__pieces* then = &tok->pieces[1];
+// Splits and encodes normalised text without added tokens.
+static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
+                                             size_t size, bool first, bool open,
+                                             qlora_text_ids* out) {
+    qlora__text_view view = qlora__text_view_of(tok, text, size);
+    qlora__text_pieces* now = &tok->pieces[0];
+    qlora__text_pieces* then = &tok->pieces[1];
     now->count = 0;
-    TEXT__TRY(text__pieces_add(now, 0, size, false, error));
+    QLORA__TRY(qlora__text_pieces_add(env, now, 0, size, false));
     size_t written = 0;
     for (size_t i = 0; i < tok->splitter.count; i++) {
-        const text__step* step = &tok->splitter.data[i];
-        if (step->kind == TEXT__P_BYTES) {
+        const qlora__text_step* step = &tok->splitter.data[i];
+        if (step->kind == QLORA__TEXT_P_BYTES) {
             view.code_of_byte = tok->code_of_byte;
             continue;
         }
-        text__step after = *step;
+        qlora__text_step after = *step;
         bool split = true;
-        if (step->kind == TEXT__P_METASPACE || step->kind == TEXT__P_PREFIX_SPACE) {
-            text_bytes* buffer = &tok->buffers[written++ % 2 == 0 ? 3 : 0];
-            TEXT__TRY(text__rewrite(step, (const char*)view.s, now, first, open, buffer, error));
+        if (step->kind == QLORA__TEXT_P_METASPACE || step->kind == QLORA__TEXT_P_PREFIX_SPACE) {
+            qlora_text_bytes* buffer = &tok->buffers[written++ % 2 == 0 ? 3 : 0];
+            QLORA__TRY(
+                qlora__text_rewrite(env, step, (const char*)view.s, now, first, open, buffer));
             view.s = (const unsigned char*)buffer->data;
-            split = step->kind == TEXT__P_METASPACE && step->invert;
-            after.kind = TEXT__P_STRING;
-            after.behavior = TEXT__B_NEXT;
+            split = step->kind == QLORA__TEXT_P_METASPACE && step->invert;
+            after.kind = QLORA__TEXT_P_STRING;
+            after.behavior = QLORA__TEXT_B_NEXT;
             after.invert = false;
         }
         if (split) {
-            TEXT__TRY(text__resplit(tok, &after, view, now, then, error));
-            text__pieces* swap = now;
+            QLORA__TRY(qlora__text_resplit(env, tok, &after, view, now, then));
+            qlora__text_pieces* swap = now;
             now = then;
             then = swap;
         }
     }
     for (size_t i = 0; i < now->count; i++) {
-        const text__piece* piece = &now->data[i];
-        TEXT__TRY(text__piece_encode(tok, (const char*)view.s + piece->begin,
-                                     piece->end - piece->begin, out, error));
+        const qlora__text_piece* piece = &now->data[i];
+        QLORA__TRY(qlora__text_piece_encode(env, tok, (const char*)view.s + piece->begin,
+                                            piece->end - piece->begin, out));
     }
-    return true;
+    return QLORA_OK;
 }
 
-// Walks over a text and finds added tokens: the leftmost, the longest.
-typedef struct text__scan {
-    const text__trie* trie;
+// Finds added tokens in a text: leftmost first, longest first.
+typedef struct qlora__text_scan {
+    const qlora__text_trie* trie;
     const char* text;
     size_t size;
     size_t at;
-    size_t done;   // everything before was handed out
-    size_t spaces; // end of the white space seen last
-    const text__added* waiting;
+    size_t done;   // everything before it was returned
+    size_t spaces; // end of the last white space seen
+    const qlora__text_added* waiting;
     size_t waiting_end;
     bool literal;
-} text__scan;
+} qlora__text_scan;
 
 // The longest token that starts here, and its length.
-static const text__added* text__scan_here(const text_tok* tok, const text__scan* scan,
-                                          size_t* length) {
-    const text__added* found = NULL;
+static const qlora__text_added*
+qlora__text_scan_here(const qlora_text_tok* tok, const qlora__text_scan* scan, size_t* length) {
+    const qlora__text_added* found = NULL;
     uint32_t node = 0;
     for (size_t i = scan->at; i < scan->size; i++) {
-        const text__pair* edge =
-            text__pairs_find(&scan->trie->edges, node, (unsigned char)scan->text[i]);
+        const qlora__text_pair* edge =
+            qlora__text_pairs_find(&scan->trie->edges, node, (unsigned char)scan->text[i]);
         if (edge == NULL) {
             break;
         }
@@ -128,12 +131,12 @@ static const text__added* text__scan_here(const text_tok* tok, const text__scan*
 }
 
 // single_word: no word character on either side.
-static bool text__scan_alone(const text_tok* tok, const text__scan* scan, size_t begin,
-                             size_t end) {
-    const unsigned word = TEXT__W | TEXT__BIT(JOINER);
-    text__view view = text__view_of(tok, scan->text, scan->size);
+static bool qlora__text_scan_alone(const qlora_text_tok* tok, const qlora__text_scan* scan,
+                                   size_t begin, size_t end) {
+    const unsigned word = QLORA__TEXT_W | QLORA__TEXT_BIT(JOINER);
+    qlora__text_view view = qlora__text_view_of(tok, scan->text, scan->size);
     size_t length;
-    if (text__class_at(&view, end, &length) & word) {
+    if (qlora__text_class_at(&view, end, &length) & word) {
         return false;
     }
     size_t start = begin;
@@ -143,12 +146,12 @@ static bool text__scan_alone(const text_tok* tok, const text__scan* scan, size_t
             break;
         }
     }
-    return begin == 0 || !(text__class_at(&view, start, &length) & word);
+    return begin == 0 || !(qlora__text_class_at(&view, start, &length) & word);
 }
 
 // The next stretch: plain text (*added is NULL) or a token. False at the end.
-static bool text__scan_next(const text_tok* tok, text__scan* scan, size_t* begin, size_t* end,
-                            const text__added** added) {
+static bool qlora__text_scan_next(const qlora_text_tok* tok, qlora__text_scan* scan, size_t* begin,
+                                  size_t* end, const qlora__text_added** added) {
     *added = scan->waiting;
     if (scan->waiting != NULL) {
         scan->waiting = NULL;
@@ -158,9 +161,9 @@ static bool text__scan_next(const text_tok* tok, text__scan* scan, size_t* begin
     }
     while (scan->at < scan->size) {
         size_t length = 0;
-        const text__added* found = NULL;
+        const qlora__text_added* found = NULL;
         if (scan->trie->starts[(unsigned char)scan->text[scan->at]]) {
-            found = text__scan_here(tok, scan, &length);
+            found = qlora__text_scan_here(tok, scan, &length);
         }
         if (found == NULL) {
             scan->at++;
@@ -170,21 +173,21 @@ static bool text__scan_next(const text_tok* tok, text__scan* scan, size_t* begin
         size_t stop = scan->at + length;
         scan->at = stop;
         if ((scan->literal && found->special) ||
-            (found->single_word && !text__scan_alone(tok, scan, start, stop))) {
+            (found->single_word && !qlora__text_scan_alone(tok, scan, start, stop))) {
             continue;
         }
         if (found->strip_left) {
-            start = text__space_before(tok, scan->text, scan->done, start);
+            start = qlora__text_space_before(tok, scan->text, scan->done, start);
         }
         if (found->strip_right) {
-            if (stop >= scan->spaces) { // white space is looked at once only
-                text__view view = text__view_of(tok, scan->text, scan->size);
-                scan->spaces = text__run(&view, stop, TEXT__WS);
+            if (stop >= scan->spaces) { // white space is scanned only once
+                qlora__text_view view = qlora__text_view_of(tok, scan->text, scan->size);
+                scan->spaces = qlora__text_run(&view, stop, QLORA__TEXT_WS);
             }
             stop = scan->spaces > stop ? scan->spaces : stop;
         }
-        // White space that was stripped may hold the next token. The library then goes back to the
-        // end of that one, and so do we.
+        // Stripped white space may contain the next token. The library then returns to the end of
+        // this one; so does this function.
         *begin = scan->done;
         if (start > scan->done) {
             scan->waiting = found;
@@ -201,69 +204,93 @@ static bool text__scan_next(const text_tok* tok, text__scan* scan, size_t* begin
     return *end > *begin;
 }
 
-static text__scan text__scan_of(const text__trie* trie, const char* text, size_t size,
-                                unsigned flags) {
-    text__scan scan;
+static qlora__text_scan qlora__text_scan_of(const qlora__text_trie* trie, const char* text,
+                                            size_t size, uint32_t flags) {
+    qlora__text_scan scan;
     memset(&scan, 0, sizeof(scan));
     scan.trie = trie;
     scan.text = text;
     scan.size = size;
-    scan.literal = (flags & TEXT_LITERAL) != 0;
+    scan.literal = (flags & QLORA_TEXT_LITERAL) != 0;
     return scan;
 }
 
-// A stretch between tokens that are found in the text as given. `first`: it starts the text.
-static bool text__stretch_encode(text_tok* tok, const char* text, size_t size, bool first,
-                                 unsigned flags, text_ids* out, text_error* error) {
-    bool open = !(first && (flags & TEXT_CONTINUE));
+// Encodes the text between two tokens that were found in the original. `first`: it starts the text.
+static qlora_result qlora__text_stretch_encode(qlora__env* env, qlora_text_tok* tok,
+                                               const char* text, size_t size, bool first,
+                                               uint32_t flags, qlora_text_ids* out) {
+    bool open = !(first && (flags & QLORA_TEXT_CONTINUE));
     if (tok->normalizer.count > 0) {
-        text_bytes* normal;
-        TEXT__TRY(text__apply_normalizer(tok, text, size, open, &normal, error));
+        qlora_text_bytes* normal;
+        QLORA__TRY(qlora__text_apply_normalizer(env, tok, text, size, open, &normal));
         text = normal->data;
         size = normal->count;
     }
     if (tok->normalized_trie.nodes == 0) {
-        return size == 0 || text__plain_encode(tok, text, size, first, open, out, error);
+        return size == 0 ? QLORA_OK
+                         : qlora__text_plain_encode(env, tok, text, size, first, open, out);
     }
-    text__scan scan = text__scan_of(&tok->normalized_trie, text, size, flags);
+    qlora__text_scan scan = qlora__text_scan_of(&tok->normalized_trie, text, size, flags);
     size_t begin;
     size_t end;
-    const text__added* added;
-    while (text__scan_next(tok, &scan, &begin, &end, &added)) {
+    const qlora__text_added* added;
+    while (qlora__text_scan_next(tok, &scan, &begin, &end, &added)) {
         if (added != NULL) {
-            TEXT__TRY(text_ids_add(out, added->id, error));
+            QLORA__TRY(qlora__text_ids_add(env, out, added->id));
         } else {
             bool start = begin == 0;
-            TEXT__TRY(text__plain_encode(tok, text + begin, end - begin, first && start,
-                                         open || !start, out, error));
+            QLORA__TRY(qlora__text_plain_encode(env, tok, text + begin, end - begin, first && start,
+                                                open || !start, out));
         }
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__ids_append(text_ids* ids, const text_ids* more, text_error* error) {
-    TEXT__TRY(text__ids_room(ids, more->count, error));
+static qlora_result qlora__text_ids_append(qlora__env* env, qlora_text_ids* ids,
+                                           const qlora_text_ids* more) {
+    QLORA__TRY(qlora__text_ids_room(env, ids, more->count));
     if (more->count > 0) {
         memcpy(ids->data + ids->count, more->data, more->count * sizeof(int32_t));
         ids->count += more->count;
     }
-    return true;
+    return QLORA_OK;
 }
 
-bool text_encode(text_tok* tok, const char* text, size_t length, unsigned flags, text_ids* out,
-                 text_error* error) {
-    TEXT__TRY(!(flags & TEXT_SPECIAL) || text__ids_append(out, &tok->prefix, error));
-    text__scan scan = text__scan_of(&tok->raw_trie, text, length, flags);
+// Text to ids, for the public call and for chats and data.
+static qlora_result qlora__text_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
+                                       size_t length, uint32_t flags, qlora_text_ids* out) {
+    if ((flags & QLORA_TEXT_SPECIAL) != 0) {
+        QLORA__TRY(qlora__text_ids_append(env, out, &tok->prefix));
+    }
+    qlora__text_scan scan = qlora__text_scan_of(&tok->raw_trie, text, length, flags);
     size_t begin;
     size_t end;
-    const text__added* added;
-    while (text__scan_next(tok, &scan, &begin, &end, &added)) {
+    const qlora__text_added* added;
+    while (qlora__text_scan_next(tok, &scan, &begin, &end, &added)) {
         if (added != NULL) {
-            TEXT__TRY(text_ids_add(out, added->id, error));
+            QLORA__TRY(qlora__text_ids_add(env, out, added->id));
         } else {
-            TEXT__TRY(text__stretch_encode(tok, text + begin, end - begin, begin == 0, flags, out,
-                                           error));
+            QLORA__TRY(qlora__text_stretch_encode(env, tok, text + begin, end - begin, begin == 0,
+                                                  flags, out));
         }
     }
-    return !(flags & TEXT_SPECIAL) || text__ids_append(out, &tok->suffix, error);
+    return (flags & QLORA_TEXT_SPECIAL) != 0 ? qlora__text_ids_append(env, out, &tok->suffix)
+                                             : QLORA_OK;
+}
+
+qlora_result qlora_text_encode(qlora_text_tok* tok, const char* text, size_t length, uint32_t flags,
+                               qlora_text_ids* out) {
+    if (tok == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &tok->text->env;
+    qlora__text_enter(tok->text, "qlora_text_encode");
+    QLORA__TEXT_NEED(env, out);
+    if (text == NULL && length > 0) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "text is NULL");
+    }
+    size_t before = out->count;
+    qlora_result r = qlora__text_encode(env, tok, text, length, flags, out);
+    out->count = r == QLORA_OK ? out->count : before;
+    return r;
 }

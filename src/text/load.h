@@ -1,49 +1,55 @@
-enum { TEXT__MAX_ID = 1 << 24, TEXT__MAX_ADDED = 1024, TEXT__MAX_LIST = 64, TEXT__MAX_STEP = 64 };
+enum {
+    QLORA__TEXT_MAX_ID = 1 << 24,
+    QLORA__TEXT_MAX_ADDED = 1024,
+    QLORA__TEXT_MAX_LIST = 64,
+    QLORA__TEXT_MAX_STEP = 64
+};
 
-static void text__steps_free(text__steps* steps) {
+static void qlora__text_steps_free(qlora__env* env, qlora__text_steps* steps) {
     for (size_t i = 0; i < steps->count; i++) {
-        TEXT_FREE(steps->data[i].a);
-        TEXT_FREE(steps->data[i].b);
+        qlora__text_step* step = &steps->data[i];
+        qlora__env_free(env, step->a, step->a_size + 1);
+        qlora__env_free(env, step->b, step->b_size + 1);
     }
     steps->count = 0;
 }
 
-void text_tok_close(text_tok* tok) {
-    if (tok == NULL) {
-        return;
+#define QLORA__TEXT_FREE(env, array, capacity)                                                     \
+    qlora__env_free((env), (array), (capacity) * sizeof *(array))
+
+static void qlora__text_tok_free(qlora__env* env, qlora_text_tok* tok) {
+    qlora__text_bytes_free(env, &tok->names);
+    QLORA__TEXT_FREE(env, tok->spans, tok->span_capacity);
+    QLORA__TEXT_FREE(env, tok->kinds, tok->kind_capacity);
+    qlora__text_words_free(env, &tok->words);
+    qlora__text_pairs_free(env, &tok->merges);
+    QLORA__TEXT_FREE(env, tok->added, tok->added_capacity);
+    qlora__text_pairs_free(env, &tok->raw_trie.edges);
+    qlora__text_pairs_free(env, &tok->normalized_trie.edges);
+    qlora__text_steps_free(env, &tok->normalizer);
+    qlora__text_steps_free(env, &tok->splitter);
+    qlora__text_steps_free(env, &tok->decoder);
+    qlora__text_ids_free(env, &tok->prefix);
+    qlora__text_ids_free(env, &tok->suffix);
+    QLORA__TEXT_FREE(env, tok->classes, QLORA__TEXT_CODES);
+    QLORA__TEXT_FREE(env, tok->cache, QLORA__TEXT_CACHE_PLACES);
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(tok->buffers); i++) {
+        qlora__text_bytes_free(env, &tok->buffers[i]);
     }
-    text_bytes_free(&tok->names);
-    TEXT_FREE(tok->spans);
-    TEXT_FREE(tok->kinds);
-    text__words_free(&tok->words);
-    TEXT_FREE(tok->merges.data);
-    TEXT_FREE(tok->added);
-    TEXT_FREE(tok->raw_trie.edges.data);
-    TEXT_FREE(tok->normalized_trie.edges.data);
-    text__steps_free(&tok->normalizer);
-    text__steps_free(&tok->splitter);
-    text__steps_free(&tok->decoder);
-    text_ids_free(&tok->prefix);
-    text_ids_free(&tok->suffix);
-    TEXT_FREE(tok->classes);
-    TEXT_FREE(tok->cache);
-    for (size_t i = 0; i < TEXT__COUNT(tok->buffers); i++) {
-        text_bytes_free(&tok->buffers[i]);
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(tok->pieces); i++) {
+        QLORA__TEXT_FREE(env, tok->pieces[i].data, tok->pieces[i].capacity);
     }
-    for (size_t i = 0; i < TEXT__COUNT(tok->pieces); i++) {
-        TEXT_FREE(tok->pieces[i].data);
-    }
-    TEXT_FREE(tok->marks.data);
-    TEXT_FREE(tok->marks.sorted);
-    TEXT_FREE(tok->symbols);
-    TEXT_FREE(tok->jobs);
-    TEXT_FREE(tok);
+    QLORA__TEXT_FREE(env, tok->marks.data, tok->marks.capacity);
+    QLORA__TEXT_FREE(env, tok->marks.sorted, tok->marks.sorted_capacity);
+    QLORA__TEXT_FREE(env, tok->symbols, tok->symbol_capacity);
+    QLORA__TEXT_FREE(env, tok->jobs, tok->job_capacity);
+    qlora__env_free(env, tok, sizeof *tok);
 }
 
-// The stand-ins of byte-level files: printable Latin-1 bytes are themselves, the others 256 + n.
-static void text__byte_tables(text_tok* tok) {
+// The stand-ins of byte-level files: printable Latin-1 bytes for themselves, 256 + n for the rest.
+static void qlora__text_byte_tables(qlora_text_tok* tok) {
     uint16_t next = 256;
-    for (size_t i = 0; i < TEXT__COUNT(tok->byte_of_code); i++) {
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(tok->byte_of_code); i++) {
         tok->byte_of_code[i] = -1;
     }
     for (unsigned b = 0; b < 256; b++) {
@@ -55,88 +61,104 @@ static void text__byte_tables(text_tok* tok) {
     }
 }
 
-static bool text__tok_new(text_tok** out, text_error* error) {
-    text_tok* tok = (text_tok*)text__zalloc(1, sizeof(text_tok), error);
-    *out = tok;
-    TEXT__TRY(tok != NULL);
+// On failure, *out is NULL and nothing is left to free.
+static qlora_result qlora__text_tok_new(qlora_text* text, qlora_text_tok** out) {
+    qlora__env* env = &text->env;
+    qlora_text_tok* tok = (qlora_text_tok*)qlora__text_zalloc(env, 1, sizeof(qlora_text_tok));
+    *out = NULL;
+    if (tok == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    tok->text = text;
     tok->unknown = -1;
-    text__byte_tables(tok);
-    tok->classes = text__classes_make(error);
-    tok->cache = (text__cached*)text__zalloc(TEXT__CACHE_PLACES, sizeof(text__cached), error);
-    return tok->classes != NULL && tok->cache != NULL;
+    qlora__text_byte_tables(tok);
+    tok->classes = qlora__text_classes_make(env);
+    tok->cache = (qlora__text_cached*)qlora__text_zalloc(env, QLORA__TEXT_CACHE_PLACES,
+                                                         sizeof(qlora__text_cached));
+    if (tok->classes == NULL || tok->cache == NULL) {
+        qlora__text_tok_free(env, tok);
+        return QLORA_ERR_MEMORY;
+    }
+    *out = tok;
+    return QLORA_OK;
 }
 
-// The stand-ins back to bytes, appended; false (and nothing appended) when one is not a stand-in.
-static bool text__unstand(const text_tok* tok, const char* text, size_t size, text_bytes* out,
-                          bool* known, text_error* error) {
-    size_t before = out->count;
-    TEXT__TRY(text__bytes_room(out, size, error));
-    *known = true;
+// The stand-ins back to bytes: at most `size` of them. False when a character is not a stand-in.
+static bool qlora__text_unstand_to(const qlora_text_tok* tok, const char* text, size_t size,
+                                   char* out, size_t* count) {
+    *count = 0;
     for (size_t at = 0; at < size;) {
         uint32_t code = 0;
-        size_t length = text__utf8((const unsigned char*)text + at, size - at, &code);
-        if (length == 0 || code >= TEXT__COUNT(tok->byte_of_code) || tok->byte_of_code[code] < 0) {
-            out->count = before;
-            *known = false;
-            return true;
+        size_t length = qlora__text_utf8((const unsigned char*)text + at, size - at, &code);
+        if (length == 0 || code >= QLORA__TEXT_COUNT(tok->byte_of_code) ||
+            tok->byte_of_code[code] < 0) {
+            return false;
         }
-        out->data[out->count++] = (char)(unsigned char)tok->byte_of_code[code];
+        out[(*count)++] = (char)(unsigned char)tok->byte_of_code[code];
         at += length;
     }
     return true;
 }
 
-// The id of a word as the file spells it, or -1.
-static int32_t text__model_find(const text_tok* tok, const char* name, size_t size) {
-    char raw[TEXT__MAX_ADDED];
-    if (!tok->byte_level) {
-        return text__words_find(&tok->words, name, size);
-    }
-    text_bytes bytes;
-    bytes.data = raw;
-    bytes.count = 0;
-    bytes.capacity = sizeof(raw);
-    bool known = false;
-    if (size > sizeof(raw) || !text__unstand(tok, name, size, &bytes, &known, NULL) || !known) {
-        return -1;
-    }
-    return text__words_find(&tok->words, raw, bytes.count);
+// The same, appended; nothing is appended unless *known.
+static qlora_result qlora__text_unstand(qlora__env* env, const qlora_text_tok* tok,
+                                        const char* text, size_t size, qlora_text_bytes* out,
+                                        bool* known) {
+    size_t count = 0;
+    QLORA__TRY(qlora__text_bytes_room(env, out, size));
+    *known = size == 0 || qlora__text_unstand_to(tok, text, size, out->data + out->count, &count);
+    out->count += *known ? count : 0;
+    return QLORA_OK;
 }
 
-// Gives an id its name. The id is made if it is new.
-static bool text__tok_name(text_tok* tok, int64_t id, const char* name, size_t size, unsigned kind,
-                           text_error* error) {
-    if (id < 0 || id >= TEXT__MAX_ID) {
-        return text__fail(error, "token \"%.60s\" has id %lld; ids must be 0 to %d", name,
-                          (long long)id, TEXT__MAX_ID - 1);
+// The id of a word as the file spells it, or -1.
+static int32_t qlora__text_model_find(const qlora_text_tok* tok, const char* name, size_t size) {
+    char raw[QLORA__TEXT_MAX_ADDED];
+    size_t count = 0;
+    if (!tok->byte_level) {
+        return qlora__text_words_find(&tok->words, name, size);
+    }
+    if (size > sizeof(raw) || !qlora__text_unstand_to(tok, name, size, raw, &count)) {
+        return -1;
+    }
+    return qlora__text_words_find(&tok->words, raw, count);
+}
+
+// Gives an id its name. A new id is created.
+static qlora_result qlora__text_tok_name(qlora__env* env, qlora_text_tok* tok, int64_t id,
+                                         const char* name, size_t size, unsigned kind) {
+    if (id < 0 || id >= QLORA__TEXT_MAX_ID) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "token \"%.60s\" has id %lld; ids must be 0 to %d", name,
+                               (long long)id, QLORA__TEXT_MAX_ID - 1);
     }
     size_t index = (size_t)id;
     if (index >= tok->count) {
         size_t extra = index + 1 - tok->count;
         void* spans = tok->spans;
-        bool good = text__reserve(&spans, &tok->span_capacity, tok->count, extra,
-                                  sizeof(text__span), error);
-        tok->spans = (text__span*)spans;
-        TEXT__TRY(good);
+        qlora_result r = qlora__text_reserve(env, &spans, &tok->span_capacity, tok->count, extra,
+                                             sizeof(qlora__text_span));
+        tok->spans = (qlora__text_span*)spans;
+        QLORA__TRY(r);
         void* kinds = tok->kinds;
-        good = text__reserve(&kinds, &tok->kind_capacity, tok->count, extra, 1, error);
+        r = qlora__text_reserve(env, &kinds, &tok->kind_capacity, tok->count, extra, 1);
         tok->kinds = (uint8_t*)kinds;
-        TEXT__TRY(good);
-        memset(tok->spans + tok->count, 0, extra * sizeof(text__span));
+        QLORA__TRY(r);
+        memset(tok->spans + tok->count, 0, extra * sizeof(qlora__text_span));
         memset(tok->kinds + tok->count, 0, extra);
         tok->count = index + 1;
     }
     if (tok->names.count + size >= UINT32_MAX) {
-        return text__fail(error, "the vocabulary is larger than 4 GiB");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "the vocabulary is larger than 4 GiB");
     }
     tok->spans[index].at = (uint32_t)tok->names.count;
     tok->spans[index].size = (uint32_t)size;
-    tok->kinds[index] = (uint8_t)(tok->kinds[index] | kind | TEXT__K_EXISTS);
-    return text_bytes_add(&tok->names, name, size, error);
+    tok->kinds[index] = (uint8_t)(tok->kinds[index] | kind | QLORA__TEXT_K_EXISTS);
+    return qlora__text_bytes_add(env, &tok->names, name, size);
 }
 
 // <0x00> to <0xFF>: the byte, or -1.
-static int text__byte_token(const char* name, size_t size) {
+static int qlora__text_byte_token(const char* name, size_t size) {
     if (size != 6 || memcmp(name, "<0x", 3) != 0 || name[5] != '>') {
         return -1;
     }
@@ -155,139 +177,150 @@ static int text__byte_token(const char* name, size_t size) {
     return value;
 }
 
-// A word of the vocabulary: named, and found by the model.
-static bool text__tok_word(text_tok* tok, const char* name, size_t size, int64_t id,
-                           text_error* error) {
-    int byte = text__byte_token(name, size);
-    TEXT__TRY(text__tok_name(tok, id, name, size, byte >= 0 ? TEXT__K_BYTE : 0, error));
+// Adds a word of the vocabulary: its name, and its entry in the model's table.
+static qlora_result qlora__text_tok_word(qlora__env* env, qlora_text_tok* tok, const char* name,
+                                         size_t size, int64_t id) {
+    int byte = qlora__text_byte_token(name, size);
+    QLORA__TRY(qlora__text_tok_name(env, tok, id, name, size, byte >= 0 ? QLORA__TEXT_K_BYTE : 0));
     if (byte >= 0 && name[3] < 'a' && name[4] < 'a') {
         tok->fallback_ids[byte] = (int32_t)id;
     }
     if (!tok->byte_level) {
-        return text__words_put(&tok->words, name, size, (int32_t)id, error);
+        return qlora__text_words_put(env, &tok->words, name, size, (int32_t)id);
     }
-    text_bytes* raw = &tok->buffers[0];
-    bool known;
+    qlora_text_bytes* raw = &tok->buffers[0];
+    bool known = false;
     raw->count = 0;
-    TEXT__TRY(text__unstand(tok, name, size, raw, &known, error));
-    return !known || text__words_put(&tok->words, raw->data, raw->count, (int32_t)id, error);
+    QLORA__TRY(qlora__text_unstand(env, tok, name, size, raw, &known));
+    return !known ? QLORA_OK
+                  : qlora__text_words_put(env, &tok->words, raw->data, raw->count, (int32_t)id);
 }
 
-static bool text__load_vocab(text_tok* tok, const text__json* json, const text__node* vocab,
-                             text_error* error) {
-    if (vocab == NULL || vocab->type != TEXT__J_OBJECT) {
-        return text__fail(error, "model.vocab is not an object");
+static qlora_result qlora__text_load_vocab(qlora__env* env, qlora_text_tok* tok,
+                                           const qlora__json* json,
+                                           const qlora__json_token* vocab) {
+    if (vocab == NULL || vocab->kind != QLORA__JSON_OBJECT) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.vocab is not an object");
     }
-    const text__node* key = vocab + 1;
-    for (uint32_t i = 0; i < vocab->size; i++) {
-        const text__node* value = text__json_next(json, key);
-        const char* name = text__json_text(json, key);
-        if (value->type != TEXT__J_INTEGER) {
-            return text__fail(error, "model.vocab: the id of \"%.60s\" is not a whole number",
-                              name);
+    const qlora__json_token* key = vocab + 1;
+    QLORA__TRY(qlora__text_words_reserve(env, &tok->words, vocab->count));
+    for (uint32_t i = 0; i < vocab->count; i++) {
+        const qlora__json_token* value = qlora__text_json_next(json, key);
+        const char* name = qlora__text_json_text(json, key);
+        int64_t id = 0;
+        if (!qlora__text_json_integer(json, value, &id)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "model.vocab: the id of \"%.60s\" is not a whole number", name);
         }
-        TEXT__TRY(text__tok_word(tok, name, key->size, value->integer, error));
-        key = text__json_next(json, value);
+        QLORA__TRY(qlora__text_tok_word(env, tok, name, qlora__text_json_size(key), id));
+        key = qlora__text_json_next(json, value);
     }
     for (unsigned b = 0; b < 256; b++) {
         char byte = (char)(unsigned char)b;
-        tok->byte_ids[b] = text__words_find(&tok->words, &byte, 1);
+        tok->byte_ids[b] = qlora__text_words_find(&tok->words, &byte, 1);
     }
-    return true;
+    return QLORA_OK;
 }
 
-// The two halves of a merge, "a b" or ["a", "b"].
-static bool text__merge_halves(const text__json* json, const text__node* merge,
-                               text__span halves[2], text_error* error) {
-    if (merge->type == TEXT__J_ARRAY && merge->size == 2) {
-        const text__node* a = merge + 1;
-        const text__node* b = text__json_next(json, a);
-        if (a->type == TEXT__J_STRING && b->type == TEXT__J_STRING) {
-            halves[0].at = a->at;
-            halves[0].size = a->size;
-            halves[1].at = b->at;
-            halves[1].size = b->size;
+// The two halves of a merge, "a b" or ["a", "b"], as places in json->strings.
+static bool qlora__text_merge_halves(const qlora__json* json, const qlora__json_token* merge,
+                                     qlora__text_span halves[2]) {
+    if (merge->kind == QLORA__JSON_ARRAY && merge->count == 2) {
+        const qlora__json_token* a = merge + 1;
+        const qlora__json_token* b = qlora__text_json_next(json, a);
+        if (qlora__text_json_string(a) && qlora__text_json_string(b)) {
+            halves[0].at = a->begin;
+            halves[0].size = a->end - a->begin;
+            halves[1].at = b->begin;
+            halves[1].size = b->end - b->begin;
             return true;
         }
     }
-    if (merge->type == TEXT__J_STRING) {
-        const char* text = text__json_text(json, merge);
-        const char* space = (const char*)memchr(text, ' ', merge->size);
+    if (merge->kind == QLORA__JSON_STRING) {
+        const char* text = qlora__text_json_text(json, merge);
+        size_t size = qlora__text_json_size(merge);
+        const char* space = (const char*)memchr(text, ' ', size);
         size_t left = space != NULL ? (size_t)(space - text) : 0;
-        if (space != NULL && memchr(space + 1, ' ', merge->size - left - 1) == NULL) {
-            halves[0].at = merge->at;
+        if (space != NULL && memchr(space + 1, ' ', size - left - 1) == NULL) {
+            halves[0].at = merge->begin;
             halves[0].size = (uint32_t)left;
-            halves[1].at = merge->at + (uint32_t)left + 1;
-            halves[1].size = merge->size - (uint32_t)left - 1;
+            halves[1].at = merge->begin + (uint32_t)left + 1;
+            halves[1].size = (uint32_t)(size - left - 1);
             return true;
         }
     }
-    return text__fail(error, "is neither \"a b\" nor [\"a\", \"b\"]");
+    return false;
 }
 
-static bool text__load_merge(text_tok* tok, const text__json* json, const text__node* merge,
-                             uint32_t rank, text_error* error) {
-    text__span halves[2];
+static qlora_result qlora__text_load_merge(qlora__env* env, qlora_text_tok* tok,
+                                           const qlora__json* json, const qlora__json_token* merge,
+                                           uint32_t rank) {
+    qlora__text_span halves[2];
     memset(halves, 0, sizeof(halves));
-    TEXT__TRY(text__merge_halves(json, merge, halves, error));
-    text_bytes* raw = &tok->buffers[0];
+    if (!qlora__text_merge_halves(json, merge, halves)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "is neither \"a b\" nor [\"a\", \"b\"]");
+    }
+    qlora_text_bytes* raw = &tok->buffers[0];
     raw->count = 0;
     int32_t ids[2];
     size_t begin = 0;
     for (size_t i = 0; i < 2; i++) {
-        const char* half = json->strings.data + halves[i].at;
+        const char* half = json->strings + halves[i].at;
         bool known = true;
         if (tok->byte_level) {
-            TEXT__TRY(text__unstand(tok, half, halves[i].size, raw, &known, error));
+            QLORA__TRY(qlora__text_unstand(env, tok, half, halves[i].size, raw, &known));
         } else {
-            TEXT__TRY(text_bytes_add(raw, half, halves[i].size, error));
+            QLORA__TRY(qlora__text_bytes_add(env, raw, half, halves[i].size));
         }
         if (!known) {
-            return true; // never comes up: no text has such characters at this point
+            return QLORA_OK; // never needed: no text has such characters at this point
         }
         ids[i] = raw->count > begin
-                     ? text__words_find(&tok->words, raw->data + begin, raw->count - begin)
+                     ? qlora__text_words_find(&tok->words, raw->data + begin, raw->count - begin)
                      : -1;
         if (ids[i] < 0) {
-            return text__fail(error, "\"%.*s\" is not in the vocabulary",
-                              (int)(halves[i].size < 60 ? halves[i].size : 60), half);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "uses \"%.*s\", which is not in the vocabulary",
+                                   (int)(halves[i].size < 60 ? halves[i].size : 60), half);
         }
         begin = raw->count;
     }
-    int32_t joined = text__words_find(&tok->words, raw->data, raw->count);
+    int32_t joined = qlora__text_words_find(&tok->words, raw->data, raw->count);
     if (joined < 0) {
-        return text__fail(error, "what it makes is not in the vocabulary");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "joins to a token that is not in the vocabulary");
     }
-    return text__pairs_put(&tok->merges, (uint32_t)ids[0], (uint32_t)ids[1], rank, (uint32_t)joined,
-                           error);
+    return qlora__text_pairs_put(env, &tok->merges, (uint32_t)ids[0], (uint32_t)ids[1], rank,
+                                 (uint32_t)joined);
 }
 
-static bool text__load_merges(text_tok* tok, const text__json* json, const text__node* merges,
-                              text_error* error) {
-    if (merges == NULL || merges->type != TEXT__J_ARRAY) {
-        return text__fail(error, "model.merges is not an array");
+static qlora_result qlora__text_load_merges(qlora__env* env, qlora_text_tok* tok,
+                                            const qlora__json* json,
+                                            const qlora__json_token* merges) {
+    if (merges == NULL || merges->kind != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.merges is not an array");
     }
-    const text__node* merge = merges + 1;
-    for (uint32_t i = 0; i < merges->size; i++) {
-        text_error why;
-        why.text[0] = 0;
-        if (!text__load_merge(tok, json, merge, i, &why)) {
-            return text__fail(error, "model.merges: number %lu %s", (unsigned long)i, why.text);
+    const qlora__json_token* merge = merges + 1;
+    QLORA__TRY(qlora__text_pairs_reserve(env, &tok->merges, merges->count));
+    for (uint32_t i = 0; i < merges->count; i++) {
+        qlora_result r = qlora__text_load_merge(env, tok, json, merge, i);
+        if (r != QLORA_OK) {
+            return qlora__env_wrap(env, r, "model.merges[%lu] ", (unsigned long)i);
         }
-        merge = text__json_next(json, merge);
+        merge = qlora__text_json_next(json, merge);
     }
-    return true;
+    return QLORA_OK;
 }
 
-// Is the word mark never found after another character, in any word that merging can make?
-static bool text__cut_is_safe(const text_tok* tok) {
+// Whether the word mark never follows another character in any word that merging can make.
+static bool qlora__text_cut_is_safe(const qlora_text_tok* tok) {
     size_t size = tok->cut_size;
     if (tok->byte_level || tok->ignore_merges || size == 0 ||
-        text__words_find(&tok->words, tok->cut, size) < 0) {
+        qlora__text_words_find(&tok->words, tok->cut, size) < 0) {
         return false;
     }
     for (size_t place = 0; place < tok->merges.places; place++) {
-        const text__pair* pair = &tok->merges.data[place];
+        const qlora__text_pair* pair = &tok->merges.data[place];
         if (pair->key == UINT64_MAX) {
             continue;
         }
@@ -306,578 +339,648 @@ static bool text__cut_is_safe(const text_tok* tok) {
     return true;
 }
 
-static bool text__load_model(text_tok* tok, const text__json* json, const text__node* model,
-                             text_error* error) {
-    const text__node* type = text__json_get(json, model, "type");
-    if (model == NULL || model->type != TEXT__J_OBJECT) {
-        return text__fail(error, "it has no \"model\"");
+static qlora_result qlora__text_load_model(qlora__env* env, qlora_text_tok* tok,
+                                           const qlora__json* json,
+                                           const qlora__json_token* model) {
+    const qlora__json_token* type = qlora__text_json_get(json, model, "type");
+    if (model == NULL || model->kind != QLORA__JSON_OBJECT) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "missing \"model\"; this is not a tokenizer.json");
     }
-    if (!text__json_absent(type) && !text__json_is(json, type, "BPE")) {
-        const char* name = text__json_cstring(json, type);
-        return text__fail(error, "the model type is %.60s; only BPE is supported",
-                          name != NULL ? name : "not a string");
+    if (!qlora__text_json_absent(type) && !qlora__text_json_is(json, type, "BPE")) {
+        const char* name = qlora__text_json_cstring(json, type);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "the model type is %.60s; only BPE is supported",
+                               name != NULL ? name : "not a string");
     }
     static const char* const refused[] = {"continuing_subword_prefix", "end_of_word_suffix"};
-    for (size_t i = 0; i < TEXT__COUNT(refused); i++) {
-        const text__node* node = text__json_get(json, model, refused[i]);
-        if (!text__json_absent(node) && !text__json_is(json, node, "")) {
-            return text__fail(error, "model.%s is not supported", refused[i]);
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(refused); i++) {
+        const qlora__json_token* node = qlora__text_json_get(json, model, refused[i]);
+        if (!qlora__text_json_absent(node) && !qlora__text_json_is(json, node, "")) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "model.%s is not supported",
+                                   refused[i]);
         }
     }
-    const text__node* dropout = text__json_get(json, model, "dropout");
-    if (!text__json_absent(dropout) &&
-        !(dropout->type == TEXT__J_INTEGER && dropout->integer == 0)) {
-        return text__fail(error, "model.dropout is not supported");
+    const qlora__json_token* dropout = qlora__text_json_get(json, model, "dropout");
+    int64_t rate = 1;
+    if (!qlora__text_json_absent(dropout) &&
+        !(qlora__text_json_integer(json, dropout, &rate) && rate == 0)) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "model.dropout is not supported");
     }
-    tok->byte_fallback = text__json_true(text__json_get(json, model, "byte_fallback"));
-    tok->fuse_unknown = text__json_true(text__json_get(json, model, "fuse_unk"));
-    tok->ignore_merges = text__json_true(text__json_get(json, model, "ignore_merges"));
-    TEXT__TRY(text__load_vocab(tok, json, text__json_get(json, model, "vocab"), error));
-    TEXT__TRY(text__load_merges(tok, json, text__json_get(json, model, "merges"), error));
-    const text__node* unknown = text__json_get(json, model, "unk_token");
-    if (!text__json_absent(unknown)) {
-        const char* name = text__json_cstring(json, unknown);
-        tok->unknown = name != NULL ? text__model_find(tok, name, unknown->size) : -1;
+    tok->byte_fallback = qlora__text_json_true(qlora__text_json_get(json, model, "byte_fallback"));
+    tok->fuse_unknown = qlora__text_json_true(qlora__text_json_get(json, model, "fuse_unk"));
+    tok->ignore_merges = qlora__text_json_true(qlora__text_json_get(json, model, "ignore_merges"));
+    QLORA__TRY(qlora__text_load_vocab(env, tok, json, qlora__text_json_get(json, model, "vocab")));
+    QLORA__TRY(
+        qlora__text_load_merges(env, tok, json, qlora__text_json_get(json, model, "merges")));
+    const qlora__json_token* unknown = qlora__text_json_get(json, model, "unk_token");
+    if (!qlora__text_json_absent(unknown)) {
+        const char* name = qlora__text_json_cstring(json, unknown);
+        tok->unknown =
+            name != NULL ? qlora__text_model_find(tok, name, qlora__text_json_size(unknown)) : -1;
         if (tok->unknown < 0) {
-            return text__fail(error, "model.unk_token is not in the vocabulary");
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "model.unk_token is not in the vocabulary");
         }
     }
-    return true;
+    return QLORA_OK;
 }
 
-// "Sequence" and what is in it, flattened in order. `list` is the name of its array.
-static bool text__flatten(const text__json* json, const text__node* root, const char* list,
-                          const text__node** out, size_t* count, text_error* error) {
+// Flattens a "Sequence" in order. `list` is the name of its array.
+static qlora_result qlora__text_flatten(qlora__env* env, const qlora__json* json,
+                                        const qlora__json_token* root, const char* list,
+                                        const qlora__json_token** out, size_t* count) {
     *count = 0;
-    if (text__json_absent(root)) {
-        return true;
+    if (qlora__text_json_absent(root)) {
+        return QLORA_OK;
     }
-    const text__node* stack[TEXT__MAX_LIST];
+    const qlora__json_token* stack[QLORA__TEXT_MAX_LIST];
     size_t depth = 0;
     stack[depth++] = root;
     while (depth > 0) {
-        const text__node* node = stack[--depth];
-        const text__node* type = text__json_get(json, node, "type");
-        if (!text__json_is(json, type, "Sequence")) {
-            if (type == NULL || type->type != TEXT__J_STRING) {
-                return text__fail(error, "%s: a step without a \"type\"", list);
+        const qlora__json_token* node = stack[--depth];
+        const qlora__json_token* type = qlora__text_json_get(json, node, "type");
+        if (!qlora__text_json_is(json, type, "Sequence")) {
+            if (!qlora__text_json_string(type)) {
+                return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a step has no \"type\"", list);
             }
-            if (*count == TEXT__MAX_LIST) {
-                return text__fail(error, "%s: too many steps", list);
+            if (*count == QLORA__TEXT_MAX_LIST) {
+                return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many steps", list);
             }
             out[(*count)++] = node;
             continue;
         }
-        const text__node* array = text__json_get(json, node, list);
-        if (array == NULL || array->type != TEXT__J_ARRAY) {
-            return text__fail(error, "%s: a Sequence without its list", list);
+        const qlora__json_token* array = qlora__text_json_get(json, node, list);
+        if (array == NULL || array->kind != QLORA__JSON_ARRAY) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a Sequence has no list of steps",
+                                   list);
         }
-        if (array->size > TEXT__MAX_LIST - depth) {
-            return text__fail(error, "%s: too many steps", list);
+        if (array->count > QLORA__TEXT_MAX_LIST - depth) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many steps", list);
         }
-        const text__node* child = array + 1;
-        for (uint32_t i = 0; i < array->size; i++) { // the first child on top
-            stack[depth + array->size - 1 - i] = child;
-            child = text__json_next(json, child);
+        const qlora__json_token* child = array + 1;
+        for (uint32_t i = 0; i < array->count; i++) { // the first child on top
+            stack[depth + array->count - 1 - i] = child;
+            child = qlora__text_json_next(json, child);
         }
-        depth += array->size;
+        depth += array->count;
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__copy(const char* data, size_t size, char** out, size_t* out_size,
-                       text_error* error) {
-    char* copy = (char*)text__zalloc(size + 1, 1, error);
-    TEXT__TRY(copy != NULL);
+// Replaces a string of size + 1 bytes by a copy of another one.
+static qlora_result qlora__text_copy(qlora__env* env, const char* data, size_t size, char** out,
+                                     size_t* out_size) {
+    char* copy = (char*)qlora__text_zalloc(env, size + 1, 1);
+    if (copy == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
     if (size > 0) {
         memcpy(copy, data, size);
     }
-    TEXT_FREE(*out);
+    qlora__env_free(env, *out, *out_size + 1);
     *out = copy;
     *out_size = size;
-    return true;
+    return QLORA_OK;
 }
 
-static text__step* text__steps_add(text__steps* steps, int kind, text_error* error) {
-    if (steps->count == TEXT__STEPS) {
-        (void)text__fail(error, "more than %d steps", TEXT__STEPS);
-        return NULL;
+static qlora_result qlora__text_steps_add(qlora__env* env, qlora__text_steps* steps, int kind,
+                                          qlora__text_step** out) {
+    if (steps->count == QLORA__TEXT_STEPS) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "more than %d steps", QLORA__TEXT_STEPS);
     }
-    text__step* step = &steps->data[steps->count++];
-    memset(step, 0, sizeof(*step));
-    step->kind = kind;
-    return step;
+    *out = &steps->data[steps->count++];
+    memset(*out, 0, sizeof(**out));
+    (*out)->kind = kind;
+    return QLORA_OK;
 }
 
-// A string member into a step.
-static bool text__step_string(const text__json* json, const text__node* node, const char* name,
-                              char** out, size_t* size, text_error* error) {
-    const text__node* value = text__json_get(json, node, name);
-    if (value == NULL || value->type != TEXT__J_STRING) {
-        return text__fail(error, "a step without the string \"%s\"", name);
+// Copies a string member into a step.
+static qlora_result qlora__text_step_string(qlora__env* env, const qlora__json* json,
+                                            const qlora__json_token* node, const char* name,
+                                            char** out, size_t* size) {
+    const qlora__json_token* value = qlora__text_json_get(json, node, name);
+    if (!qlora__text_json_string(value)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "a step has no string \"%s\"", name);
     }
-    if (value->size > TEXT__MAX_STEP) { // a text could grow out of all bounds
-        return text__fail(error, "\"%s\" is longer than %d bytes", name, TEXT__MAX_STEP);
+    if (qlora__text_json_size(value) > QLORA__TEXT_MAX_STEP) { // a text could grow out of bounds
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"%s\" is longer than %d bytes", name,
+                               QLORA__TEXT_MAX_STEP);
     }
-    return text__copy(text__json_text(json, value), value->size, out, size, error);
+    return qlora__text_copy(env, qlora__text_json_text(json, value), qlora__text_json_size(value),
+                            out, size);
 }
 
-// {"String": x} into a; {"Regex": x} into the pattern if it is known and allowed here.
-static bool text__step_pattern(const text__json* json, const text__node* node, bool regex,
-                               text__step* step, text_error* error) {
-    const text__node* pattern = text__json_get(json, node, "pattern");
-    const text__node* string = text__json_get(json, pattern, "String");
-    const text__node* expression = text__json_get(json, pattern, "Regex");
-    if (pattern != NULL && pattern->type == TEXT__J_STRING) {
+// {"String": x} goes to step->a; {"Regex": x} to the pattern, if it is known and allowed here.
+static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json* json,
+                                             const qlora__json_token* node, bool regex,
+                                             qlora__text_step* step) {
+    const qlora__json_token* pattern = qlora__text_json_get(json, node, "pattern");
+    const qlora__json_token* string = qlora__text_json_get(json, pattern, "String");
+    const qlora__json_token* expression = qlora__text_json_get(json, pattern, "Regex");
+    if (qlora__text_json_string(pattern)) {
         string = pattern;
     }
-    if (string != NULL && string->type == TEXT__J_STRING && string->size > 0) {
-        return text__copy(text__json_text(json, string), string->size, &step->a, &step->a_size,
-                          error);
+    if (qlora__text_json_string(string) && qlora__text_json_size(string) > 0) {
+        return qlora__text_copy(env, qlora__text_json_text(json, string),
+                                qlora__text_json_size(string), &step->a, &step->a_size);
     }
-    if (expression != NULL && expression->type == TEXT__J_STRING) {
-        const char* text = text__json_text(json, expression);
-        if (regex && strlen(text) == expression->size) {
-            step->pattern = text__pattern_find(text);
+    if (qlora__text_json_string(expression)) {
+        const char* text = qlora__text_json_text(json, expression);
+        if (regex && strlen(text) == qlora__text_json_size(expression)) {
+            step->pattern = qlora__text_pattern_find(text);
         }
-        return step->pattern != NULL ||
-               text__fail(error, "unknown regular expression: %.300s", text);
+        return step->pattern != NULL ? QLORA_OK
+                                     : qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                                       "unknown regular expression: %.300s", text);
     }
-    return text__fail(error, "a step without a \"pattern\"");
+    return qlora__env_fail(env, QLORA_ERR_FORMAT, "a step has no \"pattern\"");
 }
 
-static bool text__load_normalizer(text_tok* tok, const text__json* json, const text__node* root,
-                                  text_error* error) {
-    const text__node* nodes[TEXT__MAX_LIST];
+static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok* tok,
+                                                const qlora__json* json,
+                                                const qlora__json_token* root) {
+    const qlora__json_token* nodes[QLORA__TEXT_MAX_LIST];
     size_t count;
-    TEXT__TRY(text__flatten(json, root, "normalizers", nodes, &count, error));
+    QLORA__TRY(qlora__text_flatten(env, json, root, "normalizers", nodes, &count));
     static const struct {
         const char* name;
         int kind;
-    } kinds[] = {{"NFC", TEXT__N_NFC},
-                 {"NFD", TEXT__N_NFD},
-                 {"Prepend", TEXT__N_PREPEND},
-                 {"Replace", TEXT__N_REPLACE},
-                 {"Strip", TEXT__N_STRIP}};
+    } kinds[] = {{"NFC", QLORA__TEXT_N_NFC},
+                 {"NFD", QLORA__TEXT_N_NFD},
+                 {"Prepend", QLORA__TEXT_N_PREPEND},
+                 {"Replace", QLORA__TEXT_N_REPLACE},
+                 {"Strip", QLORA__TEXT_N_STRIP}};
     for (size_t i = 0; i < count; i++) {
-        const text__node* type = text__json_get(json, nodes[i], "type");
+        const qlora__json_token* type = qlora__text_json_get(json, nodes[i], "type");
         size_t k = 0;
-        while (k < TEXT__COUNT(kinds) && !text__json_is(json, type, kinds[k].name)) {
+        while (k < QLORA__TEXT_COUNT(kinds) && !qlora__text_json_is(json, type, kinds[k].name)) {
             k++;
         }
-        if (k == TEXT__COUNT(kinds)) {
-            return text__fail(error, "the normalizer %.60s is not supported",
-                              text__json_text(json, type));
+        if (k == QLORA__TEXT_COUNT(kinds)) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "the normalizer %.60s is not supported",
+                                   qlora__text_json_text(json, type));
         }
-        text__step* step = text__steps_add(&tok->normalizer, kinds[k].kind, error);
-        TEXT__TRY(step != NULL);
-        if (step->kind == TEXT__N_PREPEND) {
-            TEXT__TRY(text__step_string(json, nodes[i], "prepend", &step->a, &step->a_size, error));
-        } else if (step->kind == TEXT__N_REPLACE) {
-            TEXT__TRY(text__step_pattern(json, nodes[i], false, step, error));
-            TEXT__TRY(text__step_string(json, nodes[i], "content", &step->b, &step->b_size, error));
-        } else if (step->kind == TEXT__N_STRIP) {
-            step->start = text__json_true(text__json_get(json, nodes[i], "strip_left"));
-            step->stop = text__json_true(text__json_get(json, nodes[i], "strip_right"));
+        qlora__text_step* step = NULL;
+        QLORA__TRY(qlora__text_steps_add(env, &tok->normalizer, kinds[k].kind, &step));
+        if (step->kind == QLORA__TEXT_N_PREPEND) {
+            QLORA__TRY(
+                qlora__text_step_string(env, json, nodes[i], "prepend", &step->a, &step->a_size));
+        } else if (step->kind == QLORA__TEXT_N_REPLACE) {
+            QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], false, step));
+            QLORA__TRY(
+                qlora__text_step_string(env, json, nodes[i], "content", &step->b, &step->b_size));
+        } else if (step->kind == QLORA__TEXT_N_STRIP) {
+            step->start = qlora__text_json_true(qlora__text_json_get(json, nodes[i], "strip_left"));
+            step->stop = qlora__text_json_true(qlora__text_json_get(json, nodes[i], "strip_right"));
         }
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__load_behavior(const text__json* json, const text__node* node, int* out,
-                                text_error* error) {
+static qlora_result qlora__text_load_behavior(qlora__env* env, const qlora__json* json,
+                                              const qlora__json_token* node, int* out) {
     static const char* const names[] = {"Isolated", "Removed", "MergedWithPrevious",
                                         "MergedWithNext", "Contiguous"};
-    const text__node* value = text__json_get(json, node, "behavior");
-    for (size_t i = 0; i < TEXT__COUNT(names); i++) {
-        if (text__json_is(json, value, names[i])) {
+    const qlora__json_token* value = qlora__text_json_get(json, node, "behavior");
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
+        if (qlora__text_json_is(json, value, names[i])) {
             *out = (int)i;
-            return true;
+            return QLORA_OK;
         }
     }
-    return text__fail(error, "pre_tokenizer: unknown behavior");
+    return qlora__env_fail(env, QLORA_ERR_FORMAT, "pre_tokenizer: unknown behavior");
 }
 
-static bool text__load_metaspace(const text__json* json, const text__node* node, text__step* step,
-                                 bool decoder, text_error* error) {
-    const text__node* scheme = text__json_get(json, node, "prepend_scheme");
-    const text__node* legacy = text__json_get(json, node, "add_prefix_space");
-    const text__node* split = text__json_get(json, node, "split");
-    TEXT__TRY(text__step_string(json, node, "replacement", &step->a, &step->a_size, error));
+static qlora_result qlora__text_load_metaspace(qlora__env* env, const qlora__json* json,
+                                               const qlora__json_token* node,
+                                               qlora__text_step* step, bool decoder) {
+    const qlora__json_token* scheme = qlora__text_json_get(json, node, "prepend_scheme");
+    const qlora__json_token* legacy = qlora__text_json_get(json, node, "add_prefix_space");
+    const qlora__json_token* split = qlora__text_json_get(json, node, "split");
+    QLORA__TRY(qlora__text_step_string(env, json, node, "replacement", &step->a, &step->a_size));
     if (step->a_size == 0) {
-        return text__fail(error, "Metaspace: the replacement is empty");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "Metaspace: the replacement is empty");
     }
-    step->always = text__json_absent(scheme) || text__json_is(json, scheme, "always");
-    step->never = text__json_is(json, scheme, "never");
-    if (!step->always && !step->never && !text__json_is(json, scheme, "first")) {
-        return text__fail(error, "Metaspace: unknown prepend_scheme");
+    step->always = qlora__text_json_absent(scheme) || qlora__text_json_is(json, scheme, "always");
+    step->never = qlora__text_json_is(json, scheme, "never");
+    if (!step->always && !step->never && !qlora__text_json_is(json, scheme, "first")) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "Metaspace: unknown prepend_scheme");
     }
-    if (scheme == NULL && legacy != NULL && legacy->type == TEXT__J_FALSE) {
+    if (scheme == NULL && qlora__text_json_false(legacy)) {
         step->always = false;
         step->never = true;
     }
-    step->invert = !decoder && (split == NULL || split->type != TEXT__J_FALSE); // splits
-    return true;
+    step->invert = !decoder && !qlora__text_json_false(split); // splits
+    return QLORA_OK;
 }
 
-static bool text__load_bytelevel(text_tok* tok, const text__json* json, const text__node* node,
-                                 text_error* error) {
-    const text__node* prefix = text__json_get(json, node, "add_prefix_space");
-    const text__node* regex = text__json_get(json, node, "use_regex");
-    if (prefix == NULL || prefix->type != TEXT__J_FALSE) {
-        TEXT__TRY(text__steps_add(&tok->splitter, TEXT__P_PREFIX_SPACE, error) != NULL);
+static qlora_result qlora__text_load_bytelevel(qlora__env* env, qlora_text_tok* tok,
+                                               const qlora__json* json,
+                                               const qlora__json_token* node) {
+    const qlora__json_token* prefix = qlora__text_json_get(json, node, "add_prefix_space");
+    const qlora__json_token* regex = qlora__text_json_get(json, node, "use_regex");
+    qlora__text_step* step = NULL;
+    if (!qlora__text_json_false(prefix)) {
+        QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_PREFIX_SPACE, &step));
     }
-    if (regex == NULL || regex->type != TEXT__J_FALSE) {
-        text__step* step = text__steps_add(&tok->splitter, TEXT__P_REGEX, error);
-        TEXT__TRY(step != NULL);
-        step->pattern = &text__patterns[0];
+    if (!qlora__text_json_false(regex)) {
+        QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
+        step->pattern = &qlora__text_patterns[0];
     }
     tok->byte_level = true;
-    return text__steps_add(&tok->splitter, TEXT__P_BYTES, error) != NULL;
+    return qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_BYTES, &step);
 }
 
-// The steps that only look at characters: Digits, Punctuation, Whitespace, WhitespaceSplit.
-static bool text__load_classes(text_tok* tok, const text__json* json, const text__node* node,
-                               bool* found, text_error* error) {
-    const text__node* type = text__json_get(json, node, "type");
+// The steps that only look at classes: Digits, Punctuation, Whitespace, WhitespaceSplit.
+static qlora_result qlora__text_load_classes(qlora__env* env, qlora_text_tok* tok,
+                                             const qlora__json* json, const qlora__json_token* node,
+                                             bool* found) {
+    const qlora__json_token* type = qlora__text_json_get(json, node, "type");
     static const struct {
         const char* name;
         int kind;
         unsigned mask;
         int behavior;
-    } kinds[] = {{"Digits", TEXT__P_CLASS, TEXT__N, TEXT__B_CONTIGUOUS},
-                 {"Punctuation", TEXT__P_PUNCTUATION, 0, TEXT__B_ISOLATED},
-                 {"WhitespaceSplit", TEXT__P_CLASS, TEXT__WS, TEXT__B_REMOVED},
-                 {"Whitespace", TEXT__P_REGEX, 0, TEXT__B_REMOVED}};
+    } kinds[] = {{"Digits", QLORA__TEXT_P_CLASS, QLORA__TEXT_N, QLORA__TEXT_B_CONTIGUOUS},
+                 {"Punctuation", QLORA__TEXT_P_PUNCTUATION, 0, QLORA__TEXT_B_ISOLATED},
+                 {"WhitespaceSplit", QLORA__TEXT_P_CLASS, QLORA__TEXT_WS, QLORA__TEXT_B_REMOVED},
+                 {"Whitespace", QLORA__TEXT_P_REGEX, 0, QLORA__TEXT_B_REMOVED}};
     size_t k = 0;
-    while (k < TEXT__COUNT(kinds) && !text__json_is(json, type, kinds[k].name)) {
+    while (k < QLORA__TEXT_COUNT(kinds) && !qlora__text_json_is(json, type, kinds[k].name)) {
         k++;
     }
-    *found = k < TEXT__COUNT(kinds);
+    *found = k < QLORA__TEXT_COUNT(kinds);
     if (!*found) {
-        return true;
+        return QLORA_OK;
     }
-    text__step* step = text__steps_add(&tok->splitter, kinds[k].kind, error);
-    TEXT__TRY(step != NULL);
+    qlora__text_step* step = NULL;
+    QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, kinds[k].kind, &step));
     step->mask = kinds[k].mask;
     step->behavior = kinds[k].behavior;
-    if (step->kind == TEXT__P_REGEX) {
-        step->pattern = text__pattern_find("\\w+|[^\\w\\s]+");
+    if (step->kind == QLORA__TEXT_P_REGEX) {
+        step->pattern = qlora__text_pattern_find("\\w+|[^\\w\\s]+");
         step->invert = true;
     }
-    if (text__json_true(text__json_get(json, node, "individual_digits"))) {
-        step->behavior = TEXT__B_ISOLATED;
+    if (qlora__text_json_true(qlora__text_json_get(json, node, "individual_digits"))) {
+        step->behavior = QLORA__TEXT_B_ISOLATED;
     }
-    if (step->kind == TEXT__P_PUNCTUATION && text__json_get(json, node, "behavior") != NULL) {
-        return text__load_behavior(json, node, &step->behavior, error);
+    if (step->kind == QLORA__TEXT_P_PUNCTUATION &&
+        qlora__text_json_get(json, node, "behavior") != NULL) {
+        return qlora__text_load_behavior(env, json, node, &step->behavior);
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__load_splitter_step(text_tok* tok, const text__json* json, const text__node* node,
-                                     text_error* error) {
-    const text__node* type = text__json_get(json, node, "type");
-    if (text__json_is(json, type, "ByteLevel")) {
-        return tok->byte_level ? text__fail(error, "pre_tokenizer: ByteLevel is there twice")
-                               : text__load_bytelevel(tok, json, node, error);
+static qlora_result qlora__text_load_splitter_step(qlora__env* env, qlora_text_tok* tok,
+                                                   const qlora__json* json,
+                                                   const qlora__json_token* node) {
+    const qlora__json_token* type = qlora__text_json_get(json, node, "type");
+    if (qlora__text_json_is(json, type, "ByteLevel")) {
+        return tok->byte_level ? qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                                 "pre_tokenizer: ByteLevel appears twice")
+                               : qlora__text_load_bytelevel(env, tok, json, node);
     }
-    if (text__json_is(json, type, "Metaspace")) {
-        text__step* step = text__steps_add(&tok->splitter, TEXT__P_METASPACE, error);
-        TEXT__TRY(step != NULL);
-        return text__load_metaspace(json, node, step, false, error);
+    if (qlora__text_json_is(json, type, "Metaspace")) {
+        qlora__text_step* step = NULL;
+        QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_METASPACE, &step));
+        return qlora__text_load_metaspace(env, json, node, step, false);
     }
-    if (text__json_is(json, type, "Split")) {
-        text__step* step = text__steps_add(&tok->splitter, TEXT__P_REGEX, error);
-        TEXT__TRY(step != NULL);
-        TEXT__TRY(text__step_pattern(json, node, true, step, error));
-        step->kind = step->pattern != NULL ? TEXT__P_REGEX : TEXT__P_STRING;
-        step->invert = text__json_true(text__json_get(json, node, "invert"));
-        // after ByteLevel the characters are others: only this expression means the same
+    if (qlora__text_json_is(json, type, "Split")) {
+        qlora__text_step* step = NULL;
+        QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, true, step));
+        step->kind = step->pattern != NULL ? QLORA__TEXT_P_REGEX : QLORA__TEXT_P_STRING;
+        step->invert = qlora__text_json_true(qlora__text_json_get(json, node, "invert"));
+        // after ByteLevel the characters differ: only this expression keeps its meaning
         if (tok->byte_level &&
-            (step->pattern == NULL || step->pattern->match != text__match_ascii3)) {
-            return text__fail(error, "pre_tokenizer: a Split after ByteLevel is not supported");
+            (step->pattern == NULL || step->pattern->match != qlora__text_match_ascii3)) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "pre_tokenizer: a Split after ByteLevel is not supported");
         }
-        return text__load_behavior(json, node, &step->behavior, error);
+        return qlora__text_load_behavior(env, json, node, &step->behavior);
     }
-    bool found;
-    TEXT__TRY(text__load_classes(tok, json, node, &found, error));
-    return found || text__fail(error, "the pre_tokenizer %.60s is not supported",
-                               text__json_text(json, type));
+    bool found = false;
+    QLORA__TRY(qlora__text_load_classes(env, tok, json, node, &found));
+    return found ? QLORA_OK
+                 : qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "the pre_tokenizer %.60s is not supported",
+                                   qlora__text_json_text(json, type));
 }
 
-static bool text__load_splitter(text_tok* tok, const text__json* json, const text__node* root,
-                                text_error* error) {
-    const text__node* nodes[TEXT__MAX_LIST];
+static qlora_result qlora__text_load_splitter(qlora__env* env, qlora_text_tok* tok,
+                                              const qlora__json* json,
+                                              const qlora__json_token* root) {
+    const qlora__json_token* nodes[QLORA__TEXT_MAX_LIST];
     size_t count;
-    TEXT__TRY(text__flatten(json, root, "pretokenizers", nodes, &count, error));
+    QLORA__TRY(qlora__text_flatten(env, json, root, "pretokenizers", nodes, &count));
     for (size_t i = 0; i < count; i++) {
-        TEXT__TRY(text__load_splitter_step(tok, json, nodes[i], error));
+        QLORA__TRY(qlora__text_load_splitter_step(env, tok, json, nodes[i]));
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__load_decoder_step(text_tok* tok, const text__json* json, const text__node* node,
-                                    text_error* error) {
-    const text__node* type = text__json_get(json, node, "type");
+static qlora_result qlora__text_load_decoder_step(qlora__env* env, qlora_text_tok* tok,
+                                                  const qlora__json* json,
+                                                  const qlora__json_token* node) {
+    const qlora__json_token* type = qlora__text_json_get(json, node, "type");
     static const struct {
         const char* name;
         int kind;
-    } kinds[] = {{"Replace", TEXT__D_REPLACE}, {"ByteFallback", TEXT__D_BYTE_FALLBACK},
-                 {"Fuse", TEXT__D_FUSE},       {"Strip", TEXT__D_STRIP},
-                 {"ByteLevel", TEXT__D_BYTES}, {"Metaspace", TEXT__D_METASPACE}};
+    } kinds[] = {{"Replace", QLORA__TEXT_D_REPLACE}, {"ByteFallback", QLORA__TEXT_D_BYTE_FALLBACK},
+                 {"Fuse", QLORA__TEXT_D_FUSE},       {"Strip", QLORA__TEXT_D_STRIP},
+                 {"ByteLevel", QLORA__TEXT_D_BYTES}, {"Metaspace", QLORA__TEXT_D_METASPACE}};
     size_t k = 0;
-    while (k < TEXT__COUNT(kinds) && !text__json_is(json, type, kinds[k].name)) {
+    while (k < QLORA__TEXT_COUNT(kinds) && !qlora__text_json_is(json, type, kinds[k].name)) {
         k++;
     }
-    if (k == TEXT__COUNT(kinds)) {
-        return text__fail(error, "the decoder %.60s is not supported", text__json_text(json, type));
+    if (k == QLORA__TEXT_COUNT(kinds)) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "the decoder %.60s is not supported",
+                               qlora__text_json_text(json, type));
     }
-    text__step* step = text__steps_add(&tok->decoder, kinds[k].kind, error);
-    TEXT__TRY(step != NULL);
-    if (step->kind == TEXT__D_REPLACE) {
-        TEXT__TRY(text__step_pattern(json, node, false, step, error));
-        return text__step_string(json, node, "content", &step->b, &step->b_size, error);
+    qlora__text_step* step = NULL;
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, kinds[k].kind, &step));
+    if (step->kind == QLORA__TEXT_D_REPLACE) {
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, false, step));
+        return qlora__text_step_string(env, json, node, "content", &step->b, &step->b_size);
     }
-    if (step->kind == TEXT__D_METASPACE) {
-        return text__load_metaspace(json, node, step, true, error);
+    if (step->kind == QLORA__TEXT_D_METASPACE) {
+        return qlora__text_load_metaspace(env, json, node, step, true);
     }
-    if (step->kind == TEXT__D_STRIP) {
-        const text__node* start = text__json_get(json, node, "start");
-        const text__node* stop = text__json_get(json, node, "stop");
-        bool numbers = start != NULL && start->type == TEXT__J_INTEGER && start->integer >= 0 &&
-                       stop != NULL && stop->type == TEXT__J_INTEGER && stop->integer >= 0;
-        if (!numbers || start->integer > 1000 || stop->integer > 1000) {
-            return text__fail(error, "decoder Strip: bad start or stop");
+    if (step->kind == QLORA__TEXT_D_STRIP) {
+        const qlora__json_token* start = qlora__text_json_get(json, node, "start");
+        const qlora__json_token* stop = qlora__text_json_get(json, node, "stop");
+        int64_t counts[2] = {-1, -1};
+        bool numbers = qlora__text_json_integer(json, start, &counts[0]) &&
+                       qlora__text_json_integer(json, stop, &counts[1]);
+        if (!numbers || counts[0] < 0 || counts[0] > 1000 || counts[1] < 0 || counts[1] > 1000) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "decoder Strip: start and stop must be numbers from 0 to 1000");
         }
-        step->start = (size_t)start->integer;
-        step->stop = (size_t)stop->integer;
-        TEXT__TRY(text__step_string(json, node, "content", &step->a, &step->a_size, error));
-        return step->a_size > 0 || text__fail(error, "decoder Strip: the content is empty");
+        step->start = (size_t)counts[0];
+        step->stop = (size_t)counts[1];
+        QLORA__TRY(qlora__text_step_string(env, json, node, "content", &step->a, &step->a_size));
+        return step->a_size > 0
+                   ? QLORA_OK
+                   : qlora__env_fail(env, QLORA_ERR_FORMAT, "decoder Strip: the content is empty");
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__load_decoder(text_tok* tok, const text__json* json, const text__node* root,
-                               text_error* error) {
-    const text__node* nodes[TEXT__MAX_LIST];
+static qlora_result qlora__text_load_decoder(qlora__env* env, qlora_text_tok* tok,
+                                             const qlora__json* json,
+                                             const qlora__json_token* root) {
+    const qlora__json_token* nodes[QLORA__TEXT_MAX_LIST];
     size_t count;
-    TEXT__TRY(text__flatten(json, root, "decoders", nodes, &count, error));
-    if (text__json_absent(root)) { // then the library puts a space between tokens
-        return text__steps_add(&tok->decoder, TEXT__D_JOIN, error) != NULL;
+    QLORA__TRY(qlora__text_flatten(env, json, root, "decoders", nodes, &count));
+    if (qlora__text_json_absent(root)) { // the library then puts a space between tokens
+        qlora__text_step* step = NULL;
+        return qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_JOIN, &step);
     }
     bool fused = false;
     for (size_t i = 0; i < count; i++) {
-        TEXT__TRY(text__load_decoder_step(tok, json, nodes[i], error));
+        QLORA__TRY(qlora__text_load_decoder_step(env, tok, json, nodes[i]));
         int kind = tok->decoder.data[tok->decoder.count - 1].kind;
-        if (fused && kind != TEXT__D_STRIP && kind != TEXT__D_FUSE) {
-            return text__fail(error, "decoder: only Strip is supported after Fuse and ByteLevel");
+        if (fused && kind != QLORA__TEXT_D_STRIP && kind != QLORA__TEXT_D_FUSE) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "decoder: only Strip is supported after Fuse and ByteLevel");
         }
-        fused = fused || kind == TEXT__D_FUSE || kind == TEXT__D_BYTES;
+        fused = fused || kind == QLORA__TEXT_D_FUSE || kind == QLORA__TEXT_D_BYTES;
     }
-    return true;
+    return QLORA_OK;
 }
 
 // The ids of one element of a template: {"SpecialToken": {"id": name}}.
-static bool text__load_template_token(const text__json* json, const text__node* tokens,
-                                      const text__node* item, text_ids* out, text_error* error) {
-    const char* name = text__json_cstring(json, text__json_get(json, item, "id"));
-    const text__node* ids = NULL;
+static qlora_result qlora__text_load_template_token(qlora__env* env, const qlora__json* json,
+                                                    const qlora__json_token* tokens,
+                                                    const qlora__json_token* item,
+                                                    qlora_text_ids* out) {
+    const char* name = qlora__text_json_cstring(json, qlora__text_json_get(json, item, "id"));
+    const qlora__json_token* ids = NULL;
     if (name != NULL) {
-        ids = text__json_get(json, text__json_get(json, tokens, name), "ids");
+        ids = qlora__text_json_get(json, qlora__text_json_get(json, tokens, name), "ids");
     }
     if (ids == NULL) {
-        return text__fail(error, "post_processor: a special token without its ids");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "post_processor: a special token has no ids");
     }
-    return text__json_ids(json, ids, out, error);
+    return qlora__text_json_ids(env, json, ids, out);
 }
 
-// Puts `front` in front of ids.
-static bool text__ids_prepend(text_ids* ids, const text_ids* front, text_error* error) {
-    TEXT__TRY(text__ids_room(ids, front->count, error));
+// Inserts `front` before ids.
+static qlora_result qlora__text_ids_prepend(qlora__env* env, qlora_text_ids* ids,
+                                            const qlora_text_ids* front) {
+    QLORA__TRY(qlora__text_ids_room(env, ids, front->count));
     if (front->count > 0) {
         memmove(ids->data + front->count, ids->data, ids->count * sizeof(int32_t));
         memcpy(ids->data, front->data, front->count * sizeof(int32_t));
         ids->count += front->count;
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__load_template(text_tok* tok, const text__json* json, const text__node* node,
-                                text_ids* front, text_error* error) {
-    const text__node* single = text__json_get(json, node, "single");
-    const text__node* tokens = text__json_get(json, node, "special_tokens");
-    if (single == NULL || single->type != TEXT__J_ARRAY || single->size > TEXT__MAX_LIST) {
-        return text__fail(error, "post_processor: TemplateProcessing without a good \"single\"");
+static qlora_result qlora__text_load_template(qlora__env* env, qlora_text_tok* tok,
+                                              const qlora__json* json,
+                                              const qlora__json_token* node,
+                                              qlora_text_ids* front) {
+    const qlora__json_token* single = qlora__text_json_get(json, node, "single");
+    const qlora__json_token* tokens = qlora__text_json_get(json, node, "special_tokens");
+    if (single == NULL || single->kind != QLORA__JSON_ARRAY ||
+        single->count > QLORA__TEXT_MAX_LIST) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "post_processor: \"single\" must be a list of up to %d items",
+                               QLORA__TEXT_MAX_LIST);
     }
     bool before = true;
-    const text__node* item = single + 1;
-    for (uint32_t i = 0; i < single->size; i++) {
-        const text__node* special = text__json_get(json, item, "SpecialToken");
-        const text__node* sequence = text__json_get(json, item, "Sequence");
+    const qlora__json_token* item = single + 1;
+    for (uint32_t i = 0; i < single->count; i++) {
+        const qlora__json_token* special = qlora__text_json_get(json, item, "SpecialToken");
+        const qlora__json_token* sequence = qlora__text_json_get(json, item, "Sequence");
         if (special != NULL) {
-            TEXT__TRY(text__load_template_token(json, tokens, special,
-                                                before ? front : &tok->suffix, error));
+            QLORA__TRY(qlora__text_load_template_token(env, json, tokens, special,
+                                                       before ? front : &tok->suffix));
         } else if (sequence != NULL && before &&
-                   text__json_is(json, text__json_get(json, sequence, "id"), "A")) {
+                   qlora__text_json_is(json, qlora__text_json_get(json, sequence, "id"), "A")) {
             before = false;
         } else {
-            return text__fail(error, "post_processor: this template is not supported");
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "post_processor: this template is not supported");
         }
-        item = text__json_next(json, item);
+        item = qlora__text_json_next(json, item);
     }
-    return !before || text__fail(error, "post_processor: the template has no text");
+    return !before
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT, "post_processor: the template has no text");
 }
 
-// [token, id] of the Roberta and Bert kinds.
-static bool text__load_framing(const text__json* json, const text__node* node, const char* name,
-                               text_ids* out, text_error* error) {
-    const text__node* pair = text__json_get(json, node, name);
-    if (pair != NULL && pair->type == TEXT__J_ARRAY && pair->size == 2) {
-        const text__node* id = text__json_next(json, pair + 1);
-        if (id->type == TEXT__J_INTEGER && id->integer >= 0 && id->integer < TEXT__MAX_ID) {
-            return text_ids_add(out, (int32_t)id->integer, error);
+// [token, id] of the RoBERTa and BERT processors.
+static qlora_result qlora__text_load_framing(qlora__env* env, const qlora__json* json,
+                                             const qlora__json_token* node, const char* name,
+                                             qlora_text_ids* out) {
+    const qlora__json_token* pair = qlora__text_json_get(json, node, name);
+    if (pair != NULL && pair->kind == QLORA__JSON_ARRAY && pair->count == 2) {
+        const qlora__json_token* id = qlora__text_json_next(json, pair + 1);
+        int64_t value = 0;
+        if (qlora__text_json_integer(json, id, &value) && value >= 0 &&
+            value < QLORA__TEXT_MAX_ID) {
+            return qlora__text_ids_add(env, out, (int32_t)value);
         }
     }
-    return text__fail(error, "post_processor: \"%s\" is not [token, id]", name);
+    return qlora__env_fail(env, QLORA_ERR_FORMAT, "post_processor: \"%s\" is not [token, id]",
+                           name);
 }
 
-static bool text__load_post_step(text_tok* tok, const text__json* json, const text__node* node,
-                                 text_ids* front, text_error* error) {
-    const text__node* type = text__json_get(json, node, "type");
-    if (text__json_is(json, type, "ByteLevel")) {
-        return true; // it only changes offsets
+static qlora_result qlora__text_load_post_step(qlora__env* env, qlora_text_tok* tok,
+                                               const qlora__json* json,
+                                               const qlora__json_token* node,
+                                               qlora_text_ids* front) {
+    const qlora__json_token* type = qlora__text_json_get(json, node, "type");
+    if (qlora__text_json_is(json, type, "ByteLevel")) {
+        return QLORA_OK; // it only changes offsets
     }
-    if (text__json_is(json, type, "TemplateProcessing")) {
-        return text__load_template(tok, json, node, front, error);
+    if (qlora__text_json_is(json, type, "TemplateProcessing")) {
+        return qlora__text_load_template(env, tok, json, node, front);
     }
-    if (text__json_is(json, type, "RobertaProcessing") ||
-        text__json_is(json, type, "BertProcessing")) {
-        return text__load_framing(json, node, "cls", front, error) &&
-               text__load_framing(json, node, "sep", &tok->suffix, error);
+    if (qlora__text_json_is(json, type, "RobertaProcessing") ||
+        qlora__text_json_is(json, type, "BertProcessing")) {
+        QLORA__TRY(qlora__text_load_framing(env, json, node, "cls", front));
+        return qlora__text_load_framing(env, json, node, "sep", &tok->suffix);
     }
-    return text__fail(error, "the post_processor %.60s is not supported",
-                      text__json_text(json, type));
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "the post_processor %.60s is not supported",
+                           qlora__text_json_text(json, type));
 }
 
-static bool text__load_post(text_tok* tok, const text__json* json, const text__node* root,
-                            text_error* error) {
-    const text__node* nodes[TEXT__MAX_LIST];
+static qlora_result qlora__text_load_post(qlora__env* env, qlora_text_tok* tok,
+                                          const qlora__json* json, const qlora__json_token* root) {
+    const qlora__json_token* nodes[QLORA__TEXT_MAX_LIST];
     size_t count;
-    TEXT__TRY(text__flatten(json, root, "processors", nodes, &count, error));
-    bool good = true;
-    for (size_t i = 0; good && i < count; i++) {
-        text_ids front;
+    QLORA__TRY(qlora__text_flatten(env, json, root, "processors", nodes, &count));
+    qlora_result r = QLORA_OK;
+    for (size_t i = 0; r == QLORA_OK && i < count; i++) {
+        qlora_text_ids front;
         memset(&front, 0, sizeof(front));
-        good = text__load_post_step(tok, json, nodes[i], &front, error) &&
-               text__ids_prepend(&tok->prefix, &front, error);
-        text_ids_free(&front);
+        r = qlora__text_load_post_step(env, tok, json, nodes[i], &front);
+        r = r == QLORA_OK ? qlora__text_ids_prepend(env, &tok->prefix, &front) : r;
+        qlora__text_ids_free(env, &front);
     }
-    return good;
+    return r;
 }
 
-static bool text__trie_add(text__trie* trie, const char* text, size_t size, uint32_t token,
-                           text_error* error) {
+static qlora_result qlora__text_trie_add(qlora__env* env, qlora__text_trie* trie, const char* text,
+                                         size_t size, uint32_t token) {
     uint32_t node = 0;
     for (size_t i = 0; i < size; i++) {
         unsigned char c = (unsigned char)text[i];
-        const text__pair* edge = text__pairs_find(&trie->edges, node, c);
+        const qlora__text_pair* edge = qlora__text_pairs_find(&trie->edges, node, c);
         uint32_t next = edge != NULL ? edge->first : ++trie->nodes;
         uint32_t ends = edge != NULL ? edge->second : 0;
         if (i + 1 == size) {
             ends = token + 1;
         }
-        TEXT__TRY(text__pairs_put(&trie->edges, node, c, next, ends, error));
+        QLORA__TRY(qlora__text_pairs_put(env, &trie->edges, node, c, next, ends));
         trie->starts[c] = trie->starts[c] || i == 0;
         node = next;
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__load_added_token(text_tok* tok, const text__json* json, const text__node* node,
-                                   text_error* error) {
-    const text__node* content = text__json_get(json, node, "content");
-    const text__node* id = text__json_get(json, node, "id");
-    if (content == NULL || content->type != TEXT__J_STRING || id == NULL ||
-        id->type != TEXT__J_INTEGER) {
-        return text__fail(error, "added_tokens: an element without \"content\" or \"id\"");
+static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok* tok,
+                                                 const qlora__json* json,
+                                                 const qlora__json_token* node, uint32_t number) {
+    const qlora__json_token* content = qlora__text_json_get(json, node, "content");
+    const qlora__json_token* id = qlora__text_json_get(json, node, "id");
+    int64_t given = -1;
+    if (!qlora__text_json_string(content) || !qlora__text_json_integer(json, id, &given)) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT,
+            "added_tokens[%lu] needs a string \"content\" and a whole number \"id\"",
+            (unsigned long)number);
     }
-    if (content->size == 0) {
-        return true;
+    size_t size = qlora__text_json_size(content);
+    if (size == 0) {
+        return QLORA_OK;
     }
-    const char* text = text__json_text(json, content);
-    if (content->size > TEXT__MAX_ADDED) {
-        return text__fail(error, "added_tokens: \"%.60s...\" is longer than %d bytes", text,
-                          TEXT__MAX_ADDED);
+    const char* text = qlora__text_json_text(json, content);
+    if (size > QLORA__TEXT_MAX_ADDED) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "added_tokens: \"%.60s...\" is longer than %d bytes", text,
+                               QLORA__TEXT_MAX_ADDED);
     }
-    text__added* added = &tok->added[tok->added_count];
-    // the id of the vocabulary goes before the one given here
-    int32_t known = text__model_find(tok, text, content->size);
-    int64_t use = known >= 0 ? known : id->integer;
-    added->special = text__json_true(text__json_get(json, node, "special"));
-    added->single_word = text__json_true(text__json_get(json, node, "single_word"));
-    added->strip_left = text__json_true(text__json_get(json, node, "lstrip"));
-    added->strip_right = text__json_true(text__json_get(json, node, "rstrip"));
-    unsigned kind = TEXT__K_ADDED | (added->special ? (unsigned)TEXT__K_SPECIAL : 0u);
-    TEXT__TRY(text__tok_name(tok, use, text, content->size, kind, error));
+    qlora__text_added* added = &tok->added[tok->added_count];
+    // the id of the vocabulary takes precedence over the one given here
+    int32_t known = qlora__text_model_find(tok, text, size);
+    int64_t use = known >= 0 ? known : given;
+    added->special = qlora__text_json_true(qlora__text_json_get(json, node, "special"));
+    added->single_word = qlora__text_json_true(qlora__text_json_get(json, node, "single_word"));
+    added->strip_left = qlora__text_json_true(qlora__text_json_get(json, node, "lstrip"));
+    added->strip_right = qlora__text_json_true(qlora__text_json_get(json, node, "rstrip"));
+    unsigned kind = QLORA__TEXT_K_ADDED | (added->special ? (unsigned)QLORA__TEXT_K_SPECIAL : 0u);
+    QLORA__TRY(qlora__text_tok_name(env, tok, use, text, size, kind));
     added->id = (int32_t)use;
     added->name = tok->spans[use];
     tok->added_count++;
-    if (!text__json_true(text__json_get(json, node, "normalized"))) {
-        return text__trie_add(&tok->raw_trie, text, content->size, (uint32_t)tok->added_count - 1,
-                              error);
+    if (!qlora__text_json_true(qlora__text_json_get(json, node, "normalized"))) {
+        return qlora__text_trie_add(env, &tok->raw_trie, text, size,
+                                    (uint32_t)tok->added_count - 1);
     }
-    text_bytes* normal;
-    TEXT__TRY(text__apply_normalizer(tok, text, content->size, true, &normal, error));
+    qlora_text_bytes* normal;
+    QLORA__TRY(qlora__text_apply_normalizer(env, tok, text, size, true, &normal));
     // decoding gives the normalised form, as the library does
-    TEXT__TRY(text__tok_name(tok, use, normal->data, normal->count, kind, error));
-    return text__trie_add(&tok->normalized_trie, normal->data, normal->count,
-                          (uint32_t)tok->added_count - 1, error);
+    QLORA__TRY(qlora__text_tok_name(env, tok, use, normal->data, normal->count, kind));
+    return qlora__text_trie_add(env, &tok->normalized_trie, normal->data, normal->count,
+                                (uint32_t)tok->added_count - 1);
 }
 
-static bool text__load_added(text_tok* tok, const text__json* json, const text__node* list,
-                             text_error* error) {
-    if (text__json_absent(list)) {
-        return true;
+static qlora_result qlora__text_load_added(qlora__env* env, qlora_text_tok* tok,
+                                           const qlora__json* json, const qlora__json_token* list) {
+    if (qlora__text_json_absent(list)) {
+        return QLORA_OK;
     }
-    if (list->type != TEXT__J_ARRAY) {
-        return text__fail(error, "added_tokens is not an array");
+    if (list->kind != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "added_tokens is not an array");
     }
-    tok->added = (text__added*)text__zalloc(list->size, sizeof(text__added), error);
-    TEXT__TRY(tok->added != NULL);
-    const text__node* node = list + 1;
-    for (uint32_t i = 0; i < list->size; i++) {
-        TEXT__TRY(text__load_added_token(tok, json, node, error));
-        node = text__json_next(json, node);
+    tok->added =
+        (qlora__text_added*)qlora__text_zalloc(env, list->count, sizeof(qlora__text_added));
+    if (tok->added == NULL) {
+        return QLORA_ERR_MEMORY;
     }
-    return true;
+    tok->added_capacity = list->count;
+    const qlora__json_token* node = list + 1;
+    for (uint32_t i = 0; i < list->count; i++) {
+        QLORA__TRY(qlora__text_load_added_token(env, tok, json, node, i));
+        node = qlora__text_json_next(json, node);
+    }
+    return QLORA_OK;
 }
 
-static bool text__load_parts(text_tok* tok, const text__json* json, text_error* error) {
-    const text__node* root = json->nodes;
-    if (root->type != TEXT__J_OBJECT) {
-        return text__fail(error, "it is not a JSON object");
+static qlora_result qlora__text_load_parts(qlora__env* env, qlora_text_tok* tok,
+                                           const qlora__json* json) {
+    const qlora__json_token* root = json->tokens;
+    if (root->kind != QLORA__JSON_OBJECT) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "a JSON object was expected");
     }
     memcpy(tok->cut, "\xE2\x96\x81", 3); // U+2581, the stand-in for a space
     tok->cut_size = 3;
-    TEXT__TRY(text__load_normalizer(tok, json, text__json_get(json, root, "normalizer"), error));
-    TEXT__TRY(text__load_splitter(tok, json, text__json_get(json, root, "pre_tokenizer"), error));
-    TEXT__TRY(text__load_model(tok, json, text__json_get(json, root, "model"), error));
-    TEXT__TRY(text__load_added(tok, json, text__json_get(json, root, "added_tokens"), error));
-    TEXT__TRY(text__load_post(tok, json, text__json_get(json, root, "post_processor"), error));
-    TEXT__TRY(text__load_decoder(tok, json, text__json_get(json, root, "decoder"), error));
-    tok->cut_safe = text__cut_is_safe(tok);
-    return true;
+    QLORA__TRY(qlora__text_load_normalizer(env, tok, json,
+                                           qlora__text_json_get(json, root, "normalizer")));
+    QLORA__TRY(qlora__text_load_splitter(env, tok, json,
+                                         qlora__text_json_get(json, root, "pre_tokenizer")));
+    QLORA__TRY(qlora__text_load_model(env, tok, json, qlora__text_json_get(json, root, "model")));
+    QLORA__TRY(
+        qlora__text_load_added(env, tok, json, qlora__text_json_get(json, root, "added_tokens")));
+    QLORA__TRY(
+        qlora__text_load_post(env, tok, json, qlora__text_json_get(json, root, "post_processor")));
+    QLORA__TRY(
+        qlora__text_load_decoder(env, tok, json, qlora__text_json_get(json, root, "decoder")));
+    tok->cut_safe = qlora__text_cut_is_safe(tok);
+    return QLORA_OK;
 }
 
-static bool text__load_json(text_tok* tok, const char* name, const char* data, size_t size,
-                            text_error* error) {
-    text__json json;
-    text_error why;
-    why.text[0] = 0;
-    bool good = text__json_open(&json, name, data, size, error);
-    if (good && !text__load_parts(tok, &json, &why)) {
-        good = text__fail(error, "%s: %s", name, why.text);
-    }
-    text__json_free(&json);
-    return good;
+static qlora_result qlora__text_load_json(qlora__env* env, qlora_text_tok* tok, const char* name,
+                                          const char* data, size_t size) {
+    qlora__json json;
+    QLORA__TRY(qlora__text_json(env, name, data, size, &json));
+    qlora_result r = qlora__text_load_parts(env, tok, &json);
+    qlora__json_free(env, &json);
+    return r == QLORA_OK ? r : qlora__env_wrap(env, r, "%s: ", name);
 }

@@ -1,46 +1,49 @@
 // ---- the .bin form: int32 longest token; then per id float score, int32 length, bytes
 
-typedef struct text__scored {
+typedef struct qlora__text_scored {
     float score;
     int32_t id;
-} text__scored;
+} qlora__text_scored;
 
-static int text__scored_compare(const void* a, const void* b) {
-    float x = ((const text__scored*)a)->score;
-    float y = ((const text__scored*)b)->score;
+static int qlora__text_scored_compare(const void* a, const void* b) {
+    float x = ((const qlora__text_scored*)a)->score;
+    float y = ((const qlora__text_scored*)b)->score;
     return x > y ? -1 : x < y ? 1 : 0;
 }
 
-static uint32_t text__little32(const unsigned char* p) {
+static uint32_t qlora__text_little32(const unsigned char* p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-enum { TEXT__MAX_SCORED = 1024 };
+enum { QLORA__TEXT_MAX_SCORED = 1024 };
 
-// Names and words; `scored` gets the ids that merging can make. The first three ids are <unk>, <s>
-// and </s>, whatever they are called.
-static bool text__load_scored(text_tok* tok, const unsigned char* p, size_t size,
-                              text__scored* scored, size_t* scored_count, text_error* error) {
+// Reads names and words; `scored` receives the ids that merging can make. The first three ids are
+// <unk>, <s> and </s>, whatever the file calls them.
+static qlora_result qlora__text_load_scored(qlora__env* env, qlora_text_tok* tok,
+                                            const unsigned char* p, size_t size,
+                                            qlora__text_scored* scored, size_t* scored_count) {
     static const char* const control[] = {"<unk>", "<s>", "</s>"};
     size_t at = 4;
     for (int32_t id = 0; at < size; id++) {
-        uint32_t length = size - at >= 8 ? text__little32(p + at + 4) : UINT32_MAX;
-        if (size - at < 8 || length > TEXT__MAX_SCORED || length > size - at - 8) {
-            return text__fail(error, "token %d: its length is wrong or the file is cut", (int)id);
+        uint32_t length = size - at >= 8 ? qlora__text_little32(p + at + 4) : UINT32_MAX;
+        if (size - at < 8 || length > QLORA__TEXT_MAX_SCORED || length > size - at - 8) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "token %d: invalid length, or the file is truncated", (int)id);
         }
-        uint32_t bits = text__little32(p + at);
+        uint32_t bits = qlora__text_little32(p + at);
         float score;
         memcpy(&score, &bits, sizeof(score));
         if (!(score > -1e30f && score < 1e30f)) {
-            return text__fail(error, "token %d: its score is not a number", (int)id);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "token %d: the score is not a finite number", (int)id);
         }
         const char* name = (const char*)p + at + 8;
         if (id < 3) {
-            TEXT__TRY(
-                text__tok_name(tok, id, control[id], strlen(control[id]), TEXT__K_SPECIAL, error));
+            QLORA__TRY(qlora__text_tok_name(env, tok, id, control[id], strlen(control[id]),
+                                            QLORA__TEXT_K_SPECIAL));
         } else {
-            TEXT__TRY(text__tok_word(tok, name, length, id, error));
-            if (length > 0 && !(tok->kinds[id] & TEXT__K_BYTE)) {
+            QLORA__TRY(qlora__text_tok_word(env, tok, name, length, id));
+            if (length > 0 && !(tok->kinds[id] & QLORA__TEXT_K_BYTE)) {
                 scored[*scored_count].score = score;
                 scored[*scored_count].id = id;
                 (*scored_count)++;
@@ -48,165 +51,229 @@ static bool text__load_scored(text_tok* tok, const unsigned char* p, size_t size
         }
         at += 8 + length;
     }
-    return tok->count > 3 || text__fail(error, "it has no tokens");
+    return tok->count > 3 ? QLORA_OK
+                          : qlora__env_fail(env, QLORA_ERR_FORMAT, "the file contains no tokens");
 }
 
-// Every way to put a token together from two others is a merge; a better score is a lower rank.
-static bool text__load_scored_merges(text_tok* tok, text__scored* scored, size_t count,
-                                     text_error* error) {
-    qsort(scored, count, sizeof(scored[0]), text__scored_compare);
+// Every split of a token into two others is a merge; a better score is a lower rank.
+static qlora_result qlora__text_load_scored_merges(qlora__env* env, qlora_text_tok* tok,
+                                                   qlora__text_scored* scored, size_t count) {
+    qsort(scored, count, sizeof(scored[0]), qlora__text_scored_compare);
     uint32_t rank = 0;
     for (size_t i = 0; i < count; i++) {
         rank += i > 0 && scored[i].score < scored[i - 1].score ? 1 : 0;
-        text__span span = tok->spans[scored[i].id];
+        qlora__text_span span = tok->spans[scored[i].id];
         for (uint32_t left = 1; left < span.size; left++) {
             const char* name = tok->names.data + span.at;
-            int32_t a = text__words_find(&tok->words, name, left);
-            int32_t b = a < 0 ? -1 : text__words_find(&tok->words, name + left, span.size - left);
+            int32_t a = qlora__text_words_find(&tok->words, name, left);
+            int32_t b =
+                a < 0 ? -1 : qlora__text_words_find(&tok->words, name + left, span.size - left);
             if (b >= 0) {
-                TEXT__TRY(text__pairs_put(&tok->merges, (uint32_t)a, (uint32_t)b, rank,
-                                          (uint32_t)scored[i].id, error));
+                QLORA__TRY(qlora__text_pairs_put(env, &tok->merges, (uint32_t)a, (uint32_t)b, rank,
+                                                 (uint32_t)scored[i].id));
             }
         }
     }
-    return true;
+    return QLORA_OK;
 }
 
-static bool text__load_bin_steps(text_tok* tok, text_error* error) {
-    text__step* step = text__steps_add(&tok->normalizer, TEXT__N_PREPEND, error);
-    TEXT__TRY(step != NULL);
-    TEXT__TRY(text__copy(" ", 1, &step->a, &step->a_size, error));
-    TEXT__TRY(text__steps_add(&tok->decoder, TEXT__D_BYTE_FALLBACK, error) != NULL);
-    TEXT__TRY(text__steps_add(&tok->decoder, TEXT__D_FUSE, error) != NULL);
-    step = text__steps_add(&tok->decoder, TEXT__D_STRIP, error);
-    TEXT__TRY(step != NULL);
+static qlora_result qlora__text_load_bin_steps(qlora__env* env, qlora_text_tok* tok) {
+    qlora__text_step* step = NULL;
+    QLORA__TRY(qlora__text_steps_add(env, &tok->normalizer, QLORA__TEXT_N_PREPEND, &step));
+    QLORA__TRY(qlora__text_copy(env, " ", 1, &step->a, &step->a_size));
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_BYTE_FALLBACK, &step));
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_FUSE, &step));
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_STRIP, &step));
     step->start = 1;
-    TEXT__TRY(text__copy(" ", 1, &step->a, &step->a_size, error));
-    return text_ids_add(&tok->prefix, 1, error);
+    QLORA__TRY(qlora__text_copy(env, " ", 1, &step->a, &step->a_size));
+    return qlora__text_ids_add(env, &tok->prefix, 1);
 }
 
-static bool text__load_bin(text_tok* tok, const char* file, const char* data, size_t size,
-                           text_error* error) {
+static qlora_result qlora__text_load_bin(qlora__env* env, qlora_text_tok* tok, const char* file,
+                                         const char* data, size_t size) {
     const unsigned char* p = (const unsigned char*)data;
-    if (size < 4 || text__little32(p) == 0 || text__little32(p) > TEXT__MAX_SCORED) {
-        return text__fail(error, "%s: neither a tokenizer.json nor a tokenizer.bin of llama2.c",
-                          file);
+    if (size < 4 || qlora__text_little32(p) == 0 ||
+        qlora__text_little32(p) > QLORA__TEXT_MAX_SCORED) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: neither a tokenizer.json nor a tokenizer.bin of llama2.c",
+                               file);
     }
     tok->byte_fallback = true;
     tok->fuse_unknown = true;
     tok->unknown = 0;
     tok->cut[0] = ' ';
     tok->cut_size = 1;
-    text__scored* scored = (text__scored*)text__zalloc(size / 8 + 1, sizeof(text__scored), error);
-    TEXT__TRY(scored != NULL);
+    size_t room = size / 8 + 1;
+    qlora__text_scored* scored =
+        (qlora__text_scored*)qlora__text_zalloc(env, room, sizeof(qlora__text_scored));
+    if (scored == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
     size_t count = 0;
-    text_error why;
-    why.text[0] = 0;
-    bool good = text__load_scored(tok, p, size, scored, &count, &why) &&
-                text__load_scored_merges(tok, scored, count, &why) &&
-                text__load_bin_steps(tok, &why);
-    TEXT_FREE(scored);
-    if (!good) {
-        return text__fail(error, "%s: %s", file, why.text);
+    qlora_result r = qlora__text_load_scored(env, tok, p, size, scored, &count);
+    r = r == QLORA_OK ? qlora__text_load_scored_merges(env, tok, scored, count) : r;
+    r = r == QLORA_OK ? qlora__text_load_bin_steps(env, tok) : r;
+    qlora__env_free(env, scored, room * sizeof *scored);
+    if (r != QLORA_OK) {
+        return qlora__env_wrap(env, r, "%s: ", file);
     }
     for (unsigned b = 0; b < 256; b++) {
         char byte = (char)(unsigned char)b;
-        tok->byte_ids[b] = text__words_find(&tok->words, &byte, 1);
+        tok->byte_ids[b] = qlora__text_words_find(&tok->words, &byte, 1);
     }
-    tok->cut_safe = text__cut_is_safe(tok);
-    return true;
+    tok->cut_safe = qlora__text_cut_is_safe(tok);
+    return QLORA_OK;
 }
 
-bool text_tok_load(const char* name, const void* data, size_t size, text_tok** out,
-                   text_error* error) {
-    const char* text = (const char*)data;
-    text_tok* tok;
-    *out = NULL;
-    bool good = text__tok_new(&tok, error);
-    if (good) {
-        // the .bin starts with a small number, so its fourth byte is zero
-        bool binary = size >= 4 && text[3] == 0;
-        good = binary ? text__load_bin(tok, name, text, size, error)
-                      : text__load_json(tok, name, text, size, error);
+// ---- opening and asking
+
+static qlora_result qlora__text_tok_load(qlora_text* text, const char* name, const char* data,
+                                         size_t size, qlora_text_tok** out) {
+    qlora__env* env = &text->env;
+    qlora_text_tok* tok = NULL;
+    QLORA__TRY(qlora__text_tok_new(text, &tok));
+    // the .bin starts with a small number, so its fourth byte is zero
+    bool binary = size >= 4 && data[3] == 0;
+    qlora_result r = binary ? qlora__text_load_bin(env, tok, name, data, size)
+                            : qlora__text_load_json(env, tok, name, data, size);
+    if (r != QLORA_OK) {
+        qlora__text_tok_free(env, tok);
+        return r;
     }
-    if (!good) {
-        text_tok_close(tok);
-        return false;
-    }
+    QLORA__TEXT_LOG(env, INFO, "%s: %llu tokens", name, (unsigned long long)tok->count);
+    text->toks++;
     *out = tok;
-    return true;
+    return QLORA_OK;
 }
 
-bool text_tok_open(const char* path, text_tok** out, text_error* error) {
+static qlora_result qlora__text_tok_open(qlora_text* text, const char* path, qlora_text_bytes* file,
+                                         qlora_text_tok** out) {
     static const char* const names[] = {"tokenizer.json", "tokenizer.bin", "tok512.bin"};
-    text_bytes file;
-    memset(&file, 0, sizeof(file));
+    qlora__env* env = &text->env;
     bool found = false;
-    bool good = true;
-    *out = NULL;
-    for (size_t i = 0; good && !found && i < TEXT__COUNT(names); i++) {
-        good = text__folder_read(path, names[i], &file, &found, error);
+    for (size_t i = 0; !found && i < QLORA__TEXT_COUNT(names); i++) {
+        QLORA__TRY(qlora__text_folder_read(env, path, names[i], file, &found));
     }
-    if (good && !found && !text_file_read(path, &file, error)) {
-        // a folder can be opened on some systems, but not read
-        bool folder = file.capacity > 0 && file.count == 0;
-        good = folder ? text__fail(error,
-                                   "%s: cannot be read; as a folder it has no tokenizer.json, "
-                                   "tokenizer.bin or tok512.bin",
-                                   path)
-                      : false;
+    if (!found) {
+        qlora_result r = qlora__text_file_read(env, path, file, &found);
+        if (r == QLORA_OK && !found) {
+            r = qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                                qlora__errno_text(ENOENT), ENOENT);
+        } else if (r == QLORA_ERR_FILE && found) { // a folder can be opened, but not read
+            r = qlora__env_fail(env, QLORA_ERR_FILE,
+                                "%s: no tokenizer found (tokenizer.json, tokenizer.bin or "
+                                "tok512.bin)",
+                                path);
+        }
+        QLORA__TRY(r);
     }
-    good = good && text_tok_load(path, file.data, file.count, out, error);
-    text_bytes_free(&file);
-    return good;
+    return qlora__text_tok_load(text, path, file->data, file->count, out);
 }
 
-int32_t text_tok_count(const text_tok* tok) {
-    return (int32_t)tok->count;
+qlora_result qlora_text_tok_load(qlora_text* text, const char* name, const void* data, size_t size,
+                                 qlora_text_tok** out) {
+    if (text == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(text, "qlora_text_tok_load");
+    QLORA__TEXT_NEED(&text->env, name);
+    QLORA__TEXT_NEED(&text->env, out);
+    if (data == NULL && size > 0) {
+        return qlora__env_fail(&text->env, QLORA_ERR_ARGUMENT, "data is NULL");
+    }
+    return qlora__text_tok_load(text, name, (const char*)data, size, out);
 }
 
-static bool text__tok_has(const text_tok* tok, int32_t id, unsigned kind) {
-    return id >= 0 && (size_t)id < tok->count && (tok->kinds[id] & kind);
+qlora_result qlora_text_tok_open(qlora_text* text, const char* path, qlora_text_tok** out) {
+    if (text == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(text, "qlora_text_tok_open");
+    QLORA__TEXT_NEED(&text->env, path);
+    QLORA__TEXT_NEED(&text->env, out);
+    qlora_text_bytes file;
+    memset(&file, 0, sizeof(file));
+    qlora_result r = qlora__text_tok_open(text, path, &file, out);
+    qlora__text_bytes_free(&text->env, &file);
+    return r;
 }
 
-bool text_tok_is_special(const text_tok* tok, int32_t id) {
-    return text__tok_has(tok, id, TEXT__K_SPECIAL);
+qlora_result qlora_text_tok_close(qlora_text_tok* tok) {
+    if (tok == NULL) {
+        return QLORA_OK;
+    }
+    qlora_text* text = tok->text;
+    qlora__text_enter(text, "qlora_text_tok_close");
+    if (tok->users > 0) {
+        return qlora__env_fail(
+            &text->env, QLORA_ERR_STATE,
+            "chats that use this tokenizer are still open: %lld; close them first",
+            (long long)tok->users);
+    }
+    qlora__text_tok_free(&text->env, tok);
+    text->toks--;
+    return QLORA_OK;
 }
 
-bool text_tok_is_added(const text_tok* tok, int32_t id) {
-    return text__tok_has(tok, id, TEXT__K_ADDED);
+static bool qlora__text_tok_has(const qlora_text_tok* tok, int32_t id, unsigned kind) {
+    return id >= 0 && (size_t)id < tok->count && (tok->kinds[id] & kind) != 0;
 }
 
-int32_t text_tok_bos(const text_tok* tok) {
+static int32_t qlora__text_tok_bos(const qlora_text_tok* tok) {
     return tok->prefix.count > 0 ? tok->prefix.data[0] : -1;
 }
 
-const char* text_tok_name(const text_tok* tok, int32_t id, size_t* length) {
-    if (!text__tok_has(tok, id, TEXT__K_EXISTS)) {
-        *length = 0;
-        return NULL;
+qlora_result qlora_text_tok_query(qlora_text_tok* tok, qlora_text_tok_info* out) {
+    if (tok == NULL) {
+        return QLORA_ERR_ARGUMENT;
     }
-    *length = tok->spans[id].size;
-    return tok->names.data + tok->spans[id].at;
+    qlora__text_enter(tok->text, "qlora_text_tok_query");
+    QLORA__TEXT_NEED(&tok->text->env, out);
+    out->count = (int32_t)tok->count;
+    out->bos = qlora__text_tok_bos(tok);
+    return QLORA_OK;
 }
 
-static bool text__name_is(const text_tok* tok, int32_t id, const char* name, size_t size) {
-    return text__tok_has(tok, id, TEXT__K_EXISTS) && tok->spans[id].size == size &&
+qlora_result qlora_text_token_query(qlora_text_tok* tok, int32_t id, qlora_text_token_info* out) {
+    if (tok == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(tok->text, "qlora_text_token_query");
+    QLORA__TEXT_NEED(&tok->text->env, out);
+    if (!qlora__text_tok_has(tok, id, QLORA__TEXT_K_EXISTS)) {
+        return qlora__env_fail(&tok->text->env, QLORA_ERR_ARGUMENT,
+                               "the tokenizer has no token with id %d", (int)id);
+    }
+    out->name = tok->names.data + tok->spans[id].at;
+    out->length = tok->spans[id].size;
+    out->special = qlora__text_tok_has(tok, id, QLORA__TEXT_K_SPECIAL);
+    out->added = qlora__text_tok_has(tok, id, QLORA__TEXT_K_ADDED);
+    return QLORA_OK;
+}
+
+static bool qlora__text_name_is(const qlora_text_tok* tok, int32_t id, const char* name,
+                                size_t size) {
+    return qlora__text_tok_has(tok, id, QLORA__TEXT_K_EXISTS) && tok->spans[id].size == size &&
            memcmp(tok->names.data + tok->spans[id].at, name, size) == 0;
 }
 
-int32_t text_tok_find(const text_tok* tok, const char* token) {
+static int32_t qlora__text_tok_find(const qlora_text_tok* tok, const char* token) {
     size_t size = strlen(token);
     for (size_t i = 0; i < tok->added_count; i++) {
-        text__span name = tok->added[i].name;
+        qlora__text_span name = tok->added[i].name;
         if (name.size == size && memcmp(tok->names.data + name.at, token, size) == 0) {
             return tok->added[i].id;
         }
     }
     for (int32_t id = 0; id < 3; id++) { // the control tokens of a .bin
-        if (text__tok_has(tok, id, TEXT__K_SPECIAL) && text__name_is(tok, id, token, size)) {
+        if (qlora__text_tok_has(tok, id, QLORA__TEXT_K_SPECIAL) &&
+            qlora__text_name_is(tok, id, token, size)) {
             return id;
         }
     }
-    return size == 0 ? -1 : text__model_find(tok, token, size);
+    return size == 0 ? -1 : qlora__text_model_find(tok, token, size);
+}
+
+int32_t qlora_text_tok_find(const qlora_text_tok* tok, const char* token) {
+    return tok != NULL && token != NULL ? qlora__text_tok_find(tok, token) : -1;
 }

@@ -1,50 +1,97 @@
-/* qlora_text.h - v0.1.0 - tokenizers, chat formats and training data files - SPDX: MIT-0
+/* qlora_text.h - v0.1.0 - tokenizers, chat formats and training data - SPDX: MIT-0 OR Unlicense
 
-   In ONE .c or .cpp file:
-       #define TEXT_IMPLEMENTATION
+   Do this in ONE C or C++ file:
+
+       #define QLORA_TEXT_IMPLEMENTATION
        #include "qlora_text.h"
-   Everywhere else only the include. C99 or C++11, the standard library, nothing else.
 
-   CONTENTS (grep -n '^//@@')
-       API        what a program calls
-       BASE       errors, growing arrays, files
-       UNICODE    UTF-8, character classes, normalisation; the tables are generated
-       JSON       a strict reader
-       MAPS       two hash tables: byte strings and pairs of numbers
-       SPLIT      pre-tokenizers: the known regular expressions, coded by hand
-       BPE        one word to ids
-       LOAD       tokenizer.json and the .bin form of llama2.c
-       ENCODE     text to ids
-       DECODE     ids to text
-       CHAT       chat formats
-       DATA       training files to samples
+   and include "qlora_text.h" without the macro everywhere else. It needs no other file; a program
+   may include qlora.h of the same version as well, in either order.
 
-   WHAT IT READS
-     Tokenizers: the BPE kind of tokenizer.json, byte-level (GPT-2, Llama-3, Qwen, SmolLM, ...) and
-     SentencePiece style with byte fallback (Llama-2, Mistral, TinyLlama, Gemma, ...), and the
-     tokenizer.bin of llama2.c. The ids are those of the `tokenizers` library, for every valid text.
-     Whatever the file asks for and this header cannot do is refused by its name when loading:
-     another model than BPE, an unknown regular expression, a normaliser it does not have.
-     "truncation" and "padding" of the file are not obeyed: every text is encoded whole.
-     Bytes that are not UTF-8 are allowed in text_encode: each counts as one unknown character.
+   CONTENTS  (grep -n '^//@@' qlora_text.h lists every part)
 
-     Data: .jsonl (one object a line), .json (an array of objects, or as .jsonl), .txt.
+       api                  linkage, results and hooks; shared with qlora.h
+       text/api             declarations: text, arrays, tokenizers, chats, data
+       platform             files and memory of the operating system; shared with qlora.h
+       core                 errors, log, memory, files; shared with qlora.h
+       formats              JSON, regular expressions, stop ids; shared with qlora.h
+       text/base            the text object, growing arrays, whole files
+       text/classes         classes of characters
+       text/unicode_tables  generated tables
+       text/unicode         UTF-8, normalisation
+       text/values          JSON values as the loaders use them
+       text/maps            hash tables: byte strings, pairs of numbers
+       text/split           pre-tokenizers
+       text/bpe             one word to ids
+       text/normalize       normalizers
+       text/load            tokenizer.json
+       text/load_bin        tokenizer.bin of llama2.c; opening and asking
+       text/encode          text to ids
+       text/decode          ids to text
+       text/chat            chat formats
+       text/data            training files to samples
+
+   This file is assembled from the parts in src/ of the repository; changes are made there.
+
+   QUICK START
+
+       qlora_text* text = NULL;
+       qlora_text_tok* tok = NULL;
+       qlora_text_ids ids = {0};
+       if (qlora_text_create(NULL, &text) != QLORA_OK ||
+           qlora_text_tok_open(text, "model/tokenizer.json", &tok) != QLORA_OK ||
+           qlora_text_encode(tok, "Hello", 5, QLORA_TEXT_SPECIAL, &ids) != QLORA_OK) {
+           puts(qlora_text_last_error(text));
+       }
+       qlora_text_ids_free(text, &ids);
+       qlora_text_tok_close(tok);
+       qlora_text_destroy(text);
+
+   BUILD AND LINK
+       C99 or C++11, 64-bit, little endian; Linux, macOS, BSD, Windows. Nothing to link. Include
+       the implementation before any system header, or build with -D_POSIX_C_SOURCE=200809L.
+       QLORA_STATIC and QLORA_DLL have the same meaning as for qlora.h.
+
+   TOKENIZERS
+       BPE models of tokenizer.json, byte-level (GPT-2, Llama 3, Qwen, SmolLM, ...) and
+       SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), and the
+       tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the `tokenizers` library.
+       Anything in the file that is not supported is reported by name and rejected when it is
+       loaded: a model other than BPE, an unknown regular expression, an unknown normalizer.
+       The file's "truncation" and "padding" settings are ignored: text is encoded in full.
+
+   DATA
+       .jsonl or .ndjson (one object per line), .json (an array of objects, or as .jsonl), .txt.
+
        {"text"}                            all of it is trained
-       {"prompt", "completion"}            two strings, put together as they are; completion trained
-                                           (also two message lists: see messages)
+       {"prompt", "completion"}            two strings, joined as they are; the completion is
+                                           trained (two lists of messages: see messages)
        {"messages": [{"role", "content"}]} in the chat format; assistant turns are trained
        {"conversations": [{"from", "value"}], "system"}           the same (ShareGPT)
        {"instruction", "input", "output", "system", "history"}    the same (Alpaca)
        {"input_ids", "labels"}             taken as they are
-       .txt: with lines that hold only <|endoftext|>, what lies between them are the documents; a
-   file without such a line is one document. Documents longer than desc.chunk_tokens are cut into
-       samples of that length; nothing is lost and each sample starts with BOS (if the model has
-   one). A sample gets BOS exactly once, when the tokenizer's post-processor asks for it, and its
-   end is always trained: the end-of-turn token of the chat format, otherwise EOS.
 
-   ERRORS     Every fallible function returns false and writes what, where and why into *error (may
-   be NULL). Nothing is printed, nothing exits. Outputs are untouched or partly appended. MEMORY
-   malloc; define TEXT_REALLOC(p, n) and TEXT_FREE(p) before the implementation to replace it. Every
-   allocation is checked. THREADS    A text_tok holds a cache: one thread at a time. Different
-   objects are independent.
+       .txt: documents are separated by lines that contain only <|endoftext|>; a file without
+       such a line is one document. A document longer than desc.chunk_tokens is split into
+       samples of that length, and no token is lost.
+
+       A sample gets BOS exactly once, where the tokenizer's post-processor adds it. Its end is
+       always trained: the end-of-turn token of the chat format, otherwise EOS.
+
+   STOP IDS
+       As in transformers: those of generation_config.json if it has an "eos_token_id", else those
+       of config.json; also EOS and the end-of-turn token of the chat format.
+
+   ERRORS
+       Every call that can fail returns a qlora_result and writes its outputs only on success;
+       growing arrays are left as they were. qlora_text_last_error says what, where and why, on one
+       line of valid UTF-8. Nothing is printed, nothing exits.
+
+   MEMORY AND FILES
+       Both go through the hooks of qlora_text_desc, the same as those of qlora.h. Every allocation
+       is checked. Paths are UTF-8, on Windows as well.
+
+   THREADS
+       A text object and everything opened from it are used by one thread at a time. Different text
+       objects are independent.
 */

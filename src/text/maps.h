@@ -1,4 +1,4 @@
-static uint64_t text__mix(uint64_t x) {
+static uint64_t qlora__text_mix(uint64_t x) {
     x ^= x >> 32;
     x *= 0x9E3779B97F4A7C15u;
     x ^= x >> 29;
@@ -6,12 +6,12 @@ static uint64_t text__mix(uint64_t x) {
     return x ^ x >> 32;
 }
 
-static uint64_t text__hash(const char* data, size_t count) {
+static uint64_t qlora__text_hash(const char* data, size_t count) {
     uint64_t hash = 0x243F6A8885A308D3u ^ count;
     while (count >= 8) {
         uint64_t word;
         memcpy(&word, data, 8);
-        hash = text__mix(hash ^ word);
+        hash = qlora__text_mix(hash ^ word);
         data += 8;
         count -= 8;
     }
@@ -19,28 +19,29 @@ static uint64_t text__hash(const char* data, size_t count) {
     for (size_t i = 0; i < count; i++) {
         word = word << 8 | (unsigned char)data[i];
     }
-    return text__mix(hash ^ word);
+    return qlora__text_mix(hash ^ word);
 }
 
 // Pairs of numbers to pairs of numbers. An empty place has key UINT64_MAX.
-typedef struct text__pair {
+typedef struct qlora__text_pair {
     uint64_t key;
     uint32_t first;
     uint32_t second;
-} text__pair;
+} qlora__text_pair;
 
-typedef struct text__pairs {
-    text__pair* data;
+typedef struct qlora__text_pairs {
+    qlora__text_pair* data;
     size_t places; // a power of two, or 0
     size_t count;
-} text__pairs;
+} qlora__text_pairs;
 
-static const text__pair* text__pairs_find(const text__pairs* pairs, uint32_t a, uint32_t b) {
+static const qlora__text_pair* qlora__text_pairs_find(const qlora__text_pairs* pairs, uint32_t a,
+                                                      uint32_t b) {
     if (pairs->places == 0) {
         return NULL;
     }
     uint64_t key = (uint64_t)a << 32 | b;
-    size_t place = (size_t)text__mix(key) & (pairs->places - 1);
+    size_t place = (size_t)qlora__text_mix(key) & (pairs->places - 1);
     while (pairs->data[place].key != key) {
         if (pairs->data[place].key == UINT64_MAX) {
             return NULL;
@@ -50,8 +51,8 @@ static const text__pair* text__pairs_find(const text__pairs* pairs, uint32_t a, 
     return &pairs->data[place];
 }
 
-static void text__pairs_place(text__pairs* pairs, text__pair pair) {
-    size_t place = (size_t)text__mix(pair.key) & (pairs->places - 1);
+static void qlora__text_pairs_place(qlora__text_pairs* pairs, qlora__text_pair pair) {
+    size_t place = (size_t)qlora__text_mix(pair.key) & (pairs->places - 1);
     while (pairs->data[place].key != UINT64_MAX && pairs->data[place].key != pair.key) {
         place = (place + 1) & (pairs->places - 1);
     }
@@ -59,52 +60,76 @@ static void text__pairs_place(text__pairs* pairs, text__pair pair) {
     pairs->data[place] = pair;
 }
 
-// A later value for the same key replaces the earlier one.
-static bool text__pairs_put(text__pairs* pairs, uint32_t a, uint32_t b, uint32_t first,
-                            uint32_t second, text_error* error) {
-    if ((pairs->count + 1) * 2 > pairs->places) {
-        text__pairs grown;
-        grown.places = pairs->places > 0 ? pairs->places * 2 : 64;
-        grown.count = 0;
-        grown.data = (text__pair*)text__zalloc(grown.places, sizeof(text__pair), error);
-        TEXT__TRY(grown.data != NULL);
-        memset(grown.data, 0xFF, grown.places * sizeof(text__pair));
-        for (size_t i = 0; i < pairs->places; i++) {
-            if (pairs->data[i].key != UINT64_MAX) {
-                text__pairs_place(&grown, pairs->data[i]);
-            }
-        }
-        TEXT_FREE(pairs->data);
-        *pairs = grown;
+static void qlora__text_pairs_free(qlora__env* env, qlora__text_pairs* pairs) {
+    qlora__env_free(env, pairs->data, pairs->places * sizeof *pairs->data);
+    memset(pairs, 0, sizeof *pairs);
+}
+
+// Places for `count` pairs, at most half of them used. Filling a table that fits is much faster
+// than letting it grow.
+static qlora_result qlora__text_pairs_reserve(qlora__env* env, qlora__text_pairs* pairs,
+                                              size_t count) {
+    qlora__text_pairs grown;
+    grown.places = pairs->places > 0 ? pairs->places : 64;
+    grown.count = 0;
+    while (grown.places / 2 < count) {
+        grown.places *= 2;
     }
-    text__pair pair;
+    if (grown.places == pairs->places) {
+        return QLORA_OK;
+    }
+    size_t bytes = 0;
+    if (!qlora__mul(grown.places, sizeof(qlora__text_pair), &bytes)) {
+        return qlora__env_fail(env, QLORA_ERR_MEMORY, "out of host memory");
+    }
+    grown.data = (qlora__text_pair*)qlora__env_alloc(env, bytes);
+    if (grown.data == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memset(grown.data, 0xFF, bytes);
+    for (size_t i = 0; i < pairs->places; i++) {
+        if (pairs->data[i].key != UINT64_MAX) {
+            qlora__text_pairs_place(&grown, pairs->data[i]);
+        }
+    }
+    qlora__text_pairs_free(env, pairs);
+    *pairs = grown;
+    return QLORA_OK;
+}
+
+// A later value for the same key replaces the earlier one.
+static qlora_result qlora__text_pairs_put(qlora__env* env, qlora__text_pairs* pairs, uint32_t a,
+                                          uint32_t b, uint32_t first, uint32_t second) {
+    QLORA__TRY(qlora__text_pairs_reserve(env, pairs, pairs->count + 1));
+    qlora__text_pair pair;
     pair.key = (uint64_t)a << 32 | b;
     pair.first = first;
     pair.second = second;
-    text__pairs_place(pairs, pair);
-    return true;
+    qlora__text_pairs_place(pairs, pair);
+    return QLORA_OK;
 }
 
-// Byte strings to ids. The strings lie one after another in `bytes`.
-typedef struct text__word {
+// Byte strings to ids. The strings follow one another in `bytes`.
+typedef struct qlora__text_word {
     uint32_t at;
     uint32_t size;
     int32_t id;
-} text__word;
+} qlora__text_word;
 
-typedef struct text__words {
-    text_bytes bytes;
-    text__word* data;
+typedef struct qlora__text_words {
+    qlora_text_bytes bytes;
+    qlora__text_word* data;
     size_t count;
     size_t capacity;
     uint32_t* table; // 1 + index into data, 0 is empty
     size_t places;
-} text__words;
+} qlora__text_words;
 
-static size_t text__words_place(const text__words* words, const char* text, size_t size) {
-    size_t place = (size_t)text__hash(text, size) & (words->places - 1);
+static size_t qlora__text_words_place(const qlora__text_words* words, const char* text,
+                                      size_t size) {
+    size_t place = (size_t)qlora__text_hash(text, size) & (words->places - 1);
     while (words->table[place] != 0) {
-        const text__word* word = &words->data[words->table[place] - 1];
+        const qlora__text_word* word = &words->data[words->table[place] - 1];
         if (word->size == size &&
             (size == 0 || memcmp(words->bytes.data + word->at, text, size) == 0)) {
             break;
@@ -114,59 +139,70 @@ static size_t text__words_place(const text__words* words, const char* text, size
     return place;
 }
 
-static int32_t text__words_find(const text__words* words, const char* text, size_t size) {
+static int32_t qlora__text_words_find(const qlora__text_words* words, const char* text,
+                                      size_t size) {
     if (words->places == 0) {
         return -1;
     }
-    uint32_t found = words->table[text__words_place(words, text, size)];
+    uint32_t found = words->table[qlora__text_words_place(words, text, size)];
     return found == 0 ? -1 : words->data[found - 1].id;
 }
 
-static bool text__words_grow(text__words* words, text_error* error) {
-    size_t places = words->places > 0 ? words->places * 2 : 64;
-    uint32_t* table = (uint32_t*)text__zalloc(places, sizeof(uint32_t), error);
-    TEXT__TRY(table != NULL);
-    TEXT_FREE(words->table);
+// Places for `count` words, at most half of them used.
+static qlora_result qlora__text_words_reserve(qlora__env* env, qlora__text_words* words,
+                                              size_t count) {
+    size_t places = words->places > 0 ? words->places : 64;
+    while (places / 2 < count) {
+        places *= 2;
+    }
+    if (places == words->places) {
+        return QLORA_OK;
+    }
+    uint32_t* table = (uint32_t*)qlora__text_zalloc(env, places, sizeof(uint32_t));
+    if (table == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__env_free(env, words->table, words->places * sizeof *words->table);
     words->table = table;
     words->places = places;
     for (size_t i = 0; i < words->count; i++) {
-        const text__word* word = &words->data[i];
-        table[text__words_place(words, words->bytes.data + word->at, word->size)] = (uint32_t)i + 1;
+        const qlora__text_word* word = &words->data[i];
+        table[qlora__text_words_place(words, words->bytes.data + word->at, word->size)] =
+            (uint32_t)i + 1;
     }
-    return true;
+    return QLORA_OK;
 }
 
-// The same string again gets the new id.
-static bool text__words_put(text__words* words, const char* text, size_t size, int32_t id,
-                            text_error* error) {
-    if ((words->count + 1) * 2 > words->places) {
-        TEXT__TRY(text__words_grow(words, error));
-    }
-    size_t place = text__words_place(words, text, size);
+// A string that exists already gets the new id.
+static qlora_result qlora__text_words_put(qlora__env* env, qlora__text_words* words,
+                                          const char* text, size_t size, int32_t id) {
+    QLORA__TRY(qlora__text_words_reserve(env, words, words->count + 1));
+    size_t place = qlora__text_words_place(words, text, size);
     if (words->table[place] != 0) {
         words->data[words->table[place] - 1].id = id;
-        return true;
+        return QLORA_OK;
     }
     if (words->bytes.count + size >= UINT32_MAX || words->count >= UINT32_MAX - 1) {
-        return text__fail(error, "the vocabulary is larger than 4 GiB");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "the vocabulary is larger than 4 GiB");
     }
     void* data = words->data;
-    bool good = text__reserve(&data, &words->capacity, words->count, 1, sizeof(text__word), error);
-    words->data = (text__word*)data;
-    TEXT__TRY(good);
-    text__word* word = &words->data[words->count];
+    qlora_result r = qlora__text_reserve(env, &data, &words->capacity, words->count, 1,
+                                         sizeof(qlora__text_word));
+    words->data = (qlora__text_word*)data;
+    QLORA__TRY(r);
+    qlora__text_word* word = &words->data[words->count];
     word->at = (uint32_t)words->bytes.count;
     word->size = (uint32_t)size;
     word->id = id;
-    TEXT__TRY(text_bytes_add(&words->bytes, text, size, error));
+    QLORA__TRY(qlora__text_bytes_add(env, &words->bytes, text, size));
     words->count++;
     words->table[place] = (uint32_t)words->count;
-    return true;
+    return QLORA_OK;
 }
 
-static void text__words_free(text__words* words) {
-    text_bytes_free(&words->bytes);
-    TEXT_FREE(words->data);
-    TEXT_FREE(words->table);
+static void qlora__text_words_free(qlora__env* env, qlora__text_words* words) {
+    qlora__text_bytes_free(env, &words->bytes);
+    qlora__env_free(env, words->data, words->capacity * sizeof *words->data);
+    qlora__env_free(env, words->table, words->places * sizeof *words->table);
     memset(words, 0, sizeof(*words));
 }

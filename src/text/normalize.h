@@ -1,5 +1,5 @@
-static bool text__replace(const char* text, size_t size, const text__step* step, text_bytes* out,
-                          text_error* error) {
+static qlora_result qlora__text_replace(qlora__env* env, const char* text, size_t size,
+                                        const qlora__text_step* step, qlora_text_bytes* out) {
     size_t copied = 0;
     size_t at = 0;
     while (size - at >= step->a_size) {
@@ -12,16 +12,17 @@ static bool text__replace(const char* text, size_t size, const text__step* step,
             at++;
             continue;
         }
-        TEXT__TRY(text_bytes_add(out, text + copied, at - copied, error));
-        TEXT__TRY(text_bytes_add(out, step->b, step->b_size, error));
+        QLORA__TRY(qlora__text_bytes_add(env, out, text + copied, at - copied));
+        QLORA__TRY(qlora__text_bytes_add(env, out, step->b, step->b_size));
         at += step->a_size;
         copied = at;
     }
-    return text_bytes_add(out, text + copied, size - copied, error);
+    return qlora__text_bytes_add(env, out, text + copied, size - copied);
 }
 
-static text__view text__view_of(const text_tok* tok, const char* text, size_t end) {
-    text__view view;
+static qlora__text_view qlora__text_view_of(const qlora_text_tok* tok, const char* text,
+                                            size_t end) {
+    qlora__text_view view;
     view.s = (const unsigned char*)text;
     view.end = end;
     view.classes = tok->classes;
@@ -30,15 +31,17 @@ static text__view text__view_of(const text_tok* tok, const char* text, size_t en
 }
 
 // The start of the white space that ends text[floor..end).
-static size_t text__space_before(const text_tok* tok, const char* text, size_t floor, size_t end) {
+static size_t qlora__text_space_before(const qlora_text_tok* tok, const char* text, size_t floor,
+                                       size_t end) {
     while (end > floor) {
         size_t start = end - 1;
         while (start > floor && end - start < 4 && ((unsigned char)text[start] & 0xC0) == 0x80) {
             start--;
         }
-        text__view view = text__view_of(tok, text, end);
+        qlora__text_view view = qlora__text_view_of(tok, text, end);
         size_t length;
-        if (!(text__class_at(&view, start, &length) & TEXT__WS) || start + length != end) {
+        if (!(qlora__text_class_at(&view, start, &length) & QLORA__TEXT_WS) ||
+            start + length != end) {
             break;
         }
         end = start;
@@ -46,42 +49,46 @@ static size_t text__space_before(const text_tok* tok, const char* text, size_t f
     return end;
 }
 
-static bool text__normalizer_step(text_tok* tok, const text__step* step, const char* text,
-                                  size_t size, bool front, text_bytes* out, text_error* error) {
+static qlora_result qlora__text_normalizer_step(qlora__env* env, qlora_text_tok* tok,
+                                                const qlora__text_step* step, const char* text,
+                                                size_t size, bool front, qlora_text_bytes* out) {
     switch (step->kind) {
-    case TEXT__N_NFC:
-    case TEXT__N_NFD:
-        return text__normalize(tok->classes, step->kind == TEXT__N_NFC, text, size, &tok->marks,
-                               out, error);
-    case TEXT__N_PREPEND:
-        TEXT__TRY(!front || size == 0 || text_bytes_add(out, step->a, step->a_size, error));
-        return text_bytes_add(out, text, size, error);
-    case TEXT__N_REPLACE:
-        return text__replace(text, size, step, out, error);
-    default: { // TEXT__N_STRIP
-        text__view view = text__view_of(tok, text, size);
-        size_t begin = step->start > 0 ? text__run(&view, 0, TEXT__WS) : 0;
-        size_t end = step->stop > 0 ? text__space_before(tok, text, 0, size) : size;
-        return begin >= end || text_bytes_add(out, text + begin, end - begin, error);
+    case QLORA__TEXT_N_NFC:
+    case QLORA__TEXT_N_NFD:
+        return qlora__text_normalize(env, tok->classes, step->kind == QLORA__TEXT_N_NFC, text, size,
+                                     &tok->marks, out);
+    case QLORA__TEXT_N_PREPEND:
+        if (front && size > 0) {
+            QLORA__TRY(qlora__text_bytes_add(env, out, step->a, step->a_size));
+        }
+        return qlora__text_bytes_add(env, out, text, size);
+    case QLORA__TEXT_N_REPLACE:
+        return qlora__text_replace(env, text, size, step, out);
+    default: { // QLORA__TEXT_N_STRIP
+        qlora__text_view view = qlora__text_view_of(tok, text, size);
+        size_t begin = step->start > 0 ? qlora__text_run(&view, 0, QLORA__TEXT_WS) : 0;
+        size_t end = step->stop > 0 ? qlora__text_space_before(tok, text, 0, size) : size;
+        return begin >= end ? QLORA_OK : qlora__text_bytes_add(env, out, text + begin, end - begin);
     }
     }
 }
 
-// All steps; *out is one of the tokenizer's buffers. `front`: something may be put in front.
-static bool text__apply_normalizer(text_tok* tok, const char* text, size_t size, bool front,
-                                   text_bytes** out, text_error* error) {
+// Runs all steps; *out is one of the tokenizer's buffers. `front`: text may be prepended.
+static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok* tok,
+                                                 const char* text, size_t size, bool front,
+                                                 qlora_text_bytes** out) {
     *out = &tok->buffers[1];
     if (tok->normalizer.count == 0) {
         tok->buffers[1].count = 0;
-        return text_bytes_add(&tok->buffers[1], text, size, error);
+        return qlora__text_bytes_add(env, &tok->buffers[1], text, size);
     }
     for (size_t i = 0; i < tok->normalizer.count; i++) {
         *out = &tok->buffers[1 + i % 2];
         (*out)->count = 0;
-        TEXT__TRY(
-            text__normalizer_step(tok, &tok->normalizer.data[i], text, size, front, *out, error));
+        QLORA__TRY(qlora__text_normalizer_step(env, tok, &tok->normalizer.data[i], text, size,
+                                               front, *out));
         text = (*out)->data;
         size = (*out)->count;
     }
-    return true;
+    return QLORA_OK;
 }

@@ -1,23 +1,22 @@
-#define TEXT__COUNT(array) (sizeof(array) / sizeof((array)[0]))
-#define TEXT__CODES 0x110000u
+#define QLORA__TEXT_CODES 0x110000u
 
-// The class of every code point, spread out; made when a tokenizer is loaded.
-static uint8_t* text__classes_make(text_error* error) {
-    uint8_t* classes = (uint8_t*)text__zalloc(TEXT__CODES, 1, error);
+// The class of every code point, expanded; made when a tokenizer is loaded.
+static uint8_t* qlora__text_classes_make(qlora__env* env) {
+    uint8_t* classes = (uint8_t*)qlora__text_zalloc(env, QLORA__TEXT_CODES, 1);
     if (classes == NULL) {
         return NULL;
     }
-    size_t runs = TEXT__COUNT(text__class_runs);
+    size_t runs = QLORA__TEXT_COUNT(qlora__text_class_runs);
     for (size_t i = 0; i < runs; i++) {
-        uint32_t first = text__class_runs[i] >> 8;
-        uint32_t end = i + 1 < runs ? text__class_runs[i + 1] >> 8 : TEXT__CODES;
-        memset(classes + first, (int)(text__class_runs[i] & 0xFF), end - first);
+        uint32_t first = qlora__text_class_runs[i] >> 8;
+        uint32_t end = i + 1 < runs ? qlora__text_class_runs[i + 1] >> 8 : QLORA__TEXT_CODES;
+        memset(classes + first, (int)(qlora__text_class_runs[i] & 0xFF), end - first);
     }
     return classes;
 }
 
-// The length of the UTF-8 character at s (1 to 4) and its code point; 0 when it is not UTF-8.
-static size_t text__utf8(const unsigned char* s, size_t left, uint32_t* code) {
+// Length of the UTF-8 character at s (1 to 4), and its code point; 0 when it is invalid.
+static size_t qlora__text_utf8(const unsigned char* s, size_t left, uint32_t* code) {
     uint32_t c = s[0];
     if (c < 0x80) {
         *code = c;
@@ -34,16 +33,16 @@ static size_t text__utf8(const unsigned char* s, size_t left, uint32_t* code) {
         }
         c = c << 6 | (s[i] & 0x3Fu);
     }
-    // overlong, surrogate, beyond the last code point
+    // overlong forms, surrogates, and values above U+10FFFF
     if ((length == 3 && (c < 0x800 || (c >= 0xD800 && c < 0xE000))) ||
-        (length == 4 && (c < 0x10000 || c >= TEXT__CODES))) {
+        (length == 4 && (c < 0x10000 || c >= QLORA__TEXT_CODES))) {
         return 0;
     }
     *code = c;
     return length;
 }
 
-static size_t text__utf8_put(uint32_t code, char* out) {
+static size_t qlora__text_utf8_put(uint32_t code, char* out) {
     if (code < 0x80) {
         out[0] = (char)code;
         return 1;
@@ -58,10 +57,9 @@ static size_t text__utf8_put(uint32_t code, char* out) {
     return length;
 }
 
-// How many bytes at s could still become one character: s is not UTF-8 here. What a decoder with
-// replacement puts one U+FFFD for (the longest start of a character, at least one byte).
-// *open: the end of the text came first.
-static size_t text__utf8_broken(const unsigned char* s, size_t left, bool* open) {
+// At s, where the text is invalid: how many bytes a decoder replaces by one U+FFFD. That is the
+// longest valid start of a character, at least one byte. *open: the text ends inside it.
+static size_t qlora__text_utf8_broken(const unsigned char* s, size_t left, bool* open) {
     *open = false;
     unsigned c = s[0];
     if (c < 0xC2 || c > 0xF4) {
@@ -86,98 +84,102 @@ static size_t text__utf8_broken(const unsigned char* s, size_t left, bool* open)
     return length;
 }
 
-// Appends with U+FFFD for what is not UTF-8. With `open` an unfinished character at the end is
-// left: *used says how far it came.
-static bool text__utf8_repair(const char* data, size_t count, bool keep_open, size_t* used,
-                              text_bytes* out, text_error* error) {
+// Appends the text with U+FFFD for invalid UTF-8. With `keep_open`, an incomplete character at the
+// end is not consumed; *used is the number of bytes that were.
+static qlora_result qlora__text_utf8_repair(qlora__env* env, const char* data, size_t count,
+                                            bool keep_open, size_t* used, qlora_text_bytes* out) {
     const unsigned char* s = (const unsigned char*)data;
     size_t at = 0;
-    size_t good = 0; // start of what is fine and not yet copied
+    size_t good = 0; // start of the valid part that is not copied yet
     bool open = false;
     *used = 0;
     if (count == 0) {
-        return true;
+        return QLORA_OK;
     }
     while (at < count && !open) {
         uint32_t code;
-        size_t length = text__utf8(s + at, count - at, &code);
+        size_t length = qlora__text_utf8(s + at, count - at, &code);
         if (length > 0) {
             at += length;
             continue;
         }
-        TEXT__TRY(text_bytes_add(out, data + good, at - good, error));
-        length = text__utf8_broken(s + at, count - at, &open);
+        QLORA__TRY(qlora__text_bytes_add(env, out, data + good, at - good));
+        length = qlora__text_utf8_broken(s + at, count - at, &open);
         open = open && keep_open;
         if (!open) {
-            TEXT__TRY(text_bytes_add(out, "\xEF\xBF\xBD", 3, error));
+            QLORA__TRY(qlora__text_bytes_add(env, out, "\xEF\xBF\xBD", 3));
             at += length;
         }
         good = at;
     }
-    TEXT__TRY(text_bytes_add(out, data + good, at - good, error));
+    QLORA__TRY(qlora__text_bytes_add(env, out, data + good, at - good));
     *used = at;
-    return true;
+    return QLORA_OK;
 }
 
-static uint32_t text__combining_class(uint32_t code) {
+static uint32_t qlora__text_combining_class(uint32_t code) {
     size_t low = 0;
-    size_t high = TEXT__COUNT(text__combinings);
+    size_t high = QLORA__TEXT_COUNT(qlora__text_combinings);
     while (low < high) {
         size_t middle = (low + high) / 2;
-        if (code > text__combinings[middle].last) {
+        if (code > qlora__text_combinings[middle].last) {
             low = middle + 1;
-        } else if (code < text__combinings[middle].first) {
+        } else if (code < qlora__text_combinings[middle].first) {
             high = middle;
         } else {
-            return text__combinings[middle].value;
+            return qlora__text_combinings[middle].value;
         }
     }
     return 0;
 }
 
 // NULL when it does not decompose.
-static const text__decomposition* text__decompose(uint32_t code) {
+static const qlora__text_decomposition* qlora__text_decompose(uint32_t code) {
     size_t low = 0;
-    size_t high = TEXT__COUNT(text__decompositions);
+    size_t high = QLORA__TEXT_COUNT(qlora__text_decompositions);
     while (low < high) {
         size_t middle = (low + high) / 2;
-        if (text__decompositions[middle].composed < code) {
+        if (qlora__text_decompositions[middle].composed < code) {
             low = middle + 1;
         } else {
             high = middle;
         }
     }
-    bool found =
-        low < TEXT__COUNT(text__decompositions) && text__decompositions[low].composed == code;
-    return found ? &text__decompositions[low] : NULL;
+    bool found = low < QLORA__TEXT_COUNT(qlora__text_decompositions) &&
+                 qlora__text_decompositions[low].composed == code;
+    return found ? &qlora__text_decompositions[low] : NULL;
 }
 
 enum {
-    TEXT__HANGUL_S = 0xAC00,
-    TEXT__HANGUL_L = 0x1100,
-    TEXT__HANGUL_V = 0x1161,
-    TEXT__HANGUL_T = 0x11A7,
-    TEXT__HANGUL_LS = 19,
-    TEXT__HANGUL_VS = 21,
-    TEXT__HANGUL_TS = 28
+    QLORA__TEXT_HANGUL_S = 0xAC00,
+    QLORA__TEXT_HANGUL_L = 0x1100,
+    QLORA__TEXT_HANGUL_V = 0x1161,
+    QLORA__TEXT_HANGUL_T = 0x11A7,
+    QLORA__TEXT_HANGUL_LS = 19,
+    QLORA__TEXT_HANGUL_VS = 21,
+    QLORA__TEXT_HANGUL_TS = 28
 };
 
 // The primary composite of two characters, or 0.
-static uint32_t text__compose(uint32_t first, uint32_t second) {
-    if (first - TEXT__HANGUL_L < TEXT__HANGUL_LS && second - TEXT__HANGUL_V < TEXT__HANGUL_VS) {
-        uint32_t lv = (first - TEXT__HANGUL_L) * TEXT__HANGUL_VS + (second - TEXT__HANGUL_V);
-        return TEXT__HANGUL_S + lv * TEXT__HANGUL_TS;
+static uint32_t qlora__text_compose(uint32_t first, uint32_t second) {
+    if (first - QLORA__TEXT_HANGUL_L < QLORA__TEXT_HANGUL_LS &&
+        second - QLORA__TEXT_HANGUL_V < QLORA__TEXT_HANGUL_VS) {
+        uint32_t lv = (first - QLORA__TEXT_HANGUL_L) * QLORA__TEXT_HANGUL_VS +
+                      (second - QLORA__TEXT_HANGUL_V);
+        return QLORA__TEXT_HANGUL_S + lv * QLORA__TEXT_HANGUL_TS;
     }
-    uint32_t syllable = first - TEXT__HANGUL_S;
-    if (syllable < TEXT__HANGUL_LS * TEXT__HANGUL_VS * TEXT__HANGUL_TS &&
-        syllable % TEXT__HANGUL_TS == 0 && second - TEXT__HANGUL_T - 1 < TEXT__HANGUL_TS - 1) {
-        return first + (second - TEXT__HANGUL_T);
+    uint32_t syllable = first - QLORA__TEXT_HANGUL_S;
+    if (syllable < QLORA__TEXT_HANGUL_LS * QLORA__TEXT_HANGUL_VS * QLORA__TEXT_HANGUL_TS &&
+        syllable % QLORA__TEXT_HANGUL_TS == 0 &&
+        second - QLORA__TEXT_HANGUL_T - 1 < QLORA__TEXT_HANGUL_TS - 1) {
+        return first + (second - QLORA__TEXT_HANGUL_T);
     }
     size_t low = 0;
-    size_t high = TEXT__COUNT(text__compositions);
+    size_t high = QLORA__TEXT_COUNT(qlora__text_compositions);
     while (low < high) {
         size_t middle = (low + high) / 2;
-        const text__decomposition* row = &text__decompositions[text__compositions[middle]];
+        const qlora__text_decomposition* row =
+            &qlora__text_decompositions[qlora__text_compositions[middle]];
         if (row->first == first && row->second == second) {
             return row->composed;
         }
@@ -190,46 +192,50 @@ static uint32_t text__compose(uint32_t first, uint32_t second) {
     return 0;
 }
 
-// A starter and the marks after it. A byte that is not UTF-8 is TEXT__CODES + byte, a starter.
-typedef struct text__mark {
+// A starter and the marks after it. An invalid byte is QLORA__TEXT_CODES + byte, a starter.
+typedef struct qlora__text_mark {
     uint32_t code;
     uint32_t order;
-} text__mark;
+} qlora__text_mark;
 
-typedef struct text__marks {
-    text__mark* data;
+typedef struct qlora__text_marks {
+    qlora__text_mark* data;
     size_t count;
     size_t capacity;
-    text__mark* sorted;
+    qlora__text_mark* sorted;
     size_t sorted_capacity;
-} text__marks;
+} qlora__text_marks;
 
-static bool text__marks_add(text__marks* marks, uint32_t code, uint32_t order, text_error* error) {
+static qlora_result qlora__text_marks_add(qlora__env* env, qlora__text_marks* marks, uint32_t code,
+                                          uint32_t order) {
     void* data = marks->data;
-    bool good = text__reserve(&data, &marks->capacity, marks->count, 1, sizeof(text__mark), error);
-    marks->data = (text__mark*)data;
-    TEXT__TRY(good);
+    qlora_result r = qlora__text_reserve(env, &data, &marks->capacity, marks->count, 1,
+                                         sizeof(qlora__text_mark));
+    marks->data = (qlora__text_mark*)data;
+    QLORA__TRY(r);
     marks->data[marks->count].code = code;
     marks->data[marks->count].order = order;
     marks->count++;
-    return true;
+    return QLORA_OK;
 }
 
-// Stable sort by combining class of data[begin..): by counting, so that a long run costs no more.
-static bool text__marks_sort(text__marks* marks, size_t begin, text_error* error) {
+// Stable sort of data[begin..) by combining class. It counts, so that a long run is linear.
+static qlora_result qlora__text_marks_sort(qlora__env* env, qlora__text_marks* marks,
+                                           size_t begin) {
     size_t count = marks->count - begin;
-    text__mark* data = marks->data + begin;
+    qlora__text_mark* data = marks->data + begin;
     bool sorted = true;
     for (size_t i = 1; i < count; i++) {
         sorted = sorted && data[i - 1].order <= data[i].order;
     }
     if (sorted) {
-        return true;
+        return QLORA_OK;
     }
     void* other = marks->sorted;
-    bool good = text__reserve(&other, &marks->sorted_capacity, 0, count, sizeof(text__mark), error);
-    marks->sorted = (text__mark*)other;
-    TEXT__TRY(good);
+    qlora_result r = qlora__text_reserve(env, &other, &marks->sorted_capacity, 0, count,
+                                         sizeof(qlora__text_mark));
+    marks->sorted = (qlora__text_mark*)other;
+    QLORA__TRY(r);
     size_t starts[257];
     memset(starts, 0, sizeof(starts));
     for (size_t i = 0; i < count; i++) {
@@ -241,51 +247,56 @@ static bool text__marks_sort(text__marks* marks, size_t begin, text_error* error
     for (size_t i = 0; i < count; i++) {
         marks->sorted[starts[data[i].order & 0xFF]++] = data[i];
     }
-    memcpy(data, marks->sorted, count * sizeof(text__mark));
-    return true;
+    memcpy(data, marks->sorted, count * sizeof(qlora__text_mark));
+    return QLORA_OK;
 }
 
 // Adds the full canonical decomposition of one character. Decompositions nest at most four deep,
 // always in the first part.
-static bool text__marks_add_decomposed(text__marks* marks, uint32_t code, text_error* error) {
-    uint32_t syllable = code - TEXT__HANGUL_S;
-    if (syllable < TEXT__HANGUL_LS * TEXT__HANGUL_VS * TEXT__HANGUL_TS) {
-        uint32_t tail = syllable % TEXT__HANGUL_TS;
-        uint32_t lv = syllable / TEXT__HANGUL_TS;
-        TEXT__TRY(text__marks_add(marks, TEXT__HANGUL_L + lv / TEXT__HANGUL_VS, 0, error));
-        TEXT__TRY(text__marks_add(marks, TEXT__HANGUL_V + lv % TEXT__HANGUL_VS, 0, error));
-        return tail == 0 || text__marks_add(marks, TEXT__HANGUL_T + tail, 0, error);
+static qlora_result qlora__text_marks_add_decomposed(qlora__env* env, qlora__text_marks* marks,
+                                                     uint32_t code) {
+    uint32_t syllable = code - QLORA__TEXT_HANGUL_S;
+    if (syllable < QLORA__TEXT_HANGUL_LS * QLORA__TEXT_HANGUL_VS * QLORA__TEXT_HANGUL_TS) {
+        uint32_t tail = syllable % QLORA__TEXT_HANGUL_TS;
+        uint32_t lv = syllable / QLORA__TEXT_HANGUL_TS;
+        QLORA__TRY(qlora__text_marks_add(env, marks,
+                                         QLORA__TEXT_HANGUL_L + lv / QLORA__TEXT_HANGUL_VS, 0));
+        QLORA__TRY(qlora__text_marks_add(env, marks,
+                                         QLORA__TEXT_HANGUL_V + lv % QLORA__TEXT_HANGUL_VS, 0));
+        return tail == 0 ? QLORA_OK
+                         : qlora__text_marks_add(env, marks, QLORA__TEXT_HANGUL_T + tail, 0);
     }
     uint32_t tails[8];
     size_t count = 0;
-    const text__decomposition* row = code < 0xC0 ? NULL : text__decompose(code);
-    while (row != NULL && count < TEXT__COUNT(tails)) {
+    const qlora__text_decomposition* row = code < 0xC0 ? NULL : qlora__text_decompose(code);
+    while (row != NULL && count < QLORA__TEXT_COUNT(tails)) {
         code = row->first;
         if (row->second != 0) {
             tails[count++] = row->second;
         }
-        row = text__decompose(code);
+        row = qlora__text_decompose(code);
     }
-    TEXT__TRY(text__marks_add(marks, code, text__combining_class(code), error));
+    QLORA__TRY(qlora__text_marks_add(env, marks, code, qlora__text_combining_class(code)));
     while (count > 0) {
         count--;
-        TEXT__TRY(text__marks_add(marks, tails[count], text__combining_class(tails[count]), error));
+        QLORA__TRY(qlora__text_marks_add(env, marks, tails[count],
+                                         qlora__text_combining_class(tails[count])));
     }
-    return true;
+    return QLORA_OK;
 }
 
-// Canonical composition in place. All of it was decomposed and sorted.
-static void text__marks_compose(text__marks* marks) {
-    text__mark* data = marks->data;
+// Canonical composition in place, of marks that are decomposed and sorted.
+static void qlora__text_marks_compose(qlora__text_marks* marks) {
+    qlora__text_mark* data = marks->data;
     size_t out = 0;
     size_t starter = SIZE_MAX;
     uint32_t last = 0; // class of the last mark kept after the starter
     for (size_t i = 0; i < marks->count; i++) {
-        text__mark mark = data[i];
+        qlora__text_mark mark = data[i];
         bool adjacent = starter != SIZE_MAX && out == starter + 1;
         bool blocked = !adjacent && (last == 0 || last >= mark.order);
         if (starter != SIZE_MAX && !blocked) {
-            uint32_t composed = text__compose(data[starter].code, mark.code);
+            uint32_t composed = qlora__text_compose(data[starter].code, mark.code);
             if (composed != 0) {
                 data[starter].code = composed;
                 continue;
@@ -300,66 +311,68 @@ static void text__marks_compose(text__marks* marks) {
     marks->count = out;
 }
 
-static bool text__marks_flush(text__marks* marks, bool compose, text_bytes* out,
-                              text_error* error) {
+static qlora_result qlora__text_marks_flush(qlora__env* env, qlora__text_marks* marks, bool compose,
+                                            qlora_text_bytes* out) {
     size_t begin = 0;
     for (size_t i = 0; i <= marks->count; i++) {
         if (i == marks->count || marks->data[i].order == 0) {
             size_t whole = marks->count;
             marks->count = i;
-            bool good = text__marks_sort(marks, begin, error);
+            qlora_result r = qlora__text_marks_sort(env, marks, begin);
             marks->count = whole;
-            TEXT__TRY(good);
+            QLORA__TRY(r);
             begin = i + 1;
         }
     }
     if (compose) {
-        text__marks_compose(marks);
+        qlora__text_marks_compose(marks);
     }
-    TEXT__TRY(text__bytes_room(out, marks->count * 4, error));
+    QLORA__TRY(qlora__text_bytes_room(env, out, marks->count * 4));
     for (size_t i = 0; i < marks->count; i++) {
         uint32_t code = marks->data[i].code;
-        if (code >= TEXT__CODES) {
-            out->data[out->count++] = (char)(unsigned char)(code - TEXT__CODES);
+        if (code >= QLORA__TEXT_CODES) {
+            out->data[out->count++] = (char)(unsigned char)(code - QLORA__TEXT_CODES);
         } else {
-            out->count += text__utf8_put(code, out->data + out->count);
+            out->count += qlora__text_utf8_put(code, out->data + out->count);
         }
     }
     marks->count = 0;
-    return true;
+    return QLORA_OK;
 }
 
-// Appends the NFC (or NFD) of the text. Bytes that are not UTF-8 stay as they are.
-static bool text__normalize(const uint8_t* classes, bool compose, const char* text, size_t count,
-                            text__marks* marks, text_bytes* out, text_error* error) {
+// Appends the NFC (or NFD) of the text. Invalid bytes are copied unchanged.
+static qlora_result qlora__text_normalize(qlora__env* env, const uint8_t* classes, bool compose,
+                                          const char* text, size_t count, qlora__text_marks* marks,
+                                          qlora_text_bytes* out) {
     const unsigned char* s = (const unsigned char*)text;
     size_t at = 0;
     bool change = false;
     while (at < count && !change) {
         uint32_t code = 0;
-        size_t length = text__utf8(s + at, count - at, &code);
-        change = length > 0 && ((classes[code] & TEXT__UNSTABLE) || (!compose && code >= 0xC0));
+        size_t length = qlora__text_utf8(s + at, count - at, &code);
+        change =
+            length > 0 && ((classes[code] & QLORA__TEXT_UNSTABLE) || (!compose && code >= 0xC0));
         at += length > 0 ? length : 1;
     }
     if (!change) {
-        return text_bytes_add(out, text, count, error);
+        return qlora__text_bytes_add(env, out, text, count);
     }
     marks->count = 0;
     at = 0;
     while (at < count) {
         uint32_t code = 0;
-        size_t length = text__utf8(s + at, count - at, &code);
-        // An ASCII character never joins what is before it: everything so far is complete.
+        size_t length = qlora__text_utf8(s + at, count - at, &code);
+        // An ASCII character never combines with what precedes it: all marks so far are complete.
         if (s[at] < 0x80 && marks->count >= 64) {
-            TEXT__TRY(text__marks_flush(marks, compose, out, error));
+            QLORA__TRY(qlora__text_marks_flush(env, marks, compose, out));
         }
         if (length == 0) {
-            TEXT__TRY(text__marks_add(marks, TEXT__CODES + s[at], 0, error));
+            QLORA__TRY(qlora__text_marks_add(env, marks, QLORA__TEXT_CODES + s[at], 0));
             length = 1;
         } else {
-            TEXT__TRY(text__marks_add_decomposed(marks, code, error));
+            QLORA__TRY(qlora__text_marks_add_decomposed(env, marks, code));
         }
         at += length;
     }
-    return text__marks_flush(marks, compose, out, error);
+    return qlora__text_marks_flush(env, marks, compose, out);
 }

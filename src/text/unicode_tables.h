@@ -4,7 +4,7 @@
 // Data: Copyright (c) 1991-2024 Unicode, Inc., Unicode License V3, SPDX Unicode-3.0,
 // https://www.unicode.org/license.txt
 // Runs of equal class: first code point << 8 | may change under NFC << 7 | class.
-static const uint32_t text__class_runs[] = {
+static const uint32_t qlora__text_class_runs[] = {
     0x0, 0x90b, 0xe00, 0x200b, 0x2108, 0x2409, 0x2508, 0x2b09, 0x2c08, 0x3005, 0x3a08, 0x3c09,
     0x3f08, 0x4101, 0x5b08, 0x5e09, 0x5f07, 0x6009, 0x6102, 0x7b08, 0x7c09, 0x7d08, 0x7e09, 0x7f00,
     0x850b, 0x8600, 0xa00b, 0xa108, 0xa209, 0xa708, 0xa809, 0xaa03, 0xab08, 0xac09, 0xad00, 0xae09,
@@ -428,7 +428,7 @@ static const uint32_t text__class_runs[] = {
     0xe010004, 0xe01f000,
 };
 // Canonical decompositions, sorted: character, first, second (0: there is none).
-static const text__decomposition text__decompositions[] = {
+static const qlora__text_decomposition qlora__text_decompositions[] = {
     {0xc0,0x41,0x300}, {0xc1,0x41,0x301}, {0xc2,0x41,0x302}, {0xc3,0x41,0x303}, {0xc4,0x41,0x308},
     {0xc5,0x41,0x30a}, {0xc7,0x43,0x327}, {0xc8,0x45,0x300}, {0xc9,0x45,0x301}, {0xca,0x45,0x302},
     {0xcb,0x45,0x308}, {0xcc,0x49,0x300}, {0xcd,0x49,0x301}, {0xce,0x49,0x302}, {0xcf,0x49,0x308},
@@ -946,7 +946,7 @@ static const text__decomposition text__decompositions[] = {
     {0x2fa1c,0x9f3b,0x0}, {0x2fa1d,0x2a600,0x0},
 };
 // Rows of the table above that compose, sorted by first and second.
-static const uint16_t text__compositions[] = {
+static const uint16_t qlora__text_compositions[] = {
     912, 909, 913, 0, 1, 2, 3, 53, 55, 238, 4, 572, 5, 165, 208, 210, 570, 415, 57, 417, 419, 421,
     59, 61, 63, 65, 6, 425, 67, 427, 431, 433, 429, 7, 8, 9, 598, 69, 71, 73, 10, 596, 77, 212, 214,
     594, 240, 75, 439, 441, 445, 198, 79, 447, 81, 83, 187, 85, 87, 449, 453, 236, 451, 455, 457,
@@ -998,7 +998,7 @@ static const uint16_t text__compositions[] = {
     1499, 1501, 1500, 1502, 1503, 1504,
 };
 // Canonical combining classes, sorted: first, last, class.
-static const text__combining text__combinings[] = {
+static const qlora__text_combining qlora__text_combinings[] = {
     {0x300,0x314,230}, {0x315,0x315,232}, {0x316,0x319,220}, {0x31a,0x31a,232}, {0x31b,0x31b,216},
     {0x31c,0x320,220}, {0x321,0x322,202}, {0x323,0x326,220}, {0x327,0x328,202}, {0x329,0x333,220},
     {0x334,0x338,1}, {0x339,0x33c,220}, {0x33d,0x344,230}, {0x345,0x345,240}, {0x346,0x346,230},

@@ -4,62 +4,73 @@
 // text; if it is odd, the rest is text for the small tokenizers in tests/golden (run it in the root
 // of the repository), and the byte-exact one must return it unchanged.
 
-#define TEXT_IMPLEMENTATION
+#define QLORA_TEXT_IMPLEMENTATION
 #include "qlora_text.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
-static void use(text_tok* tok, const char* text, size_t size, unsigned flags, bool exact) {
-    text_error error;
-    text_ids ids = {0};
-    text_bytes back = {0};
-    text_bytes parts = {0};
-    text_stream stream;
-    memset(&stream, 0, sizeof(stream));
-    if (!text_encode(tok, text, size, flags, &ids, &error)) {
-        abort(); // running out of memory is the only error allowed here
-    }
-    for (size_t i = 0; i < ids.count; i++) {
-        // ids added by a post-processor need not exist
-        if (!(flags & TEXT_SPECIAL) && (ids.data[i] < 0 || ids.data[i] >= text_tok_count(tok))) {
-            abort();
-        }
-        if (!text_stream_push(tok, &stream, ids.data[i], 0, &parts, &error)) {
-            abort();
-        }
-    }
-    if (!text_stream_end(&stream, &parts, &error) ||
-        !text_decode(tok, ids.data, ids.count, flags & TEXT_REPLACE, &back, &error)) {
+static qlora_text* lib(void) {
+    static qlora_text* text;
+    if (text == NULL && qlora_text_create(NULL, &text) != QLORA_OK) {
         abort();
     }
+    return text;
+}
+
+static void must(qlora_result result) {
+    if (result != QLORA_OK) {
+        abort(); // only a lack of memory is an error here
+    }
+}
+
+static void use(qlora_text_tok* tok, const char* text, size_t size, uint32_t flags, bool exact) {
+    qlora_text_ids ids = {0};
+    qlora_text_bytes back = {0};
+    qlora_text_bytes parts = {0};
+    qlora_text_stream stream;
+    qlora_text_tok_info info;
+    memset(&stream, 0, sizeof(stream));
+    must(qlora_text_tok_query(tok, &info));
+    must(qlora_text_encode(tok, text, size, flags, &ids));
+    for (size_t i = 0; i < ids.count; i++) {
+        // ids that a post-processor adds need not exist
+        if (!(flags & QLORA_TEXT_SPECIAL) && (ids.data[i] < 0 || ids.data[i] >= info.count)) {
+            abort();
+        }
+        must(qlora_text_stream_push(tok, &stream, ids.data[i], 0, &parts));
+    }
+    must(qlora_text_stream_end(tok, &stream, &parts));
+    must(qlora_text_decode(tok, ids.data, ids.count, flags & QLORA_TEXT_REPLACE, &back));
     if (exact && (back.count != size || (size > 0 && memcmp(back.data, text, size) != 0))) {
         abort();
     }
-    text_ids_free(&ids);
-    text_bytes_free(&back);
-    text_bytes_free(&parts);
+    qlora_text_ids_free(lib(), &ids);
+    qlora_text_bytes_free(lib(), &back);
+    qlora_text_bytes_free(lib(), &parts);
 }
 
 static void fuzz_file(const uint8_t* data, size_t size) {
     static const char text[] =
         "The caf\xC3\xA9's e\xCC\x81 <s>\xE2\x96\x81 12345\r\n\t x \xFF\xF0\x9F";
-    text_error error;
-    text_tok* tok = NULL;
-    error.text[0] = 0;
-    if (!text_tok_load("fuzz", data, size, &tok, &error)) {
-        if (tok != NULL || error.text[0] == 0) {
+    uint64_t before = lib()->env.host_bytes;
+    qlora_text_tok* tok = NULL;
+    if (qlora_text_tok_load(lib(), "fuzz", data, size, &tok) != QLORA_OK) {
+        if (tok != NULL || qlora_text_last_error(lib())[0] == 0) {
             abort();
         }
-        return;
+    } else {
+        for (uint32_t flags = 0; flags < 32; flags += 5) {
+            use(tok, text, sizeof(text) - 1, flags, false);
+        }
+        must(qlora_text_tok_close(tok));
     }
-    for (unsigned flags = 0; flags < 32; flags += 5) {
-        use(tok, text, sizeof(text) - 1, flags, false);
+    if (lib()->env.host_bytes != before) {
+        abort();
     }
-    text_tok_close(tok);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    static text_tok* toks[2];
+    static qlora_text_tok* toks[2];
     static const char* const names[2] = {"tests/golden/text_byte.json",
                                          "tests/golden/text_spm.json"};
     if (size == 0) {
@@ -70,13 +81,12 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         return 0;
     }
     size_t which = data[0] / 2 % 2;
-    text_error error;
-    if (toks[which] == NULL && !text_tok_open(names[which], &toks[which], &error)) {
-        abort();
+    if (toks[which] == NULL) {
+        must(qlora_text_tok_open(lib(), names[which], &toks[which]));
     }
-    unsigned flags = (unsigned)data[0] >> 3;
+    uint32_t flags = (uint32_t)data[0] >> 3;
     // literal text without a leading space is returned unchanged; the first tokenizer normalises
-    bool exact = which == 1 && flags == TEXT_LITERAL;
+    bool exact = which == 1 && flags == QLORA_TEXT_LITERAL;
     bool added = false; // stripped white space is lost
     for (size_t i = 1; i < size; i++) {
         added = added || data[i] == '<' || data[i] == '[' || data[i] == 'h';

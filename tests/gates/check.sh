@@ -141,7 +141,7 @@ gate_assembled() {
     sed -i 's/^    return y;$/    return -y;/' $d/qlora.h
     sed -i '0,/^#define QLORA_VERSION_MINOR/s/^#define QLORA_VERSION_MINOR/& 7 \/\//' $d/qlora.h
     (cd $d && ../../amalgamate src/qlora.h qlora.h) >$d/log 2>&1 && fault "an edit was overwritten"
-    grep -q '^  src/qlora.h:' $d/log || fault "the part to edit is not named: $(cat $d/log)"
+    grep -q '^  src/api/linkage.h:' $d/log || fault "the part to edit is not named: $(cat $d/log)"
     cmp -s qlora.h $d/qlora.h && fault "the edit was not made, or it was lost"
     # Lines of the header must have the same text as the lines that --where names.
     local line at
@@ -152,16 +152,27 @@ gate_assembled() {
     done
 }
 
-# CONTENTS and the banners of qlora.h must list the same floors in the same order.
+# Prints the first words of the lines of CONTENTS.
+contents_of() {
+    awk '/^ *CONTENTS/ { on = 1; next }
+        on && /^ *[a-z_\/]+  +[^ ]/ { print $1; seen = 1; next }
+        on && seen && /^ *$/ { exit }' "$1"
+}
+
+# CONTENTS and the banners of a header must list the same floors in the same order.
 gate_contents() {
     need_file qlora.h
-    awk '/^ *CONTENTS/ { on = 1; next }
-        on && /^ *[a-z]+  +[^ ]/ { print $1; seen = 1; next }
-        on && seen && /^ *$/ { exit }' qlora.h >$OUT/contents
+    contents_of qlora.h >$OUT/contents
     sed -n 's,^//@@ src/,,p' qlora.h | grep -v '^qlora\.h$' | sed 's,/.*,,; s,\.h$,,' |
         uniq >$OUT/floors
     [[ -s $OUT/floors ]] || fault "qlora.h has no banners"
     diff $OUT/contents $OUT/floors || fault "CONTENTS (<) and floors (>) differ"
+    # qlora_text.h: its own rooms one by one, of the shared floors only the name.
+    contents_of qlora_text.h >$OUT/contents
+    sed -n 's,^//@@ src/,,p' qlora_text.h | grep -vE '^(qlora_text|text/manual)\.h$' |
+        sed 's,\.h$,,; /^text/!s,/.*,,' | uniq >$OUT/floors
+    [[ -s $OUT/floors ]] || fault "qlora_text.h: no banners"
+    diff $OUT/contents $OUT/floors || fault "qlora_text.h: CONTENTS (<) and parts (>) differ"
 }
 
 # A part uses only parts before it: the frame is compiled up to each part, and anything used but not
@@ -173,7 +184,7 @@ gate_layers() {
     mkdir -p $d
     for frame in qlora qlora_text; do
         macro=QLORA_IMPLEMENTATION
-        [[ $frame == qlora ]] || macro=TEXT_IMPLEMENTATION
+        [[ $frame == qlora ]] || macro=QLORA_TEXT_IMPLEMENTATION
         n=$(grep -c '^#include "' src/$frame.h)
         for ((k = 1; k <= n; k++)); do
             awk -v k=$k '/^#include "/ && ++seen > k { next } { print }' src/$frame.h \
@@ -227,6 +238,7 @@ gate_functions() {
 gate_words() {
     need_file qlora.h
     awk -f tests/gates/check_words.awk qlora.h || bad=1
+    awk -f tests/gates/check_words.awk qlora_text.h || bad=1
 }
 
 # Files whose broken comments have not been repaired yet.
@@ -342,16 +354,16 @@ gate_link() {
         fault "with a system header first, -D_POSIX_C_SOURCE=200809L does not help"
 }
 
-# Checks what the implementation's object file exports, calls and stores.
-gate_symbols() {
-    need_file qlora.h
-    need gcc nm objdump
-    local config name never="exit|_exit|abort|printf|puts|putchar|vprintf|__assert_fail|getenv"
-    for config in -DQLORA_STATIC -DQLORA_NO_CUDA -DQLORA_DEBUG -DQLORA_DLL -DDEFAULT; do
-        name=${config#-D}
-        gcc -I. -std=c99 -O1 $config -c -o $OUT/symbols.o tests/gates/compile/config.c || return 1
+# symbols_of PREFIX CONFIG.c DECLARATIONS.c MACRO...: what the object of the implementation exports,
+# calls and keeps, under each macro. The last one is the default, DEFAULT.
+symbols_of() {
+    local prefix=$1 config=tests/gates/compile/$2 declarations=tests/gates/compile/$3 name
+    local never="exit|_exit|abort|printf|puts|putchar|vprintf|__assert_fail|getenv"
+    shift 3
+    for name in "$@"; do
+        gcc -I. -std=c99 -O1 "-D$name" -c -o $OUT/symbols.o "$config" || { bad=1; return; }
         nm -g --defined-only $OUT/symbols.o | awk '{ print $NF }' | sort -u >$OUT/defined
-        faults "$name: exported, but not public: " < <(grep -vE '^qlora_[a-z0-9]' $OUT/defined)
+        faults "$name: exported, but not public: " < <(grep -vE "^${prefix}[a-z0-9]" $OUT/defined)
         if [[ $name == QLORA_STATIC ]]; then
             faults "$name: exported: " <$OUT/defined
         fi
@@ -360,12 +372,71 @@ gate_symbols() {
         faults "$name: calls " < <(nm -u $OUT/symbols.o | awk '{ print $NF }' | grep -xE "($never)")
     done
     # Every declared function must exist. The last object is the one of the default configuration.
-    gcc -I. -E -P tests/gates/compile/declarations.c | tr '\n' ' ' | tr ';' '\n' | grep 'extern' |
+    gcc -I. -E -P "$declarations" | tr '\n' ' ' | tr ';' '\n' | grep 'extern' |
         grep -oE 'qlora_[a-z0-9_]+ *\(' | tr -d ' (' | sort -u >$OUT/declared
     [[ -s $OUT/declared ]] || fault "no declarations found"
     faults "declared, not defined: " < <(comm -23 $OUT/declared $OUT/defined)
     faults "defined, not declared: " < <(comm -13 $OUT/declared $OUT/defined)
 }
+
+gate_symbols() {
+    need_file qlora.h
+    need gcc nm objdump
+    symbols_of qlora_ config.c declarations.c QLORA_STATIC QLORA_NO_CUDA QLORA_DEBUG QLORA_DLL \
+        DEFAULT
+}
+
+# qlora_text.h: alone, beside qlora.h in both orders, in two units, in both languages.
+gate_text_header() {
+    need_file qlora.h qlora_text.h
+    need gcc nm objdump
+    local d=$OUT/text_header t=tests/gates/compile cc c cxx first macro
+    rm -rf $d
+    mkdir -p $d
+    for cc in $(compilers); do
+        c="$cc -I. -std=c99 $WARN_C"
+        cxx="$cc -I. -x c++ -std=c++11 $WARN"
+        echo "$c -O2 -c -o /dev/null $t/text_config.c"
+        echo "$c -fsyntax-only $t/text_declarations.c"
+        echo "$cxx -fsyntax-only $t/text_config.c"
+        echo "$cxx -fsyntax-only $t/text_declarations.c"
+        for macro in QLORA_STATIC QLORA_DLL QLORA_NO_MODEL QLORA_NO_CUDA; do
+            echo "$c -D$macro -fsyntax-only $t/text_config.c"
+            for first in QLORA_FIRST TEXT_FIRST; do
+                echo "$c -D$macro -D$first -fsyntax-only $t/text_both.c"
+            done
+        done
+        echo "$cxx -fsyntax-only $t/text_both.c"
+        echo "$cxx -DTEXT_FIRST -fsyntax-only $t/text_both.c"
+    done >$d/commands
+    run_all $d/commands
+    # One unit, each order; then two units. Alone it links with the C library only.
+    gcc -I. -std=c99 -o $d/alone $t/text_alone.c && $d/alone tests/golden/text_spm.json ||
+        fault "qlora_text.h alone does not link and run"
+    for first in QLORA_FIRST TEXT_FIRST; do
+        # shellcheck disable=SC2086
+        { gcc -I. -std=c99 -D$first -o $d/both $t/text_both.c $LIBS && $d/both; } ||
+            fault "both headers in one unit, $first: do not link and run"
+    done
+    gcc -I. -std=c99 -c -o $d/a.o $t/text_two_a.c || bad=1
+    gcc -I. -std=c99 -c -o $d/b.o $t/text_two_b.c || bad=1
+    gcc -I. -std=c99 -DQLORA_NO_MODEL -c -o $d/c.o $t/two_b.c || bad=1
+    # shellcheck disable=SC2086
+    { gcc -o $d/two $d/a.o $d/b.o $d/c.o $LIBS && $d/two >/dev/null; } ||
+        fault "two units do not link and run"
+    # Headers of different versions.
+    mkdir -p $d/other
+    cp qlora.h kernels_ptx.h $d/other/
+    sed 's/\(QLORA_VERSION_PATCH\) 0$/\1 1/; s/\(QLORA_VERSION_PATCH\) != 0/\1 != 1/' qlora_text.h \
+        >$d/other/qlora_text.h
+    if gcc -I$d/other -std=c99 -fsyntax-only $t/text_both.c 2>$d/version.log; then
+        fault "headers of different versions compile together"
+    fi
+    grep -q '#error.*different versions' $d/version.log ||
+        fault "headers of different versions: no helpful #error: $(head -3 $d/version.log)"
+    symbols_of qlora_text_ text_config.c text_declarations.c QLORA_STATIC QLORA_DLL DEFAULT
+}
+
 
 # Prints the macros that qlora.h and kernels_ptx.h leave defined, found by the preprocessor's line
 # markers.
@@ -921,6 +992,9 @@ gate_mingw() {
     $cc -I. -std=c99 $WARN_C -O1 -c -o $OUT/win_b.o tests/gates/compile/two_b.c || bad=1
     $cc -I. -std=c99 $WARN_C -DQLORA_DLL -c -o /dev/null tests/gates/compile/two_b.c || bad=1
     $cc -I. -x c++ -std=c++11 $WARN -c -o /dev/null tests/gates/compile/two_b.c || bad=1
+    $cc -I. -std=c99 $WARN_C -fsyntax-only tests/gates/compile/text_both.c || bad=1
+    $cc -I. -std=c99 $WARN_C -DTEXT_FIRST -fsyntax-only tests/gates/compile/text_both.c || bad=1
+    $cc -I. -std=c99 $WARN_C -DQLORA_DLL -fsyntax-only tests/gates/compile/text_config.c || bad=1
     $cc -I. -std=c99 -o $OUT/win.exe tests/gates/compile/two_a.c $OUT/win_b.o || bad=1
     if have wine; then
         wine $OUT/win.exe >/dev/null 2>&1 || fault "win.exe fails under wine"
@@ -951,7 +1025,7 @@ gate_msvc() {
     flags="$flags -isystem tests/gates/compile/msvc -I. -fsyntax-only $WARN -Wgnu"
     flags="$flags -Wlanguage-extension-token -Wno-unused-function"
     local f
-    for f in config declarations; do
+    for f in config declarations text_config text_declarations text_both; do
         echo "$CLANG -std=c99 $flags tests/gates/compile/$f.c"
         echo "$CLANG -x c++ -std=c++11 $flags tests/gates/compile/$f.c"
         echo "$CLANG -std=c99 $flags -DQLORA_DLL tests/gates/compile/$f.c"
@@ -963,9 +1037,9 @@ gate_msvc() {
 # ---- the list, fast gates first ----
 
 GATES="assembled text paths scripts comments contents layers abi functions words embed"
-GATES="$GATES ptx_fresh link symbols macros groups shared interpreter recursion warnings"
-GATES="$GATES ptx_assemble ptx_same contract programs examples use readme install packaging msvc"
-GATES="$GATES mingw musl"
+GATES="$GATES ptx_fresh link symbols text_header macros groups shared interpreter"
+GATES="$GATES recursion warnings ptx_assemble ptx_same contract programs examples use readme install"
+GATES="$GATES packaging msvc mingw musl"
 GATES="$GATES x86_64 aarch64 fuzz golden tsan asan"
 
 if [[ ${1:-} == --list ]]; then

@@ -1,4 +1,4 @@
-# Finds words that qlora.h may use only on one floor, or never: memory, files and the log go through
+# Finds words that the headers may use only on one floor, or never: memory, files and the log go through
 # hooks, and only src/platform knows the operating system. Comments and strings are ignored.
 
 BEGIN {
@@ -10,7 +10,7 @@ BEGIN {
 }
 
 function report(why) {
-    print "qlora.h:" NR ": " section ": " why ": " $0
+    print FILENAME ":" NR ": " section ": " why ": " $0
     bad = 1
 }
 
@@ -37,7 +37,7 @@ function report(why) {
     }
 }
 
-section == "" || section ~ /^src\/(api\/|qlora\.h)/ {
+section == "" || section ~ /^src\/(api\/|qlora(_text)?\.h|text\/(api|manual)\.h)/ {
     next
 }
 

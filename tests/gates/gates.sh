@@ -171,9 +171,30 @@ defect symbols "a writable static" '
 defect symbols "declared, not defined" \
     'sed -i "s/^QLORA_API int qlora_version(void);/&\nQLORA_API int qlora_no(void);/" src/api/*.h'
 defect symbols "calls abort" 'core "void qlora_a(void);\nvoid qlora_a(void) { abort(); }"'
+defect words "malloc in qlora_text.h" \
+    'echo "static void* qlora__text_m(void) { return malloc(1); }" >>src/text/maps.h'
+defect contents "a room of qlora_text.h that CONTENTS lacks" \
+    'echo "// x" >src/text/x.h && echo "#include \"text/x.h\"" >>src/qlora_text.h'
+defect text_header "exported without the prefix" \
+    'echo "int qlora_loose(void); int qlora_loose(void) { return 1; }" >>src/text/maps.h'
+defect text_header "a writable static" \
+    'echo "static int qlora__text_n; int qlora_text_x(void);
+int qlora_text_x(void) { return qlora__text_n++; }" >>src/text/maps.h'
+defect text_header "declared, not defined" \
+    'echo "QLORA_API int qlora_text_no(void);" >>src/text/api.h'
+defect text_header "not C++: no cast" \
+    'echo "int* qlora_text_c(void* p); int* qlora_text_c(void* p) { return p; }" >>src/text/maps.h'
+defect text_header "a shared part without its guard" \
+    'sed -i "s/^#ifndef QLORA__PART_JSON_READ/#ifndef QLORA__PART_NO/" src/formats/json_read.h'
+defect text_header "a shared function that is not static" \
+    'sed -i "s/^static QLORA__UNUSED void qlora__sort(/void qlora__sort(/" src/core/tools.h'
+defect text_header "no comparison of versions" \
+    'sed -i "s/different versions/one version/" src/api/linkage.h'
+defect text_header "no guard around the implementation" \
+    'sed -i "s/.*define QLORA_TEXT_IMPLEMENTATION_DONE.*//" src/qlora_text.h'
 defect macros "a macro without our prefix" 'core "#define MIN(a, b) ((a) < (b) ? (a) : (b))"'
 defect macros "a helper macro that stays defined" \
-    'sed -i "s/^#define QLORA_VERSION_STRING.*/&\n#define QLORA_X_A 1/" src/qlora.h'
+    'sed -i "s/^#define QLORA_VERSION_STRING.*/&\n#define QLORA_X_A 1/" src/api/linkage.h'
 defect recursion "a function that calls itself" \
     'core "int qlora_r(int n);\nint qlora_r(int n) { return n ? qlora_r(n - 1) : 0; }"'
 defect recursion "two functions that call each other" '

@@ -103,15 +103,21 @@ static bool space(char c) {
 static bool stories_read(stories* out) {
     static const char separator[] = "<|endoftext|>";
     char path[512];
-    text_error error;
-    text_bytes text = {NULL, 0, 0};
-    text_tok* tok = NULL;
+    static char text[1 << 20];
+    qlora_text* lib = NULL;
+    qlora_text_tok* tok = NULL;
     memset(out, 0, sizeof *out);
-    bool ok =
-        text_file_read(model_shared_path("data/tinystories-sample.txt", path), &text, &error) &&
-        text_tok_open(model_shared_path("models/stories260K/tok512.bin", path), &tok, &error);
-    const char* at = text.data;
-    const char* limit = text.data + text.count;
+    FILE* file = fopen(model_shared_path("data/tinystories-sample.txt", path), "rb");
+    size_t size = file != NULL ? fread(text, 1, sizeof text - 1, file) : 0;
+    if (file != NULL) {
+        fclose(file);
+    }
+    text[size] = 0;
+    model_shared_path("models/stories260K/tok512.bin", path);
+    bool ok = size > 0 && qlora_text_create(NULL, &lib) == QLORA_OK &&
+              qlora_text_tok_open(lib, path, &tok) == QLORA_OK;
+    const char* at = text;
+    const char* limit = text + size;
     int32_t tokens = 0;
     for (int i = 0; i < STORIES && ok; i++) {
         const char* end = strstr(at, separator);
@@ -123,8 +129,8 @@ static bool stories_read(stories* out) {
         while (end > at && space(end[-1])) {
             end--;
         }
-        text_ids ids = {NULL, 0, 0};
-        ok = text_encode(tok, at, (size_t)(end - at), TEXT_SPECIAL, &ids, &error) &&
+        qlora_text_ids ids = {NULL, 0, 0};
+        ok = qlora_text_encode(tok, at, (size_t)(end - at), QLORA_TEXT_SPECIAL, &ids) == QLORA_OK &&
              ids.count > 1 && tokens + (int32_t)ids.count <= STORY_TOKENS;
         if (ok) {
             memcpy(out->ids + tokens, ids.data, ids.count * sizeof ids.data[0]);
@@ -132,13 +138,10 @@ static bool stories_read(stories* out) {
             out->longest = out->lengths[i] > out->longest ? out->lengths[i] : out->longest;
             tokens += out->lengths[i];
         }
-        text_ids_free(&ids);
+        qlora_text_ids_free(lib, &ids);
         at = next;
     }
-    if (tok != NULL) {
-        text_tok_close(tok);
-    }
-    text_bytes_free(&text);
+    ok = qlora_text_tok_close(tok) == QLORA_OK && qlora_text_destroy(lib) == QLORA_OK && ok;
     out->batch.ids = out->ids;
     out->batch.labels = out->ids;
     out->batch.lengths = out->lengths;

@@ -4,6 +4,9 @@
 // vectors, the JSON test suite and the texts are looked for in the folder $QLORA_SHARED, or
 // shared, or ../shared.
 
+#define QLORA_TEXT_IMPLEMENTATION
+#include "qlora_text.h"
+
 #include "test.h"
 
 #include <stdio.h>
@@ -11,35 +14,113 @@
 #include <string.h>
 #include <time.h>
 
-// Allocations are counted, and one of them can be made to fail.
+// Allocations and file calls are counted, and one of them can be made to fail.
 static size_t alloc_live;
-static size_t alloc_left = SIZE_MAX; // this many succeed, the next one fails
+static size_t alloc_left = SIZE_MAX; // this many succeed, the next ones fail
+static size_t file_live;
+static size_t file_left = SIZE_MAX;
 
-static void* counted_realloc(void* p, size_t size) {
+static void* counted_alloc(size_t bytes, size_t align, void* user) {
+    (void)user;
     if (alloc_left != SIZE_MAX && alloc_left-- == 0) {
         alloc_left = 0;
         return NULL;
     }
-    void* moved = realloc(p, size);
-    alloc_live += moved && !p ? 1 : 0;
-    return moved;
+    void* block = qlora__os_alloc(bytes, align, NULL);
+    alloc_live += block != NULL ? bytes : 0;
+    return block;
 }
 
-static void counted_free(void* p) {
-    alloc_live -= p ? 1 : 0;
-    free(p);
+static void counted_free(void* pointer, size_t bytes, void* user) {
+    (void)user;
+    alloc_live -= bytes; // a wrong size shows in the end
+    qlora__os_free(pointer, bytes, NULL);
 }
 
-#define TEXT_REALLOC(p, n) counted_realloc(p, n)
-#define TEXT_FREE(p) counted_free(p)
-#define TEXT_IMPLEMENTATION
-#include "qlora_text.h"
+static bool file_fails(void) {
+    if (file_left != SIZE_MAX && file_left-- == 0) {
+        file_left = 0;
+        return true;
+    }
+    return false;
+}
+
+static int counted_open(const char* path, qlora_file_mode mode, void** file, void* user) {
+    int code = file_fails() ? EIO : qlora__os_open(path, mode, file, user);
+    file_live += code == 0 ? 1 : 0;
+    return code;
+}
+
+// Short reads, as a pipe gives them.
+static int64_t counted_read(void* file, void* buffer, size_t bytes, void* user) {
+    return file_fails() ? -EIO : qlora__os_read(file, buffer, bytes < 5000 ? bytes : 5000, user);
+}
+
+static int counted_close(void* file, void* user) {
+    file_live--;
+    return qlora__os_close(file, user);
+}
+
+static qlora_text* lib;
+#define ENV (&lib->env)
+#define WHY qlora_text_last_error(lib)
+#define OK(call) ((call) == QLORA_OK)
+
+// The error text without the name of the call.
+static const char* reason(void) {
+    return qlora__env_reason(ENV);
+}
+
+static bool lib_open(void) {
+    qlora_text_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.allocator.alloc = counted_alloc;
+    desc.allocator.free = counted_free;
+    qlora__hooks_default(&desc.allocator, &desc.files);
+    desc.files.open = counted_open;
+    desc.files.read = counted_read;
+    desc.files.close = counted_close;
+    return OK(qlora_text_create(&desc, &lib));
+}
 
 #define GOLDEN "tests/golden/"
-
-static text_error why;
+#define FOLDER "build/test_text_folder"
 
 // ---- helpers ----
+
+// A whole file, with a zero byte after its end that is not counted.
+static bool file_read(const char* path, qlora_text_bytes* out) {
+    bool good = OK(qlora__text_file_read(ENV, path, out, NULL)) &&
+                OK(qlora__text_bytes_add(ENV, out, "", 1));
+    out->count -= good ? 1 : 0;
+    return good;
+}
+
+static void marks_free(qlora__text_marks* marks) {
+    qlora__env_free(ENV, marks->data, marks->capacity * sizeof *marks->data);
+    qlora__env_free(ENV, marks->sorted, marks->sorted_capacity * sizeof *marks->sorted);
+}
+
+static qlora_text_token_info token_info(qlora_text_tok* tok, int32_t id) {
+    qlora_text_token_info info;
+    memset(&info, 0, sizeof info);
+    (void)qlora_text_token_query(tok, id, &info);
+    return info;
+}
+
+static qlora_text_tok_info tok_info(qlora_text_tok* tok) {
+    qlora_text_tok_info info;
+    memset(&info, 0, sizeof info);
+    (void)qlora_text_tok_query(tok, &info);
+    return info;
+}
+
+static qlora_text_sample sample_at(qlora_text_data* data, size_t index) {
+    qlora_text_sample sample;
+    memset(&sample, 0, sizeof sample);
+    (void)qlora_text_sample_read(data, index, &sample);
+    return sample;
+}
 
 static const char* shared_path(const char* name) {
     static char path[1024];
@@ -64,10 +145,10 @@ static bool shared_is_there(const char* name) {
 }
 
 // A gzipped tokenizer in the shared folder; NULL if it or gzip is missing.
-static text_tok* shared_tok(const char* name) {
+static qlora_text_tok* shared_tok(const char* name) {
     char command[2400];
     char from[64];
-    text_tok* tok = NULL;
+    qlora_text_tok* tok = NULL;
     snprintf(from, sizeof(from), "tokenizers/%s/tokenizer.json.gz", name);
     if (!shared_is_there(from)) {
         return NULL;
@@ -75,51 +156,52 @@ static text_tok* shared_tok(const char* name) {
     char to[64];
     snprintf(to, sizeof(to), "build/test_text_%s.json", name);
     snprintf(command, sizeof(command), "gzip -dc '%s' > %s", shared_path(from), to);
-    if (system(command) != 0 || !text_tok_open(to, &tok, &why)) {
-        printf("%s: %s\n", name, why.text);
+    if (system(command) != 0 || !OK(qlora_text_tok_open(lib, to, &tok))) {
+        printf("%s: %s\n", name, WHY);
     }
     remove(to);
     return tok;
 }
 
-static text_tok* golden_tok(const char* name) {
+static qlora_text_tok* golden_tok(const char* name) {
     char path[64];
-    text_tok* tok = NULL;
+    qlora_text_tok* tok = NULL;
     snprintf(path, sizeof(path), GOLDEN "%s.json", name);
-    if (!text_tok_open(path, &tok, &why)) {
-        printf("%s\n", why.text);
+    if (!OK(qlora_text_tok_open(lib, path, &tok))) {
+        printf("%s\n", WHY);
     }
     return tok;
 }
 
-static bool json_read(const char* path, text_bytes* file, text__json* json) {
+static bool json_read(const char* path, qlora_text_bytes* file, qlora__json* json) {
     memset(file, 0, sizeof(*file));
     memset(json, 0, sizeof(*json));
-    bool good = text_file_read(path, file, &why) &&
-                text__json_open(json, path, file->data, file->count, &why);
+    bool good =
+        file_read(path, file) && OK(qlora__text_json(ENV, path, file->data, file->count, json));
     if (!good) {
-        printf("%s\n", why.text);
+        printf("%s\n", WHY);
     }
     return good;
 }
 
-static void json_close(text_bytes* file, text__json* json) {
-    text__json_free(json);
-    text_bytes_free(file);
+static void json_close(qlora_text_bytes* file, qlora__json* json) {
+    qlora__json_free(ENV, json);
+    qlora_text_bytes_free(lib, file);
 }
 
-static bool same_ids(const text_ids* got, const text__json* json, const text__node* want) {
-    text_ids ids = {0};
-    bool same = text__json_ids(json, want, &ids, &why) && ids.count == got->count &&
+static bool same_ids(const qlora_text_ids* got, const qlora__json* json,
+                     const qlora__json_token* want) {
+    qlora_text_ids ids = {0};
+    bool same = OK(qlora__text_json_ids(ENV, json, want, &ids)) && ids.count == got->count &&
                 (ids.count == 0 || memcmp(ids.data, got->data, ids.count * sizeof(int32_t)) == 0);
     if (!same) {
         printf("ids differ: expected %zu, got %zu\n", ids.count, got->count);
     }
-    text_ids_free(&ids);
+    qlora_text_ids_free(lib, &ids);
     return same;
 }
 
-static bool same_text(const text_bytes* got, const char* want, size_t size) {
+static bool same_text(const qlora_text_bytes* got, const char* want, size_t size) {
     bool same = got->count == size && (size == 0 || memcmp(got->data, want, size) == 0);
     if (!same) {
         printf("texts differ: want %.*s got %.*s\n", (int)size, want, (int)got->count, got->data);
@@ -128,47 +210,50 @@ static bool same_text(const text_bytes* got, const char* want, size_t size) {
 }
 
 // Encodes every string and compares it with golden[kind]; counts the correct ones.
-static size_t golden_encode(text_tok* tok, const text__json* json, const text__node* strings,
-                            const text__node* want, unsigned flags) {
+static size_t golden_encode(qlora_text_tok* tok, const qlora__json* json,
+                            const qlora__json_token* strings, const qlora__json_token* want,
+                            unsigned flags) {
     size_t right = 0;
-    const text__node* string = strings + 1;
-    const text__node* ids = want + 1;
-    for (uint32_t i = 0; i < strings->size; i++) {
-        text_ids got = {0};
-        if (text_encode(tok, text__json_text(json, string), string->size, flags, &got, &why) &&
+    const qlora__json_token* string = strings + 1;
+    const qlora__json_token* ids = want + 1;
+    for (uint32_t i = 0; i < strings->count; i++) {
+        qlora_text_ids got = {0};
+        if (OK(qlora_text_encode(tok, qlora__text_json_text(json, string),
+                                 qlora__text_json_size(string), flags, &got)) &&
             same_ids(&got, json, ids)) {
             right++;
         } else {
             printf("string %u\n", i);
         }
-        text_ids_free(&got);
-        string = text__json_next(json, string);
-        ids = text__json_next(json, ids);
+        qlora_text_ids_free(lib, &got);
+        string = qlora__text_json_next(json, string);
+        ids = qlora__text_json_next(json, ids);
     }
     return right;
 }
 
 // Decodes the golden ids (without `cut` ids at both ends), all at once and as a stream.
-static size_t golden_decode(text_tok* tok, const text__json* json, const text__node* ids,
-                            const text__node* want, unsigned flags, size_t cut) {
+static size_t golden_decode(qlora_text_tok* tok, const qlora__json* json,
+                            const qlora__json_token* ids, const qlora__json_token* want,
+                            unsigned flags, size_t cut) {
     size_t right = 0;
-    size_t count = ids->size;
+    size_t count = ids->count;
     ids++;
     want++;
     for (size_t i = 0; i < count; i++) {
-        text_ids list = {0};
-        text_bytes got = {0};
-        bool good = text__json_ids(json, ids, &list, &why);
+        qlora_text_ids list = {0};
+        qlora_text_bytes got = {0};
+        bool good = OK(qlora__text_json_ids(ENV, json, ids, &list));
         size_t begin = list.count < cut ? list.count : cut;
         size_t end = list.count < 2 * cut ? begin : list.count - cut;
         const int32_t* first = list.count ? list.data + begin : NULL;
-        good = good && text_decode(tok, first, end - begin, flags, &got, &why) &&
-               same_text(&got, text__json_text(json, want), want->size);
+        good = good && OK(qlora_text_decode(tok, first, end - begin, flags, &got)) &&
+               same_text(&got, qlora__text_json_text(json, want), qlora__text_json_size(want));
         right += good ? 1 : 0;
-        text_ids_free(&list);
-        text_bytes_free(&got);
-        ids = text__json_next(json, ids);
-        want = text__json_next(json, want);
+        qlora_text_ids_free(lib, &list);
+        qlora_text_bytes_free(lib, &got);
+        ids = qlora__text_json_next(json, ids);
+        want = qlora__text_json_next(json, want);
     }
     return right;
 }
@@ -212,31 +297,31 @@ TEST json_table(void) {
                 {"[] []", false},
                 {"[]x", false}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        text__json json;
-        why.text[0] = 0;
-        bool good = text__json_open(&json, "x", rows[i].text, strlen(rows[i].text), &why);
-        text__json_free(&json);
+        qlora__json json;
+        lib->env.error[0] = 0;
+        bool good = OK(qlora__text_json(ENV, "x", rows[i].text, strlen(rows[i].text), &json));
+        qlora__json_free(ENV, &json);
         ASSERT_EQm(rows[i].text, rows[i].good, good);
-        ASSERT_EQm(rows[i].text, rows[i].good, why.text[0] == 0);
+        ASSERT_EQm(rows[i].text, rows[i].good, WHY[0] == 0);
     }
     PASS();
 }
 
 TEST json_depth_and_lines(void) {
     char text[600];
-    text__json json;
+    qlora__json json;
     memset(text, '[', 256);
     memset(text + 256, ']', 256);
-    ASSERT(text__json_open(&json, "x", text, 512, &why));
-    text__json_free(&json);
+    ASSERT(OK(qlora__text_json(ENV, "x", text, 512, &json)));
+    qlora__json_free(ENV, &json);
     memset(text, '[', 257);
     memset(text + 257, ']', 257);
-    ASSERT_FALSE(text__json_open(&json, "x", text, 514, &why));
-    text__json_free(&json);
-    ASSERT_STR_EQ("x:1:258: bad JSON: nested too deep", why.text);
-    ASSERT_FALSE(text__json_open(&json, "name.json", "[1,\n2,\n  ?]", 11, &why));
-    text__json_free(&json);
-    ASSERT_STR_EQ("name.json:3:3: bad JSON: a value was expected", why.text);
+    ASSERT_FALSE(OK(qlora__text_json(ENV, "x", text, 514, &json)));
+    qlora__json_free(ENV, &json);
+    ASSERT_STR_EQ("x:1:257: invalid JSON: nested too deeply", reason());
+    ASSERT_FALSE(OK(qlora__text_json(ENV, "name.json", "[1,\n2,\n  ?]", 11, &json)));
+    qlora__json_free(ENV, &json);
+    ASSERT_STR_EQ("name.json:3:3: invalid JSON: a value was expected", reason());
     PASS();
 }
 
@@ -248,25 +333,25 @@ TEST json_suite_files(void) {
     if (system(list) != 0) {
         SKIPm("no shared folder");
     }
-    text_bytes names = {0};
-    ASSERT(text_file_read("build/test_text_list.txt", &names, &why));
+    qlora_text_bytes names = {0};
+    ASSERT(file_read("build/test_text_list.txt", &names));
     remove("build/test_text_list.txt");
     size_t tried = 0;
     for (char* name = strtok(names.data, "\n"); name; name = strtok(NULL, "\n")) {
         char path[300];
         snprintf(path, sizeof(path), "json/test_parsing/%.200s", name);
-        text_bytes file = {0};
-        text__json json;
-        if (!strstr(name, ".json") || !text_file_read(shared_path(path), &file, &why)) {
+        qlora_text_bytes file = {0};
+        qlora__json json;
+        if (!strstr(name, ".json") || !file_read(shared_path(path), &file)) {
             continue;
         }
-        bool good = text__json_open(&json, name, file.data, file.count, &why);
-        text__json_free(&json);
-        text_bytes_free(&file);
+        bool good = OK(qlora__text_json(ENV, name, file.data, file.count, &json));
+        qlora__json_free(ENV, &json);
+        qlora_text_bytes_free(lib, &file);
         ASSERTm(name, name[0] == 'i' || good == (name[0] == 'y'));
         tried++;
     }
-    text_bytes_free(&names);
+    qlora_text_bytes_free(lib, &names);
     ASSERT(tried > 100);
     PASS();
 }
@@ -290,100 +375,102 @@ TEST normal_forms(void) {
          "a\xFF"
          "e\xCC\x81\xC3"}, // invalid bytes are unchanged
         {"plain ASCII", "plain ASCII", "plain ASCII"}};
-    text__marks marks = {0};
-    uint8_t* classes = text__classes_make(&why);
+    qlora__text_marks marks = {0};
+    uint8_t* classes = qlora__text_classes_make(ENV);
     ASSERT(classes);
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         for (size_t form = 1; form <= 2; form++) {
-            text_bytes out = {0};
-            ASSERT(text__normalize(classes, form == 1, rows[i][0], strlen(rows[i][0]), &marks, &out,
-                                   &why));
+            qlora_text_bytes out = {0};
+            ASSERT(OK(qlora__text_normalize(ENV, classes, form == 1, rows[i][0], strlen(rows[i][0]),
+                                            &marks, &out)));
             ASSERTm(rows[i][form], same_text(&out, rows[i][form], strlen(rows[i][form])));
-            text_bytes_free(&out);
+            qlora_text_bytes_free(lib, &out);
         }
     }
-    counted_free(classes);
-    counted_free(marks.data);
-    counted_free(marks.sorted);
+    qlora__env_free(ENV, classes, QLORA__TEXT_CODES);
+    marks_free(&marks);
     PASS();
 }
 
 // NFC of random texts, compared with the reference library.
 TEST normal_forms_golden(void) {
-    text_bytes file;
-    text__json json;
-    text__marks marks = {0};
-    uint8_t* classes = text__classes_make(&why);
+    qlora_text_bytes file;
+    qlora__json json;
+    qlora__text_marks marks = {0};
+    uint8_t* classes = qlora__text_classes_make(ENV);
     ASSERT(classes && json_read(GOLDEN "text_golden.json", &file, &json));
-    const text__node* in = text__json_get(&json, json.nodes, "nfc") + 1;
-    const text__node* want = text__json_next(&json, in) + 1;
-    size_t count = in->size;
+    const qlora__json_token* in = qlora__text_json_get(&json, json.tokens, "nfc") + 1;
+    const qlora__json_token* want = qlora__text_json_next(&json, in) + 1;
+    size_t count = in->count;
     in++;
     ASSERT(count > 100);
     for (size_t i = 0; i < count; i++) {
-        text_bytes out = {0};
-        ASSERT(text__normalize(classes, true, text__json_text(&json, in), in->size, &marks, &out,
-                               &why));
-        ASSERT(same_text(&out, text__json_text(&json, want), want->size));
-        text_bytes_free(&out);
-        in = text__json_next(&json, in);
-        want = text__json_next(&json, want);
+        qlora_text_bytes out = {0};
+        ASSERT(OK(qlora__text_normalize(ENV, classes, true, qlora__text_json_text(&json, in),
+                                        qlora__text_json_size(in), &marks, &out)));
+        ASSERT(same_text(&out, qlora__text_json_text(&json, want), qlora__text_json_size(want)));
+        qlora_text_bytes_free(lib, &out);
+        in = qlora__text_json_next(&json, in);
+        want = qlora__text_json_next(&json, want);
     }
     json_close(&file, &json);
-    counted_free(classes);
-    counted_free(marks.data);
-    counted_free(marks.sorted);
+    qlora__env_free(ENV, classes, QLORA__TEXT_CODES);
+    marks_free(&marks);
     PASS();
 }
 
 // One pattern on one text: the ends of the pieces, in characters.
-static bool split_is_right(const text__step* step, const uint8_t* classes, const text__json* json,
-                           const text__node* text, const text__node* ends) {
-    text__view view = {(const unsigned char*)text__json_text(json, text), text->size, classes,
-                       NULL};
-    text__pieces pieces = {0};
-    bool right = text__step_find(step, &view, 0, &pieces, &why) && pieces.count == ends->size;
-    const text__node* end = ends + 1;
+static bool split_is_right(const qlora__text_step* step, const uint8_t* classes,
+                           const qlora__json* json, const qlora__json_token* text,
+                           const qlora__json_token* ends) {
+    qlora__text_view view = {(const unsigned char*)qlora__text_json_text(json, text),
+                             qlora__text_json_size(text), classes, NULL};
+    qlora__text_pieces pieces = {0};
+    bool right =
+        OK(qlora__text_step_find(ENV, step, &view, 0, &pieces)) && pieces.count == ends->count;
+    const qlora__json_token* end = ends + 1;
     int64_t characters = 0;
     size_t at = 0;
     for (size_t i = 0; right && i < pieces.count; i++) {
         for (; at < pieces.data[i].end; at++) {
             characters += (view.s[at] & 0xC0) != 0x80 ? 1 : 0;
         }
-        right = end->integer == characters;
-        end = text__json_next(json, end);
+        int64_t wanted = -1;
+        right = qlora__text_json_integer(json, end, &wanted) && wanted == characters;
+        end = qlora__text_json_next(json, end);
     }
-    counted_free(pieces.data);
+    qlora__env_free(ENV, pieces.data, pieces.capacity * sizeof *pieces.data);
     return right;
 }
 
 TEST patterns(void) {
-    text_bytes file;
-    text__json json;
-    uint8_t* classes = text__classes_make(&why);
+    qlora_text_bytes file;
+    qlora__json json;
+    uint8_t* classes = qlora__text_classes_make(ENV);
     ASSERT(classes && json_read(GOLDEN "text_golden.json", &file, &json));
-    const text__node* splits = text__json_get(&json, json.nodes, "splits");
-    const text__node* texts = text__json_get(&json, splits, "texts");
-    const text__node* list = text__json_get(&json, splits, "patterns");
-    const text__node* row = list + 1;
-    ASSERT(list->size > 10 && texts->size > 100);
-    for (uint32_t i = 0; i < list->size; i++) {
-        const char* regex = text__json_cstring(&json, text__json_get(&json, row, "regex"));
-        text__step step = {0};
-        step.kind = TEXT__P_REGEX;
-        step.pattern = text__pattern_find(regex);
+    const qlora__json_token* splits = qlora__text_json_get(&json, json.tokens, "splits");
+    const qlora__json_token* texts = qlora__text_json_get(&json, splits, "texts");
+    const qlora__json_token* list = qlora__text_json_get(&json, splits, "patterns");
+    const qlora__json_token* row = list + 1;
+    ASSERT(list->count > 10 && texts->count > 100);
+    for (uint32_t i = 0; i < list->count; i++) {
+        const char* regex =
+            qlora__text_json_cstring(&json, qlora__text_json_get(&json, row, "regex"));
+        qlora__text_step step = {0};
+        step.kind = QLORA__TEXT_P_REGEX;
+        step.pattern = qlora__text_pattern_find(regex);
         ASSERTm(regex, step.pattern);
-        const text__node* text = texts + 1;
-        const text__node* ends = text__json_get(&json, row, "ends") + 1;
-        for (uint32_t k = 0; k < texts->size; k++) {
+        const qlora__json_token* text = texts + 1;
+        const qlora__json_token* ends = qlora__text_json_get(&json, row, "ends") + 1;
+        for (uint32_t k = 0; k < texts->count; k++) {
             ASSERTm(regex, split_is_right(&step, classes, &json, text, ends));
-            text = text__json_next(&json, text);
-            ends = text__json_next(&json, ends);
+            text = qlora__text_json_next(&json, text);
+            ends = qlora__text_json_next(&json, ends);
         }
-        row = text__json_next(&json, row);
+        row = qlora__text_json_next(&json, row);
     }
     json_close(&file, &json);
-    counted_free(classes);
+    qlora__env_free(ENV, classes, QLORA__TEXT_CODES);
     PASS();
 }
 
@@ -400,93 +487,95 @@ TEST utf8_repair(void) {
                                           {"\xE0\x9F\x80", BAD BAD BAD}};
 #undef BAD
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        text_bytes out = {0};
+        qlora_text_bytes out = {0};
         size_t used;
-        ASSERT(text__utf8_repair(rows[i][0], strlen(rows[i][0]), false, &used, &out, &why));
+        ASSERT(
+            OK(qlora__text_utf8_repair(ENV, rows[i][0], strlen(rows[i][0]), false, &used, &out)));
         ASSERT(same_text(&out, rows[i][1], strlen(rows[i][1])));
         ASSERT_EQ(strlen(rows[i][0]), used);
-        text_bytes_free(&out);
+        qlora_text_bytes_free(lib, &out);
     }
     PASS();
 }
 
 // A long run of marks in the worst order costs no more than a sorted one.
 TEST normal_forms_are_linear(void) {
-    text__marks marks = {0};
-    uint8_t* classes = text__classes_make(&why);
+    qlora__text_marks marks = {0};
+    uint8_t* classes = qlora__text_classes_make(ENV);
     ASSERT(classes);
     size_t pairs = 200000;
-    text_bytes text = {0};
-    text_bytes out = {0};
+    qlora_text_bytes text = {0};
+    qlora_text_bytes out = {0};
     for (size_t i = 0; i < pairs; i++) {
-        ASSERT(text_bytes_add(&text, "\xCC\x81\xCC\xA3", 4, &why)); // 230 before 220
+        ASSERT(OK(qlora_text_bytes_add(lib, &text, "\xCC\x81\xCC\xA3", 4))); // 230 before 220
     }
     clock_t start = clock();
-    ASSERT(text__normalize(classes, true, text.data, text.count, &marks, &out, &why));
+    ASSERT(OK(qlora__text_normalize(ENV, classes, true, text.data, text.count, &marks, &out)));
     ASSERT((double)(clock() - start) / CLOCKS_PER_SEC < 5.0);
     ASSERT_EQ(text.count, out.count);
     ASSERT_EQ(0, memcmp(out.data, "\xCC\xA3\xCC\xA3", 4));
     ASSERT_EQ(0, memcmp(out.data + out.count - 4, "\xCC\x81\xCC\x81", 4));
-    text_bytes_free(&text);
-    text_bytes_free(&out);
-    counted_free(classes);
-    counted_free(marks.data);
-    counted_free(marks.sorted);
+    qlora_text_bytes_free(lib, &text);
+    qlora_text_bytes_free(lib, &out);
+    qlora__env_free(ENV, classes, QLORA__TEXT_CODES);
+    marks_free(&marks);
     PASS();
 }
 
 // ---- agreement with the reference library ----
 
 TEST mini_golden(const char* name) {
-    text_bytes file;
-    text__json json;
-    text_tok* tok = golden_tok(name);
+    qlora_text_bytes file;
+    qlora__json json;
+    qlora_text_tok* tok = golden_tok(name);
     ASSERT(tok && json_read(GOLDEN "text_golden.json", &file, &json));
-    const text__node* strings = text__json_get(&json, json.nodes, "strings");
-    const text__node* all = text__json_get(&json, json.nodes, name);
-    const text__node* plain = text__json_get(&json, all, "plain");
-    size_t count = strings->size;
+    const qlora__json_token* strings = qlora__text_json_get(&json, json.tokens, "strings");
+    const qlora__json_token* all = qlora__text_json_get(&json, json.tokens, name);
+    const qlora__json_token* plain = qlora__text_json_get(&json, all, "plain");
+    size_t count = strings->count;
     ASSERT(count > 30);
     ASSERT_EQ(count, golden_encode(tok, &json, strings, plain, 0));
-    ASSERT_EQ(count, golden_encode(tok, &json, strings, text__json_get(&json, all, "special"),
-                                   TEXT_SPECIAL));
-    ASSERT_EQ(count, golden_decode(tok, &json, plain, text__json_get(&json, all, "decoded"),
-                                   TEXT_REPLACE, 0));
-    ASSERT_EQ(count, golden_decode(tok, &json, plain, text__json_get(&json, all, "skipped"),
-                                   TEXT_REPLACE | TEXT_SKIP, 0));
-    ASSERT_EQ(count,
-              golden_decode(tok, &json, plain, text__json_get(&json, all, "cut"), TEXT_REPLACE, 1));
+    ASSERT_EQ(count, golden_encode(tok, &json, strings, qlora__text_json_get(&json, all, "special"),
+                                   QLORA_TEXT_SPECIAL));
+    ASSERT_EQ(count, golden_decode(tok, &json, plain, qlora__text_json_get(&json, all, "decoded"),
+                                   QLORA_TEXT_REPLACE, 0));
+    ASSERT_EQ(count, golden_decode(tok, &json, plain, qlora__text_json_get(&json, all, "skipped"),
+                                   QLORA_TEXT_REPLACE | QLORA_TEXT_SKIP, 0));
+    ASSERT_EQ(count, golden_decode(tok, &json, plain, qlora__text_json_get(&json, all, "cut"),
+                                   QLORA_TEXT_REPLACE, 1));
     json_close(&file, &json);
-    text_tok_close(tok);
+    qlora_text_tok_close(tok);
     PASS();
 }
 
 TEST shared_golden(const char* name) {
-    text_bytes file;
-    text__json json;
-    text_tok* tok = shared_tok(name);
+    qlora_text_bytes file;
+    qlora__json json;
+    qlora_text_tok* tok = shared_tok(name);
     if (!tok) {
         SKIPm("no shared folder, or no gzip");
     }
     ASSERT(json_read(shared_path("tokenizers/golden.json"), &file, &json));
-    const text__node* strings = text__json_get(&json, json.nodes, "strings");
-    const text__node* all = text__json_get(&json, text__json_get(&json, json.nodes, "ids"), name);
-    const text__node* plain = text__json_get(&json, all, "plain");
-    size_t count = strings->size;
+    const qlora__json_token* strings = qlora__text_json_get(&json, json.tokens, "strings");
+    const qlora__json_token* all =
+        qlora__text_json_get(&json, qlora__text_json_get(&json, json.tokens, "ids"), name);
+    const qlora__json_token* plain = qlora__text_json_get(&json, all, "plain");
+    size_t count = strings->count;
     ASSERT(count == 59);
     ASSERT_EQ(count, golden_encode(tok, &json, strings, plain, 0));
-    ASSERT_EQ(count, golden_encode(tok, &json, strings, text__json_get(&json, all, "special"),
-                                   TEXT_SPECIAL));
-    ASSERT_EQ(count, golden_decode(tok, &json, plain, text__json_get(&json, all, "decoded"), 0, 0));
+    ASSERT_EQ(count, golden_encode(tok, &json, strings, qlora__text_json_get(&json, all, "special"),
+                                   QLORA_TEXT_SPECIAL));
+    ASSERT_EQ(count,
+              golden_decode(tok, &json, plain, qlora__text_json_get(&json, all, "decoded"), 0, 0));
     json_close(&file, &json);
-    text_tok_close(tok);
+    qlora_text_tok_close(tok);
     PASS();
 }
 
 // Texts are separated as in llama.cpp's .inp; its .out has one line of ids for each.
-static bool vector_is_right(text_tok* tok, const char* text, size_t size, const char* line) {
-    text_ids got = {0};
-    bool right = text_encode(tok, text, size, 0, &got, &why);
+static bool vector_is_right(qlora_text_tok* tok, const char* text, size_t size, const char* line) {
+    qlora_text_ids got = {0};
+    bool right = OK(qlora_text_encode(tok, text, size, 0, &got));
     size_t count = 0;
     char* end;
     for (long id = strtol(line, &end, 10); end != line && right; id = strtol(line, &end, 10)) {
@@ -498,23 +587,23 @@ static bool vector_is_right(text_tok* tok, const char* text, size_t size, const 
         }
     }
     right = right && count == got.count;
-    text_ids_free(&got);
+    qlora_text_ids_free(lib, &got);
     return right;
 }
 
 TEST llama_cpp_vectors(const char* vocab, const char* name) {
     static const char separator[] = "\n__ggml_vocab_test__\n";
     char path[100];
-    text_bytes in = {0};
-    text_bytes out = {0};
-    text_tok* tok = shared_tok(name);
+    qlora_text_bytes in = {0};
+    qlora_text_bytes out = {0};
+    qlora_text_tok* tok = shared_tok(name);
     snprintf(path, sizeof(path), "tokenizers/vectors/ggml-vocab-%s.gguf.inp", vocab);
-    if (!tok || !text_file_read(shared_path(path), &in, &why)) {
-        text_tok_close(tok);
+    if (!tok || !file_read(shared_path(path), &in)) {
+        qlora_text_tok_close(tok);
         SKIPm("no shared folder, or no gzip");
     }
     snprintf(path, sizeof(path), "tokenizers/vectors/ggml-vocab-%s.gguf.out", vocab);
-    ASSERT(text_file_read(shared_path(path), &out, &why));
+    ASSERT(file_read(shared_path(path), &out));
     const char* text = in.data;
     const char* line = out.data;
     size_t right = 0;
@@ -531,28 +620,28 @@ TEST llama_cpp_vectors(const char* vocab, const char* name) {
     }
     ASSERT_EQ((size_t)47, count);
     ASSERT_EQ(count, right);
-    text_bytes_free(&in);
-    text_bytes_free(&out);
-    text_tok_close(tok);
+    qlora_text_bytes_free(lib, &in);
+    qlora_text_bytes_free(lib, &out);
+    qlora_text_tok_close(tok);
     PASS();
 }
 
 // ---- round trips ----
 
-static bool round_trips(text_tok* tok, const char* text, size_t size) {
-    text_ids ids = {0};
-    text_bytes back = {0};
-    bool good = text_encode(tok, text, size, TEXT_LITERAL, &ids, &why) &&
-                text_decode(tok, ids.data, ids.count, 0, &back, &why) && back.count == size &&
+static bool round_trips(qlora_text_tok* tok, const char* text, size_t size) {
+    qlora_text_ids ids = {0};
+    qlora_text_bytes back = {0};
+    bool good = OK(qlora_text_encode(tok, text, size, QLORA_TEXT_LITERAL, &ids)) &&
+                OK(qlora_text_decode(tok, ids.data, ids.count, 0, &back)) && back.count == size &&
                 (size == 0 || memcmp(back.data, text, size) == 0);
-    text_ids_free(&ids);
-    text_bytes_free(&back);
+    qlora_text_ids_free(lib, &ids);
+    qlora_text_bytes_free(lib, &back);
     return good;
 }
 
-TEST random_bytes(text_tok* (*open)(const char*), const char* name, bool normalizes) {
+TEST random_bytes(qlora_text_tok* (*open)(const char*), const char* name, bool normalizes) {
     test_random random = test_random_start(name);
-    text_tok* tok = open(name);
+    qlora_text_tok* tok = open(name);
     if (!tok) {
         SKIPm("no shared folder, or no gzip");
     }
@@ -572,144 +661,149 @@ TEST random_bytes(text_tok* (*open)(const char*), const char* name, bool normali
         }
         ASSERT(round_trips(tok, text, size));
     }
-    text_tok_close(tok);
+    qlora_text_tok_close(tok);
     PASS();
 }
 
-static text_tok* model_tok(const char* name) {
-    text_tok* tok = NULL;
-    return text_tok_open(shared_path(name), &tok, &why) ? tok : NULL;
+static qlora_text_tok* model_tok(const char* name) {
+    qlora_text_tok* tok = NULL;
+    return OK(qlora_text_tok_open(lib, shared_path(name), &tok)) ? tok : NULL;
 }
 
-TEST shakespeare(text_tok* (*open)(const char*), const char* name) {
-    text_bytes file = {0};
-    text_tok* tok = open(name);
-    if (!tok || !text_file_read(shared_path("data/tinyshakespeare.txt"), &file, &why)) {
-        text_tok_close(tok);
+TEST shakespeare(qlora_text_tok* (*open)(const char*), const char* name) {
+    qlora_text_bytes file = {0};
+    qlora_text_tok* tok = open(name);
+    if (!tok || !file_read(shared_path("data/tinyshakespeare.txt"), &file)) {
+        qlora_text_tok_close(tok);
         SKIPm("no shared folder, or no gzip");
     }
-    text_ids ids = {0};
+    qlora_text_ids ids = {0};
     clock_t start = clock();
-    ASSERT(text_encode(tok, file.data, file.count, 0, &ids, &why));
+    ASSERT(OK(qlora_text_encode(tok, file.data, file.count, 0, &ids)));
     double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
     printf("%s: %zu tokens, %.1f M tokens/s\n", name, ids.count, (double)ids.count / seconds / 1e6);
     ASSERT(round_trips(tok, file.data, file.count));
-    text_ids_free(&ids);
-    text_bytes_free(&file);
-    text_tok_close(tok);
+    qlora_text_ids_free(lib, &ids);
+    qlora_text_bytes_free(lib, &file);
+    qlora_text_tok_close(tok);
     PASS();
 }
 
 // A million equal letters are one word: encoding must not be quadratic.
 TEST long_word(const char* name) {
     size_t size = 1000000;
-    text_tok* tok = golden_tok(name);
+    qlora_text_tok* tok = golden_tok(name);
     char* text = (char*)malloc(size);
-    text_ids ids = {0};
+    qlora_text_ids ids = {0};
     ASSERT(tok && text);
     memset(text, 'l', size);
     clock_t start = clock();
-    ASSERT(text_encode(tok, text, size, 0, &ids, &why));
+    ASSERT(OK(qlora_text_encode(tok, text, size, 0, &ids)));
     ASSERT((double)(clock() - start) / CLOCKS_PER_SEC < 10.0);
     ASSERT(ids.count > 100000);
     ASSERT(round_trips(tok, text, size));
-    text_ids_free(&ids);
+    qlora_text_ids_free(lib, &ids);
     free(text);
-    text_tok_close(tok);
+    qlora_text_tok_close(tok);
     PASS();
 }
 
 // Splitting at word marks, the cache, and the two ways to merge do not change the result.
 TEST shortcuts_change_nothing(void) {
     test_random random = test_random_start("shortcuts");
-    text_tok* tok = golden_tok("text_spm");
-    text_tok* slow = golden_tok("text_spm");
+    qlora_text_tok* tok = golden_tok("text_spm");
+    qlora_text_tok* slow = golden_tok("text_spm");
     ASSERT(tok && slow);
     ASSERT(tok->cut_safe);
     slow->cut_safe = false;
     static const char* const parts[] = {"the", " ",   "world", "\xE2\x96\x81", "ing ", "\n",
                                         "l",   "sen", "tence", "\xC3\xA9",     "  ",   "there"};
     for (size_t i = 0; i < 500; i++) {
-        text_bytes text = {0};
-        text_ids a = {0};
-        text_ids b = {0};
+        qlora_text_bytes text = {0};
+        qlora_text_ids a = {0};
+        qlora_text_ids b = {0};
         size_t count = (size_t)test_random_below(&random, 60);
         for (size_t k = 0; k < count; k++) {
             const char* part = parts[test_random_below(&random, 12)];
-            ASSERT(text_bytes_add(&text, part, strlen(part), &why));
+            ASSERT(OK(qlora_text_bytes_add(lib, &text, part, strlen(part))));
         }
-        ASSERT(text_encode(tok, text.data, text.count, 0, &a, &why));
-        ASSERT(text_encode(slow, text.data, text.count, 0, &b, &why));
+        ASSERT(OK(qlora_text_encode(tok, text.data, text.count, 0, &a)));
+        ASSERT(OK(qlora_text_encode(slow, text.data, text.count, 0, &b)));
         ASSERT_EQ(a.count, b.count);
         ASSERT(a.count == 0 || memcmp(a.data, b.data, a.count * sizeof(int32_t)) == 0);
-        text_bytes_free(&text);
-        text_ids_free(&a);
-        text_ids_free(&b);
+        qlora_text_bytes_free(lib, &text);
+        qlora_text_ids_free(lib, &a);
+        qlora_text_ids_free(lib, &b);
     }
-    text_tok_close(tok);
-    text_tok_close(slow);
+    qlora_text_tok_close(tok);
+    qlora_text_tok_close(slow);
     PASS();
 }
 
 TEST streams(const char* name) {
     test_random random = test_random_start(name);
-    text_tok* tok = golden_tok(name);
+    qlora_text_tok* tok = golden_tok(name);
     ASSERT(tok);
     for (size_t i = 0; i < 300; i++) {
-        text_stream stream;
-        text_bytes whole = {0};
-        text_bytes parts = {0};
+        qlora_text_stream stream;
+        qlora_text_bytes whole = {0};
+        qlora_text_bytes parts = {0};
         int32_t ids[40];
         memset(&stream, 0, sizeof(stream));
         size_t count = (size_t)test_random_below(&random, 40);
         for (size_t k = 0; k < count; k++) {
-            ids[k] = (int32_t)test_random_below(&random, (uint64_t)text_tok_count(tok));
+            ids[k] = (int32_t)test_random_below(&random, (uint64_t)tok_info(tok).count);
             size_t before = parts.count;
-            ASSERT(text_stream_push(tok, &stream, ids[k], 0, &parts, &why));
+            ASSERT(OK(qlora_text_stream_push(tok, &stream, ids[k], 0, &parts)));
             // the output is always complete UTF-8
             size_t used;
-            text_bytes checked = {0};
+            qlora_text_bytes checked = {0};
             const char* fresh = parts.count > before ? parts.data + before : "";
-            ASSERT(text__utf8_repair(fresh, parts.count - before, false, &used, &checked, &why));
+            ASSERT(OK(
+                qlora__text_utf8_repair(ENV, fresh, parts.count - before, false, &used, &checked)));
             ASSERT_EQ(parts.count - before, checked.count);
-            text_bytes_free(&checked);
+            qlora_text_bytes_free(lib, &checked);
         }
-        ASSERT(text_stream_end(&stream, &parts, &why));
+        ASSERT(OK(qlora_text_stream_end(tok, &stream, &parts)));
         // the same as decoding everything and then repairing it
-        ASSERT(text_decode(tok, ids, count, 0, &whole, &why));
-        text_bytes repaired = {0};
+        ASSERT(OK(qlora_text_decode(tok, ids, count, 0, &whole)));
+        qlora_text_bytes repaired = {0};
         size_t used;
-        ASSERT(text__utf8_repair(whole.data, whole.count, false, &used, &repaired, &why));
+        ASSERT(OK(qlora__text_utf8_repair(ENV, whole.data, whole.count, false, &used, &repaired)));
         ASSERT(same_text(&parts, repaired.data, repaired.count));
-        text_bytes_free(&whole);
-        text_bytes_free(&parts);
-        text_bytes_free(&repaired);
+        qlora_text_bytes_free(lib, &whole);
+        qlora_text_bytes_free(lib, &parts);
+        qlora_text_bytes_free(lib, &repaired);
     }
-    text_tok_close(tok);
+    qlora_text_tok_close(tok);
     PASS();
 }
 
-// TEXT_LITERAL: special tokens are ordinary text. The id in the vocabulary takes precedence.
+// QLORA_TEXT_LITERAL: special tokens are ordinary text. The id in the vocabulary takes precedence.
 TEST added_tokens(void) {
     static const char json[] =
         "{\"added_tokens\":[{\"id\":9,\"content\":\"ab\",\"special\":true},{\"id\":7,\"content\":"
         "\"<x>\",\"special\":true}],\"model\":{\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"<\":3,\"x\":4,"
         "\">\":5},\"merges\":[]}}";
-    text_tok* tok = NULL;
-    text_ids ids = {0};
-    ASSERT(text_tok_load("t", json, strlen(json), &tok, &why));
-    ASSERT(text_encode(tok, "ab<x>", 5, 0, &ids, &why));
-    ASSERT(text_encode(tok, "ab<x>", 5, TEXT_LITERAL, &ids, &why));
+    qlora_text_tok* tok = NULL;
+    qlora_text_ids ids = {0};
+    ASSERT(OK(qlora_text_tok_load(lib, "t", json, strlen(json), &tok)));
+    ASSERT(OK(qlora_text_encode(tok, "ab<x>", 5, 0, &ids)));
+    ASSERT(OK(qlora_text_encode(tok, "ab<x>", 5, QLORA_TEXT_LITERAL, &ids)));
     static const int32_t want[] = {2, 7, 0, 1, 3, 4, 5};
     ASSERT_EQ(sizeof(want) / sizeof(want[0]), ids.count);
     ASSERT_EQ(0, memcmp(want, ids.data, sizeof(want)));
-    ASSERT_EQ(7, text_tok_find(tok, "<x>"));
-    ASSERT_EQ(8, text_tok_count(tok));
-    ASSERT(text_tok_is_special(tok, 2) && !text_tok_is_special(tok, 0));
-    size_t length;
-    ASSERT(text_tok_name(tok, 6, &length) == NULL && text_tok_name(tok, -1, &length) == NULL);
-    text_ids_free(&ids);
-    text_tok_close(tok);
+    ASSERT_EQ(7, qlora_text_tok_find(tok, "<x>"));
+    ASSERT_EQ(8, tok_info(tok).count);
+    ASSERT(token_info(tok, 2).special && !token_info(tok, 0).special);
+    ASSERT(token_info(tok, 7).added && !token_info(tok, 0).added);
+    ASSERT(token_info(tok, 7).length == 3 && memcmp(token_info(tok, 7).name, "<x>", 3) == 0);
+    qlora_text_token_info info;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_token_query(tok, 6, &info));
+    ASSERT_STR_EQ("qlora_text_token_query: the tokenizer has no token with id 6", WHY);
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_token_query(tok, -1, &info));
+    qlora_text_ids_free(lib, &ids);
+    qlora_text_tok_close(tok);
     PASS();
 }
 
@@ -724,18 +818,18 @@ TEST unknown_characters(void) {
                 {"\"unk_token\":null", 2}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         char json[200];
-        text_tok* tok = NULL;
-        text_ids ids = {0};
+        qlora_text_tok* tok = NULL;
+        qlora_text_ids ids = {0};
         snprintf(json, sizeof(json), "{\"model\":{\"vocab\":{\"u\":0,\"a\":1},\"merges\":[],%s}}",
                  rows[i].options);
-        ASSERT(text_tok_load("t", json, strlen(json), &tok, &why));
-        ASSERT(text_encode(tok,
-                           "??a\xC3\xA9\xFF"
-                           "a",
-                           7, 0, &ids, &why));
+        ASSERT(OK(qlora_text_tok_load(lib, "t", json, strlen(json), &tok)));
+        ASSERT(OK(qlora_text_encode(tok,
+                                    "??a\xC3\xA9\xFF"
+                                    "a",
+                                    7, 0, &ids)));
         ASSERT_EQ(rows[i].count, ids.count);
-        text_ids_free(&ids);
-        text_tok_close(tok);
+        qlora_text_ids_free(lib, &ids);
+        qlora_text_tok_close(tok);
     }
     PASS();
 }
@@ -747,9 +841,9 @@ TEST unknown_characters(void) {
 
 TEST refused_tokenizers(void) {
     static const char* const rows[][2] = {
-        {"", "ends too early"},
-        {"{}", "no \"model\""},
-        {"[]", "not a JSON object"},
+        {"", "a value was expected"},
+        {"{}", "missing \"model\""},
+        {"[]", "a JSON object was expected"},
         {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", "Unigram"},
         {"{\"model\":{\"type\":\"WordPiece\",\"vocab\":{}}}", "WordPiece"},
         {"{\"model\":{\"vocab\":{\"a\":-1},\"merges\":[]}}", "id -1"},
@@ -757,8 +851,8 @@ TEST refused_tokenizers(void) {
         {"{\"model\":{\"vocab\":{\"a\":0.5},\"merges\":[]}}", "not a whole number"},
         {"{\"model\":{\"vocab\":{\"a\":0}}}", "merges is not an array"},
         {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a b\"]}}",
-         "\"b\" is not in the vocabulary"},
-        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a a\"]}}", "what it makes"},
+         "model.merges[0] uses \"b\", which is not in the vocabulary"},
+        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a a\"]}}", "joins to a token"},
         {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"aa\"]}}", "neither"},
         {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[[\"a\"]]}}", "neither"},
         {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[],\"unk_token\":\"x\"}}", "unk_token"},
@@ -781,13 +875,13 @@ TEST refused_tokenizers(void) {
          "no text"},
         {MINI("\"added_tokens\":[{\"content\":\"x\"}]"), "added_tokens"}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        text_tok* tok = NULL;
-        why.text[0] = 0;
-        ASSERT_FALSEm(rows[i][0],
-                      text_tok_load("bad.json", rows[i][0], strlen(rows[i][0]), &tok, &why));
+        qlora_text_tok* tok = NULL;
+        lib->env.error[0] = 0;
+        ASSERT_FALSEm(rows[i][0], OK(qlora_text_tok_load(lib, "bad.json", rows[i][0],
+                                                         strlen(rows[i][0]), &tok)));
         ASSERTm(rows[i][0], tok == NULL);
-        ASSERTm(why.text, strstr(why.text, rows[i][1]) != NULL);
-        ASSERTm(why.text, strncmp(why.text, "bad.json:", 9) == 0);
+        ASSERTm(WHY, strstr(WHY, rows[i][1]) != NULL);
+        ASSERTm(WHY, strncmp(reason(), "bad.json:", 9) == 0);
     }
     PASS();
 }
@@ -808,26 +902,26 @@ TEST bin_format(void) {
         memcpy(data + size + 8, rows[i].token, length);
         size += 8 + length;
     }
-    text_tok* tok = NULL;
-    ASSERT(text_tok_load("t.bin", data, size, &tok, &why));
+    qlora_text_tok* tok = NULL;
+    ASSERT(OK(qlora_text_tok_load(lib, "t.bin", data, size, &tok)));
     static const int32_t want[] = {1, 3, 6, 7, 8};
-    text_ids ids = {0};
-    text_bytes back = {0};
-    ASSERT(text_encode(tok, "ab a\n", 5, TEXT_SPECIAL, &ids, &why));
+    qlora_text_ids ids = {0};
+    qlora_text_bytes back = {0};
+    ASSERT(OK(qlora_text_encode(tok, "ab a\n", 5, QLORA_TEXT_SPECIAL, &ids)));
     ASSERT_EQ((size_t)5, ids.count);
     ASSERT_EQ(0, memcmp(want, ids.data, sizeof(want)));
-    ASSERT(text_decode(tok, ids.data, ids.count, TEXT_SKIP, &back, &why));
+    ASSERT(OK(qlora_text_decode(tok, ids.data, ids.count, QLORA_TEXT_SKIP, &back)));
     ASSERT(same_text(&back, "ab a\n", 5));
-    ASSERT_EQ(2, text_tok_find(tok, "</s>"));
-    ASSERT_EQ(1, text_tok_bos(tok));
-    text_ids_free(&ids);
-    text_bytes_free(&back);
-    text_tok_close(tok);
+    ASSERT_EQ(2, qlora_text_tok_find(tok, "</s>"));
+    ASSERT_EQ(1, tok_info(tok).bos);
+    qlora_text_ids_free(lib, &ids);
+    qlora_text_bytes_free(lib, &back);
+    qlora_text_tok_close(tok);
     for (size_t cut = 0; cut < size; cut++) { // a truncated file is rejected or has whole tokens
         tok = NULL;
-        bool good = text_tok_load("t.bin", data, cut, &tok, &why);
+        bool good = OK(qlora_text_tok_load(lib, "t.bin", data, cut, &tok));
         ASSERT(good == (tok != NULL));
-        text_tok_close(tok);
+        qlora_text_tok_close(tok);
     }
     PASS();
 }
@@ -835,39 +929,47 @@ TEST bin_format(void) {
 // ---- chat and data ----
 
 typedef struct data_world {
-    text_tok* tok;
-    text_chat* chat;
-    text_data* data;
-    text_data_desc desc;
+    qlora_text_tok* tok;
+    qlora_text_chat* chat;
+    qlora_text_data* data;
+    qlora_text_data_desc desc;
 } data_world;
 
-static bool world_open(data_world* w, const char* tok, const char* folder, const char* format) {
-    memset(w, 0, sizeof(*w));
-    w->tok = golden_tok(tok);
-    bool good = w->tok && text_chat_open(w->tok, folder, format, &w->chat, &why);
-    w->desc.tok = w->tok;
+static bool world_chat(data_world* w, const char* folder, const char* format) {
+    qlora_text_chat_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.tok = w->tok;
+    desc.folder = folder;
+    desc.name = format;
+    bool good = OK(qlora_text_chat_open(lib, &desc, &w->chat));
     w->desc.chat = w->chat;
     return good;
 }
 
+static bool world_open(data_world* w, const char* tok, const char* folder, const char* format) {
+    memset(w, 0, sizeof(*w));
+    w->tok = golden_tok(tok);
+    return w->tok && world_chat(w, folder, format);
+}
+
 static bool world_load(data_world* w, const char* name, const char* text) {
-    text_data_close(w->data);
+    qlora_text_data_close(w->data);
     w->data = NULL;
-    why.text[0] = 0;
-    return text_data_load(&w->desc, name, text, strlen(text), &w->data, &why);
+    w->desc.path = name;
+    return OK(qlora_text_data_load(lib, &w->desc, text, strlen(text), &w->data));
 }
 
 static void world_close(data_world* w) {
-    text_data_close(w->data);
-    text_chat_close(w->chat);
-    text_tok_close(w->tok);
+    qlora_text_data_close(w->data);
+    qlora_text_chat_close(w->chat);
+    qlora_text_tok_close(w->tok);
 }
 
 // A sample as text, with the trained part in {braces}.
 static const char* sample_text(const data_world* w, size_t index) {
     static char out[4096];
-    text_sample sample = text_data_get(w->data, index);
-    text_bytes text = {0};
+    qlora_text_sample sample = sample_at(w->data, index);
+    qlora_text_bytes text = {0};
     bool open = false;
     for (size_t i = 0; i < sample.count; i++) {
         bool trained = sample.labels[i] != -100;
@@ -875,14 +977,14 @@ static const char* sample_text(const data_world* w, size_t index) {
             return "a label that is not the id";
         }
         if (trained != open) {
-            text_bytes_add(&text, open ? "}" : "{", 1, &why);
+            qlora_text_bytes_add(lib, &text, open ? "}" : "{", 1);
             open = trained;
         }
-        text_decode(w->tok, sample.ids + i, 1, 0, &text, &why);
+        qlora_text_decode(w->tok, sample.ids + i, 1, 0, &text);
     }
     snprintf(out, sizeof(out), "%.*s%s", (int)text.count, text.data ? text.data : "",
              open ? "}" : "");
-    text_bytes_free(&text);
+    qlora_text_bytes_free(lib, &text);
     return out;
 }
 
@@ -944,12 +1046,12 @@ TEST records(void) {
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         data_world w;
         ASSERT(world_open(&w, "text_byte", NULL, rows[i].format));
-        ASSERTm(why.text, world_load(&w, "x.jsonl", rows[i].json));
-        ASSERT_EQ((size_t)1, text_data_count(w.data));
+        ASSERTm(WHY, world_load(&w, "x.jsonl", rows[i].json));
+        ASSERT_EQ((size_t)1, qlora_text_data_count(w.data));
         if (rows[i].want) {
             ASSERT_STR_EQm(rows[i].json, rows[i].want, sample_text(&w, 0));
         } else {
-            ASSERT_EQ((size_t)2, text_data_get(w.data, 0).trained);
+            ASSERT_EQ((size_t)2, sample_at(w.data, 0).trained);
         }
         world_close(&w);
     }
@@ -962,14 +1064,14 @@ TEST records_sentencepiece(void) {
     ASSERT(world_load(&w, "x.jsonl", "{\"question\":\"the\",\"answer\":\"and\"}"));
     // one text except for the boundary: no second space after it, and the same ids as in one go
     static const char text[] = "[INST] the [/INST] and";
-    text_ids whole = {0};
-    ASSERT(text_encode(w.tok, text, strlen(text), 0, &whole, &why));
-    text_sample sample = text_data_get(w.data, 0);
+    qlora_text_ids whole = {0};
+    ASSERT(OK(qlora_text_encode(w.tok, text, strlen(text), 0, &whole)));
+    qlora_text_sample sample = sample_at(w.data, 0);
     ASSERT_EQ(whole.count + 2, sample.count);
     ASSERT_EQ(0, memcmp(whole.data, sample.ids + 1, whole.count * sizeof(int32_t)));
-    ASSERT_EQ(text_tok_find(w.tok, "<s>"), sample.ids[0]);
-    ASSERT_EQ(text_tok_find(w.tok, "</s>"), sample.ids[sample.count - 1]);
-    text_ids_free(&whole);
+    ASSERT_EQ(qlora_text_tok_find(w.tok, "<s>"), sample.ids[0]);
+    ASSERT_EQ(qlora_text_tok_find(w.tok, "</s>"), sample.ids[sample.count - 1]);
+    qlora_text_ids_free(lib, &whole);
     world_close(&w);
     PASS();
 }
@@ -993,18 +1095,19 @@ TEST record_options(void) {
 
 TEST bad_data(void) {
     static const char* const rows[][3] = {
-        {"x.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\"\n", "x.jsonl:3:1: bad JSON"},
-        {"x.jsonl", "{\"text\":\"a\"}\n\n{\"text\":3}\n", "x.jsonl:3: a record needs text"},
-        {"x.jsonl", "{\"text\":\"a\"} {\"text\":\"b\"}\n", "x.jsonl:1:14: bad JSON: more text"},
-        {"x.jsonl", "{\"txt\":\"a\",\"b\":1}", "has: txt, b"},
+        {"x.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\"\n", "x.jsonl:3:1: invalid JSON"},
+        {"x.jsonl", "{\"text\":\"a\"}\n\n{\"text\":3}\n", "x.jsonl:3: unrecognised record"},
+        {"x.jsonl", "{\"text\":\"a\"} {\"text\":\"b\"}\n",
+         "x.jsonl:1:14: invalid JSON: something follows"},
+        {"x.jsonl", "{\"txt\":\"a\",\"b\":1}", "found txt, b"},
         {"x.jsonl", "3\n", "must be an object"},
         {"x.jsonl", "\n\n", "no records"},
         {"x.jsonl", "", "no records"},
         {"x.json", "[]", "no records"},
         {"x.json", "[{\"text\":\"a\"},\n 5]", "x.json:2: a record must be"},
-        {"x.json", "[{\"text\":\"a\"}] x", "more text"},
+        {"x.json", "[{\"text\":\"a\"}] x", "something follows"},
         {"x.jsonl", "{\"messages\":[{\"role\":\"tool\",\"content\":\"\"}]}",
-         "message 1 is of the role"},
+         "message 1 has the role"},
         {"x.jsonl", "{\"messages\":[{\"content\":\"\"}]}", "message 1 has no \"role\""},
         {"x.jsonl", "{\"messages\":[{\"role\":\"user\"}]}", "message 1 has no text"},
         {"x.jsonl", "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]}",
@@ -1014,23 +1117,23 @@ TEST bad_data(void) {
         {"x.jsonl", "{\"input_ids\":[1,2],\"labels\":[1]}", "\"labels\" has 1"},
         {"x.jsonl", "{\"input_ids\":[-1]}", "negative"},
         {"x.jsonl", "{\"input_ids\":[1.5]}", "element 0"},
-        {"x.jsonl", "{\"text\":\"\xFF\"}", "not UTF-8"},
+        {"x.jsonl", "{\"text\":\"\xFF\"}", "invalid UTF-8"},
         {"x.txt", "good\nbad \xFF\n", "x.txt:2: not UTF-8"},
         {"x.txt", "", "no records"},
-        {"x.csv", "a,b", "x.csv: what is it?"}};
+        {"x.csv", "a,b", "x.csv: unknown data format"}};
     data_world w;
     ASSERT(world_open(&w, "text_byte", NULL, "plain"));
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         ASSERT_FALSEm(rows[i][1], world_load(&w, rows[i][0], rows[i][1]));
-        ASSERTm(why.text, strstr(why.text, rows[i][2]) != NULL);
+        ASSERTm(WHY, strstr(WHY, rows[i][2]) != NULL);
     }
     ASSERT(world_load(&w, "x.json", "[{\"text\":\"a\"},\n\n{\"text\":\"b\"}]"));
-    ASSERT_EQ((size_t)3, text_data_get(w.data, 1).line);
+    ASSERT_EQ((size_t)3, sample_at(w.data, 1).line);
     ASSERT(world_load(&w, "x.jsonl",
                       "\n{\"text\":\"a\"}\r\n\n{\n\"text\":\n\"b\"}\n{\"text\":\"c\"}"));
-    ASSERT_EQ((size_t)2, text_data_get(w.data, 0).line);
-    ASSERT_EQ((size_t)4, text_data_get(w.data, 1).line);
-    ASSERT_EQ((size_t)7, text_data_get(w.data, 2).line);
+    ASSERT_EQ((size_t)2, sample_at(w.data, 0).line);
+    ASSERT_EQ((size_t)4, sample_at(w.data, 1).line);
+    ASSERT_EQ((size_t)7, sample_at(w.data, 2).line);
     world_close(&w);
     PASS();
 }
@@ -1039,26 +1142,26 @@ TEST text_files(void) {
     data_world w;
     ASSERT(world_open(&w, "text_byte", NULL, "plain"));
     ASSERT(world_load(&w, "x.txt", "one\n\ntwo\n"));
-    ASSERT_EQ((size_t)1, text_data_count(w.data));
+    ASSERT_EQ((size_t)1, qlora_text_data_count(w.data));
     ASSERT_STR_EQ("<s>{one\n\ntwo\n</s>}", sample_text(&w, 0));
     ASSERT(world_load(&w, "x.txt", "one\n<|endoftext|>\n\ntwo <|endoftext|>\n<|endoftext|>\n"));
-    ASSERT_EQ((size_t)2, text_data_count(w.data));
+    ASSERT_EQ((size_t)2, qlora_text_data_count(w.data));
     ASSERT_STR_EQ("<s>{one</s>}", sample_text(&w, 0));
     ASSERT_STR_EQ("<s>{two <|endoftext|></s>}", sample_text(&w, 1));
-    ASSERT_EQ((size_t)4, text_data_get(w.data, 1).line);
+    ASSERT_EQ((size_t)4, sample_at(w.data, 1).line);
     ASSERT(world_load(&w, "x.txt", "<s>one</s>"));
     ASSERT_STR_EQ("<s>{one</s>}", sample_text(&w, 0));
     // split into samples of at most 5: every token once, BOS at the start of each
     static const char text[] = "the world and the people of the land";
-    text_ids whole = {0};
-    ASSERT(text_encode(w.tok, text, strlen(text), 0, &whole, &why));
+    qlora_text_ids whole = {0};
+    ASSERT(OK(qlora_text_encode(w.tok, text, strlen(text), 0, &whole)));
     for (int bos = 0; bos < 2; bos++) {
-        w.chat->bos = bos ? text_tok_find(w.tok, "<s>") : -1;
+        w.chat->bos = bos ? qlora_text_tok_find(w.tok, "<s>") : -1;
         w.desc.chunk_tokens = 5;
         ASSERT(world_load(&w, "x.txt", text));
         size_t targets = 0;
-        for (size_t i = 0; i < text_data_count(w.data); i++) {
-            text_sample sample = text_data_get(w.data, i);
+        for (size_t i = 0; i < qlora_text_data_count(w.data); i++) {
+            qlora_text_sample sample = sample_at(w.data, i);
             ASSERT(sample.count <= 5);
             ASSERT(!bos || sample.ids[0] == w.chat->bos);
             for (size_t k = 1; k < sample.count; k++) {
@@ -1070,7 +1173,7 @@ TEST text_files(void) {
         }
         ASSERT_EQ(whole.count + (bos ? 1 : 0), targets);
     }
-    text_ids_free(&whole);
+    qlora_text_ids_free(lib, &whole);
     world_close(&w);
     PASS();
 }
@@ -1078,10 +1181,25 @@ TEST text_files(void) {
 // A model folder is a few files; the chat formats are recognised by their contents.
 static bool folder_write(const char* name, const char* text) {
     char path[100];
-    snprintf(path, sizeof(path), "build/%s", name);
-    FILE* file = fopen(path, "wb");
+    snprintf(path, sizeof(path), FOLDER "/%s", name);
+    FILE* file = qlora__os_make_dir(FOLDER, NULL) == 0 ? fopen(path, "wb") : NULL;
     bool good = file && fputs(text, file) >= 0;
     return file && fclose(file) == 0 && good;
+}
+
+static void folder_clear(void) {
+    static const char* const names[] = {"data.txt",
+                                        "config.json",
+                                        "generation_config.json",
+                                        "chat_template.jinja",
+                                        "tokenizer_config.json",
+                                        "bad.txt"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        char path[100];
+        snprintf(path, sizeof(path), FOLDER "/%s", names[i]);
+        remove(path);
+    }
+    remove(FOLDER);
 }
 
 TEST templates(void) {
@@ -1101,19 +1219,21 @@ TEST templates(void) {
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         data_world w;
         ASSERT(folder_write("tokenizer_config.json", rows[i][0]));
-        bool good = world_open(&w, "text_byte", "build", NULL);
-        remove("build/tokenizer_config.json");
-        ASSERTm(why.text, good);
-        ASSERT_STR_EQ(rows[i][1], text_chat_name(w.chat));
-        text_message message = {"user", "hi", 2, false};
-        text_ids ids = {0};
-        text_bytes text = {0};
-        ASSERT(text_chat_encode(w.chat, w.tok, &message, 1, true, &ids, NULL, &why));
-        ASSERT(text_decode(w.tok, ids.data, ids.count, 0, &text, &why));
-        ASSERT(text_bytes_add(&text, "", 1, &why));
+        bool good = world_open(&w, "text_byte", FOLDER, NULL);
+        folder_clear();
+        ASSERTm(WHY, good);
+        qlora_text_chat_info info;
+        ASSERT(OK(qlora_text_chat_query(w.chat, &info)));
+        ASSERT_STR_EQ(rows[i][1], info.name);
+        qlora_text_message message = {"user", "hi", 2, false};
+        qlora_text_ids ids = {0};
+        qlora_text_bytes text = {0};
+        ASSERT(OK(qlora_text_chat_encode(w.chat, &message, 1, true, &ids, NULL)));
+        ASSERT(OK(qlora_text_decode(w.tok, ids.data, ids.count, 0, &text)));
+        ASSERT(OK(qlora_text_bytes_add(lib, &text, "", 1)));
         ASSERT_EQm(text.data, 0, strncmp(text.data, rows[i][2], strlen(rows[i][2])));
-        text_bytes_free(&text);
-        text_ids_free(&ids);
+        qlora_text_bytes_free(lib, &text);
+        qlora_text_ids_free(lib, &ids);
         if (strcmp(rows[i][1], "mistral") == 0) {
             ASSERT(world_load(&w, "x.jsonl", "{\"question\":\"q\",\"answer\":\"a\"}"));
             ASSERT_STR_EQ("<s>[INST]q[/INST]{a</s>}", sample_text(&w, 0));
@@ -1122,62 +1242,330 @@ TEST templates(void) {
     }
     data_world w;
     ASSERT(folder_write("tokenizer_config.json", "{\"chat_template\":\"something else\"}"));
-    bool good = world_open(&w, "text_byte", "build", NULL);
-    remove("build/tokenizer_config.json");
+    bool good = world_open(&w, "text_byte", FOLDER, NULL);
+    folder_clear();
     ASSERT_FALSE(good);
-    ASSERT(strstr(why.text, "--template") != NULL);
-    text_tok_close(w.tok);
+    ASSERT(strstr(WHY, "not recognised") != NULL);
+    qlora_text_tok_close(w.tok);
     ASSERT_FALSE(world_open(&w, "text_byte", NULL, "nothing"));
-    ASSERT(strstr(why.text, "\"nothing\"") != NULL);
-    text_tok_close(w.tok);
+    ASSERT(strstr(WHY, "\"nothing\"") != NULL);
+    qlora_text_tok_close(w.tok);
+    PASS();
+}
+
+// The ids that end a text: those of generation_config.json, else those of config.json.
+TEST stop_ids(void) {
+    static const struct {
+        const char* config;
+        const char* generation;
+        const char* want;
+    } rows[] = {{"{\"eos_token_id\":5}", NULL, "5 421"},
+                {"{\"eos_token_id\":5}", "{}", "5 421"},
+                {"{\"eos_token_id\":5}", "{\"eos_token_id\":null}", "5 421"},
+                {"{\"eos_token_id\":5}", "{\"eos_token_id\":[]}", "5 421"},
+                {"{\"eos_token_id\":5}", "{\"eos_token_id\":[7,8]}", "7 8 421"},
+                {"{\"eos_token_id\":[5,6]}", "{\"eos_token_id\":7}", "7 421"},
+                {NULL, "{\"eos_token_id\":7}", "7 421"},
+                {"{\"text_config\":{\"eos_token_id\":4}}", NULL, "4 421"},
+                {"{\"eos_token_id\":5}", "{\"eos_token_id\":[421,9999]}", "421"},
+                {"{}", NULL, "421"}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        data_world w;
+        char got[64] = "";
+        size_t used = 0;
+        ASSERT(folder_write("tokenizer_config.json", "{\"eos_token\":\"</s>\"}"));
+        ASSERT(!rows[i].config || folder_write("config.json", rows[i].config));
+        ASSERT(!rows[i].generation || folder_write("generation_config.json", rows[i].generation));
+        bool good = world_open(&w, "text_byte", FOLDER, "plain");
+        folder_clear();
+        ASSERTm(WHY, good);
+        qlora_text_chat_info info;
+        ASSERT(OK(qlora_text_chat_query(w.chat, &info)));
+        ASSERT_EQ(qlora_text_tok_find(w.tok, "</s>"), info.eos);
+        for (size_t k = 0; k < info.stop_count; k++) {
+            used += (size_t)snprintf(got + used, sizeof(got) - used, "%s%d", k > 0 ? " " : "",
+                                     (int)info.stops[k]);
+        }
+        ASSERT_STR_EQ(rows[i].want, got);
+        world_close(&w);
+    }
+    data_world w;
+    ASSERT(folder_write("config.json", "{\"eos_token_id\":\"x\"}"));
+    bool good = world_open(&w, "text_byte", FOLDER, "plain");
+    folder_clear();
+    ASSERT_FALSE(good);
+    ASSERT(strstr(WHY, "config.json: eos_token_id is x;") != NULL);
+    qlora_text_tok_close(w.tok);
+    PASS();
+}
+
+// ---- objects and errors ----
+
+TEST objects(void) {
+    char text[200] = "?";
+    qlora_text_desc desc;
+    qlora_text* other = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.error_text = text;
+    desc.error_text_size = sizeof text;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_create(&desc, NULL));
+    ASSERT_STR_EQ("qlora_text_create: out is NULL", text);
+    desc.reserved_must_be_zero0 = 1;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_create(&desc, &other));
+    ASSERT(strstr(text, "not zeroed") != NULL && other == NULL);
+    desc.reserved_must_be_zero0 = 0;
+    desc.allocator.alloc = counted_alloc;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_create(&desc, &other));
+    ASSERT(strstr(text, "desc.allocator needs both") != NULL);
+    desc.allocator.free = counted_free;
+    desc.files.open = counted_open;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_create(&desc, &other));
+    ASSERT(strstr(text, "desc.files needs all") != NULL);
+    desc.files.open = NULL;
+    alloc_left = 0;
+    ASSERT_EQ(QLORA_ERR_MEMORY, qlora_text_create(&desc, &other));
+    alloc_left = SIZE_MAX;
+    ASSERT(strstr(text, "qlora_text_create: out of host memory") != NULL);
+    ASSERT_EQ(QLORA_OK, qlora_text_create(&desc, &other));
+    ASSERT_STR_EQ("", text);
+    ASSERT_STR_EQ("", qlora_text_last_error(other));
+    ASSERT_EQ(QLORA_OK, qlora_text_destroy(other));
+    ASSERT_EQ(QLORA_OK, qlora_text_create(NULL, &other));
+    ASSERT_EQ(QLORA_OK, qlora_text_destroy(other));
+    ASSERT_EQ(QLORA_OK, qlora_text_destroy(NULL));
+    ASSERT(strlen(qlora_text_last_error(NULL)) > 0);
+    ASSERT_EQ(QLORA_VERSION, qlora_text_version());
+    PASS();
+}
+
+// Parents with open children refuse to go.
+TEST children_first(void) {
+    data_world w;
+    ASSERT(world_open(&w, "text_byte", NULL, "plain"));
+    ASSERT(world_load(&w, "x.txt", "text"));
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_text_destroy(lib));
+    ASSERT_STR_EQ("qlora_text_destroy: still open: tokenizers 1, chats 1, data files 1; close them "
+                  "first",
+                  WHY);
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_text_tok_close(w.tok));
+    ASSERT_STR_EQ(
+        "qlora_text_tok_close: chats that use this tokenizer are still open: 1; close them first",
+        WHY);
+    world_close(&w);
+    PASS();
+}
+
+TEST arguments(void) {
+    data_world w;
+    qlora_text_ids ids = {0};
+    qlora_text_bytes bytes = {0};
+    qlora_text_message message = {NULL, "x", 1, false};
+    qlora_text_tok* tok = NULL;
+    qlora_text_data* data = NULL;
+    qlora_text_chat_desc chat;
+    memset(&chat, 0, sizeof chat);
+    ASSERT(world_open(&w, "text_byte", NULL, "plain"));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_tok_open(NULL, "x", &tok));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_tok_open(lib, NULL, &tok));
+    ASSERT_STR_EQ("qlora_text_tok_open: path is NULL", WHY);
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_tok_load(lib, "x", NULL, 4, &tok));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_chat_open(lib, &chat, &w.chat));
+    ASSERT_STR_EQ("qlora_text_chat_open: desc->tok is NULL", WHY);
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_encode(NULL, "x", 1, 0, &ids));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_encode(w.tok, NULL, 1, 0, &ids));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_decode(w.tok, NULL, 1, 0, &bytes));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_chat_encode(w.chat, &message, 1, true, &ids, NULL));
+    ASSERT_STR_EQ("qlora_text_chat_encode: message 0: role is NULL", WHY);
+    message.role = "cook";
+    ASSERT_EQ(QLORA_ERR_UNSUPPORTED, qlora_text_chat_encode(w.chat, &message, 1, true, &ids, NULL));
+    ASSERT_EQ((size_t)0, ids.count); // BOS was appended and taken back
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_data_open(lib, &w.desc, &data));
+    ASSERT_STR_EQ("qlora_text_data_open: desc->path is NULL", WHY);
+    w.desc.chunk_tokens = 1;
+    ASSERT_FALSE(world_load(&w, "x.txt", "text"));
+    ASSERT(strstr(WHY, "chunk_tokens is 1; it must be 0 or at least 2") != NULL);
+    w.desc.chunk_tokens = 0;
+    ASSERT(world_load(&w, "x.txt", "text"));
+    qlora_text_sample sample;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_sample_read(w.data, 1, &sample));
+    ASSERT_STR_EQ("qlora_text_sample_read: index is 1; it must be below 1", WHY);
+    ASSERT_EQ((size_t)0, qlora_text_data_count(NULL));
+    ASSERT_EQ(QLORA_OK, qlora_text_sample_read(w.data, 0, &sample));
+    ASSERT_STR_EQ("", WHY); // a success clears the text
+    ASSERT_EQ(QLORA_ERR_FILE, qlora_text_tok_open(lib, "build/no such file", &tok));
+    ASSERT_STR_EQ("qlora_text_tok_open: cannot read build/no such file: no such file or folder (2)",
+                  WHY);
+    ASSERT_EQ(QLORA_ERR_FILE, qlora_text_tok_open(lib, "tests", &tok));
+    ASSERT_STR_EQ(
+        "qlora_text_tok_open: tests: no tokenizer found (tokenizer.json, tokenizer.bin or "
+        "tok512.bin)",
+        WHY);
+    qlora_text_ids_free(lib, &ids);
+    world_close(&w);
+    PASS();
+}
+
+// Messages quote files: one line, valid UTF-8, whole characters.
+TEST clean_messages(void) {
+    static const char json[] = "{\"model\":{\"type\":\"A\\n\\t\\u007f%s\"}}";
+    char text[2000];
+    char name[700];
+    qlora_text_tok* tok = NULL;
+    memset(name, 'n', sizeof(name));
+    for (size_t i = 600; i + 2 < sizeof(name); i += 2) {
+        memcpy(name + i, "\xC3\xA9", 2);
+    }
+    for (size_t size = 690; size < sizeof(name); size++) {
+        char cut[700];
+        memcpy(cut, name, size);
+        cut[size] = 0;
+        snprintf(text, sizeof(text), json, "\xC3\xA9");
+        ASSERT_EQ(QLORA_ERR_UNSUPPORTED, qlora_text_tok_load(lib, cut, text, strlen(text), &tok));
+        for (size_t at = 0; at < strlen(WHY);) {
+            uint32_t step = qlora__utf8_size(WHY + at, (uint32_t)(strlen(WHY) - at));
+            ASSERTm(WHY, step > 0 && (unsigned char)WHY[at] >= 0x20 && WHY[at] != 0x7F);
+            at += step;
+        }
+    }
+    ASSERT_EQ(QLORA_ERR_UNSUPPORTED, qlora_text_tok_load(lib, "t", text, strlen(text), &tok));
+    ASSERT_STR_EQ("qlora_text_tok_load: t: the model type is A???\xC3\xA9; only BPE is supported",
+                  WHY);
+    PASS();
+}
+
+static void log_keep(void* user, qlora_log_level level, qlora_log_item item, const char* text,
+                     const char* file, int line) {
+    bool ours = item == QLORA_LOG_ITEM_TEXT && level == QLORA_LOG_INFO && line > 0 &&
+                strcmp(file, "qlora_text.h") == 0;
+    snprintf((char*)user, 100, "%s%s", ours ? "" : "not ours: ", text);
+}
+
+TEST log_items(void) {
+    char text[100] = "";
+    qlora_text_desc desc;
+    qlora_text* other = NULL;
+    qlora_text_tok* tok = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.log = log_keep;
+    desc.log_user = text;
+    ASSERT(OK(qlora_text_create(&desc, &other)));
+    ASSERT(OK(qlora_text_tok_open(other, GOLDEN "text_spm.json", &tok)));
+    ASSERTm(text, strncmp(text, GOLDEN "text_spm.json: ", strlen(GOLDEN "text_spm.json: ")) == 0);
+    ASSERT(OK(qlora_text_tok_close(tok)));
+    ASSERT(OK(qlora_text_destroy(other)));
     PASS();
 }
 
 // ---- memory ----
 
-static bool everything(const text_bytes* file) {
+// Uses all of the library once. `path` is a tokenizer, `folder` a model's folder.
+static qlora_result everything(const char* path, const char* folder) {
+    static const char text[] = "the e\xCC\xA3\xCC\x81 <mask> world's 12345";
+    static const char lines[] = "{\"question\":\"the\",\"answer\":\"and\"}\n{\"text\":\"x\"}";
     data_world w;
-    text_ids ids = {0};
-    text_bytes text = {0};
+    qlora_text_ids ids = {0};
+    qlora_text_bytes bytes = {0};
+    qlora_text_stream stream;
+    qlora_text_chat_desc chat;
     memset(&w, 0, sizeof(w));
-    bool good = text_tok_load("t", file->data, file->count, &w.tok, &why) &&
-                text_chat_open(w.tok, NULL, "chatml", &w.chat, &why);
-    w.desc.tok = w.tok;
+    memset(&stream, 0, sizeof(stream));
+    memset(&chat, 0, sizeof(chat));
+    qlora_result r = qlora_text_tok_open(lib, path, &w.tok);
+    chat.tok = w.tok;
+    chat.folder = folder;
+    r = r == QLORA_OK ? qlora_text_chat_open(lib, &chat, &w.chat) : r;
+    r = r == QLORA_OK ? qlora_text_chat_set_date(w.chat, "1 May 2025") : r;
     w.desc.chat = w.chat;
-    good =
-        good &&
-        text_encode(w.tok, "the e\xCC\xA3\xCC\x81 <mask> world's 12345", 30, TEXT_SPECIAL, &ids,
-                    &why) &&
-        text_decode(w.tok, ids.data, ids.count, TEXT_REPLACE, &text, &why) &&
-        world_load(&w, "x.jsonl", "{\"question\":\"the\",\"answer\":\"and\"}\n{\"text\":\"x\"}") &&
-        world_load(&w, "x.txt", "some text");
-    text_ids_free(&ids);
-    text_bytes_free(&text);
+    w.desc.path = "x.jsonl";
+    r = r == QLORA_OK ? qlora_text_encode(w.tok, text, strlen(text), QLORA_TEXT_SPECIAL, &ids) : r;
+    r = r == QLORA_OK ? qlora_text_decode(w.tok, ids.data, ids.count, QLORA_TEXT_REPLACE, &bytes)
+                      : r;
+    for (size_t i = 0; r == QLORA_OK && i < ids.count; i++) {
+        r = qlora_text_stream_push(w.tok, &stream, ids.data[i], 0, &bytes);
+    }
+    r = r == QLORA_OK ? qlora_text_stream_end(w.tok, &stream, &bytes) : r;
+    r = r == QLORA_OK ? qlora_text_data_load(lib, &w.desc, lines, strlen(lines), &w.data) : r;
+    (void)qlora_text_data_close(r == QLORA_OK ? w.data : NULL);
+    w.data = NULL;
+    w.desc.path = FOLDER "/data.txt";
+    r = r == QLORA_OK ? qlora_text_data_open(lib, &w.desc, &w.data) : r;
+    char message[QLORA__ERROR_SIZE];
+    snprintf(message, sizeof message, "%s", WHY);
+    qlora_text_ids_free(lib, &ids);
+    qlora_text_bytes_free(lib, &bytes);
     world_close(&w);
+    snprintf(lib->env.error, sizeof lib->env.error, "%s", message); // closing cleared it
+    return r;
+}
+
+static const char* const everything_names[][2] = {
+    {"data.txt", "some text"},
+    {"config.json", "{\"eos_token_id\":1}"},
+    {"generation_config.json", "{\"eos_token_id\":[2,3]}"},
+    {"chat_template.jinja", "<|im_start|>"},
+    {"tokenizer_config.json", "{\"eos_token\":\"</s>\"}"}};
+
+static bool everything_files(void) {
+    bool good = true;
+    for (size_t i = 0; i < sizeof(everything_names) / sizeof(everything_names[0]); i++) {
+        good = good && folder_write(everything_names[i][0], everything_names[i][1]);
+    }
     return good;
 }
 
 // Whichever allocation fails, the result is false with a message, and nothing leaks.
 TEST every_allocation(const char* name) {
     char path[64];
-    text_bytes file = {0};
     snprintf(path, sizeof(path), GOLDEN "%s.json", name);
-    ASSERT(text_file_read(path, &file, &why));
+    ASSERT(everything_files());
     size_t live = alloc_live;
-    bool good = false;
+    qlora_result r = QLORA_ERR_MEMORY;
     size_t tried = 0;
-    for (; !good && tried < 100000; tried++) {
+    for (; r != QLORA_OK && tried < 100000; tried++) {
         alloc_left = tried;
-        why.text[0] = 0;
-        good = everything(&file);
+        r = everything(path, FOLDER);
         bool used_up = alloc_left == 0 || alloc_left == SIZE_MAX;
         alloc_left = SIZE_MAX;
         ASSERT_EQ(live, alloc_live);
-        ASSERTm("it failed without an allocation failing", good || used_up);
-        ASSERTm("no message", good || strstr(why.text, "memory") != NULL);
+        ASSERT_EQ((size_t)0, file_live);
+        ASSERTm("it failed without an allocation failing", r == QLORA_OK || used_up);
+        ASSERTm(WHY, r == QLORA_OK || (r == QLORA_ERR_MEMORY && strstr(WHY, "memory") != NULL));
     }
-    ASSERT(good && tried > 50);
-    text_bytes_free(&file);
+    ASSERT(r == QLORA_OK && tried > 50);
+    folder_clear();
+    PASS();
+}
+
+// The same for file calls: opening and reading.
+TEST every_file_call(const char* name) {
+    char path[64];
+    snprintf(path, sizeof(path), GOLDEN "%s.json", name);
+    ASSERT(everything_files());
+    size_t live = alloc_live;
+    qlora_result r = QLORA_ERR_FILE;
+    size_t tried = 0;
+    for (; r != QLORA_OK && tried < 10000; tried++) {
+        file_left = tried;
+        r = everything(path, FOLDER);
+        bool used_up = file_left == 0 || file_left == SIZE_MAX;
+        file_left = SIZE_MAX;
+        ASSERT_EQ(live, alloc_live);
+        ASSERT_EQ((size_t)0, file_live);
+        ASSERTm("it failed without a file call failing", r == QLORA_OK || used_up);
+        ASSERTm(WHY, r == QLORA_OK || r == QLORA_ERR_FILE);
+        ASSERTm(WHY, r == QLORA_OK || strstr(WHY, "input/output error") != NULL ||
+                         strstr(WHY, "no tokenizer found") != NULL);
+    }
+    ASSERT(r == QLORA_OK && tried > 15);
+    folder_clear();
+    PASS();
+}
+
+TEST nothing_is_left(void) {
+    ASSERT_EQ(QLORA_OK, qlora_text_destroy(lib));
+    lib = NULL;
+    ASSERT_EQ((size_t)0, alloc_live);
+    ASSERT_EQ((size_t)0, file_live);
     PASS();
 }
 
@@ -1185,7 +1573,10 @@ SUITE(text_suite) {
     if (!test_wants("cpu")) {
         return;
     }
-    size_t live = alloc_live;
+    if (!lib_open()) {
+        printf("text: no memory for the tests\n");
+        return;
+    }
     RUN_TEST(json_table);
     RUN_TEST(json_depth_and_lines);
     RUN_TEST(json_suite_files);
@@ -1228,9 +1619,15 @@ SUITE(text_suite) {
     RUN_TEST(bad_data);
     RUN_TEST(text_files);
     RUN_TEST(templates);
+    RUN_TEST(stop_ids);
+    RUN_TEST(objects);
+    RUN_TEST(children_first);
+    RUN_TEST(arguments);
+    RUN_TEST(clean_messages);
+    RUN_TEST(log_items);
     RUN_TESTp(every_allocation, "text_byte");
     RUN_TESTp(every_allocation, "text_spm");
-    if (alloc_live != live) {
-        printf("text: %zu allocations were not freed (or a test failed)\n", alloc_live - live);
-    }
+    RUN_TESTp(every_file_call, "text_byte");
+    RUN_TESTp(every_file_call, "text_spm");
+    RUN_TEST(nothing_is_left);
 }
