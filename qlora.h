@@ -1,100 +1,131 @@
 //@@ src/api/manual.h
 
-/* qlora.h - v0.1.0 - QLoRA fine-tuning of language models from C - SPDX: MIT-0 OR Unlicense
+/* qlora.h - v0.2.0 - QLoRA fine-tuning of language models from C - SPDX: MIT-0 OR Unlicense
 
    Do this in ONE C or C++ file:
 
        #define QLORA_IMPLEMENTATION
        #include "qlora.h"
 
-   and include "qlora.h" without the macro everywhere else. kernels_ptx.h must lie beside qlora.h.
-   Link with -ldl -lm -lpthread on Linux, with nothing more on Windows.
+   and include "qlora.h" without the macro everywhere else. Keep kernels_ptx.h in the same folder.
+   Link with -ldl -lm -lpthread on Linux and with nothing else on Windows. qlora_text.h next to it
+   is the tokenizer, the chat formats and the data files.
 
    CONTENTS  (grep -n '^//@@' qlora.h lists every part)
 
-       api        declarations: results, descs, tensors, cache, GEMM, operators, graphs, models
+       api        declarations: context, models, training, generation, adapters, then the runtime
        platform   dynamic libraries, threads, clock, files; the only place with _WIN32
        core       errors, log, memory, checked arithmetic, CPU threads, random numbers
        numbers    16-bit floating point, element access, NF4
        formats    JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
        driver     CUDA driver and cuBLAS: symbols, device facts, error names
-       tensor     memory, tensors, copies and fills on the context's stream
+       tensor     memory, tensors, copies and fills on the context's stream, staging
        cache      kernel registry, PTX for a target, modules, seal, launch
        context    creation, backend choice, stream, native handles, description
        cpu        CPU loops of the matrix products
        gemm       the GEMM family, dense and NF4: cuBLAS, our PTX, CPU
        ops        operators: the formula, the CPU loop, the launch; pre-warm
        graph      capture, replay, invalidation
-       model      plan, arena, weights, layers forward and backward, on both backends
-       adapter    PEFT folders saved, merged export, GGUF export
-       train      micro-step, update, schedules, evaluation, checkpoints
-       generate   decoding with a key/value cache
+       model      plan, arena, weights, layers forward and backward, evaluation
+       adapter    PEFT folders, copies between models, merged export, GGUF export
+       train      steps, slices, schedules, checkpoints
+       generate   decoding with a key/value cache, one token per call
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
 
    QUICK START
 
-       qlora_ctx_desc desc = {0};                 // zero means "the default" everywhere
-       char why[256] = "";
-       desc.error_text = why;                     // where creation says what went wrong
-       desc.error_text_size = sizeof why;
-       desc.log = qlora_log_stderr;
-       qlora_ctx* ctx = NULL;
-       if (qlora_ctx_create(&desc, &ctx) != QLORA_OK) { puts(why); return 1; }
-       ...
+       qlora_ctx_desc machine = {0};              // zero means "the default" everywhere
+       qlora_model_desc what = {0};
+       qlora_train_desc how = {0};
+       machine.log = qlora_log_stderr;
+       what.dir = "path/to/model";                // Hugging Face format
+       what.tokens = 2048;                        // per micro-batch
+       what.generate_tokens = 256;
+       how.lr = 2e-4;
+
+       qlora_ctx* ctx; qlora_model* model; qlora_trainer* trainer; qlora_train_info info;
+       qlora_ctx_create(&machine, &ctx);          // a GPU if there is one, otherwise the CPU
+       qlora_model_open(ctx, &what, &model);      // plans the memory, loads, quantises to 4 bits
+       qlora_trainer_create(model, &how, &trainer);
+       for (int step = 0; step < steps; step++) {
+           qlora_train_step(trainer, batches, count, &info);
+           printf("loss %g\n", info.loss);
+       }
+       qlora_adapter_save(model, "adapter", NULL); // PEFT loads this folder
+       qlora_trainer_destroy(trainer);
+       qlora_model_close(model);
        qlora_ctx_destroy(ctx);
 
+     Every call returns a qlora_result, which a program checks. In a game loop, replace
+     qlora_train_step by qlora_train_begin and one qlora_train_slice(trainer, 4.0, &done) per frame;
+     qlora_generate_begin and qlora_generate_next produce one token per call.
+
    BUILD AND LINK
-       C99 or C++11, 64-bit, little endian. Linux, macOS and BSD (CPU only there), Windows
-       (mingw-w64, MSVC). Give the implementation its own file: it takes about ten seconds at
+       C99 or C++11, 64-bit, little endian. Linux, Windows (mingw-w64, MSVC), macOS and BSD (CPU
+       only). Put the implementation in a file of its own: it takes about ten seconds to compile at
        -O2. Include it before any system header there, or build with -D_POSIX_C_SOURCE=200809L.
 
    CONFIGURATION (define before the implementation; none of them changes a public type)
-       QLORA_STATIC          every function is static: a private copy for one file
+       QLORA_STATIC          make every function static: a private copy for one file
        QLORA_DLL             mark functions for a shared library
-       QLORA_NO_CUDA         leave the GPU out: no dynamic loading, no kernels_ptx.h
-       QLORA_NO_MODEL        leave out model, trainer and file formats: the bare runtime
-       QLORA_ASSERT(x)       our own invariants only; never files, arguments or devices
+       QLORA_NO_CUDA         leave out the GPU: no dynamic loading, no kernels_ptx.h
+       QLORA_NO_MODEL        leave out models, training and file formats: the bare runtime
+       QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes
+       QLORA_ASSERT(x)       checks our own invariants only; never files, arguments or devices
        QLORA_KERNELS_HEADER  another name for "kernels_ptx.h"
-       QLORA_PTX_NO_F32 ...  leave out a group of kernels: kernels_ptx.h lists groups and sizes. A
-                             call that needs one fails and names the macro; no slower kernel is
-                             used instead. QLORA_NO_MODEL alone leaves out none, since every kernel
-                             belongs to an operator of the runtime
        QLORA_DEBUG           synchronise after every launch, so that a fault names its kernel
+
+   OBJECTS
+       qlora_ctx (device, memory hooks, error text) -> qlora_model (base, adapters, memory) ->
+       qlora_trainer (optimizer, graphs) and qlora_generation (one text). Children are destroyed
+       first; destroying a parent with living children fails, names them, and frees nothing.
+       A setting belongs to the object that uses it: the machine to the context, weights and memory
+       to the model, optimizer and schedule to the trainer. qlora_ctx_create compares the version
+       and the struct sizes of this header with those of the implementation.
 
    ERRORS
        Every call that can fail returns a qlora_result and writes its outputs only on success.
-       qlora_last_error(ctx) says what, where and what to do; it is never NULL, "" after a
-       successful call, and valid until the next call on that context. The library never exits,
-       aborts or prints. After a fault on the device (an illegal address, say) CUDA makes every
-       later call of that CUDA context fail: such a qlora_ctx answers QLORA_ERR_DEVICE_LOST and can
-       only be destroyed. A destroy or close that returns an error has freed nothing: repeat it.
+       qlora_last_error(ctx) explains what failed, where, and what to do; it is never NULL, "" after
+       a successful call, and valid until the next call on that context. The library never exits,
+       aborts or prints. After a fault on the device (an illegal address, for example), CUDA makes
+       every later call in that CUDA context fail: such a qlora_ctx returns QLORA_ERR_DEVICE_LOST
+       and can only be destroyed. A destroy or close that returns an error has freed nothing; call
+       it again.
 
    MEMORY
-       Host memory goes through desc.allocator, device memory through desc.device_allocator. The
-       operators allocate nothing: what they need lies in a scratch of desc.scratch_bytes made at
-       creation. A tensor is a small struct that points at memory; qlora_tensor_create allocates,
-       qlora_tensor_wrap and qlora_tensor_view do not.
+       Host memory goes through desc.allocator, device memory through desc.device_allocator. A model
+       allocates everything when it is opened, and a trainer when it is created; steps, evaluation
+       and generation allocate no device memory. The operators use a scratch buffer of
+       desc.scratch_bytes that is allocated with the context. A tensor is a small struct that points
+       to memory; qlora_tensor_create allocates, qlora_tensor_wrap and qlora_tensor_view do not.
+
+   TIME
+       A step can be taken whole, by halves (micro, update) or in slices of a few milliseconds, with
+       the same bits each way. qlora_train_query waits for the last step, qlora_train_poll never
+       waits. Long calls take a progress function that can stop them.
 
    THREADS
-       A context and everything made from it is used by one thread at a time; different contexts are
-       independent. Log and allocator callbacks may come from any thread and must not call back.
+       A context and everything created from it must be used by one thread at a time; different
+       contexts are independent. Log and allocator callbacks may come from any thread and must not
+       call back.
 
    LOG
        Silent unless desc.log is set; qlora_log_stderr is supplied.
 
    DEVICES AND FALLBACK
-       CUDA when it is usable (compute capability 7.5 or newer), else the CPU. qlora_ctx_backend
-       tells which, qlora_ctx_reason why; desc.require_backend turns the fallback into an error. The
-       device's primary context is used unless desc.cu_context is given; it is current only inside
-       our calls.
+       CUDA when it is usable (compute capability 7.5 or later), otherwise the CPU.
+       qlora_ctx_backend returns which, qlora_ctx_reason why; desc.require_backend turns the fallback
+       into an error. The device's primary context is used unless desc.cu_context is given; it is
+       current only inside our calls.
 
    NUMERICS
-       Same inputs, same bytes: no float atomics, one writer per output, fixed order of summation,
-       choices from committed tables and the context's settings, on the same device, driver and
-       cuBLAS. The CPU's results do not depend on the number of threads. F32 is exact fp32 (TF32
-       off) unless desc.math says otherwise; 16-bit operands accumulate in fp32. Built with
-       -ffast-math the CPU results are unspecified.
+       Deterministic: no float atomics, one writer per output, a fixed order of summation, choices
+       from committed tables and the context's settings. The same inputs give the same bytes on the
+       same device, driver and cuBLAS, and on the CPU for any number of threads. F32 is exact fp32
+       unless the context's math asks for TF32, which a model adopts when it is opened; 16-bit
+       operands accumulate in fp32. 4-bit weights are dequantised to bf16 values in every mode, as
+       bitsandbytes does. Built with -ffast-math, the CPU results are unspecified.
 
    LIMITS
        Rows, columns and leading dimensions of a GEMM fit in 31 bits; buffers in 63.
@@ -133,12 +164,12 @@
 // qlora.h and qlora_text.h each carry this part; whichever comes second compares.
 #ifndef QLORA_VERSION_MAJOR
 #define QLORA_VERSION_MAJOR 0
-#define QLORA_VERSION_MINOR 1
+#define QLORA_VERSION_MINOR 2
 #define QLORA_VERSION_PATCH 0
 #define QLORA_VERSION                                                                              \
     (QLORA_VERSION_MAJOR * 10000 + QLORA_VERSION_MINOR * 100 + QLORA_VERSION_PATCH)
-#define QLORA_VERSION_STRING "0.1.0"
-#elif QLORA_VERSION_MAJOR != 0 || QLORA_VERSION_MINOR != 1 || QLORA_VERSION_PATCH != 0
+#define QLORA_VERSION_STRING "0.2.0"
+#elif QLORA_VERSION_MAJOR != 0 || QLORA_VERSION_MINOR != 2 || QLORA_VERSION_PATCH != 0
 #error "qlora.h and qlora_text.h are of different versions; take both from one release"
 #endif
 
@@ -21837,4 +21868,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ffc69822f1822a17
+//@@ end 5472f95184c1845d

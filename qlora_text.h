@@ -1,6 +1,6 @@
 //@@ src/text/manual.h
 
-/* qlora_text.h - v0.1.0 - tokenizers, chat formats and training data - SPDX: MIT-0 OR Unlicense
+/* qlora_text.h - v0.2.0 - tokenizers, chat formats and training data - SPDX: MIT-0 OR Unlicense
 
    Do this in ONE C or C++ file:
 
@@ -127,12 +127,12 @@
 // qlora.h and qlora_text.h each carry this part; whichever comes second compares.
 #ifndef QLORA_VERSION_MAJOR
 #define QLORA_VERSION_MAJOR 0
-#define QLORA_VERSION_MINOR 1
+#define QLORA_VERSION_MINOR 2
 #define QLORA_VERSION_PATCH 0
 #define QLORA_VERSION                                                                              \
     (QLORA_VERSION_MAJOR * 10000 + QLORA_VERSION_MINOR * 100 + QLORA_VERSION_PATCH)
-#define QLORA_VERSION_STRING "0.1.0"
-#elif QLORA_VERSION_MAJOR != 0 || QLORA_VERSION_MINOR != 1 || QLORA_VERSION_PATCH != 0
+#define QLORA_VERSION_STRING "0.2.0"
+#elif QLORA_VERSION_MAJOR != 0 || QLORA_VERSION_MINOR != 2 || QLORA_VERSION_PATCH != 0
 #error "qlora.h and qlora_text.h are of different versions; take both from one release"
 #endif
 
@@ -9627,4 +9627,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end ae62f36f90e8117a
+//@@ end c5cd3a00e7dd685a
