@@ -440,7 +440,7 @@ int main(int argc, char** argv) {
         NUMBER("top-p", "X", &o->top_p, 0, 1, "only the likeliest X of all: 0.95"),
         NUMBER("seed", "N", &o->seed, 0, 9e15, "1; the same seed says the same"),
         CHOICE("backend", "auto|cpu|cuda", &o->backend, "auto: the GPU where there is one"),
-        CHOICE("mode", "auto|f32|tf32|bf16", &o->mode, "number format to compute in (default auto)"),
+        CHOICE("mode", "auto|f32|tf32|bf16", &o->mode, "number format (default auto)"),
         CHOICE("base", "nf4|16bit|32bit", &o->base, "how the weights are kept: nf4"),
         CHOICE("cache", "auto|on|off", &o->cache, "wide copies of 4-bit weights"),
         NUMBER("device", "N", &o->device, 0, 1023, "which GPU: 0"),
