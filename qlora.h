@@ -12098,9 +12098,9 @@ static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t 
     return frequency;
 }
 
-// What is wrong with the arguments, in text; "" when nothing is. Defaults are resolved in d.
-static void qlora__rope_fault(qlora_rope_desc* d, int64_t head_dim, int64_t positions, char* text,
-                              size_t size) {
+// What is wrong with the arguments, in text, where the desc is called `name`; "" when nothing is. Defaults are resolved in d.
+static void qlora__rope_fault(qlora_rope_desc* d, const char* name, int64_t head_dim,
+                              int64_t positions, char* text, size_t size) {
     d->theta = d->theta != 0 ? d->theta : 10000;
     d->factor = d->factor != 0 ? d->factor : 1;
     bool needs_original = d->type == QLORA_ROPE_LLAMA3 || d->type == QLORA_ROPE_YARN;
@@ -12110,25 +12110,25 @@ static void qlora__rope_fault(qlora_rope_desc* d, int64_t head_dim, int64_t posi
     } else if (positions < 0) {
         snprintf(text, size, "positions is %lld; use 0 or more", (long long)positions);
     } else if ((int)d->type < 0 || d->type > QLORA_ROPE_YARN) {
-        snprintf(text, size, "desc.type is %d; use a qlora_rope_type", (int)d->type);
+        snprintf(text, size, "%s.type is %d; use a qlora_rope_type", name, (int)d->type);
     } else if (!(d->theta > 1)) {
-        snprintf(text, size, "desc.theta is %g; use a number above 1", d->theta);
+        snprintf(text, size, "%s.theta is %g; use a number above 1", name, d->theta);
     } else if (!(d->factor > 0)) {
-        snprintf(text, size, "desc.factor is %g; use a number above 0", d->factor);
+        snprintf(text, size, "%s.factor is %g; use a number above 0", name, d->factor);
     } else if (needs_original && !(d->original_max_position > 0)) {
-        snprintf(text, size, "desc.original_max_position is %g; this type needs a number above 0",
-                 d->original_max_position);
+        snprintf(text, size, "%s.original_max_position is %g; this type needs a number above 0",
+                 name, d->original_max_position);
     }
 }
 
-static qlora_result qlora__rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, int64_t head_dim,
-                                      int64_t positions, float* out) {
+static qlora_result qlora__rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, const char* name,
+                                      int64_t head_dim, int64_t positions, float* out) {
     qlora_rope_desc d;
     char text[160] = "desc is NULL";
     memset(&d, 0, sizeof d);
     if (desc != NULL) {
         d = *desc;
-        qlora__rope_fault(&d, head_dim, positions, text, sizeof text);
+        qlora__rope_fault(&d, name, head_dim, positions, text, sizeof text);
     }
     if (text[0] == '\0' && out == NULL && positions > 0) {
         snprintf(text, sizeof text, "out is NULL");
@@ -12152,10 +12152,10 @@ static qlora_result qlora__rope_table(qlora_ctx* ctx, const qlora_rope_desc* des
 qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, int64_t head_dim,
                               int64_t positions, float* out) {
     if (ctx == NULL) {
-        return qlora__rope_table(NULL, desc, head_dim, positions, out);
+        return qlora__rope_table(NULL, desc, "desc", head_dim, positions, out);
     }
     QLORA__ENTER(ctx, "qlora_rope_table");
-    return qlora__leave(ctx, qlora__rope_table(ctx, desc, head_dim, positions, out));
+    return qlora__leave(ctx, qlora__rope_table(ctx, desc, "desc", head_dim, positions, out));
 }
 
 typedef struct qlora__rope_job {
@@ -17435,14 +17435,16 @@ static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const struct {
         const qlora_rope_desc* desc;
+        const char* name;
         const qlora_tensor* table;
-    } tables[] = {{&c->rope, &m->rope}, {&c->rope_sliding, &m->rope_sliding}};
+    } tables[] = {{&c->rope, "config.rope", &m->rope},
+                  {&c->rope_sliding, "config.rope_sliding", &m->rope_sliding}};
     size_t n = (size_t)(m->positions * c->head_dim);
     float* host = (float*)qlora__alloc(ctx, n * 4);
     QLORA__REAL* real = (QLORA__REAL*)qlora__alloc(ctx, n * sizeof *real);
     qlora_result r = host != NULL && real != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     for (int i = 0; i < 2 && r == QLORA_OK; i++) {
-        r = qlora__rope_table(ctx, tables[i].desc, c->head_dim, m->positions, host);
+        r = qlora__rope_table(ctx, tables[i].desc, tables[i].name, c->head_dim, m->positions, host);
         if (r != QLORA_OK) {
             break;
         }
@@ -20485,4 +20487,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 0b89501fdea32243
+//@@ end ec8dfd24298cd764
