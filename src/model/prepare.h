@@ -39,14 +39,16 @@ static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const struct {
         const qlora_rope_desc* desc;
+        const char* name;
         const qlora_tensor* table;
-    } tables[] = {{&c->rope, &m->rope}, {&c->rope_sliding, &m->rope_sliding}};
+    } tables[] = {{&c->rope, "config.rope", &m->rope},
+                  {&c->rope_sliding, "config.rope_sliding", &m->rope_sliding}};
     size_t n = (size_t)(m->positions * c->head_dim);
     float* host = (float*)qlora__alloc(ctx, n * 4);
     QLORA__REAL* real = (QLORA__REAL*)qlora__alloc(ctx, n * sizeof *real);
     qlora_result r = host != NULL && real != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     for (int i = 0; i < 2 && r == QLORA_OK; i++) {
-        r = qlora__rope_table(ctx, tables[i].desc, c->head_dim, m->positions, host);
+        r = qlora__rope_table(ctx, tables[i].desc, tables[i].name, c->head_dim, m->positions, host);
         if (r != QLORA_OK) {
             break;
         }

@@ -86,9 +86,9 @@ static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t 
     return frequency;
 }
 
-// What is wrong with the arguments, in text; "" when nothing is. Defaults are resolved in d.
-static void qlora__rope_fault(qlora_rope_desc* d, int64_t head_dim, int64_t positions, char* text,
-                              size_t size) {
+// What is wrong with the arguments, in text, where the desc is called `name`; "" when nothing is. Defaults are resolved in d.
+static void qlora__rope_fault(qlora_rope_desc* d, const char* name, int64_t head_dim,
+                              int64_t positions, char* text, size_t size) {
     d->theta = d->theta != 0 ? d->theta : 10000;
     d->factor = d->factor != 0 ? d->factor : 1;
     bool needs_original = d->type == QLORA_ROPE_LLAMA3 || d->type == QLORA_ROPE_YARN;
@@ -98,25 +98,25 @@ static void qlora__rope_fault(qlora_rope_desc* d, int64_t head_dim, int64_t posi
     } else if (positions < 0) {
         snprintf(text, size, "positions is %lld; use 0 or more", (long long)positions);
     } else if ((int)d->type < 0 || d->type > QLORA_ROPE_YARN) {
-        snprintf(text, size, "desc.type is %d; use a qlora_rope_type", (int)d->type);
+        snprintf(text, size, "%s.type is %d; use a qlora_rope_type", name, (int)d->type);
     } else if (!(d->theta > 1)) {
-        snprintf(text, size, "desc.theta is %g; use a number above 1", d->theta);
+        snprintf(text, size, "%s.theta is %g; use a number above 1", name, d->theta);
     } else if (!(d->factor > 0)) {
-        snprintf(text, size, "desc.factor is %g; use a number above 0", d->factor);
+        snprintf(text, size, "%s.factor is %g; use a number above 0", name, d->factor);
     } else if (needs_original && !(d->original_max_position > 0)) {
-        snprintf(text, size, "desc.original_max_position is %g; this type needs a number above 0",
-                 d->original_max_position);
+        snprintf(text, size, "%s.original_max_position is %g; this type needs a number above 0",
+                 name, d->original_max_position);
     }
 }
 
-static qlora_result qlora__rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, int64_t head_dim,
-                                      int64_t positions, float* out) {
+static qlora_result qlora__rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, const char* name,
+                                      int64_t head_dim, int64_t positions, float* out) {
     qlora_rope_desc d;
     char text[160] = "desc is NULL";
     memset(&d, 0, sizeof d);
     if (desc != NULL) {
         d = *desc;
-        qlora__rope_fault(&d, head_dim, positions, text, sizeof text);
+        qlora__rope_fault(&d, name, head_dim, positions, text, sizeof text);
     }
     if (text[0] == '\0' && out == NULL && positions > 0) {
         snprintf(text, sizeof text, "out is NULL");
@@ -140,10 +140,10 @@ static qlora_result qlora__rope_table(qlora_ctx* ctx, const qlora_rope_desc* des
 qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, int64_t head_dim,
                               int64_t positions, float* out) {
     if (ctx == NULL) {
-        return qlora__rope_table(NULL, desc, head_dim, positions, out);
+        return qlora__rope_table(NULL, desc, "desc", head_dim, positions, out);
     }
     QLORA__ENTER(ctx, "qlora_rope_table");
-    return qlora__leave(ctx, qlora__rope_table(ctx, desc, head_dim, positions, out));
+    return qlora__leave(ctx, qlora__rope_table(ctx, desc, "desc", head_dim, positions, out));
 }
 
 typedef struct qlora__rope_job {

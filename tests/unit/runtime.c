@@ -330,6 +330,25 @@ TEST ctx_children_first(const test_machine* machine) {
     PASS();
 }
 
+TEST rope_table_says_why(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    float out[8];
+    qlora_rope_desc d;
+    memset(&d, 0, sizeof d);
+    REFUSED(QLORA_ERR_ARGUMENT, "head_dim is 3", qlora_rope_table(ctx, &d, 3, 2, out));
+    REFUSED(QLORA_ERR_ARGUMENT, "desc is NULL", qlora_rope_table(ctx, NULL, 4, 2, out));
+    REFUSED(QLORA_ERR_ARGUMENT, "out is NULL", qlora_rope_table(ctx, &d, 4, 2, NULL));
+    d.type = QLORA_ROPE_YARN;
+    REFUSED(QLORA_ERR_ARGUMENT, "desc.original_max_position is 0",
+            qlora_rope_table(ctx, &d, 4, 2, out));
+    d.type = QLORA_ROPE_DEFAULT;
+    ASSERT_EQ(QLORA_OK, qlora_rope_table(ctx, &d, 4, 2, out));
+    ASSERT_STR_EQ("", qlora_last_error(ctx));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 // What a program built with another header gets: no context, and the reason in its own buffer.
 TEST ctx_of_another_header(void) {
     char why[256] = "";
@@ -1371,6 +1390,7 @@ SUITE(runtime_suite) {
     RUN_ON(TEST_ONE_FAKE, ctx_broken_libraries);
     RUN_ON(TEST_EVERYWHERE, ctx_children_first);
     RUN_TEST(ctx_of_another_header);
+    RUN_ON(TEST_CPU, rope_table_says_why);
     RUN_ON(TEST_ONE_FAKE, ctx_stream_priority);
     RUN_ON(TEST_EVERYWHERE, ctx_workspace_changes);
     RUN_ON(TEST_ONE_FAKE, ctx_leaves_current_context_alone);
