@@ -21,8 +21,10 @@ fresh_copy() {
 }
 
 # What the gate says of the copy: ok, FAIL or skip. It has no git, so check.sh looks at all files.
+# A header that is assembled again says so first.
 verdict() {
-    (cd "$tree" && GIT_DIR=/nowhere tests/gates/check.sh "$1" | head -1 | awk '{ print $1 }')
+    (cd "$tree" && GIT_DIR=/nowhere tests/gates/check.sh "$1" |
+        awk '!said && $1 ~ /^(ok|FAIL|skip)$/ { print $1; said = 1 }')
 }
 
 # One line for all of the copy's files and their modes.
@@ -125,7 +127,7 @@ defect shared "everything is exported" 'sed -i "s/ local: \*;//; s/text_\*;/*;/"
 defect shared "a function that is not exported" \
     'sed -i "s/global: qlora_\*/global: qlora_c*/" Makefile'
 defect interpreter "an instruction that computes something else" \
-    'sed -i "s/fma(/fmax(/; s/fmaf(/fmaxf(/" tests/fakecuda/*.h tests/fakecuda/*.c'
+    'sed -i "s/fmaf(a, b, c))/fmaf(a, b, -c))/" tests/fakecuda/ptx_alu.h'
 defect install "uninstall forgets a file" \
     'sed -i "s,^.*pkgconfig/qlora.pc\"\$,,; s,^\(.*notdir.*\) .*,\1," Makefile'
 defect install "qlora.pc with the wrong folder" 'sed -i "s,-I..includedir.,-I/nowhere," qlora.pc.in'
