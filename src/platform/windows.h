@@ -1,4 +1,7 @@
-// Declared here so that <windows.h> and its macros stay out of the user's file.
+// Windows: shared libraries, clock, threads and files.
+
+// The system functions are declared here so that <windows.h> and its macros stay out of the user's
+// file.
 #ifdef _WINDOWS_
 #ifdef __cplusplus
 #error "qlora.h: include the implementation before <windows.h>"
@@ -114,7 +117,7 @@ static void qlora__thread_join(qlora__thread* t) {
     CloseHandle((void*)t->handle);
 }
 
-// Paths are UTF-8. Longer ones than this are refused with ENAMETOOLONG.
+// Paths are UTF-8; those that do not fit are rejected with ENAMETOOLONG.
 #define QLORA__PATH_MAX 1024
 static bool qlora__wide(const char* path, wchar_t* out) {
     return MultiByteToWideChar(65001, 8, path, -1, out, QLORA__PATH_MAX) > 0;
@@ -166,7 +169,7 @@ static int qlora__os_rename(const char* from, const char* to, void* user) {
     if (!qlora__wide(from, wide_from) || !qlora__wide(to, wide_to)) {
         return ENAMETOOLONG;
     }
-    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace, write through
+    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace the target, write through
 }
 
 static int qlora__os_remove(const char* path, void* user) {
@@ -190,7 +193,7 @@ static int qlora__os_make_dir(const char* path, void* user) {
 static int qlora__os_sync_dir(const char* path, void* user) {
     (void)path;
     (void)user;
-    return 0; // MoveFileEx wrote through already
+    return 0; // MoveFileEx has already written through
 }
 
 static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, void** handle,
@@ -212,7 +215,7 @@ static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, v
         view = mapping != NULL ? MapViewOfFile(mapping, 4, 0, 0, 0) : NULL;
     }
     if (mapping != NULL) {
-        CloseHandle(mapping); // the view keeps it
+        CloseHandle(mapping); // the view keeps the mapping open
     }
     CloseHandle(file);
     if (size > 0 && view == NULL) {
