@@ -35,45 +35,45 @@ static const struct {
     const char* text;
     const char* message;
 } json_bad[] = {
-    {"", "a value was expected"},
-    {" ", "a value was expected"},
-    {"[1,]", "a value was expected"},
-    {"[1 2]", "',' or ']' was expected"},
-    {"[1", "',' or ']' was expected"},
-    {"[", "a value was expected"},
-    {"]", "a value was expected"},
-    {"{\"a\":1", "',' or '}' was expected"},
-    {"{\"a\":1]", "',' or '}' was expected"},
-    {"{\"a\":1,}", "a key in quotes was expected"},
-    {"{a:1}", "a key in quotes was expected"},
-    {"{1:1}", "a key in quotes was expected"},
-    {"{,}", "a key in quotes was expected"},
-    {"{\"a\" 1}", "':' was expected"},
-    {"{\"a\":}", "a value was expected"},
-    {"{\"a\":1 \"b\":2}", "',' or '}' was expected"},
-    {"1 2", "something follows the value"},
-    {"{} x", "something follows the value"},
-    {"[]]", "something follows the value"},
-    {"nul", "a value was expected"},
-    {"True", "a value was expected"},
-    {"truex", "something follows the value"},
+    {"", "expected a value"},
+    {" ", "expected a value"},
+    {"[1,]", "expected a value"},
+    {"[1 2]", "expected ',' or ']'"},
+    {"[1", "expected ',' or ']'"},
+    {"[", "expected a value"},
+    {"]", "expected a value"},
+    {"{\"a\":1", "expected ',' or '}'"},
+    {"{\"a\":1]", "expected ',' or '}'"},
+    {"{\"a\":1,}", "expected a key in quotes"},
+    {"{a:1}", "expected a key in quotes"},
+    {"{1:1}", "expected a key in quotes"},
+    {"{,}", "expected a key in quotes"},
+    {"{\"a\" 1}", "expected ':'"},
+    {"{\"a\":}", "expected a value"},
+    {"{\"a\":1 \"b\":2}", "expected ',' or '}'"},
+    {"1 2", "unexpected text after the value"},
+    {"{} x", "unexpected text after the value"},
+    {"[]]", "unexpected text after the value"},
+    {"nul", "expected a value"},
+    {"True", "expected a value"},
+    {"truex", "unexpected text after the value"},
     {"01", "leading zero"},
     {"-01", "leading zero"},
-    {"-", "a value was expected"},
-    {"+1", "a value was expected"},
-    {".5", "a value was expected"},
-    {"1.", "after the point"},
-    {"1.e3", "after the point"},
+    {"-", "expected a value"},
+    {"+1", "expected a value"},
+    {".5", "expected a value"},
+    {"1.", "after the decimal point"},
+    {"1.e3", "after the decimal point"},
     {"1e", "in the exponent"},
     {"1e+", "in the exponent"},
-    {"0x10", "something follows the value"},
-    {"NaN", "a value was expected"},
-    {"Infinity", "a value was expected"},
-    {"-Infinity", "a value was expected"},
-    {"'a'", "a value was expected"},
+    {"0x10", "unexpected text after the value"},
+    {"NaN", "expected a value"},
+    {"Infinity", "expected a value"},
+    {"-Infinity", "expected a value"},
+    {"'a'", "expected a value"},
     {"\"a", "closing quote"},
-    {"\"a\\", "unknown escape"},
-    {"\"\\x41\"", "unknown escape"},
+    {"\"a\\", "invalid escape"},
+    {"\"\\x41\"", "invalid escape"},
     {"\"\\u12\"", "four hexadecimal digits"},
     {"\"\\u12g4\"", "four hexadecimal digits"},
     {"\"\\ud800\"", "surrogate"},
@@ -92,9 +92,9 @@ static const struct {
     {"\"\xf4\x90\x80\x80\"", "invalid UTF-8"},
     {"\"\xf8\x88\x80\x80\x80\"", "invalid UTF-8"},
     {"\"\xe2\x82\"", "invalid UTF-8"},
-    {"\xef\xbb\xbf{}", "a value was expected"},
-    {"/**/1", "a value was expected"},
-    {"[1,//\n2]", "a value was expected"},
+    {"\xef\xbb\xbf{}", "expected a value"},
+    {"/**/1", "expected a value"},
+    {"[1,//\n2]", "expected a value"},
 };
 
 static const char* const json_good[] = {
@@ -150,7 +150,7 @@ TEST json_messages_give_the_place(void) {
     qlora__json json;
     world_begin(&w);
     ASSERT(refused(&w, qlora__json_parse(&w.env, "t", "{\n \"a\": 1,\n  oh}", 16, 0, &json),
-                   "t: line 3, column 3: a key in quotes was expected"));
+                   "t: line 3, column 3: expected a key in quotes"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -168,7 +168,7 @@ TEST json_limits_the_depth(void) {
             ASSERT_EQ(QLORA_OK, r);
             qlora__json_free(&w.env, &json);
         } else {
-            ASSERT(refused(&w, r, "nested too deeply"));
+            ASSERT(refused(&w, r, "nested too deeply; the limit is 256 levels"));
         }
     }
     ASSERT(world_end(&w));
@@ -185,7 +185,7 @@ TEST json_finds_duplicate_keys(void) {
         ASSERTm(twice[i], refused(&w,
                                   qlora__json_parse(&w.env, "t", twice[i], strlen(twice[i]),
                                                     QLORA__JSON_UNIQUE, &json),
-                                  "stands twice"));
+                                  "duplicate key"));
     }
     const char* once = "{\"a\":{\"a\":1},\"ab\":{\"a\":1},\"b\":[{\"a\":1},{\"a\":1}]}";
     ASSERT_EQ(QLORA_OK,
@@ -409,60 +409,69 @@ static const struct {
     {"", 0, "does not start with '{'"},
     {" {}", 0, "does not start with '{'"},
     {"[]", 0, "does not start with '{'"},
-    {"{}\n", 0, "padded with spaces only"},
-    {"{}\t ", 0, "padded with spaces only"},
-    {"{", 0, "a key in quotes was expected"},
-    {"{}}", 0, "something follows"},
+    {"{}\n", 0, "may only be padded with spaces"},
+    {"{}\t ", 0, "may only be padded with spaces"},
+    {"{", 0, "expected a key in quotes"},
+    {"{}}", 0, "unexpected text after the value"},
     {"{\"a\xff\":1}", 0, "invalid UTF-8"},
-    {"{}", 1, "the tensors need 0 bytes, the file has 1"},
-    {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") "}", 3, "cut short"},
-    {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") "}", 5, "the tensors need 4 bytes, the file has 5"},
+    {"{}", 1, "the tensors need 0 bytes but the file contains 1"},
+    {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") "}", 3, "it is truncated"},
+    {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") "}", 5,
+     "the tensors need 4 bytes but the file contains 5"},
     {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") ",\"a\":" ENTRY("F32", "[1]", "[4,8]") "}", 8,
-     "\"a\" stands twice"},
+     "duplicate key \"a\""},
     {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") ",\"\\u0061\":" ENTRY("F32", "[1]", "[4,8]") "}", 8,
-     "stands twice"},
-    {"{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", 0, "stands twice"},
+     "duplicate key"},
+    {"{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", 0, "duplicate key"},
     {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
-     "\"dtype\" stands twice"},
+     "duplicate key \"dtype\""},
     {"{\"__metadata__\":{\"a\":1}}", 0, "__metadata__ must map strings to strings"},
     {"{\"__metadata__\":[]}", 0, "__metadata__ must map strings to strings"},
     {"{\"__metadata__\":{\"a\":{}}}", 0, "__metadata__ must map strings to strings"},
-    {"{\"a\":1}", 0, "a: no dtype"},
-    {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "a: no dtype"},
-    {"{\"a\":{\"dtype\":7,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "a: no dtype"},
+    {"{\"a\":1}", 0, "a: dtype is missing"},
+    {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "a: dtype is missing"},
+    {"{\"a\":{\"dtype\":7,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "a: dtype must be a string"},
     {"{\"a\":" ENTRY("F33", "[1]", "[0,4]") "}", 4, "a: unknown dtype \"F33\""},
     {"{\"a\":" ENTRY("f32", "[1]", "[0,4]") "}", 4, "unknown dtype"},
-    {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "a: no shape"},
-    {"{\"a\":" ENTRY("F32", "{}", "[0,4]") "}", 4, "a: no shape"},
-    {"{\"a\":" ENTRY("F32", "[-1]", "[0,4]") "}", 4, "a: shape must hold whole numbers"},
-    {"{\"a\":" ENTRY("F32", "[1.0]", "[0,4]") "}", 4, "a: shape must hold whole numbers"},
-    {"{\"a\":" ENTRY("F32", "[1e0]", "[0,4]") "}", 4, "a: shape must hold whole numbers"},
-    {"{\"a\":" ENTRY("F32", "[\"1\"]", "[0,4]") "}", 4, "a: shape must hold whole numbers"},
-    {"{\"a\":" ENTRY("F32", "[[1]]", "[0,4]") "}", 4, "a: shape must hold whole numbers"},
+    {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "a: shape is missing"},
+    {"{\"a\":" ENTRY("F32", "{}", "[0,4]") "}", 4, "a: shape must be a list of integers"},
+    {"{\"a\":" ENTRY("F32", "[-1]", "[0,4]") "}", 4, "a: shape must contain non-negative integers"},
+    {"{\"a\":" ENTRY("F32", "[1.0]", "[0,4]") "}", 4,
+     "a: shape must contain non-negative integers"},
+    {"{\"a\":" ENTRY("F32", "[1e0]", "[0,4]") "}", 4,
+     "a: shape must contain non-negative integers"},
+    {"{\"a\":" ENTRY("F32", "[\"1\"]", "[0,4]") "}", 4,
+     "a: shape must contain non-negative integers"},
+    {"{\"a\":" ENTRY("F32", "[[1]]", "[0,4]") "}", 4,
+     "a: shape must contain non-negative integers"},
     {"{\"a\":" ENTRY("F32", "[9223372036854775808]", "[0,4]") "}", 4,
-     "a: shape must hold whole numbers"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "a: data_offsets must be two"},
+     "a: shape must contain non-negative integers"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "a: data_offsets is missing"},
     {"{\"a\":" ENTRY("F32", "[1]", "[0]") "}", 4, "a: data_offsets must be two"},
     {"{\"a\":" ENTRY("F32", "[1]", "[0,4,8]") "}", 4, "a: data_offsets must be two"},
     {"{\"a\":" ENTRY("F32", "[1]", "[-4,0]") "}", 4, "a: data_offsets must be two"},
     {"{\"a\":" ENTRY("F32", "[1]", "[0,4.0]") "}", 4, "a: data_offsets must be two"},
-    {"{\"a\":" ENTRY("F32", "[1]", "[4,0]") "}", 4, "a: data_offsets end before they begin"},
+    {"{\"a\":" ENTRY("F32", "[1]", "[4,0]") "}", 4, "a: data_offsets: the end is before the start"},
     {"{\"a\":" ENTRY("F32", "[2]", "[0,4]") "}", 4, "a: the shape needs 8 bytes"},
     {"{\"a\":" ENTRY("F32", "[]", "[0,8]") "}", 8, "a: the shape needs 4 bytes"},
     {"{\"a\":" ENTRY("F32", "[0]", "[0,4]") "}", 4, "a: the shape needs 0 bytes"},
-    {"{\"a\":" ENTRY("F4", "[3]", "[0,1]") "}", 1, "12 bits are not whole bytes"},
-    {"{\"a\":" ENTRY("F32", "[4611686018427387904,4]", "[0,0]") "}", 0, "a: the shape overflows"},
-    {"{\"a\":" ENTRY("U8", "[4294967296,4294967296]", "[0,0]") "}", 0, "a: the shape overflows"},
-    {"{\"a\":" ENTRY("F32", "[1]", "[4,8]") "}", 8, "a: begins at 4, leaving a hole after 0"},
+    {"{\"a\":" ENTRY("F4", "[3]", "[0,1]") "}", 1, "12 bits are not a whole number of bytes"},
+    {"{\"a\":" ENTRY("F32", "[4611686018427387904,4]", "[0,0]") "}", 0,
+     "a: the size of the shape overflows"},
+    {"{\"a\":" ENTRY("U8", "[4294967296,4294967296]", "[0,0]") "}", 0,
+     "a: the size of the shape overflows"},
+    {"{\"a\":" ENTRY("F32", "[1]", "[4,8]") "}", 8,
+     "a: data_offsets start at 4, leaving a gap after 0"},
     {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") ",\"b\":" ENTRY("F32", "[1]", "[8,12]") "}", 12,
-     "b: begins at 8, leaving a hole after 4"},
+     "b: data_offsets start at 8, leaving a gap after 4"},
     {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") ",\"b\":" ENTRY("F32", "[1]", "[2,6]") "}", 6,
-     "b: begins at 2, overlapping what ends at 4"},
+     "b: data_offsets start at 2, before the previous tensor ends at 4"},
     {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") ",\"b\":" ENTRY("F32", "[1]", "[0,4]") "}", 4,
-     "overlapping what ends at 4"},
+     "before the previous tensor ends at 4"},
     {"{\"a\":" ENTRY("F32", "[2]", "[0,8]") ",\"e\":" ENTRY("F32", "[0]", "[4,4]") "}", 8,
-     "e: begins at 4, overlapping what ends at 8"},
-    {"{\"a\\u0000b\":" ENTRY("F32", "[1]", "[0,4]") "}", 4, "NUL in a tensor's name"},
+     "e: data_offsets start at 4, before the previous tensor ends at 8"},
+    {"{\"a\\u0000b\":" ENTRY("F32", "[1]", "[0,4]") "}", 4,
+     "the name of a tensor contains a NUL byte"},
 };
 
 TEST safetensors_refuses_each_fault(void) {
@@ -491,16 +500,17 @@ TEST safetensors_refuses_wrong_lengths(void) {
     world_begin(&w);
     for (size_t size = 0; size < 8; size++) {
         memset(file, 0, sizeof file);
-        ASSERT(refused(&w, qlora__st_parse(&w.env, "x", file, size, &st), "too few"));
+        ASSERT(refused(&w, qlora__st_parse(&w.env, "x", file, size, &st),
+                       "is too short for safetensors"));
     }
     static const struct {
         uint64_t length;
         const char* message;
-    } lies[] = {{57, "cut short"},
-                {100000000, "cut short"},
-                {100000001, "more than the format's limit"},
-                {UINT64_MAX, "more than the format's limit"},
-                {UINT64_MAX - 7, "more than the format's limit"}};
+    } lies[] = {{57, "it is truncated"},
+                {100000000, "it is truncated"},
+                {100000001, "the limit of the format is 100000000"},
+                {UINT64_MAX, "the limit of the format is 100000000"},
+                {UINT64_MAX - 7, "the limit of the format is 100000000"}};
     for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
         qlora__store_u64(file, lies[i].length);
         ASSERT(refused(&w, qlora__st_parse(&w.env, "x", file, sizeof file, &st), lies[i].message));
@@ -774,11 +784,12 @@ static const struct {
     {{"vocab_size", "0", NULL}, "vocab_size is 0;"},
     {{"vocab_size", "-5", NULL}, "vocab_size is -5;"},
     {{"vocab_size", "1e30", NULL}, "vocab_size is 1e30;"},
-    {{"vocab_size", "\"512\"", NULL}, "vocab_size is 512; it must be a whole number"},
+    {{"vocab_size", "\"512\"", NULL}, "vocab_size is 512; it must be an integer"},
     {{"hidden_size", NULL, NULL}, "hidden_size is missing"},
     {{"hidden_size", "128.5", NULL}, "hidden_size is 128.5;"},
     {{"hidden_size", "9223372036854775807", NULL}, "hidden_size is 9223372036854775807;"},
-    {{"hidden_size", "130", NULL}, "hidden_size 130 is no multiple of num_attention_heads 4"},
+    {{"hidden_size", "130", NULL},
+     "hidden_size (130) is not a multiple of num_attention_heads (4)"},
     {{"intermediate_size", "-1", NULL}, "intermediate_size is -1;"},
     {{"intermediate_size", NULL, NULL}, "intermediate_size is missing"},
     {{"num_hidden_layers", "0", NULL}, "num_hidden_layers is 0;"},
@@ -787,20 +798,26 @@ static const struct {
     {{"num_attention_heads", "0", NULL}, "num_attention_heads is 0;"},
     {{"num_attention_heads", NULL, NULL}, "num_attention_heads is missing"},
     {{"num_key_value_heads", "3", NULL},
-     "num_attention_heads 4 is no multiple of num_key_value_heads 3"},
+     "num_attention_heads (4) is not a multiple of num_key_value_heads (3)"},
     {{"num_key_value_heads", "0", NULL}, "num_key_value_heads is 0;"},
-    {{"head_dim", "33", NULL}, "head_dim 33 is odd"},
+    {{"head_dim", "33", NULL}, "head_dim is 33; it must be even"},
     {{"head_dim", "0", NULL}, "head_dim is 0;"},
-    {{"head_dim", "512", NULL}, "head_dim 512 is not supported"},
+    {{"head_dim", "512", NULL}, "head_dim is 512; the maximum is 256"},
     {{"max_position_embeddings", "0", NULL}, "max_position_embeddings is 0;"},
     {{"rms_norm_eps", "0", NULL}, "rms_norm_eps is 0;"},
     {{"rms_norm_eps", "\"small\"", NULL}, "rms_norm_eps is small;"},
     {{"rope_theta", "-1.0", NULL}, "rope_theta is -1.0;"},
     {{"rope_theta", "1e999", NULL}, "rope_theta is 1e999;"},
-    {{"rope_theta", "0.5", NULL}, "rope_theta is 0.5; it must be above 1"},
-    {{"partial_rotary_factor", "0.5", NULL}, "partial_rotary_factor 0.5 is not supported"},
+    {{"rope_theta", "0.5", NULL}, "rope_theta is 0.5; it must be greater than 1"},
+    {{"partial_rotary_factor", "0.5", NULL}, "partial_rotary_factor is 0.5; only 1 is supported"},
     {{"rope_scaling", "\"yes\"", NULL}, "rope_scaling is yes; it must be an object"},
     {{"rope_parameters", "[]", NULL}, "rope_parameters is []; it must be an object"},
+    {{"rope_parameters", "{\"full_attention\":{},\"sliding_attention\":7}", NULL},
+     "sliding_attention is 7; it must be an object"},
+    {{"rope_parameters", "{\"sliding_attention\":7}", NULL},
+     "sliding_attention is 7; it must be an object"},
+    {{"rope_parameters", "{\"full_attention\":7,\"sliding_attention\":{}}", NULL},
+     "full_attention is 7; it must be an object"},
     {{"rope_scaling", "{\"type\":\"dynamic\",\"factor\":2.0}", NULL},
      "rope_type \"dynamic\" is not supported"},
     {{"rope_scaling", "{\"rope_type\":\"longrope\"}", NULL},
@@ -816,24 +833,26 @@ static const struct {
       "{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,"
       "\"original_max_position_embeddings\":64}",
       NULL},
-     "high_freq_factor 4 must be above low_freq_factor 4"},
+     "high_freq_factor is 4; it must be greater than low_freq_factor (4)"},
     {{"rope_scaling", "{\"type\":\"yarn\"}", NULL}, "factor is missing"},
     {{"rope_scaling", "{\"type\":\"yarn\",\"factor\":4,\"beta_fast\":-1}", NULL},
      "beta_fast is -1;"},
     {{"hidden_act", "\"gelu\"", NULL}, "hidden_act \"gelu\" is not supported"},
     {{"tie_word_embeddings", "1", NULL}, "tie_word_embeddings is 1; it must be true or false"},
     {{"attention_bias", "\"no\"", NULL}, "attention_bias is no;"},
-    {{"layer_types", "[\"full_attention\"]", NULL}, "one type for each of the 3 layers"},
-    {{"layer_types", "7", NULL}, "one type for each of the 3 layers"},
+    {{"layer_types", "[\"full_attention\"]", NULL},
+     "layer_types has length 1; it must have one entry per layer (3)"},
+    {{"layer_types", "7", NULL}, "layer_types must be a list"},
     {{"model_type", "\"qwen2\"", "architectures", NULL, "layer_types",
       "[\"full_attention\",\"linear_attention\",\"full_attention\"]", NULL},
      "layer type \"linear_attention\" is not supported"},
     {{"layer_types", "[\"full_attention\",\"sliding_attention\",\"full_attention\"]", NULL},
-     "llama layers have full attention"},
+     "llama layers always have full attention"},
     {{"model_type", "\"mistral\"", "architectures", NULL, "sliding_window", "0", NULL},
      "sliding_window is 0;"},
     {{"bos_token_id", "512", NULL}, "bos_token_id is 512;"},
-    {{"eos_token_id", "[1,512]", NULL}, "eos_token_id is [1,512]; ids go from 0"},
+    {{"eos_token_id", "[1,512]", NULL},
+     "eos_token_id is [1,512]; ids must be from 0 to vocab_size - 1 (511)"},
     {{"eos_token_id", "-1", NULL}, "eos_token_id is -1;"},
     {{"eos_token_id", "[[1]]", NULL}, "eos_token_id is [[1]];"},
     {{"eos_token_id", "[0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0]", NULL}, "eos_token_id lists 17 ids"},
@@ -852,7 +871,8 @@ TEST config_names_each_impossible_value(void) {
         ASSERTm(config_bad[i].message, refused(&w, r, config_bad[i].message));
         ASSERTm("the message names the file", strncmp(w.env.error, "config.json: ", 13) == 0);
     }
-    ASSERT(refused(&w, qlora__config_parse(&w.env, "c", "[]", 2, &config), "object was expected"));
+    ASSERT(
+        refused(&w, qlora__config_parse(&w.env, "c", "[]", 2, &config), "expected a JSON object"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1131,7 +1151,7 @@ TEST folder_shards(void) {
     world_file* s2 = world_slot(w.files, "m/s2");
     s2->size -= 3;
     ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "m/s2: the tensors need 24 bytes"));
-    ASSERT(strstr(w.env.error, "cut short") != NULL);
+    ASSERT(strstr(w.env.error, "it is truncated") != NULL);
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s2", shard_1, 2));
     ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f),
                    "m/s2: model.c: the index says that this tensor is here, but it is not"));
@@ -1143,13 +1163,13 @@ TEST folder_refuses_bad_indexes(void) {
     static const struct {
         const char* text;
         const char* message;
-    } bad[] = {{"", "a value was expected"},
+    } bad[] = {{"", "expected a value"},
                {"{}", "weight_map is missing or empty"},
                {"[]", "weight_map is missing or empty"},
                {"{\"weight_map\":{}}", "weight_map is missing or empty"},
                {"{\"weight_map\":[\"a\"]}", "weight_map is missing or empty"},
                {"{\"weight_map\":{\"a\":7}}", "must map names to file names"},
-               {"{\"weight_map\":{\"a\":\"s1\",\"a\":\"s1\"}}", "stands twice"},
+               {"{\"weight_map\":{\"a\":\"s1\",\"a\":\"s1\"}}", "duplicate key"},
                {"{\"weight_map\":{\"a\":\"\"}}", "is no plain file name"},
                {"{\"weight_map\":{\"a\":\"../s1\"}}", "\"../s1\" is no plain file name"},
                {"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "is no plain file name"},
@@ -1208,7 +1228,8 @@ TEST folder_is_exported(void) {
     ASSERT_EQ(sizeof to - 1, file->size);
     ASSERT_MEM_EQ(to, file->data, file->size);
     world_put(&w, "m/config.json", "[]", 2);
-    ASSERT(refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16"), "object was expected"));
+    ASSERT(
+        refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16"), "expected a JSON object"));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "n/s1", shard_1, 2));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s2", shard_2, 2));
     ASSERT_EQ(QLORA_OK, qlora__file_copy(&w.env, "m/s2", "n/s2"));
@@ -1539,15 +1560,15 @@ static const struct {
     const char* config;
     const char* message;
 } peft_bad[] = {
-    {"", "a value was expected"},
-    {"[]", "a JSON object was expected"},
+    {"", "expected a value"},
+    {"[]", "expected a JSON object"},
     {"{\"target_modules\":[\"q\"]}", "peft_type is missing"},
     {"{\"peft_type\":\"IA3\",\"target_modules\":[\"q\"]}", "peft_type \"IA3\" is not supported"},
     {"{\"peft_type\":\"LORA\"}", "target_modules is missing"},
     {"{\"peft_type\":\"LORA\",\"target_modules\":null}", "target_modules is missing"},
     {"{\"peft_type\":\"LORA\",\"target_modules\":7}", "target_modules is 7; it must be"},
     {"{\"peft_type\":\"LORA\",\"target_modules\":[7]}", "target_modules is [7]; it must be"},
-    {"{\"peft_type\":\"LORA\",\"r\":1,\"r\":2,\"target_modules\":[\"q\"]}", "\"r\" stands twice"},
+    {"{\"peft_type\":\"LORA\",\"r\":1,\"r\":2,\"target_modules\":[\"q\"]}", "duplicate key \"r\""},
     {"{\"peft_type\":\"LORA\",\"r\":0,\"target_modules\":[\"q\"]}", "r is 0;"},
     {"{\"peft_type\":\"LORA\",\"r\":2.5,\"target_modules\":[\"q\"]}", "r is 2.5;"},
     {"{\"peft_type\":\"LORA\",\"lora_alpha\":-1,\"target_modules\":[\"q\"]}", "lora_alpha is -1;"},
