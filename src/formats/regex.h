@@ -1,8 +1,9 @@
-// ---- regular expressions, as PEFT's configs use them
+// ---- regular expressions in PEFT configs --------------------------------------------------------
 
-// Full match of a short pattern against a module's name. Known: literals, ., escapes \d \w \s \b,
-// [sets], groups, |, * + ? and their lazy forms, {0,} {0,1} {1} {1,}, ^ and $. The pattern becomes
-// a small program for a machine that follows all alternatives at once: linear time, no recursion.
+// Matches a short pattern against the complete name of a module. Supported are literals, ., the
+// escapes \d \w \s \b, [sets], groups, |, * + ? and their lazy forms, {0,} {0,1} {1} {1,}, ^ and $.
+// The pattern is compiled to a small program for a machine that follows all alternatives at once:
+// linear time, no recursion.
 #define QLORA__RE_MAX 1024
 #define QLORA__RE_SETS 32
 #define QLORA__RE_GROUPS 32
@@ -11,8 +12,8 @@ typedef enum qlora__re_op {
     QLORA__RE_CHAR, // arg: the byte
     QLORA__RE_ANY,
     QLORA__RE_SET,   // arg: index of the set
-    QLORA__RE_SPLIT, // go on with the next and with this + arg
-    QLORA__RE_JUMP,  // go to this + arg
+    QLORA__RE_SPLIT, // continue with the next step and with this + arg
+    QLORA__RE_JUMP,  // continue with this + arg
     QLORA__RE_BEGIN,
     QLORA__RE_END,
     QLORA__RE_WORD, // \b
@@ -29,21 +30,21 @@ typedef struct qlora__re {
     uint8_t set[QLORA__RE_SETS][32];
     int32_t count;
     int32_t sets;
-    const char* wrong; // what the compiler did not understand, NULL when all is well
+    const char* wrong; // the unsupported part of the pattern; NULL if there is none
 } qlora__re;
 
 typedef struct qlora__re_group {
     int32_t begin;  // first step of the group
     int32_t branch; // first step of the current alternative
-    int32_t jumps;  // last jump to the group's end; each holds the one before it, -1 ends
+    int32_t jumps;  // last jump to the end of the group; each links to the previous one, -1 ends
 } qlora__re_group;
 
 static void qlora__re_insert(qlora__re* re, int32_t at, qlora__re_op op, int32_t arg) {
     if (re->count >= QLORA__RE_MAX - 1) {
-        re->wrong = "too long a pattern";
+        re->wrong = "too many steps";
         return;
     }
-    // every jump inside the moved piece is relative and stays inside it
+    // Every jump inside the moved piece is relative and stays inside it.
     memmove(&re->step[at + 1], &re->step[at], (size_t)(re->count - at) * sizeof re->step[0]);
     re->step[at].op = op;
     re->step[at].arg = arg;
@@ -58,7 +59,7 @@ static bool qlora__re_is_word(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-// Adds \d, \w, \s or their opposites to a set; false for another letter.
+// Adds \d, \w, \s or their opposites to a set; returns false for any other letter.
 static bool qlora__re_class(uint8_t* set, char letter) {
     char lower = letter >= 'A' && letter <= 'Z' ? (char)(letter + 32) : letter;
     if (lower != 'd' && lower != 'w' && lower != 's') {
@@ -86,7 +87,7 @@ static uint8_t* qlora__re_new_set(qlora__re* re) {
     return re->set[re->sets - 1];
 }
 
-// An escape; `p` is on the letter after the backslash.
+// Compiles an escape; `p` is on the letter after the backslash.
 static const char* qlora__re_escape(qlora__re* re, const char* p) {
     if (*p == 'b') {
         qlora__re_append(re, QLORA__RE_WORD, 0);
@@ -105,7 +106,7 @@ static const char* qlora__re_escape(qlora__re* re, const char* p) {
     return p + 1;
 }
 
-// A set; `p` is after the opening bracket. Returns the place after the closing one.
+// Compiles a set; `p` is after the opening bracket. Returns the place after the closing one.
 static const char* qlora__re_set(qlora__re* re, const char* p) {
     uint8_t* set = qlora__re_new_set(re);
     bool negate = *p == '^';
@@ -121,7 +122,7 @@ static const char* qlora__re_set(qlora__re* re, const char* p) {
             }
         }
         if (low == 0) {
-            re->wrong = "a set without its ']'";
+            re->wrong = "a set without a closing ']'";
             return p;
         }
         uint8_t high = low;
@@ -140,7 +141,7 @@ static const char* qlora__re_set(qlora__re* re, const char* p) {
     return p + 1;
 }
 
-// A quantifier on the steps from `atom` on, if one stands at p.
+// Compiles a quantifier for the steps from `atom` on, if there is one at p.
 static const char* qlora__re_repeat(qlora__re* re, const char* p, int32_t atom) {
     static const struct {
         const char* text;
@@ -165,7 +166,7 @@ static const char* qlora__re_repeat(qlora__re* re, const char* p, int32_t atom) 
         if (*p == '*' || *p == '+' || *p == '{') {
             re->wrong = "a quantifier after a quantifier";
         }
-        return p + (*p == '?' ? 1 : 0); // lazy or not, a full match is the same
+        return p + (*p == '?' ? 1 : 0); // a full match does not depend on laziness
     }
     if (*p == '{') {
         re->wrong = "a counted repetition";
@@ -181,7 +182,7 @@ static void qlora__re_close(qlora__re* re, const qlora__re_group* g) {
     }
 }
 
-// The opening of a group; `p` is after the parenthesis.
+// Compiles the start of a group; `p` is after the parenthesis.
 static const char* qlora__re_open(qlora__re* re, const char* p, qlora__re_group* g) {
     if (*p == '?' && p[1] != ':') {
         re->wrong = "a (?...) group other than (?:...)";
@@ -193,7 +194,7 @@ static const char* qlora__re_open(qlora__re* re, const char* p, qlora__re_group*
     return p + (*p == '?' ? 2 : 0);
 }
 
-// The end of an alternative: the steps so far become one of two ways to go.
+// Ends an alternative: the steps so far become one of two branches.
 static void qlora__re_alternative(qlora__re* re, qlora__re_group* g) {
     qlora__re_insert(re, g->branch, QLORA__RE_SPLIT, re->count - g->branch + 2);
     qlora__re_append(re, QLORA__RE_JUMP, g->jumps);
@@ -201,7 +202,7 @@ static void qlora__re_alternative(qlora__re* re, qlora__re_group* g) {
     g->branch = re->count;
 }
 
-// One character that stands for itself, or a set, an escape, an anchor. `p` is on it.
+// Compiles a literal character, a set, an escape or an anchor; `p` is on it.
 static const char* qlora__re_single(qlora__re* re, const char* p) {
     if (*p == '\\') {
         return qlora__re_escape(re, p + 1);
@@ -210,7 +211,7 @@ static const char* qlora__re_single(qlora__re* re, const char* p) {
         return qlora__re_set(re, p + 1);
     }
     if (strchr("*+?{", *p) != NULL) {
-        re->wrong = "a quantifier without anything before it";
+        re->wrong = "a quantifier with nothing before it";
         return p;
     }
     qlora__re_op op = *p == '.'   ? QLORA__RE_ANY
@@ -221,7 +222,7 @@ static const char* qlora__re_single(qlora__re* re, const char* p) {
     return p + 1;
 }
 
-// Compiles; re->wrong says what was not understood.
+// Compiles a pattern; on failure, re->wrong describes the unsupported part.
 static void qlora__re_compile(qlora__re* re, const char* p) {
     qlora__re_group stack[QLORA__RE_GROUPS];
     int depth = 0;
@@ -240,7 +241,7 @@ static void qlora__re_compile(qlora__re* re, const char* p) {
             continue;
         }
         if (*p == '(' || (*p == ')' && depth == 0)) {
-            re->wrong = *p == '(' ? "too many groups" : "a ')' without its '('";
+            re->wrong = *p == '(' ? "too many groups" : "an unmatched ')'";
         } else if (*p == ')') {
             qlora__re_close(re, &stack[depth]);
             atom = stack[depth].begin;
@@ -254,7 +255,7 @@ static void qlora__re_compile(qlora__re* re, const char* p) {
         }
     }
     if (re->wrong == NULL && depth > 0) {
-        re->wrong = "a '(' without its ')'";
+        re->wrong = "an unmatched '('";
     }
     if (re->wrong == NULL) {
         qlora__re_close(re, &stack[0]);
@@ -269,7 +270,7 @@ typedef struct qlora__re_list {
     uint8_t seen[QLORA__RE_MAX];
 } qlora__re_list;
 
-// Adds a step and all that is reached from it without reading a character at text[at].
+// Adds a step and all steps that are reachable from it without consuming a character at text[at].
 static void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t from,
                             const char* text, size_t at) {
     int32_t stack[QLORA__RE_MAX];
@@ -302,7 +303,7 @@ static void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t f
     }
 }
 
-// True when the pattern matches the whole text.
+// Whether the pattern matches the whole text.
 static bool qlora__re_match(const qlora__re* re, const char* text) {
     qlora__re_list lists[2];
     int now = 0;

@@ -663,8 +663,10 @@ TEST safetensors_writer_counts_bytes(void) {
     world_begin(&w);
     ASSERT_EQ(QLORA_OK, qlora__st_write_begin(&w.env, "f", four_entries, 4, NULL, false, &writer));
     ASSERT_EQ(QLORA_OK, qlora__st_write(&w.env, &writer, bytes, 62));
-    ASSERT(refused(&w, qlora__st_write(&w.env, &writer, bytes, 2), "1 bytes more than announced"));
-    ASSERT(refused(&w, qlora__st_write_commit(&w.env, &writer), "62 of 63 bytes were written"));
+    ASSERT(refused(&w, qlora__st_write(&w.env, &writer, bytes, 2),
+                   "1 bytes more than the header declares"));
+    ASSERT(refused(&w, qlora__st_write_commit(&w.env, &writer),
+                   "only 62 of 63 bytes have been written"));
     ASSERT(world_slot(w.files, "f") == NULL && world_slot(w.files, "f.tmp") == NULL);
     ASSERT(world_end(&w));
     PASS();
@@ -1094,7 +1096,7 @@ TEST folder_single_file(void) {
     static qlora__folder f;
     const qlora__st_tensor* t = NULL;
     world_begin(&w);
-    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "neither model.safetensors nor"));
+    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "found neither model.safetensors nor"));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/model.safetensors", plans, 5));
     ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.env, "m", &f));
     ASSERT_EQ(QLORA_OK, qlora__folder_need(&w.env, &f, "model.embed_tokens.weight", 8, 4, &t));
@@ -1107,19 +1109,19 @@ TEST folder_single_file(void) {
     ASSERT(refused(&w, qlora__folder_need(&w.env, &f, "model.norm.bias", 4, -1, &t),
                    "tensor model.norm.bias is missing"));
     ASSERT(refused(&w, qlora__folder_need(&w.env, &f, "model.norm.weight", 5, -1, &t),
-                   "model.norm.weight: shape [4], but [5] is needed"));
+                   "model.norm.weight has shape [4]; it must be [5]"));
     ASSERT(refused(&w, qlora__folder_need(&w.env, &f, "lm_head.weight", 8, 5, &t),
-                   "lm_head.weight: shape [8,4], but [8,5] is needed"));
+                   "lm_head.weight has shape [8,4]; it must be [8,5]"));
     ASSERT(refused(&w, qlora__folder_need(&w.env, &f, "lm_head.weight", 8, -1, &t),
-                   "shape [8,4], but [8] is needed"));
+                   "has shape [8,4]; it must be [8]"));
     ASSERT(refused(&w,
                    qlora__folder_need(&w.env, &f, "model.layers.0.mlp.up_proj.weight", 4, 4, &t),
-                   "dtype I32; F32, BF16 or F16 is needed"));
+                   "has dtype I32; supported are F32, BF16 and F16"));
     qlora__folder_close(&w.env, &f);
     static const plan twice[] = {{"model.norm.weight", QLORA__ST_F32, 4, 0, NULL},
                                  {"norm.weight", QLORA__ST_F32, 4, 0, NULL}};
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/model.safetensors", twice, 2));
-    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "are the same tensor twice"));
+    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "are the same tensor"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1140,7 +1142,7 @@ TEST folder_shards(void) {
     world_put(&w, "m/model.safetensors.index.json", index, sizeof index - 1);
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s1", shard_1, 2));
     ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f),
-                   "m/s2: the index names this shard, but it is missing"));
+                   "m/s2: this shard is listed in the index but does not exist"));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s2", shard_2, 2));
     ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.env, "m", &f));
     ASSERT_EQ(2u, f.shard_count);
@@ -1154,7 +1156,7 @@ TEST folder_shards(void) {
     ASSERT(strstr(w.env.error, "it is truncated") != NULL);
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s2", shard_1, 2));
     ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f),
-                   "m/s2: model.c: the index says that this tensor is here, but it is not"));
+                   "m/s2: tensor model.c is listed in the index but missing from this shard"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1164,19 +1166,19 @@ TEST folder_refuses_bad_indexes(void) {
         const char* text;
         const char* message;
     } bad[] = {{"", "expected a value"},
-               {"{}", "weight_map is missing or empty"},
-               {"[]", "weight_map is missing or empty"},
-               {"{\"weight_map\":{}}", "weight_map is missing or empty"},
-               {"{\"weight_map\":[\"a\"]}", "weight_map is missing or empty"},
-               {"{\"weight_map\":{\"a\":7}}", "must map names to file names"},
+               {"{}", "weight_map is missing"},
+               {"[]", "weight_map is missing"},
+               {"{\"weight_map\":{}}", "weight_map is empty"},
+               {"{\"weight_map\":[\"a\"]}", "weight_map must be an object"},
+               {"{\"weight_map\":{\"a\":7}}", "must map tensor names to file names"},
                {"{\"weight_map\":{\"a\":\"s1\",\"a\":\"s1\"}}", "duplicate key"},
-               {"{\"weight_map\":{\"a\":\"\"}}", "is no plain file name"},
-               {"{\"weight_map\":{\"a\":\"../s1\"}}", "\"../s1\" is no plain file name"},
-               {"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "is no plain file name"},
-               {"{\"weight_map\":{\"a\":\"c:x\"}}", "is no plain file name"},
-               {"{\"weight_map\":{\"a\":\"..\"}}", "is no plain file name"},
-               {"{\"weight_map\":{\"a\":\"x\\\\y\"}}", "is no plain file name"},
-               {"{\"weight_map\":{\"a\":\"x\\u0000y\"}}", "is no plain file name"}};
+               {"{\"weight_map\":{\"a\":\"\"}}", "must be a plain file name"},
+               {"{\"weight_map\":{\"a\":\"../s1\"}}", "\"../s1\" must be a plain file name"},
+               {"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "must be a plain file name"},
+               {"{\"weight_map\":{\"a\":\"c:x\"}}", "must be a plain file name"},
+               {"{\"weight_map\":{\"a\":\"..\"}}", "must be a plain file name"},
+               {"{\"weight_map\":{\"a\":\"x\\\\y\"}}", "must be a plain file name"},
+               {"{\"weight_map\":{\"a\":\"x\\u0000y\"}}", "must be a plain file name"}};
     world w;
     static qlora__folder f;
     world_begin(&w);
@@ -1201,7 +1203,8 @@ TEST folder_limits_the_shards(void) {
     n += (size_t)snprintf(text + n, sizeof text - n, "}}");
     world_begin(&w);
     world_put(&w, "m/model.safetensors.index.json", text, n);
-    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "too many shards"));
+    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f),
+                   "weight_map names 4097 shards; the limit is 4096"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1289,7 +1292,7 @@ TEST bnb_reads_both_kinds(void) {
     ASSERT_EQ(QLORA_OK, qlora__folder_linear(&w.env, &f, "model.y.weight", 6, 65, &s));
     ASSERT(!s.nf4 && s.dtype == QLORA_F32 && s.weight->bytes == 6 * 65 * 4);
     ASSERT(refused(&w, qlora__folder_linear(&w.env, &f, "model.x.weight", 65, 6, &s),
-                   "shape [6,65], but [65,6] is needed"));
+                   "has shape [6,65]; it must be [65,6]"));
     ASSERT(
         refused(&w, qlora__folder_linear(&w.env, &f, "model.z.weight", 6, 65, &s), "is missing"));
     qlora__folder_close(&w.env, &f);
@@ -1306,26 +1309,27 @@ TEST bnb_refuses_each_fault(void) {
         const char* message;
     } bad[] = {
         {"{", "quant_state.bitsandbytes__nf4: line 1"},
-        {"{}", "quant_type is not nf4"},
-        {"{\"quant_type\":\"fp4\"}", "quant_type is not nf4"},
-        {"{\"quant_type\":\"nf4\",\"blocksize\":64,\"dtype\":\"bfloat16\"}", "shape must be two"},
+        {"{}", "quant_type is missing"},
+        {"{\"quant_type\":\"fp4\"}", "quant_type \"fp4\" is not supported; only nf4 is supported"},
+        {"{\"quant_type\":\"nf4\",\"blocksize\":64,\"dtype\":\"bfloat16\"}", "shape is missing"},
         {"{\"quant_type\":\"nf4\",\"blocksize\":64,\"dtype\":\"bfloat16\",\"shape\":[6]}",
-         "shape must be two"},
+         "shape is [6]; it must be two integers"},
         {"{\"quant_type\":\"nf4\",\"blocksize\":64,\"dtype\":\"bfloat16\",\"shape\":[0,65]}",
-         "shape must be two"},
+         "shape is [0,65]; it must be two integers"},
         {"{\"quant_type\":\"nf4\",\"dtype\":\"bfloat16\",\"shape\":[6,65]}",
          "blocksize is missing"},
         {"{\"quant_type\":\"nf4\",\"blocksize\":0,\"dtype\":\"bfloat16\",\"shape\":[6,65]}",
          "blocksize is 0;"},
         {"{\"quant_type\":\"nf4\",\"blocksize\":96,\"dtype\":\"bfloat16\",\"shape\":[6,65]}",
-         "powers of two"},
+         "blocksize is 96; it must be a power of two"},
         {"{\"quant_type\":\"nf4\",\"blocksize\":64,\"dtype\":\"int8\",\"shape\":[6,65]}",
-         "dtype must be bfloat16"},
-        {STATE(",\"nested_blocksize\":256"), "nested_offset must be a number"},
+         "dtype is int8; it must be bfloat16, float16 or float32"},
+        {STATE(",\"nested_blocksize\":256"), "nested_offset is missing"},
         {STATE(",\"nested_blocksize\":0"), "nested_blocksize is 0;"},
+        {STATE(",\"nested_blocksize\":96"), "nested_blocksize is 96; it must be a power of two"},
         {STATE(",\"nested_blocksize\":256,\"nested_offset\":1e39"),
-         "nested_offset must be a number"},
-        {STATE(""), "model.x.weight.absmax: 7 elements of U8; the quant_state needs 7 of F32"}};
+         "nested_offset is 1e39; it must be a number from"},
+        {STATE(""), "model.x.weight.absmax has dtype U8; the quant_state requires F32"}};
     world w;
     qlora__linear_source s;
     float other[16];
@@ -1336,13 +1340,13 @@ TEST bnb_refuses_each_fault(void) {
                         bad[i].message));
     }
     ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_U8, 6, 195, qlora__nf4_levels, &s),
-                   "absmax: 6 elements"));
+                   "absmax has 6 elements; the quant_state requires 7"));
     ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_F32, 7, 195, qlora__nf4_levels, &s),
-                   "7 of U8"));
+                   "absmax has dtype F32; the quant_state requires U8"));
     ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_U8, 7, 194, qlora__nf4_levels, &s),
-                   "194 bytes; 6 x 65 codes need 195"));
+                   "has 194 bytes; 6 x 65 codes need 195"));
     ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_U8, 7, 203, qlora__nf4_levels, &s),
-                   "203 bytes"));
+                   "has 203 bytes"));
     memcpy(other, qlora__nf4_levels, sizeof other);
     other[3] += 1e-4f;
     ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_U8, 7, 195, other, &s),
@@ -1454,14 +1458,14 @@ TEST patterns_refuse_the_rest_by_name(void) {
         {"(a)\\1", "an escape other than"},
         {"\\p", "an escape other than"},
         {"a\\", "an escape other than"},
-        {"(a", "a '(' without its ')'"},
-        {"a)", "a ')' without its '('"},
-        {"[a", "a set without its ']'"},
-        {"[", "a set without its ']'"},
-        {"[a\\", "a set without its ']'"},
-        {"*a", "without anything before it"},
-        {"a|*", "without anything before it"},
-        {"(+)", "without anything before it"},
+        {"(a", "an unmatched '('"},
+        {"a)", "an unmatched ')'"},
+        {"[a", "a set without a closing ']'"},
+        {"[", "a set without a closing ']'"},
+        {"[a\\", "a set without a closing ']'"},
+        {"*a", "with nothing before it"},
+        {"a|*", "with nothing before it"},
+        {"(+)", "with nothing before it"},
         {"a**", "a quantifier after a quantifier"},
         {"((((((((((((((((((((((((((((((((a))))))))))))))))))))))))))))))))", "too many groups"}};
     static qlora__re re;
@@ -1598,11 +1602,11 @@ static const struct {
     {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_{2}\":1}"),
      "the pattern \"q_{2}\" has a counted repetition"},
     {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_proj\":0}"),
-     "a rank must be from 1"},
+     "rank 0 must be an integer from 1 to 65536"},
     {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_proj\":\"4\"}"),
-     "a rank must be from 1"},
+     "rank 4 must be an integer from 1 to 65536"},
     {LORA("\"target_modules\":[\"q_proj\"],\"alpha_pattern\":{\"q_proj\":0}"),
-     "an alpha must be above 0"},
+     "alpha 0 must be greater than 0"},
 };
 
 TEST peft_refuses_each_fault(void) {
@@ -1696,7 +1700,7 @@ TEST peft_round_trip(void) {
     ASSERT_EQ(QLORA_OK, qlora__peft_find(&w.env, &p, "model.layers.0.self_attn.k_proj", 6, 5, &m));
     ASSERT(m.rank == 0 && m.a == NULL);
     ASSERT(refused(&w, qlora__peft_find(&w.env, &p, Q0, 7, 5, &m),
-                   "shape [6,8], but [7,8] is needed"));
+                   "has shape [6,8]; it must be [7,8]"));
     ASSERT(refused(&w, qlora__peft_find(&w.env, &p, Q12, 6, 5, &m), "is missing"));
     qlora__peft_close(&w.env, &p);
     ASSERT(world_end(&w));
@@ -1712,7 +1716,8 @@ TEST peft_checks_the_tensors(void) {
         {"base_model.model.lm_head.weight", "only lora_A and lora_B matrices"},
         {"base_model.model.model.embed_tokens.lora_embedding_A", "only lora_A and lora_B matrices"},
         {"base_model.model." Q12 ".lora_A.weight", Q12 ".lora_B.weight is missing"},
-        {"base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight", "does not target this"},
+        {"base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight",
+         "is not targeted by adapter_config.json"},
     };
     world w;
     static qlora__peft p;
@@ -1728,7 +1733,7 @@ TEST peft_checks_the_tensors(void) {
     }
     ASSERT_EQ(QLORA_OK, put_adapter(&w, 7, NULL));
     ASSERT(refused(&w, qlora__peft_open(&w.env, "a", &p),
-                   "F32 [7,5]; adapter_config.json gives it rank 8"));
+                   "has shape [7,5]; adapter_config.json gives it rank 8"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1778,7 +1783,7 @@ TEST gguf_layout(void) {
     ASSERT_EQ(QLORA_OK, qlora__gguf_write(&w.env, &g, a, 20));
     ASSERT_EQ(QLORA_OK, qlora__gguf_write(&w.env, &g, (char*)a + 20, 28));
     ASSERT_EQ(QLORA_OK, qlora__gguf_write(&w.env, &g, b, 40));
-    ASSERT(refused(&w, qlora__gguf_write(&w.env, &g, b, 1), "more bytes than announced"));
+    ASSERT(refused(&w, qlora__gguf_write(&w.env, &g, b, 1), "more bytes than the header declares"));
     ASSERT_EQ(QLORA_OK, qlora__gguf_commit(&w.env, &g));
     world_file* f = world_slot(w.files, "l.gguf");
     cursor c = {f->data};
@@ -1823,10 +1828,10 @@ TEST gguf_names(void) {
         ASSERT_STR_EQ(table[i][1], name);
     }
     ASSERT(refused(&w, qlora__gguf_name(&w.env, "lm_head", 'a', name), "lm_head has no name"));
-    ASSERT(
-        refused(&w, qlora__gguf_name(&w.env, "model.layers.x.mlp.up_proj", 'a', name), "no name"));
-    ASSERT(
-        refused(&w, qlora__gguf_name(&w.env, "model.layers.1.mlp.up_projx", 'a', name), "no name"));
+    ASSERT(refused(&w, qlora__gguf_name(&w.env, "model.layers.x.mlp.up_proj", 'a', name),
+                   "cannot be stored in a GGUF adapter"));
+    ASSERT(refused(&w, qlora__gguf_name(&w.env, "model.layers.1.mlp.up_projx", 'a', name),
+                   "cannot be stored in a GGUF adapter"));
     ASSERT_STR_EQ("llama", qlora__gguf_architecture(QLORA_FAMILY_MISTRAL));
     ASSERT_STR_EQ("qwen3", qlora__gguf_architecture(QLORA_FAMILY_QWEN3));
     ASSERT(world_end(&w));
