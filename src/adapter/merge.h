@@ -1,17 +1,17 @@
-// ---- merged export ------------------------------------------------------------------------------
+// ---- export of merged models --------------------------------------------------------------------
 
 // One tensor of the merged model.
 typedef struct qlora__merge_item {
-    const qlora__st_tensor* tensor;      // of the folder; codes when the weight is 4-bit
-    const qlora__projection* projection; // NULL: not one of the seven
-    int64_t norm_at;                     // in the parameter arena; -1: no trained norm
+    const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit
+    const qlora__projection* projection; // NULL if it is not a projection
+    int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t norm_width;
     bool nf4;
-    bool raw; // bytes are copied: not a matter of floats
+    bool raw; // not floats: the bytes are copied
     int64_t shape[2];
     int64_t rows; // the tensor as a matrix
     int64_t cols;
-    uint64_t bytes; // in the file to be written
+    uint64_t bytes; // in the output file
     uint32_t shard;
 } qlora__merge_item;
 
@@ -20,10 +20,10 @@ typedef struct qlora__merge {
     const qlora_model* m;
     const char* dir;
     qlora_dtype dtype;
-    bool trained; // onto the 4-bit values
+    bool trained; // merge into the dequantised 4-bit weights
     qlora__folder folder;
     qlora__merge_item* items;
-    qlora__st_entry* entries; // of the shard at hand
+    qlora__st_entry* entries; // of the current shard
     uint32_t* members;        // their items
     const char** names;       // for the index
     uint32_t* shard_of;
@@ -35,13 +35,13 @@ typedef struct qlora__merge {
     int64_t most_cols;
     qlora_progress_fn progress;
     void* user;
-    // one block of rows
+    // buffers for one block of rows
     size_t elements;
     float* values;
     uint8_t* packed;
 } qlora__merge;
 
-// One module's adapter and, where it is 4-bit, its weight, on the host.
+// The adapter of one module and, if it is 4-bit, its weight, in host memory.
 typedef struct qlora__merge_module {
     float* a;
     float* b;
@@ -59,7 +59,7 @@ typedef struct qlora__merge_rows {
     float* values;
 } qlora__merge_rows;
 
-// W + s B A in f32, row by row.
+// Computes W + s B A in f32, row by row.
 static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
     const qlora__merge_rows* job = (const qlora__merge_rows*)user;
     const qlora__projection* p = job->item->projection;
@@ -140,7 +140,7 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
     return QLORA_OK;
 }
 
-// Floats into the type of the file; a finite value that f16 cannot hold is an error.
+// Converts floats to the type of the file; a finite value that F16 cannot represent is an error.
 static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_item* item,
                                       int64_t n) {
     for (int64_t i = 0; i < n; i++) {
@@ -148,7 +148,7 @@ static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_
             g->dtype == QLORA_F16 ? qlora__f16_from(g->values[i]) : qlora__bf16_from(g->values[i]);
         if (g->dtype == QLORA_F16 && qlora__finite(g->values[i]) && (half & 0x7c00u) == 0x7c00u) {
             return qlora__fail(g->ctx, QLORA_ERR_LIMIT,
-                               "%s has the value %g, which F16 cannot hold; "
+                               "%s contains %g, which F16 cannot represent; "
                                "export as BF16 or F32",
                                item->tensor->name, (double)g->values[i]);
         }
@@ -157,7 +157,7 @@ static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_
     return QLORA_OK;
 }
 
-// Rows [first, first + rows) of an item, in f32.
+// Computes rows [first, first + rows) of an item in f32.
 static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__merge_item* item,
                                            const qlora__merge_module* module, int64_t first,
                                            int64_t rows) {
@@ -174,7 +174,7 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         qlora__merge_rows job;
         job.item = item;
         job.module = module;
-        // what a step computes with: 4-bit values are rounded to bf16 in every mode
+        // As in a training step, 4-bit values are rounded to bf16 in every mode.
         job.via_bf16 = item->nf4 || (g->trained && g->m->compute == QLORA_BF16);
         job.first = first;
         job.values = g->values;
@@ -216,7 +216,8 @@ static qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
                                  : QLORA__ST_F16;
 }
 
-// Parts of a bitsandbytes weight, which the merged weight does without.
+// Whether a tensor is an auxiliary part of a bitsandbytes weight, which the merged weight does not
+// need.
 static bool qlora__is_bnb_part(const char* name) {
     static const char* const ends[] = {".absmax", ".quant_map", ".nested_absmax",
                                        ".nested_quant_map", qlora__bnb_suffix};
@@ -231,7 +232,7 @@ static bool qlora__is_bnb_part(const char* name) {
     return false;
 }
 
-// What of the model a tensor of the folder is: a projection, a trained norm, or neither.
+// Finds the role of a tensor of the folder: a projection, a trained norm, or neither.
 static void qlora__merge_recognise(const qlora_model* m, const char* plain,
                                    qlora__merge_item* item) {
     char name[224];
@@ -286,7 +287,7 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
         (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
     if (changed) {
         return qlora__fail(g->ctx, QLORA_ERR_FORMAT,
-                           "%s: %s is not what it was when the model was opened", g->m->dir,
+                           "%s: tensor %s has changed since the model was opened", g->m->dir,
                            t->name);
     }
     item->cols = p != NULL ? p->in : t->rank > 0 ? t->shape[t->rank - 1] : 1;
@@ -296,7 +297,7 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     return QLORA_OK;
 }
 
-// The list of tensors, by name, and how they are spread over the shards.
+// Lists the tensors by name and distributes them over the shards.
 static qlora_result qlora__merge_plan(qlora__merge* g, uint64_t shard_bytes) {
     uint64_t filled = 0;
     for (uint32_t i = 0; i < g->folder.count; i++) {
@@ -392,7 +393,7 @@ static qlora_result qlora__merge_index(qlora__merge* g) {
     return r;
 }
 
-// What a model folder has besides weights and config.
+// Copies the other files of a model folder, such as those of the tokenizer.
 static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
     static const char* const files[] = {"generation_config.json",
                                         "tokenizer.json",
@@ -450,7 +451,7 @@ static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
     return g->packed != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
 }
 
-// config.json comes last: until it is there the folder is not a model.
+// Writes config.json last: without it, the folder is not a model.
 static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
     QLORA__TRY(qlora__merge_open(g, shard_bytes));
     QLORA__TRY(qlora__merge_tell(g));
@@ -458,7 +459,8 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
     for (uint32_t i = 0; i < g->shards; i++) {
         QLORA__TRY(qlora__merge_shard(g, i));
     }
-    // Left by an earlier attempt with another number of shards, they would be taken first.
+    // Such a file, left by an earlier attempt with a different number of shards, would be read
+    // first.
     qlora__file_remove(&g->ctx->env, g->dir,
                        g->shards > 1 ? "model.safetensors" : "model.safetensors.index.json");
     if (g->shards > 1) {
@@ -499,15 +501,17 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
     }
     if (m->dir == NULL) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a model of random weights has no folder to merge into");
+                           "the model has random weights and no folder to merge into");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
-    // This also keeps the base's own folder from being overwritten, however it is spelt.
+    // This also protects the folder of the base from being overwritten, however its path is
+    // written.
     QLORA__TRY(qlora__path_join(&ctx->env, d->dir, "config.json", path));
     QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (exists) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s already exists; choose a folder without a model", path);
+                           "%s already exists; choose a folder that does not contain a model",
+                           path);
     }
     return QLORA_OK;
 }

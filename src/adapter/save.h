@@ -1,10 +1,10 @@
 // ---- lists of tensors to be written -------------------------------------------------------------
 
-// One tensor of a file: floats of an arena (device memory on CUDA), or bytes of the host's.
+// One tensor of a file: floats of an arena (device memory on CUDA) or bytes in host memory.
 typedef struct qlora__save_item {
     char name[224];
     int64_t shape[2];
-    const qlora_tensor* arena; // NULL: bytes
+    const qlora_tensor* arena; // NULL if `bytes` is used
     int64_t at;
     const void* bytes;
     size_t size;
@@ -15,7 +15,7 @@ typedef struct qlora__save_list {
     qlora__st_entry* entries;
     uint32_t count;
     uint32_t room;
-    int64_t longest; // floats of the largest item that lies in an arena
+    int64_t longest; // floats of the largest item in an arena
 } qlora__save_list;
 
 static void qlora__save_close(qlora_ctx* ctx, qlora__save_list* list) {
@@ -51,7 +51,8 @@ static qlora__save_item* qlora__save_next(qlora__save_list* list, qlora__st_dtyp
     return item;
 }
 
-// A trained tensor's part of an arena (parameters or moments) under prefix + name.
+// Adds the part of an arena (parameters or moments) that belongs to a trained tensor. Its name in
+// the file is prefix + name.
 static void qlora__save_add(qlora__save_list* list, const char* prefix, const qlora_tensor* arena,
                             const qlora__trained* t) {
     bool is_norm = t->projection == NULL;
@@ -74,7 +75,7 @@ static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlor
     item->size = size;
 }
 
-// Writes the list as one file, atomically, with one tensor in host memory at a time.
+// Writes the list as one file, atomically, with only one tensor in host memory at a time.
 static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
                                       const char* path, const char* const* metadata,
                                       bool checksum) {
@@ -108,13 +109,13 @@ static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* li
     return r;
 }
 
-// ---- PEFT folder --------------------------------------------------------------------------------
+// ---- PEFT folders -------------------------------------------------------------------------------
 
 typedef struct qlora__module_name {
     char text[64];
 } qlora__module_name;
 
-// adapter_config.json's numbers and lists, and the memory they lie in.
+// The contents of adapter_config.json and the memory that stores them.
 typedef struct qlora__peft_tables {
     qlora__peft_desc desc;
     qlora__module_name* names;
@@ -132,8 +133,8 @@ static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
     qlora__free(ctx, t->layers, t->layer_room * sizeof *t->layers);
 }
 
-// The rank and alpha that stand for the whole adapter: the model's own, or those of the first
-// module.
+// The default rank and alpha of the adapter: those of the model desc if a module uses them,
+// otherwise those of the first module.
 static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double* alpha) {
     bool found = false;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -161,8 +162,8 @@ static uint32_t qlora__adapted_mask(const qlora__layer* layer) {
     return mask;
 }
 
-// target_modules and layers_to_transform: short names where every adapted layer has the same
-// modules, else the full name of each.
+// Fills target_modules and layers_to_transform: short names if every adapted layer has the same
+// modules, otherwise the full name of each module.
 static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     uint32_t all = 0;
     bool uniform = true;
@@ -241,8 +242,8 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
-// Takes an old adapter_config.json away when it says something else than the new one will, so that
-// new weights never stand beside an old config.
+// Removes an existing adapter_config.json if it differs from the new one, so that new weights are
+// never stored next to an old config.
 static qlora_result qlora__peft_retire_config(qlora_ctx* ctx, const char* dir,
                                               const qlora__peft_desc* desc) {
     char path[QLORA__PATH_ROOM];
@@ -271,7 +272,7 @@ static qlora_result qlora__peft_retire_config(qlora_ctx* ctx, const char* dir,
     return r;
 }
 
-// adapter_model.safetensors with the matrices, or the file of norms.
+// Writes adapter_model.safetensors with the matrices, or the file with the norms.
 static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_model* m,
                                                  const char* dir, bool norms) {
     char path[QLORA__PATH_ROOM];
@@ -290,8 +291,9 @@ static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_mod
     return r;
 }
 
-// Weights first, then the config: a config never stands without its weights. PEFT has no norms in a
-// LoRA adapter, so trained ones get a file of their own, under the names they have in the base.
+// Writes the weights before the config, so that a config is never stored without its weights. A
+// LoRA adapter in PEFT format cannot contain norms, so trained norms are stored in a separate file
+// under their names in the base.
 static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, const char* dir,
                                          const char* base_name) {
     qlora__peft_tables tables;
@@ -317,7 +319,8 @@ static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, c
 static qlora_result qlora__adapter_need(qlora_ctx* ctx, const qlora_model* m, const char* path,
                                         bool norms_suffice) {
     if (path == NULL || path[0] == '\0') {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the path is NULL or empty");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the path is %s",
+                           path == NULL ? "NULL" : "empty");
     }
     if (!qlora__has_lora(m) && !(norms_suffice && m->desc.train_norms)) {
         return qlora__fail(ctx, QLORA_ERR_STATE, "the model has no adapters");
@@ -339,10 +342,10 @@ static qlora_result qlora__adapter_save(qlora_ctx* ctx, qlora_model* m, const ch
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
     const char* base_name = desc != NULL ? desc->base_name : NULL;
     if (m->desc.train_norms) {
-        QLORA__LOG(
-            ctx, WARN, CHECKPOINT,
-            "the trained norms are in %s/%s, which PEFT does not read; qlora_merge_save has all",
-            dir, QLORA__NORMS_FILE);
+        QLORA__LOG(ctx, WARN, CHECKPOINT,
+                   "the trained norms are in %s/%s, which PEFT does not read; qlora_merge_save "
+                   "merges them",
+                   dir, QLORA__NORMS_FILE);
     }
     return qlora__adapter_write(ctx, m, dir, base_name != NULL ? base_name : m->dir);
 }
@@ -381,7 +384,8 @@ qlora_result qlora_adapter_use(qlora_model* model, bool on) {
 
 // ---- from one model to another ------------------------------------------------------------------
 
-// The two models must have the same trained tensors; *same_places: also at the same places.
+// Checks that the two models have the same trained tensors; *same_places is set if they are also at
+// the same offsets.
 static qlora_result qlora__adapter_compare(qlora_ctx* ctx, const qlora_model* from,
                                            const qlora_model* to, bool* same_places) {
     qlora__trained a;
@@ -389,29 +393,30 @@ static qlora_result qlora__adapter_compare(qlora_ctx* ctx, const qlora_model* fr
     *same_places = from->elements == to->elements;
     if (from->range_count != to->range_count) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "one model has %lld trained tensors, the other %lld",
+                           "`from` has %lld trained tensors but `to` has %lld",
                            (long long)from->range_count, (long long)to->range_count);
     }
     for (int64_t i = 0; qlora__trained_at(from, i, &a) && qlora__trained_at(to, i, &b); i++) {
         if (strcmp(a.name, b.name) != 0 || a.rows != b.rows || a.cols != b.cols) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "trained tensor %lld is %s [%lld, %lld] in one model and %s [%lld, "
-                               "%lld] in the other",
-                               (long long)i, a.name, (long long)a.rows, (long long)a.cols, b.name,
-                               (long long)b.rows, (long long)b.cols);
+            return qlora__fail(
+                ctx, QLORA_ERR_ARGUMENT,
+                "trained tensor %lld is %s [%lld, %lld] in `from` but %s [%lld, %lld] "
+                "in `to`",
+                (long long)i, a.name, (long long)a.rows, (long long)a.cols, b.name,
+                (long long)b.rows, (long long)b.cols);
         }
         float scale = a.shadow_scale - b.shadow_scale;
         if (scale < 0.0f || scale > 0.0f) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "%s has scale %g in one model and %g in the other", a.name,
-                               (double)a.shadow_scale, (double)b.shadow_scale);
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has scale %g in `from` but %g in `to`",
+                               a.name, (double)a.shadow_scale, (double)b.shadow_scale);
         }
         *same_places = *same_places && a.at == b.at;
     }
     return QLORA_OK;
 }
 
-// Through host memory: the models may be on different devices. ctx is that of `to`.
+// Copies through host memory, because the models may be on different devices. ctx is the context of
+// `to`.
 static qlora_result qlora__adapter_carry(qlora_ctx* ctx, qlora_model* from, qlora_model* to) {
     int64_t room = qlora__max(from->longest_range, from->plan.config.hidden);
     float* values = (float*)qlora__alloc(ctx, (size_t)room * sizeof *values);
@@ -462,13 +467,14 @@ qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
 
 // ---- GGUF ---------------------------------------------------------------------------------------
 
-// B of one module: rows in llama.cpp's order, times what its scale has over the file's.
+// Arranges B of one module: rows in the order of llama.cpp, multiplied by the ratio of the module's
+// scale to that of the file.
 static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, double file_alpha,
                                 const float* in, float* out) {
     const qlora_model_config* c = &m->plan.config;
     bool turned = strstr(t->name, ".q_proj.") != NULL || strstr(t->name, ".k_proj.") != NULL;
     double fold = qlora__gguf_fold((double)t->projection->scale, file_alpha, t->projection->rank);
-    // scale is a float: a ratio that differs from 1 by its rounding only is 1
+    // The scale is a float: a ratio that differs from 1 only by rounding counts as 1.
     bool plain = fold > 1.0 - 1e-6 && fold < 1.0 + 1e-6;
     for (int64_t row = 0; row < t->rows; row++) {
         int64_t from = turned ? qlora__gguf_source_row(c->family, row, c->head_dim) : row;
@@ -496,7 +502,7 @@ static qlora_result qlora__gguf_entries(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
-// buffers: two of the longest tensor.
+// `buffers` has room for the longest tensor twice.
 static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* m, double alpha,
                                              float* buffers, qlora__gguf_writer* w) {
     qlora__trained t;
@@ -522,7 +528,7 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
     if (m->desc.train_norms) {
         QLORA__LOG(ctx, WARN, CHECKPOINT,
-                   "%s does not have the trained norms; qlora_merge_save has", path);
+                   "%s does not contain the trained norms; qlora_merge_save merges them", path);
     }
     size_t entry_bytes = (size_t)m->range_count * sizeof(qlora__gguf_entry);
     size_t buffer_bytes = (size_t)m->longest_range * 2 * sizeof(float);

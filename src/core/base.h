@@ -1,5 +1,7 @@
-// The CPU's arithmetic and the storage of an f32 tensor there. Tests build it as double, to check
-// gradients by finite differences; everything else is made with float.
+// The context: its fields, entering and leaving public calls, host memory and scratch memory.
+
+// The type of CPU arithmetic and of the elements of f32 tensors on the CPU. Tests compile it as
+// double to check gradients by finite differences; everything else uses float.
 #ifndef QLORA__REAL
 #define QLORA__REAL float
 #endif
@@ -8,7 +10,7 @@
 #define QLORA__MAX_DEPTH 16
 
 typedef struct qlora__pool qlora__pool;
-typedef struct qlora__gpu qlora__gpu;         // section DRIVER
+typedef struct qlora__gpu qlora__gpu;         // driver/driver.h
 typedef struct qlora__capture qlora__capture; // below
 typedef struct qlora__watch qlora__watch;     // tensor/capture.h
 
@@ -36,11 +38,11 @@ struct qlora_ctx {
     qlora_backend backend;
     qlora__env env; // hooks as in desc, error text
     char reason[QLORA__ERROR_SIZE];
-    char dead[QLORA__ERROR_SIZE]; // what made the device unusable; "" while it is alive
-    int depth;                    // public calls call each other
-    bool not_current;             // a destroying call goes on although the device is dead
-    size_t scratch_marks[QLORA__MAX_DEPTH]; // what was in use when each of them began
-    int64_t living[QLORA__KINDS]; // objects, by kind
+    char dead[QLORA__ERROR_SIZE];           // why the device is unusable; "" while it works
+    int depth;                              // of nested public calls
+    bool not_current;                       // a destroying call runs although the device is lost
+    size_t scratch_marks[QLORA__MAX_DEPTH]; // scratch in use when each call began
+    int64_t living[QLORA__KINDS];           // existing objects, by kind
     uint64_t device_bytes;
     uint64_t device_peak;
     uint64_t device_allocations;
@@ -57,7 +59,7 @@ struct qlora_ctx {
     void (*deactivate)(qlora_ctx* ctx);
 };
 
-// What a capture has touched, and the first call that broke it.
+// The buffers that a capture uses, and the first call that invalidated it.
 struct qlora__capture {
     uint64_t* ids;
     size_t count;
@@ -95,7 +97,8 @@ const char* qlora_result_text(qlora_result result) {
     }
 }
 
-// Sets the text of qlora_last_error, with the public call in front, and returns the result.
+// Sets the text of qlora_last_error, prefixed with the name of the public call, and returns the
+// result.
 QLORA__PRINTF(3, 4)
 static qlora_result qlora__fail(qlora_ctx* ctx, qlora_result result, const char* format, ...) {
     va_list args;
@@ -131,7 +134,7 @@ static bool qlora__on_cpu(const qlora_ctx* ctx) {
     return ctx->backend != QLORA_BACKEND_CUDA;
 }
 
-// The first thing every public call does; nests, so that operators can call operators.
+// Every public call starts here. Calls nest, so that operators can call operators.
 static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
     if (ctx == NULL) {
         return QLORA_ERR_ARGUMENT;
@@ -141,7 +144,9 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
         ctx->env.error[0] = '\0';
         if (ctx->dead[0] != '\0') {
             return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
-                               "the device was lost earlier (%s); destroy this context", ctx->dead);
+                               "the device was lost in an earlier call (%s); this context can only "
+                               "be destroyed",
+                               ctx->dead);
         }
         if (ctx->activate != NULL) {
             QLORA__TRY(ctx->activate(ctx));
@@ -152,7 +157,7 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
     return QLORA_OK;
 }
 
-// Gives back the scratch that the call took: the next one on the stream may use it.
+// Releases the scratch memory of the call; the next call on the stream may reuse it.
 static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     ctx->scratch_used = ctx->scratch_marks[--ctx->depth];
     if (ctx->depth == 0 && ctx->deactivate != NULL && !ctx->not_current) {
@@ -162,7 +167,7 @@ static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     return result;
 }
 
-// Host memory of the context's environment.
+// Host memory, allocated through the environment of the context.
 static void* qlora__alloc(qlora_ctx* ctx, size_t bytes) {
     return qlora__env_alloc(&ctx->env, bytes);
 }
@@ -171,18 +176,18 @@ static void* qlora__alloc_zero(qlora_ctx* ctx, size_t bytes) {
     return qlora__env_alloc_zero(&ctx->env, bytes);
 }
 
-// bytes as given to qlora__alloc; NULL is fine.
+// `bytes` is the size that was passed to qlora__alloc; the pointer may be NULL.
 static void qlora__free(qlora_ctx* ctx, void* pointer, size_t bytes) {
     qlora__env_free(&ctx->env, pointer, bytes);
 }
 
-// A 256-byte aligned piece of the scratch, given back when the public call that takes it ends.
+// Takes a 256-byte aligned block of scratch memory, which is released when the public call ends.
 static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, void** out) {
     size_t end = 0;
     if (!qlora__add(ctx->scratch_used, qlora__align_up(bytes, 256), &end) ||
         bytes > SIZE_MAX - 256 || end > ctx->scratch->bytes) {
         return qlora__fail(ctx, QLORA_ERR_LIMIT,
-                           "needs %llu bytes of scratch, %llu of %llu are free; raise "
+                           "%llu bytes of scratch needed, but only %llu of %llu are free; increase "
                            "desc.scratch_bytes",
                            (unsigned long long)bytes,
                            (unsigned long long)(ctx->scratch->bytes - ctx->scratch_used),

@@ -1,8 +1,8 @@
 #ifndef QLORA__PART_ENV
 #define QLORA__PART_ENV
 
-// What every reader and writer of files needs, and all it needs: memory, files, a log and a place
-// for the error text. A context has one, and so has an object of qlora_text.h.
+// The environment of all code that reads or writes files: memory, files, a log and the error text.
+// Each context has one, and so does each object of qlora_text.h.
 #define QLORA__ERROR_SIZE 768
 
 typedef struct qlora__env {
@@ -11,7 +11,7 @@ typedef struct qlora__env {
     qlora_log_fn log;          // NULL: silent
     void* log_user;
     const char* call;    // the outermost public call, for messages
-    bool one_line;       // messages quote files; a line break in one becomes '?'
+    bool one_line;       // replace control characters, which quoted files may contain
     uint64_t host_bytes; // allocated and not yet freed
     char error[QLORA__ERROR_SIZE];
 } qlora__env;
@@ -196,12 +196,12 @@ static QLORA__UNUSED size_t qlora__align_up(size_t n, size_t align) {
 
 // ---- host memory --------------------------------------------------------------------------------
 
-// Host memory through the hook, 64-byte aligned. Sets the error text itself.
+// Allocates host memory through the hook, 64-byte aligned. Sets the error text on failure.
 static void* qlora__env_alloc(qlora__env* env, size_t bytes) {
     size_t wanted = bytes > 0 ? bytes : 1;
     void* p = env->allocator.alloc(wanted, 64, env->allocator.user);
     if (p == NULL) {
-        qlora__env_fail(env, QLORA_ERR_MEMORY, "out of host memory (%llu bytes)",
+        qlora__env_fail(env, QLORA_ERR_MEMORY, "cannot allocate %llu bytes of host memory",
                         (unsigned long long)bytes);
         return NULL;
     }
@@ -217,7 +217,7 @@ static QLORA__UNUSED void* qlora__env_alloc_zero(qlora__env* env, size_t bytes) 
     return p;
 }
 
-// bytes as given to qlora__env_alloc; NULL is fine.
+// `bytes` is the size that was passed to qlora__env_alloc; the pointer may be NULL.
 static void qlora__env_free(qlora__env* env, void* pointer, size_t bytes) {
     if (pointer != NULL) {
         size_t wanted = bytes > 0 ? bytes : 1;
@@ -226,7 +226,8 @@ static void qlora__env_free(qlora__env* env, void* pointer, size_t bytes) {
     }
 }
 
-// Moves a block of `used` bytes out of `bytes` to one of `wanted` bytes. NULL leaves it as it is.
+// Moves the first `used` bytes of a block of `bytes` bytes into a new block of `wanted` bytes. If
+// it returns NULL, the old block is unchanged.
 static QLORA__UNUSED void* qlora__env_realloc(qlora__env* env, void* pointer, size_t used,
                                               size_t bytes, size_t wanted) {
     void* moved = qlora__env_alloc(env, wanted);
@@ -237,9 +238,10 @@ static QLORA__UNUSED void* qlora__env_realloc(qlora__env* env, void* pointer, si
     return moved;
 }
 
-// ---- texts --------------------------------------------------------------------------------------
+// ---- strings ------------------------------------------------------------------------------------
 
-// Appends to a buffer that may be too small; used counts what would have been written.
+// Appends to a buffer that may be too small; `used` counts the characters that would have been
+// written.
 QLORA__PRINTF(4, 5)
 static QLORA__UNUSED void qlora__append(char* buffer, size_t size, size_t* used, const char* format,
                                         ...) {
@@ -251,7 +253,8 @@ static QLORA__UNUSED void qlora__append(char* buffer, size_t size, size_t* used,
     *used += n > 0 ? (size_t)n : 0;
 }
 
-// A growing text. The first failure sticks; later additions do nothing, so callers check once.
+// A growing string. The first failure is kept and later additions do nothing, so callers check
+// once.
 typedef struct qlora__string {
     qlora__env* env;
     char* data;
@@ -279,7 +282,9 @@ static QLORA__UNUSED void qlora__string_add(qlora__string* s, const void* bytes,
         return;
     }
     if (!qlora__add(s->size, size, &need)) {
-        s->result = qlora__env_fail(s->env, QLORA_ERR_MEMORY, "text too large");
+        s->result = qlora__env_fail(s->env, QLORA_ERR_MEMORY,
+                                    "a text of more than %llu bytes does not fit in memory",
+                                    (unsigned long long)SIZE_MAX);
         return;
     }
     if (need > s->capacity) {

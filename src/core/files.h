@@ -29,11 +29,11 @@ static QLORA__UNUSED void qlora__map_close(qlora__env* env, qlora__map* map) {
     memset(map, 0, sizeof *map);
 }
 
-// A file in the making: written beside its final name and put there only when it is whole and on
-// the disk (C-FILES). A crash leaves the old file or the new one.
+// A file being written: the data goes to a temporary name next to the final one, and the file is
+// renamed only once it is complete and on disk. A crash leaves either the old file or the new one.
 typedef struct qlora__out {
     void* file;
-    char* path; // final, then temporary, in one block
+    char* path; // the final and the temporary path, in one block
     char* temporary;
     size_t block;
 } qlora__out;
@@ -43,7 +43,7 @@ static QLORA__UNUSED void qlora__out_forget(qlora__env* env, qlora__out* out) {
     memset(out, 0, sizeof *out);
 }
 
-// Gives up: closes and removes the temporary file. Keeps the error text.
+// Abandons the file: closes and removes the temporary one. Keeps the error text.
 static QLORA__UNUSED void qlora__out_abort(qlora__env* env, qlora__out* out) {
     if (out->file != NULL) {
         env->files.close(out->file, env->files.user);
@@ -84,7 +84,7 @@ static QLORA__UNUSED qlora_result qlora__out_begin(qlora__env* env, const char* 
     return QLORA_OK;
 }
 
-// On failure the file is given up already.
+// On failure, the file has already been abandoned.
 static QLORA__UNUSED qlora_result qlora__out_write(qlora__env* env, qlora__out* out,
                                                    const void* data, size_t bytes) {
     const char* p = (const char*)data;
@@ -113,7 +113,7 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     if (code != 0) {
         return qlora__out_fail(env, out, "replace", code);
     }
-    out->temporary = NULL; // it has its final name now
+    out->temporary = NULL; // the file has its final name now
     char* slash = strrchr(out->path, '/');
     const char* folder = slash != NULL ? out->path : ".";
     if (slash != NULL) {
@@ -127,7 +127,7 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     return QLORA_OK;
 }
 
-// Writes a whole small file, atomically.
+// Writes a small file atomically.
 static QLORA__UNUSED qlora_result qlora__file_write(qlora__env* env, const char* path,
                                                     const void* bytes, size_t size) {
     qlora__out out;
@@ -145,7 +145,7 @@ static QLORA__UNUSED qlora_result qlora__path_join(qlora__env* env, const char* 
     size_t b = strlen(name);
     if (a + b + 2 > QLORA__PATH_ROOM) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
-                               "path of %.60s... and %.60s is longer than %d", dir, name,
+                               "the path %.60s.../%.60s is longer than %d bytes", dir, name,
                                QLORA__PATH_ROOM);
     }
     memcpy(out, dir, a);
@@ -157,7 +157,7 @@ static QLORA__UNUSED qlora_result qlora__path_join(qlora__env* env, const char* 
     return QLORA_OK;
 }
 
-// Whether a file is there. Anything but "no such file" that keeps it from being opened is an error.
+// Checks whether a file exists. Any failure to open it other than "no such file" is an error.
 static QLORA__UNUSED qlora_result qlora__file_exists(qlora__env* env, const char* path, bool* out) {
     void* file = NULL;
     int code = env->files.open(path, QLORA_FILE_READ, &file, env->files.user);
@@ -175,7 +175,7 @@ static QLORA__UNUSED qlora_result qlora__file_exists(qlora__env* env, const char
 static QLORA__UNUSED qlora_result qlora__dir_make(qlora__env* env, const char* dir) {
     int code = env->files.make_dir(dir, env->files.user);
     return code == 0 ? QLORA_OK
-                     : qlora__env_fail(env, QLORA_ERR_FILE, "cannot make the folder %s: %s (%d)",
+                     : qlora__env_fail(env, QLORA_ERR_FILE, "cannot create the folder %s: %s (%d)",
                                        dir, qlora__errno_text(code), code);
 }
 
@@ -186,7 +186,7 @@ static QLORA__UNUSED qlora_result qlora__dir_sync(qlora__env* env, const char* d
                                        dir, qlora__errno_text(code), code);
 }
 
-// Removes a file that need not be there.
+// Removes a file if it exists.
 static QLORA__UNUSED void qlora__file_remove(qlora__env* env, const char* dir, const char* name) {
     char path[QLORA__PATH_ROOM];
     if (qlora__path_join(env, dir, name, path) == QLORA_OK) {

@@ -1,7 +1,7 @@
 // ---- random numbers -----------------------------------------------------------------------------
 
-// Philox 4x32 with 10 rounds: four random words that depend on nothing but counter and key, so that
-// any part of a stream can be made again, in any order, on the CPU and on the GPU alike.
+// Philox 4x32 with 10 rounds: four random words that depend only on the counter and the key, so
+// that any part of a stream can be recomputed, in any order, on the CPU and on the GPU.
 static QLORA__UNUSED void qlora__philox(const uint32_t counter[4], const uint32_t key[2],
                                         uint32_t out[4]) {
     uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]};

@@ -1,7 +1,7 @@
-// ---- scratch by marks ---------------------------------------------------------------------------
+// ---- scratch memory by marks --------------------------------------------------------------------
 
-// Work on one stream runs in order, so memory can be taken again as soon as the call that used it
-// was queued: mark, take, queue, release.
+// Work on one stream runs in order, so scratch memory can be reused as soon as the call that uses
+// it has been queued: mark, take, queue, release.
 static QLORA__UNUSED size_t qlora__scratch_mark(const qlora_ctx* ctx) {
     return ctx->scratch_used;
 }
@@ -16,8 +16,8 @@ static QLORA__UNUSED size_t qlora__scratch_free(const qlora_ctx* ctx) {
 
 // ---- calls that destroy -------------------------------------------------------------------------
 
-// Destroying also works on a dead device: what is left there goes with its CUDA context. Where a
-// live one cannot be made current, nothing is destroyed and the caller may try again.
+// Objects on a lost device can still be destroyed: their memory disappears with the CUDA context.
+// If a working device cannot be made current, nothing is destroyed and the caller may try again.
 static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
     if (ctx == NULL) {
         return QLORA_ERR_ARGUMENT;
@@ -38,7 +38,7 @@ static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
 
 // ---- captures -----------------------------------------------------------------------------------
 
-// Notes the first thing that broke the capture in progress; without a capture, nothing.
+// Records the first thing that invalidated the capture in progress. Does nothing without a capture.
 static void qlora__capture_broke(qlora_ctx* ctx, const char* what, const char* why) {
     qlora__capture* capture = ctx->capture;
     if (capture != NULL && capture->broke[0] == '\0') {
@@ -46,7 +46,7 @@ static void qlora__capture_broke(qlora_ctx* ctx, const char* what, const char* w
     }
 }
 
-// What cannot happen inside a capture says so here; the capture then fails and names it.
+// Rejects an operation that cannot be captured. The capture then fails with an error that names it.
 static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
     if (ctx->capture == NULL) {
         return QLORA_OK;

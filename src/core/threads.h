@@ -5,12 +5,12 @@ typedef void (*qlora__range_fn)(void* user, int64_t begin, int64_t end);
 struct qlora__pool {
     qlora__mutex mutex;
     qlora__cond wake; // a job was posted, or quit
-    qlora__cond idle; // a worker ran out of work
+    qlora__cond idle; // the last busy thread ran out of work
     qlora__range_fn fn;
     void* user;
     int64_t count;
     int64_t grain;
-    int64_t next; // first item that nobody took yet
+    int64_t next; // first item not yet taken
     uint64_t job;
     int busy;
     bool quit;
@@ -18,7 +18,7 @@ struct qlora__pool {
     qlora__thread threads[QLORA__MAX_THREADS];
 };
 
-// Takes ranges until none is left. Called with the mutex held.
+// Processes ranges until none is left. Called with the mutex held.
 static void qlora__pool_work(qlora__pool* pool) {
     pool->busy++;
     while (pool->next < pool->count) {
@@ -52,8 +52,8 @@ static void qlora__pool_thread(void* user) {
     qlora__mutex_unlock(&pool->mutex);
 }
 
-// threads - 1 workers; the calling thread is the last one. A thread that cannot start is done
-// without.
+// Starts threads - 1 workers; the calling thread is the last one. If a thread cannot be started,
+// the pool runs with fewer.
 static qlora_result qlora__pool_create(qlora_ctx* ctx, int32_t threads) {
     if (threads <= 1) {
         return QLORA_OK;
@@ -65,7 +65,7 @@ static qlora_result qlora__pool_create(qlora_ctx* ctx, int32_t threads) {
     if (!qlora__mutex_init(&pool->mutex) || !qlora__cond_init(&pool->wake) ||
         !qlora__cond_init(&pool->idle)) {
         qlora__free(ctx, pool, sizeof *pool);
-        return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot make a lock for the CPU threads");
+        return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot create a lock for the CPU threads");
     }
     while (pool->workers < threads - 1 &&
            qlora__thread_start(&pool->threads[pool->workers], qlora__pool_thread, pool)) {
@@ -94,8 +94,8 @@ static void qlora__pool_destroy(qlora_ctx* ctx) {
     ctx->pool = NULL;
 }
 
-// fn(user, begin, end) over [0, count), grain items at a time. Every output must have one writer,
-// so that results do not depend on who ran what.
+// Calls fn(user, begin, end) over [0, count), at most `grain` items at a time. Every output must
+// have one writer, so that results do not depend on which thread ran which range.
 static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
                                           qlora__range_fn fn, void* user) {
     qlora__pool* pool = ctx->pool;

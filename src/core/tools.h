@@ -1,10 +1,10 @@
 #ifndef QLORA__PART_TOOLS
 #define QLORA__PART_TOOLS
 
-// ---- sorting
+// ---- sorting ------------------------------------------------------------------------------------
 
-// Heap sort of an index array: no recursion, no worst case, same order on every platform as long as
-// `less` is a strict total order.
+// Heap sort of an index array: no recursion, no quadratic worst case, and the same order on every
+// platform as long as `less` is a strict total order.
 typedef bool (*qlora__less_fn)(const void* user, uint32_t a, uint32_t b);
 
 static QLORA__UNUSED void qlora__sort_sift(uint32_t* index, size_t root, size_t count,
@@ -40,11 +40,12 @@ static QLORA__UNUSED void qlora__sort(uint32_t* index, size_t count, qlora__less
     }
 }
 
-// ---- checksum
+// ---- checksums ----------------------------------------------------------------------------------
 
-// 64-bit checksum of a byte stream, eight bytes at a time, in any split into pieces. Each step is a
-// bijection of the state for a given word and of the word for a given state, so damage inside one
-// aligned word is always seen; anything else with probability 1 - 2^-64. Not for adversaries.
+// 64-bit checksum of a byte stream, eight bytes at a time; the result does not depend on how the
+// stream is split into pieces. Each step is a bijection of the state for a given word and of the
+// word for a given state, so damage inside one aligned word is always detected, and other damage
+// with probability 1 - 2^-64. It gives no protection against deliberate changes.
 typedef struct qlora__hash {
     uint64_t state;
     uint64_t bytes;

@@ -1,4 +1,5 @@
-// One product, checked: row-major C[M,N] = alpha alpha_dev op(A) op(B) + beta C, batch of them.
+// One matrix product whose arguments have been checked: row-major C[M,N] = alpha alpha_dev op(A)
+// op(B) + beta C for each of `batch` matrices.
 typedef struct qlora__gemm {
     bool ta; // A is stored [K,M]
     bool tb; // B is stored [N,K]
@@ -12,23 +13,23 @@ typedef struct qlora__gemm {
     int64_t ldb;
     int64_t ldc;
     int64_t batch;
-    int64_t sA; // batch strides, 0 where one matrix serves all
+    int64_t sA; // batch strides; 0 if all products share one matrix
     int64_t sB;
     int64_t sC;
-    qlora_dtype a_type; // the same as b_type once mixed operands are cast
+    qlora_dtype a_type; // equal to b_type once mixed operands have been cast
     qlora_dtype b_type;
     qlora_dtype out;
     float alpha;
     float beta;
     const float* alpha_dev; // NULL: 1
-    const float* beta_dev;  // given with alpha_dev
+    const float* beta_dev;  // set together with alpha_dev
     bool tf32;
 } qlora__gemm;
 
-// ---- CPU ----------------------------------------------------------------------------------------
+// ---- products on the CPU ------------------------------------------------------------------------
 
-// A panel of 64 rows meets four tiles of 16 columns; K goes by in steps of 64, packed as
-// QLORA__REAL. Each element of C is one sum in ascending k, whatever the threads do.
+// A panel of 64 rows is multiplied by four tiles of 16 columns, in steps of 64 along K, packed as
+// QLORA__REAL. Each element of C is one sum in ascending k, however the threads share the work.
 #define QLORA__PANEL 64
 #define QLORA__TILE 16
 #define QLORA__TILES 4
@@ -58,8 +59,8 @@ static void qlora__gemm_pack(const void* data, qlora_dtype dtype, int64_t base, 
     }
 }
 
-// acc[4][16] += a[k][4 of 64] b[k][16] over the packed steps, eight columns at a time: four rows of
-// two vectors stay in registers on every processor.
+// acc[4][16] += a[k][4 of 64] b[k][16] over the packed steps, eight columns at a time, so that four
+// rows of two vectors stay in registers on every processor.
 #if defined(__GNUC__)
 typedef QLORA__REAL qlora__real4 __attribute__((vector_size(4 * sizeof(QLORA__REAL))));
 
@@ -114,7 +115,7 @@ static void qlora__gemm_micro(const QLORA__REAL* a, const QLORA__REAL* b, int64_
 }
 #endif
 
-// alpha times the sums of one tile, plus beta times what was there.
+// Writes alpha times the sums of one tile plus beta times the old values.
 static void qlora__gemm_write(const qlora__gemm* g, int64_t batch, int64_t i0, int64_t j0,
                               const QLORA__REAL* acc) {
     int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
@@ -131,8 +132,8 @@ static void qlora__gemm_write(const qlora__gemm* g, int64_t batch, int64_t i0, i
     }
 }
 
-// Units are (matrix, panel, group of tiles), in that order. A is packed once for the tiles of a
-// group.
+// A unit is one (matrix, panel, group of tiles), numbered in that order. A is packed once per group
+// of tiles.
 static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
     const qlora__gemm* g = (const qlora__gemm*)user;
     int64_t groups = qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES);

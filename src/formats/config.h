@@ -1,4 +1,4 @@
-// ---- Hugging Face config.json
+// ---- Hugging Face config.json -------------------------------------------------------------------
 
 static const struct {
     const char* model_type;
@@ -11,20 +11,20 @@ static const struct {
                        {"qwen3", QLORA_FAMILY_QWEN3, "Qwen3ForCausalLM", "qwen3"}};
 #define QLORA__FAMILY_COUNT ((int)(sizeof qlora__families / sizeof qlora__families[0]))
 
-// One object of a config file, and where its messages come from.
+// One object of a config file, with the environment for its messages.
 typedef struct qlora__config_reader {
     qlora__env* env;
     const qlora__json* json;
     uint32_t object;
 } qlora__config_reader;
 
-// Value of a key; JSON's null counts as absent, as it does in transformers.
+// The value of a key; null counts as absent, as in transformers.
 static uint32_t qlora__config_find(const qlora__config_reader* r, const char* key) {
     uint32_t value = qlora__json_find(r->json, r->object, key);
     return value != 0 && qlora__json_kind_of(r->json, value) == QLORA__JSON_NULL ? 0 : value;
 }
 
-// The value as it stands in the file, for messages.
+// The value as written in the file, for messages.
 static const char* qlora__config_show(const qlora__config_reader* r, uint32_t value, char out[48]) {
     const qlora__json_token* t = &r->json->tokens[value];
     uint32_t n = t->end - t->begin < 44 ? t->end - t->begin : 44;
@@ -33,7 +33,8 @@ static const char* qlora__config_show(const qlora__config_reader* r, uint32_t va
     return out;
 }
 
-// An integer within [least, most]; absent gives `fallback`, and is an error where that is negative.
+// An integer within [least, most]. If it is absent, the result is `fallback`; a negative fallback
+// makes that an error.
 static qlora_result qlora__config_int(const qlora__config_reader* r, const char* key,
                                       int64_t fallback, int64_t least, int64_t most, int64_t* out) {
     char shown[48];
@@ -49,7 +50,7 @@ static qlora_result qlora__config_int(const qlora__config_reader* r, const char*
     int64_t number = 0;
     if (!qlora__json_int(r->json, value, &number) || number < least || number > most) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: %s is %s; it must be a whole number from %lld to %lld",
+                               "%s: %s is %s; it must be an integer from %lld to %lld",
                                r->json->label, key, qlora__config_show(r, value, shown),
                                (long long)least, (long long)most);
     }
@@ -57,7 +58,8 @@ static qlora_result qlora__config_int(const qlora__config_reader* r, const char*
     return QLORA_OK;
 }
 
-// A number above 0; absent gives `fallback`, and is an error where that is negative.
+// A positive number. If it is absent, the result is `fallback`; a negative fallback makes that an
+// error.
 static qlora_result qlora__config_positive(const qlora__config_reader* r, const char* key,
                                            double fallback, double* out) {
     char shown[48];
@@ -73,8 +75,8 @@ static qlora_result qlora__config_positive(const qlora__config_reader* r, const 
     double number = 0.0;
     if (!qlora__json_double(r->json, value, &number) || !(number > 0.0) || number > 1e30) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: %s is %s; it must be a number above 0", r->json->label, key,
-                               qlora__config_show(r, value, shown));
+                               "%s: %s is %s; it must be positive and at most 1e30", r->json->label,
+                               key, qlora__config_show(r, value, shown));
     }
     *out = number;
     return QLORA_OK;
@@ -93,7 +95,7 @@ static qlora_result qlora__config_bool(const qlora__config_reader* r, const char
     return QLORA_OK;
 }
 
-// A token id below `vocab`, -1 where absent (or -1 in the file, as some old ones have it).
+// A token id below `vocab`, or -1 if it is absent; some old files contain -1 itself.
 static qlora_result qlora__config_id(const qlora__config_reader* r, const char* key, int64_t vocab,
                                      int32_t* out) {
     int64_t id = -1;
@@ -106,6 +108,7 @@ static qlora_result qlora__config_id(const qlora__config_reader* r, const char* 
 
 typedef char qlora__config_stop_ids_fit[QLORA__MAX_STOP_IDS <= QLORA_MAX_STOP_IDS ? 1 : -1];
 
+// eos_token_id: one id or a list of ids.
 static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_model_config* c) {
     qlora__stop_ids ids;
     ids.count = 0;
@@ -158,15 +161,16 @@ static qlora_result qlora__config_llama3(const qlora__config_reader* r,
     QLORA__TRY(qlora__config_positive(r, "original_max_position_embeddings", fallback,
                                       &rope->original_max_position));
     if (!(rope->high_freq_factor > rope->low_freq_factor)) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: high_freq_factor %g must be above low_freq_factor %g",
-                               r->json->label, rope->high_freq_factor, rope->low_freq_factor);
+        return qlora__env_fail(
+            r->env, QLORA_ERR_FORMAT,
+            "%s: high_freq_factor is %g; it must be greater than low_freq_factor (%g)",
+            r->json->label, rope->high_freq_factor, rope->low_freq_factor);
     }
     return QLORA_OK;
 }
 
-// One set of rotary parameters from object `dict` (0 = none: all defaults); what it leaves out is
-// looked for at the top of the file.
+// One set of rotary parameters from the object `dict` (0 = none: all defaults). Keys that it does
+// not contain are looked up at the top of the file.
 static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t dict,
                                        const qlora_model_config* c, qlora_rope_desc* rope) {
     static const struct {
@@ -194,17 +198,19 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
             k++;
         }
         if (k == 4) {
-            return qlora__config_refuse(&r, "rope_type", type, "default, linear, llama3, yarn are");
+            return qlora__config_refuse(&r, "rope_type", type,
+                                        "supported values: default, linear, llama3, yarn");
         }
         rope->type = kinds[k].type;
     }
     if (!(rope->theta > 1.0)) {
-        return qlora__env_fail(r.env, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
-                               r.json->label, rope->theta);
+        return qlora__env_fail(r.env, QLORA_ERR_FORMAT,
+                               "%s: rope_theta is %g; it must be greater than 1", r.json->label,
+                               rope->theta);
     }
     if (partial < 1.0 || partial > 1.0) {
         return qlora__env_fail(r.env, QLORA_ERR_UNSUPPORTED,
-                               "%s: partial_rotary_factor %g is not supported; only 1 is",
+                               "%s: partial_rotary_factor is %g; only 1 is supported",
                                r.json->label, partial);
     }
     switch (rope->type) {
@@ -220,9 +226,18 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
     return QLORA_OK;
 }
 
-// rope_parameters (new; one set, or one per layer type) or rope_scaling (old).
-static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_model_config* c) {
+static qlora_result qlora__config_need_object(const qlora__config_reader* r, const char* key,
+                                              uint32_t value) {
     char shown[48];
+    if (qlora__json_kind_of(r->json, value) != QLORA__JSON_OBJECT) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
+                               r->json->label, key, qlora__config_show(r, value, shown));
+    }
+    return QLORA_OK;
+}
+
+// rope_parameters (new files: one set, or one per layer type) or rope_scaling (old files).
+static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_model_config* c) {
     const char* key = "rope_parameters";
     uint32_t dict = qlora__config_find(r, key);
     if (dict == 0) {
@@ -231,25 +246,26 @@ static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_mod
     }
     uint32_t full = dict;
     uint32_t slide = dict;
+    const char* full_key = key;
+    const char* slide_key = key;
     if (dict != 0) {
         uint32_t per_full = qlora__json_find(r->json, dict, "full_attention");
         uint32_t per_slide = qlora__json_find(r->json, dict, "sliding_attention");
         if (per_full != 0 || per_slide != 0) {
             full = per_full != 0 ? per_full : per_slide;
             slide = per_slide != 0 ? per_slide : per_full;
+            full_key = per_full != 0 ? "full_attention" : "sliding_attention";
+            slide_key = per_slide != 0 ? "sliding_attention" : "full_attention";
         }
-        if (qlora__json_kind_of(r->json, dict) != QLORA__JSON_OBJECT ||
-            qlora__json_kind_of(r->json, full) != QLORA__JSON_OBJECT ||
-            qlora__json_kind_of(r->json, slide) != QLORA__JSON_OBJECT) {
-            return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
-                                   r->json->label, key, qlora__config_show(r, dict, shown));
-        }
+        QLORA__TRY(qlora__config_need_object(r, key, dict));
+        QLORA__TRY(qlora__config_need_object(r, full_key, full));
+        QLORA__TRY(qlora__config_need_object(r, slide_key, slide));
     }
     QLORA__TRY(qlora__config_rope(r, full, c, &c->rope));
     return qlora__config_rope(r, slide, c, &c->rope_sliding);
 }
 
-// Family from model_type, checked against the architecture's name where one is given.
+// The family from model_type, checked against the name of the architecture if there is one.
 static qlora_result qlora__config_family(const qlora__config_reader* r, bool nested,
                                          qlora_model_config* c) {
     uint32_t type = qlora__config_find(r, "model_type");
@@ -267,7 +283,7 @@ static qlora_result qlora__config_family(const qlora__config_reader* r, bool nes
             break;
         }
     }
-    const char* advice = "llama, mistral, qwen2 and qwen3 are";
+    const char* advice = "supported families: llama, mistral, qwen2, qwen3";
     if (k == QLORA__FAMILY_COUNT) {
         return qlora__config_refuse(r, type != 0 ? "model_type" : "architecture",
                                     type != 0 ? type : architecture, advice);
@@ -276,13 +292,13 @@ static qlora_result qlora__config_family(const qlora__config_reader* r, bool nes
         !qlora__json_is(r->json, architecture, qlora__families[k].architecture) &&
         !qlora__json_is(r->json, architecture, "LLaMAForCausalLM")) {
         return qlora__config_refuse(r, "architecture", architecture,
-                                    "a causal language model of the family is needed");
+                                    "only causal language models are supported");
     }
     c->family = qlora__families[k].family;
     return QLORA_OK;
 }
 
-// Sizes, each with its own limits, and how they must fit together.
+// The sizes, each with its own limits, and the relations between them.
 static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_model_config* c) {
     QLORA__TRY(qlora__config_int(r, "vocab_size", -1, 1, 1 << 24, &c->vocab));
     QLORA__TRY(qlora__config_int(r, "hidden_size", -1, 1, 1 << 20, &c->hidden));
@@ -296,27 +312,27 @@ static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_mod
     if (c->heads % c->kv_heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
-            "%s: num_attention_heads %lld is no multiple of num_key_value_heads %lld",
+            "%s: num_attention_heads (%lld) is not a multiple of num_key_value_heads (%lld)",
             r->json->label, (long long)c->heads, (long long)c->kv_heads);
     }
     bool given = qlora__config_find(r, "head_dim") != 0;
     if (!given && c->family != QLORA_FAMILY_QWEN3 && c->hidden % c->heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
-            "%s: hidden_size %lld is no multiple of num_attention_heads %lld, and "
-            "head_dim is missing",
+            "%s: head_dim is missing, and hidden_size (%lld) is not a multiple of "
+            "num_attention_heads (%lld)",
             r->json->label, (long long)c->hidden, (long long)c->heads);
     }
     int64_t fallback = c->family == QLORA_FAMILY_QWEN3 ? 128 : c->hidden / c->heads;
     QLORA__TRY(qlora__config_int(r, "head_dim", fallback, 1, 1 << 14, &c->head_dim));
     if (c->head_dim % 2 != 0) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: head_dim %lld is odd", r->json->label,
-                               (long long)c->head_dim);
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: head_dim is %lld; it must be even",
+                               r->json->label, (long long)c->head_dim);
     }
     if (c->head_dim > 256) {
         return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                               "%s: head_dim %lld is not supported; 256 is the largest",
-                               r->json->label, (long long)c->head_dim);
+                               "%s: head_dim is %lld; the maximum is 256", r->json->label,
+                               (long long)c->head_dim);
     }
     return QLORA_OK;
 }
@@ -331,16 +347,19 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
         QLORA__TRY(qlora__config_bool(r, "use_sliding_window", false, &use));
         QLORA__TRY(qlora__config_int(r, "max_window_layers", 28, 0, INT32_MAX, &first));
     } else if (c->family == QLORA_FAMILY_LLAMA) {
-        use = false; // a llama file may carry the key; the architecture has no window
+        use = false; // a llama file may contain the key, but the architecture has no window
     }
     if (use) {
         QLORA__TRY(qlora__config_int(r, "sliding_window", 0, 1, INT32_MAX, &c->window));
     }
-    if (types != 0 && (qlora__json_kind_of(r->json, types) != QLORA__JSON_ARRAY ||
-                       r->json->tokens[types].count != c->layers)) {
+    if (types != 0 && qlora__json_kind_of(r->json, types) != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: layer_types must be a list",
+                               r->json->label);
+    }
+    if (types != 0 && r->json->tokens[types].count != c->layers) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: layer_types must list one type for each of the %lld layers",
-                               r->json->label, (long long)c->layers);
+                               "%s: layer_types has length %u; it must have one entry per layer (%lld)",
+                               r->json->label, r->json->tokens[types].count, (long long)c->layers);
     }
     bool any = false;
     for (int64_t i = 0; i < c->layers; i++) {
@@ -348,10 +367,11 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
         bool slides = type != 0 ? qlora__json_is(r->json, type, "sliding_attention") : i >= first;
         if (type != 0 && !slides && !qlora__json_is(r->json, type, "full_attention")) {
             return qlora__config_refuse(r, "layer type", type,
-                                        "full_attention and sliding_attention are");
+                                        "supported types: full_attention, sliding_attention");
         }
         if (type != 0 && slides && c->family == QLORA_FAMILY_LLAMA) {
-            return qlora__config_refuse(r, "layer type", type, "llama layers have full attention");
+            return qlora__config_refuse(r, "layer type", type,
+                                        "llama layers always have full attention");
         }
         c->sliding[i] = slides && c->window > 0 ? 1 : 0;
         any = any || c->sliding[i] != 0;
@@ -360,7 +380,8 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
     return QLORA_OK;
 }
 
-// quantization_config: bitsandbytes 4-bit is read, tensor by tensor; all else is refused by name.
+// quantization_config: bitsandbytes 4-bit is read tensor by tensor; everything else is rejected by
+// name.
 static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora_model_config* c) {
     uint32_t dict = qlora__config_find(r, "quantization_config");
     if (dict == 0) {
@@ -372,7 +393,7 @@ static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora
     uint32_t method = qlora__config_find(&q, "quant_method");
     if (method != 0 && !qlora__json_is(r->json, method, "bitsandbytes")) {
         return qlora__config_refuse(r, "quant_method", method,
-                                    "use the 16-bit model or a bitsandbytes 4-bit one");
+                                    "use the 16-bit model or one in bitsandbytes 4-bit format");
     }
     QLORA__TRY(qlora__config_bool(&q, "load_in_8bit", false, &eight));
     if (eight) {
@@ -408,7 +429,7 @@ static qlora_result qlora__config_switches(const qlora__config_reader* r, qlora_
     act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
     if (act != 0 && !qlora__json_is(r->json, act, "silu") &&
         !qlora__json_is(r->json, act, "swish")) {
-        return qlora__config_refuse(r, "hidden_act", act, "only silu is");
+        return qlora__config_refuse(r, "hidden_act", act, "only silu is supported");
     }
     uint32_t dtype = qlora__config_find(r, "dtype");
     dtype = dtype != 0 ? dtype : qlora__config_find(r, "torch_dtype");
@@ -429,11 +450,10 @@ static qlora_result qlora__config_from_json(qlora__env* env, const qlora__json* 
     r.object = 0;
     memset(c, 0, sizeof *c);
     if (qlora__json_kind_of(json, 0) != QLORA__JSON_OBJECT) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a JSON object was expected",
-                               json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", json->label);
     }
     QLORA__TRY(qlora__config_quantized(&r, c));
-    // a model that also sees or hears keeps its language part here
+    // A multimodal model keeps the parameters of its language model here.
     uint32_t text = qlora__config_find(&r, "text_config");
     bool nested = text != 0 && qlora__json_kind_of(json, text) == QLORA__JSON_OBJECT;
     r.object = nested ? text : 0;
@@ -447,7 +467,7 @@ static qlora_result qlora__config_from_json(qlora__env* env, const qlora__json* 
     return qlora__config_stops(&r, c);
 }
 
-// config.json, already in memory, into *out.
+// Parses config.json from memory into *out.
 static qlora_result qlora__config_parse(qlora__env* env, const char* label, const void* text,
                                         uint64_t size, qlora_model_config* out) {
     qlora__json json;
@@ -476,7 +496,7 @@ static qlora_result qlora__config_parse_generation(qlora__env* env, const char* 
     return result;
 }
 
-// Reads config.json and, where there is one, generation_config.json of a model folder.
+// Reads config.json of a model folder and, if it exists, generation_config.json.
 static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char* dir,
                                                      qlora_model_config* out) {
     char path[QLORA__PATH_ROOM];

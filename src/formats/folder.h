@@ -1,8 +1,7 @@
-// ---- Hugging Face model folder
+// ---- reading a Hugging Face model folder --------------------------------------------------------
 
-// A tensor of the folder under its plain name: without "model.", "language_model." and
-// "base_model." in front, in whatever order a file has them, so that every wrapper's names look the
-// same.
+// A tensor of the folder under its plain name: without the prefixes "model.", "language_model." and
+// "base_model.", in any order, so that names are the same whatever wrapper wrote the file.
 typedef struct qlora__folder_entry {
     const char* name;
     const qlora__st_tensor* tensor;
@@ -79,28 +78,28 @@ static qlora_result qlora__folder_sort(qlora__env* env, qlora__folder* f) {
         const qlora__folder_entry* a = &f->entries[f->by_name[i - 1]];
         const qlora__folder_entry* b = &f->entries[f->by_name[i]];
         if (strcmp(a->name, b->name) == 0) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s and %s are the same tensor twice",
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s and %s are the same tensor",
                                    f->dir, a->tensor->name, b->tensor->name);
         }
     }
     return QLORA_OK;
 }
 
-// The shard a weight_map value names, opened at its first mention.
+// The shard named by a value of weight_map; it is opened when it is first mentioned.
 static qlora_result qlora__folder_shard(qlora__env* env, qlora__folder* f, const qlora__json* json,
                                         uint32_t value, uint32_t* shard) {
     char name[256];
     char path[QLORA__PATH_ROOM];
     size_t length = qlora__json_string(json, value, name, sizeof name);
-    // only plain names: an index must not lead out of its folder
+    // Only plain names are allowed: an index must not lead out of its folder.
     if (length == 0 || length >= sizeof name || strlen(name) != length ||
         strpbrk(name, "/\\:") != NULL || name[0] == '.') {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: weight_map: \"%s\" is no plain file name", json->label,
-                               length < sizeof name ? name : "...");
+                               "%s: weight_map: \"%s\" must be a plain file name without a path",
+                               json->label, length < sizeof name ? name : "...");
     }
     QLORA__TRY(qlora__path_join(env, f->dir, name, path));
-    // the files stand in runs, so the last one opened comes first
+    // Consecutive tensors are usually in the same file, so the search starts with the last one.
     for (uint32_t i = f->shard_count; i > 0; i--) {
         if (strcmp(f->shards[i - 1].path, path) == 0) {
             *shard = i - 1;
@@ -111,10 +110,11 @@ static qlora_result qlora__folder_shard(qlora__env* env, qlora__folder* f, const
     QLORA__TRY(qlora__file_exists(env, path, &exists));
     if (!exists) {
         return qlora__env_fail(env, QLORA_ERR_FILE,
-                               "%s: the index names this shard, but it is missing", path);
+                               "%s: this shard is listed in the index but does not exist", path);
     }
     if (f->shard_count == f->shard_room) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map names more than %u shards",
+                               json->label, f->shard_room);
     }
     QLORA__TRY(qlora__st_open(env, path, &f->shards[f->shard_count]));
     *shard = f->shard_count;
@@ -127,7 +127,7 @@ static bool qlora__json_value_less(const void* user, uint32_t a, uint32_t b) {
     return qlora__json_key_less(json, a + 1, b + 1);
 }
 
-// How many different files a weight_map names: the values sorted, changes counted.
+// Counts the different files that a weight_map names: sorts the values and counts the changes.
 static qlora_result qlora__folder_count_shards(qlora__env* env, const qlora__json* json,
                                                uint32_t map, uint32_t* count) {
     uint32_t n = json->tokens[map].count;
@@ -152,22 +152,30 @@ static qlora_result qlora__folder_count_shards(qlora__env* env, const qlora__jso
 static qlora_result qlora__folder_read_index(qlora__env* env, qlora__folder* f,
                                              const qlora__json* json) {
     uint32_t map = qlora__json_find(json, 0, "weight_map");
-    if (map == 0 || qlora__json_kind_of(json, map) != QLORA__JSON_OBJECT ||
-        json->tokens[map].count == 0) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map is missing or empty",
+    if (map == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map is missing", json->label);
+    }
+    if (qlora__json_kind_of(json, map) != QLORA__JSON_OBJECT) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map must be an object",
                                json->label);
+    }
+    if (json->tokens[map].count == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map is empty", json->label);
     }
     for (uint32_t k = map + 1; k < json->tokens[map].next; k = json->tokens[k + 1].next) {
         if (qlora__json_kind_of(json, k + 1) != QLORA__JSON_STRING) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: weight_map must map names to file names", json->label);
+                                   "%s: weight_map must map tensor names to file names",
+                                   json->label);
         }
     }
     uint32_t room = 0;
     size_t bytes = 0;
     QLORA__TRY(qlora__folder_count_shards(env, json, map, &room));
     if (room > QLORA__MAX_SHARDS || !qlora__mul(room, sizeof *f->shards, &bytes)) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: weight_map names %u shards; the limit is %d", json->label, room,
+                               QLORA__MAX_SHARDS);
     }
     f->shards = (qlora__st*)qlora__env_alloc(env, bytes);
     if (f->shards == NULL) {
@@ -183,9 +191,10 @@ static qlora_result qlora__folder_read_index(qlora__env* env, qlora__folder* f,
         const qlora__st_tensor* t =
             length < sizeof name ? qlora__st_find(&f->shards[shard], name) : NULL;
         if (t == NULL) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: %s: the index says that this tensor is here, but it is not",
-                                   f->shards[shard].path, name);
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT,
+                "%s: tensor %s is listed in the index but missing from this shard",
+                f->shards[shard].path, name);
         }
         qlora__folder_add(f, t);
     }
@@ -221,8 +230,8 @@ static qlora_result qlora__folder_open_single(qlora__env* env, qlora__folder* f,
     return qlora__folder_sort(env, f);
 }
 
-// Opens the weights of a model folder: model.safetensors, or the shards its index names. All files
-// stay mapped until qlora__folder_close. Nothing to close after a failure.
+// Opens the weights of a model folder: model.safetensors, or the shards that its index names. All
+// files stay mapped until qlora__folder_close. After a failure there is nothing to close.
 static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char* dir,
                                                      qlora__folder* f) {
     char path[QLORA__PATH_ROOM];
@@ -239,7 +248,7 @@ static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char
     if (!exists) {
         return qlora__env_fail(
             env, QLORA_ERR_FILE,
-            "%s: neither model.safetensors nor model.safetensors.index.json is there", dir);
+            "%s: found neither model.safetensors nor model.safetensors.index.json", dir);
     }
     qlora_result result =
         single ? qlora__folder_open_single(env, f, path) : qlora__folder_open_index(env, f, path);
@@ -249,7 +258,7 @@ static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char
     return result;
 }
 
-// NULL when the folder has no such tensor. Names with or without their "model." prefix.
+// Returns NULL if the folder has no such tensor. The "model." prefix of the name is optional.
 static const qlora__st_tensor* qlora__folder_find(const qlora__folder* f, const char* name) {
     const char* plain = qlora__plain_name(name);
     uint32_t low = 0;
@@ -270,7 +279,7 @@ static const qlora__st_tensor* qlora__folder_find(const qlora__folder* f, const 
     return NULL;
 }
 
-// A plain F32, BF16 or F16 tensor of the given shape: [rows] when cols is -1, else [rows, cols].
+// Finds an F32, BF16 or F16 tensor of the shape [rows, cols], or [rows] if cols is -1.
 static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, const char* name,
                                        int64_t rows, int64_t cols, const qlora__st_tensor** out) {
     char have[96];
@@ -285,11 +294,11 @@ static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, 
     }
     if (!qlora__st_is_float(t)) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "%s: %s: dtype %s; F32, BF16 or F16 is needed", f->dir, name,
+                               "%s: %s has dtype %s; supported are F32, BF16 and F16", f->dir, name,
                                qlora__st_dtypes[t->dtype].name);
     }
     if (t->rank != rank || t->shape[0] != rows || (rank == 2 && t->shape[1] != cols)) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: shape %s, but %s is needed", f->dir,
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s has shape %s; it must be %s", f->dir,
                                name, qlora__shape_text(t->shape, t->rank, have),
                                qlora__shape_text(shape, rank, want));
     }
@@ -297,9 +306,9 @@ static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, 
     return QLORA_OK;
 }
 
-// ---- Hugging Face model folder, written
+// ---- writing a Hugging Face model folder --------------------------------------------------------
 
-// Copies a file, atomically, as the tokenizer's files beside an exported model.
+// Copies a file atomically, such as the files of the tokenizer.
 static QLORA__UNUSED qlora_result qlora__file_copy(qlora__env* env, const char* from,
                                                    const char* to) {
     qlora__map map;
@@ -309,8 +318,8 @@ static QLORA__UNUSED qlora_result qlora__file_copy(qlora__env* env, const char* 
     return result;
 }
 
-// model.safetensors.index.json: which of the `shards` each tensor lies in. Names in the caller's
-// order; `bytes` is the sum of all tensors.
+// Writes model.safetensors.index.json, which assigns each tensor to one of `shards`. The names keep
+// the order of the caller; `bytes` is the total size of the tensors.
 static QLORA__UNUSED qlora_result qlora__index_write(qlora__env* env, const char* dir,
                                                      const char* const* names,
                                                      const uint32_t* shard_of, uint32_t count,
@@ -339,8 +348,8 @@ static QLORA__UNUSED qlora_result qlora__index_write(qlora__env* env, const char
     return result;
 }
 
-// The members of a config with its weights' type replaced and without quantization_config; all else
-// as it stands in the file.
+// Writes the members of a config with the type of its weights replaced and without
+// quantization_config; everything else is copied unchanged.
 static void qlora__config_rewrite(const qlora__json* json, const char* dtype, qlora__string* text) {
     qlora__json_writer w;
     qlora__json_write_begin(&w, text, 2);
@@ -365,7 +374,7 @@ static void qlora__config_rewrite(const qlora__json* json, const char* dtype, ql
     qlora__json_write_close(&w, '}');
 }
 
-// config.json for weights exported as `dtype` ("bfloat16", ...), from the one they came from.
+// Writes config.json for weights exported as `dtype` ("bfloat16", ...), based on the original one.
 static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const char* from_dir,
                                                        const char* to_dir, const char* dtype) {
     char path[QLORA__PATH_ROOM];
@@ -381,7 +390,7 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
             qlora__config_rewrite(&json, dtype, &text);
             result = text.result;
         } else {
-            result = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a JSON object was expected", path);
+            result = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", path);
         }
         qlora__json_free(env, &json);
     }
@@ -396,11 +405,12 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
     return result;
 }
 
-// ---- bitsandbytes 4-bit tensors
+// ---- bitsandbytes 4-bit tensors -----------------------------------------------------------------
 
-// A linear layer's weight as its file holds it: 16/32-bit (nf4 false, `weight` is the matrix) or
-// NF4: packed codes, 2 per byte, high nibble first, and one scale for each `block` elements. Scale
-// i is absmax[i] (F32, BF16 or F16), or when nested map2[codes[i]] * absmax2[i / block2] + offset.
+// The weight of a linear layer as stored in its file. If nf4 is false, `weight` is a 16-bit or
+// 32-bit matrix. Otherwise it is NF4: packed codes, two per byte, high nibble first, with one scale
+// for every `block` elements. Scale i is absmax[i] (F32, BF16 or F16) or, if nested,
+//   map2[codes[i]] * absmax2[i / block2] + offset
 typedef struct qlora__linear_source {
     int64_t rows;
     int64_t cols;
@@ -414,12 +424,12 @@ typedef struct qlora__linear_source {
     int64_t block;
     int64_t block2;
     float offset;
-    qlora_dtype dtype; // what the codes stand for was rounded to this
+    qlora_dtype dtype; // type to which the dequantised values are rounded
 } qlora__linear_source;
 
 static const char qlora__bnb_suffix[] = ".quant_state.bitsandbytes__nf4";
 
-// Finds `name` + `suffix` with `count` elements of one of two types.
+// Finds `name` + `suffix` with `count` elements of the given type; F32 also accepts BF16 and F16.
 static qlora_result qlora__bnb_part(qlora__env* env, const qlora__folder* f, const char* name,
                                     const char* suffix, uint64_t count, qlora__st_dtype dtype,
                                     const qlora__st_tensor** out) {
@@ -430,22 +440,49 @@ static qlora_result qlora__bnb_part(qlora__env* env, const qlora__folder* f, con
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, full);
     }
     bool type_fits = t->dtype == dtype || (dtype == QLORA__ST_F32 && qlora__st_is_float(t));
-    if (!type_fits || qlora__st_elements(t) != count) {
+    if (!type_fits) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %s: %llu elements of %s; the quant_state needs %llu of %s",
-                               f->dir, full, (unsigned long long)qlora__st_elements(t),
-                               qlora__st_dtypes[t->dtype].name, (unsigned long long)count,
-                               qlora__st_dtypes[dtype].name);
+                               "%s: %s has dtype %s; the quant_state requires %s", f->dir, full,
+                               qlora__st_dtypes[t->dtype].name, qlora__st_dtypes[dtype].name);
+    }
+    if (qlora__st_elements(t) != count) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %s has %llu elements; the quant_state requires %llu",
+            f->dir, full, (unsigned long long)qlora__st_elements(t), (unsigned long long)count);
     }
     *out = t;
     return QLORA_OK;
 }
 
-static bool qlora__is_block_size(int64_t n) {
-    return n >= 32 && n <= 4096 && (n & (n - 1)) == 0;
+// Reports a key of the quant_state that is missing or has a wrong value.
+static qlora_result qlora__bnb_wrong(const qlora__config_reader* r, const char* key,
+                                     const char* allowed) {
+    char shown[48];
+    uint32_t value = qlora__config_find(r, key);
+    if (value == 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label, key);
+    }
+    return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be %s", r->json->label,
+                           key, qlora__config_show(r, value, shown), allowed);
 }
 
-// The JSON inside a quant_state tensor.
+static qlora_result qlora__bnb_block(const qlora__config_reader* r, const char* key, int64_t* out) {
+    QLORA__TRY(qlora__config_int(r, key, -1, 32, 4096, out));
+    if ((*out & (*out - 1)) != 0) {
+        return qlora__bnb_wrong(r, key, "a power of two");
+    }
+    return QLORA_OK;
+}
+
+// Reads the shape [rows, cols]; returns false if it is not valid.
+static bool qlora__bnb_shape(const qlora__json* json, uint32_t shape, qlora__linear_source* w) {
+    return shape != 0 && qlora__json_kind_of(json, shape) == QLORA__JSON_ARRAY &&
+           json->tokens[shape].count == 2 && qlora__json_offset(json, shape + 1, &w->rows) &&
+           qlora__json_offset(json, shape + 2, &w->cols) && w->rows >= 1 && w->cols >= 1 &&
+           w->rows <= INT32_MAX && w->cols <= INT32_MAX;
+}
+
+// Reads the JSON inside a quant_state tensor.
 static qlora_result qlora__bnb_state(qlora__env* env, const qlora__json* json,
                                      qlora__linear_source* w) {
     qlora__config_reader r;
@@ -453,36 +490,29 @@ static qlora_result qlora__bnb_state(qlora__env* env, const qlora__json* json,
     r.json = json;
     r.object = 0;
     uint32_t type = qlora__config_find(&r, "quant_type");
-    uint32_t shape = qlora__config_find(&r, "shape");
     uint32_t dtype = qlora__config_find(&r, "dtype");
-    if (type == 0 || !qlora__json_is(json, type, "nf4")) {
-        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: quant_type is not nf4",
-                               json->label);
+    if (type != 0 && !qlora__json_is(json, type, "nf4")) {
+        return qlora__config_refuse(&r, "quant_type", type, "only nf4 is supported");
     }
-    if (shape == 0 || qlora__json_kind_of(json, shape) != QLORA__JSON_ARRAY ||
-        json->tokens[shape].count != 2 || !qlora__json_offset(json, shape + 1, &w->rows) ||
-        !qlora__json_offset(json, shape + 2, &w->cols) || w->rows < 1 || w->cols < 1 ||
-        w->rows > INT32_MAX || w->cols > INT32_MAX) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: shape must be two whole numbers from 1 up", json->label);
+    if (type == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: quant_type is missing; only nf4 is supported", json->label);
     }
-    QLORA__TRY(qlora__config_int(&r, "blocksize", -1, 32, 4096, &w->block));
+    if (!qlora__bnb_shape(json, qlora__config_find(&r, "shape"), w)) {
+        return qlora__bnb_wrong(&r, "shape", "two integers from 1 to 2147483647");
+    }
+    QLORA__TRY(qlora__bnb_block(&r, "blocksize", &w->block));
     w->nested = qlora__config_find(&r, "nested_blocksize") != 0;
     w->block2 = 256;
     if (w->nested) {
         double offset = 0.0;
-        QLORA__TRY(qlora__config_int(&r, "nested_blocksize", -1, 32, 4096, &w->block2));
+        QLORA__TRY(qlora__bnb_block(&r, "nested_blocksize", &w->block2));
         uint32_t value = qlora__config_find(&r, "nested_offset");
         if (value == 0 || !qlora__json_double(json, value, &offset) || offset > 3.4e38 ||
             offset < -3.4e38) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: nested_offset must be a number",
-                                   json->label);
+            return qlora__bnb_wrong(&r, "nested_offset", "a number from -3.4e38 to 3.4e38");
         }
         w->offset = (float)offset;
-    }
-    if (!qlora__is_block_size(w->block) || !qlora__is_block_size(w->block2)) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: block sizes must be powers of two",
-                               json->label);
     }
     w->dtype = QLORA_BF16;
     if (dtype != 0 && qlora__json_is(json, dtype, "float16")) {
@@ -490,23 +520,23 @@ static qlora_result qlora__bnb_state(qlora__env* env, const qlora__json* json,
     } else if (dtype != 0 && qlora__json_is(json, dtype, "float32")) {
         w->dtype = QLORA_F32;
     } else if (dtype == 0 || !qlora__json_is(json, dtype, "bfloat16")) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: dtype must be bfloat16, float16 or float32", json->label);
+        return qlora__bnb_wrong(&r, "dtype", "bfloat16, float16 or float32");
     }
     return QLORA_OK;
 }
 
-// The parts around the packed codes, each of the size that the quant_state implies.
+// Finds the tensors that accompany the packed codes and checks the sizes that the quant_state
+// implies.
 static qlora_result qlora__bnb_parts(qlora__env* env, const qlora__folder* f, const char* name,
                                      qlora__linear_source* w) {
     uint64_t n = (uint64_t)w->rows * (uint64_t)w->cols;
     uint64_t packed = (n + 1) / 2;
     uint64_t blocks = (n + (uint64_t)w->block - 1) / (uint64_t)w->block;
     uint64_t blocks2 = (blocks + (uint64_t)w->block2 - 1) / (uint64_t)w->block2;
-    // other storage types hold the same bytes, rounded up to whole elements
+    // Other storage types contain the same bytes, rounded up to whole elements.
     if (w->weight->bytes < packed || w->weight->bytes >= packed + 8) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %s: %llu bytes; %lld x %lld codes need %llu", f->dir, name,
+                               "%s: %s has %llu bytes; %lld x %lld codes need %llu", f->dir, name,
                                (unsigned long long)w->weight->bytes, (long long)w->rows,
                                (long long)w->cols, (unsigned long long)packed);
     }
@@ -528,8 +558,9 @@ static qlora_result qlora__bnb_parts(qlora__env* env, const qlora__folder* f, co
     return qlora__bnb_part(env, f, name, ".nested_absmax", blocks2, QLORA__ST_F32, &w->absmax2);
 }
 
-// The weight [rows, cols] of a linear layer, plain or 4-bit, decided by the tensors themselves: the
-// config's lists of skipped modules are not to be trusted. `name` ends in ".weight".
+// Finds the weight [rows, cols] of a linear layer. The tensors themselves determine whether it is
+// plain or 4-bit, because the config's lists of skipped modules are not reliable. `name` ends in
+// ".weight".
 static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const qlora__folder* f,
                                                        const char* name, int64_t rows, int64_t cols,
                                                        qlora__linear_source* out) {
@@ -567,7 +598,7 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
     QLORA__TRY(result);
     if (w.rows != rows || w.cols != cols) {
         return qlora__env_fail(
-            env, QLORA_ERR_FORMAT, "%s: %s: shape [%lld,%lld], but [%lld,%lld] is needed", f->dir,
+            env, QLORA_ERR_FORMAT, "%s: %s has shape [%lld,%lld]; it must be [%lld,%lld]", f->dir,
             name, (long long)w.rows, (long long)w.cols, (long long)rows, (long long)cols);
     }
     QLORA__TRY(qlora__bnb_parts(env, f, name, &w));

@@ -1,4 +1,4 @@
-// ---- GGUF adapters, written
+// ---- writing GGUF adapters ----------------------------------------------------------------------
 
 #define QLORA__GGUF_ALIGN 32u
 #define QLORA__GGUF_NAME 64
@@ -12,13 +12,13 @@ typedef struct qlora__gguf_entry {
 
 typedef struct qlora__gguf_writer {
     qlora__out out;
-    const qlora__gguf_entry* entries; // the caller's, until the end
+    const qlora__gguf_entry* entries; // owned by the caller; must outlive the writer
     uint32_t count;
     uint32_t current;
-    uint64_t left; // bytes of the current tensor still to come
+    uint64_t left; // remaining bytes of the current tensor
 } qlora__gguf_writer;
 
-// Name of a module's matrix, "model.layers.0.self_attn.q_proj" and 'a' ->
+// The name of a module's matrix: "model.layers.0.self_attn.q_proj" and 'a' give
 // "blk.0.attn_q.weight.lora_a".
 static QLORA__UNUSED qlora_result qlora__gguf_name(qlora__env* env, const char* module, char which,
                                                    char out[QLORA__GGUF_NAME]) {
@@ -44,10 +44,11 @@ static QLORA__UNUSED qlora_result qlora__gguf_name(qlora__env* env, const char* 
             }
         }
     }
-    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s has no name in a GGUF adapter", module);
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s cannot be stored in a GGUF adapter",
+                           module);
 }
 
-// llama.cpp's name of a family's architecture.
+// The name that llama.cpp uses for the architecture of a family.
 static QLORA__UNUSED const char* qlora__gguf_architecture(qlora_family family) {
     for (int i = 0; i < QLORA__FAMILY_COUNT; i++) {
         if (qlora__families[i].family == family) {
@@ -57,8 +58,9 @@ static QLORA__UNUSED const char* qlora__gguf_architecture(qlora_family family) {
     return "";
 }
 
-// llama.cpp turns pairs of neighbours where Hugging Face files turn the two halves of a head, for
-// its "llama" architecture only: row `row` of a q or k matrix comes from this row of ours.
+// For its "llama" architecture, llama.cpp rotates pairs of neighbours where Hugging Face files
+// rotate the two halves of a head. Returns the row of our matrix that becomes row `row` of a q or k
+// matrix.
 static QLORA__UNUSED int64_t qlora__gguf_source_row(qlora_family family, int64_t row,
                                                     int64_t head_dim) {
     if (family != QLORA_FAMILY_LLAMA && family != QLORA_FAMILY_MISTRAL) {
@@ -68,13 +70,13 @@ static QLORA__UNUSED int64_t qlora__gguf_source_row(qlora_family family, int64_t
     return row - in_head + in_head % 2 * (head_dim / 2) + in_head / 2;
 }
 
-// llama.cpp scales by alpha / rank and knows no rsLoRA: the alpha to write so that its scale is
-// ours.
+// llama.cpp scales by alpha / rank and does not support rsLoRA. Returns the alpha to write so that
+// its scale equals ours.
 static QLORA__UNUSED double qlora__gguf_alpha(double alpha, int64_t rank, bool rslora) {
     return rslora ? alpha * sqrt((double)rank) : alpha;
 }
 
-// The file has one alpha for all: what to multiply B by where a module's scale is another one.
+// The file has a single alpha. Returns the factor for B of a module whose scale differs.
 static QLORA__UNUSED double qlora__gguf_fold(double scale, double file_alpha, int64_t rank) {
     return scale * (double)rank / file_alpha;
 }
@@ -147,8 +149,8 @@ static void qlora__gguf_abort(qlora__env* env, qlora__gguf_writer* w) {
     memset(w, 0, sizeof *w);
 }
 
-// Begins a LoRA file; then the floats of each entry in turn, in pieces of any size; then commit or
-// abort. `alpha` is what qlora__gguf_alpha gives.
+// Starts a LoRA file. Then write the floats of each entry in turn, in pieces of any size, and
+// commit or abort. `alpha` is the result of qlora__gguf_alpha.
 static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora__env* env, const char* path,
                                                     const char* architecture, double alpha,
                                                     const qlora__gguf_entry* entries,
@@ -182,7 +184,8 @@ static QLORA__UNUSED qlora_result qlora__gguf_write(qlora__env* env, qlora__gguf
     memset(zeros, 0, sizeof zeros);
     while (size > 0) {
         if (w->current == w->count) {
-            return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "GGUF: more bytes than announced");
+            return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                                   "GGUF: more bytes than the header declares");
         }
         size_t piece = size < w->left ? size : (size_t)w->left;
         QLORA__TRY(qlora__out_write(env, &w->out, p, piece));
@@ -203,7 +206,7 @@ static QLORA__UNUSED qlora_result qlora__gguf_write(qlora__env* env, qlora__gguf
 static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora__env* env, qlora__gguf_writer* w) {
     qlora_result result = QLORA_OK;
     if (w->current != w->count) {
-        result = qlora__env_fail(env, QLORA_ERR_ARGUMENT, "GGUF: %s was not written whole",
+        result = qlora__env_fail(env, QLORA_ERR_ARGUMENT, "GGUF: %s was not written completely",
                                  w->entries[w->current].name);
     } else {
         result = qlora__out_commit(env, &w->out);

@@ -1,14 +1,14 @@
 #ifndef QLORA__PART_JSON_READ
 #define QLORA__PART_JSON_READ
 
-// Every reader of this floor takes bytes it does not trust. It either gives a value that obeys all
-// rules of its format, or returns an error whose text names the file and the fault; it never reads
-// outside the bytes it was given. Nothing here knows about devices.
+// Every reader of this floor processes untrusted bytes. It either returns a value that obeys all
+// rules of its format, or fails with an error text that names the file and the fault; it never
+// reads outside the bytes that were passed to it. Nothing here depends on devices.
 
-// ---- numbers in text, independent of the C locale
+// ---- numbers in text, independent of the C locale -----------------------------------------------
 
-// A natural number of up to 5120 bits: enough to compare 801 digits times a power of ten with any
-// double's neighbourhood.
+// A natural number of up to 5120 bits: enough to compare 801 digits times a power of ten with the
+// neighbourhood of any double.
 #define QLORA__BIG_WORDS 160
 typedef struct qlora__big {
     uint32_t word[QLORA__BIG_WORDS];
@@ -56,8 +56,9 @@ static QLORA__UNUSED int qlora__big_compare(const qlora__big* a, const qlora__bi
     return 0;
 }
 
-// A decimal number without sign: digits x 10^exponent, no leading zero. What lies behind the 800th
-// digit only matters as "a little more": one further digit 1 stands for it.
+// A decimal number without a sign: digits x 10^exponent, with no leading zero. Digits after the
+// 800th matter only in that they make the number a little larger: a single further digit 1
+// represents them.
 #define QLORA__DECIMAL_DIGITS 800
 typedef struct qlora__decimal {
     uint8_t digit[QLORA__DECIMAL_DIGITS + 1];
@@ -65,7 +66,7 @@ typedef struct qlora__decimal {
     int exponent;
 } qlora__decimal;
 
-// Sign of decimal - n x 2^power.
+// The sign of decimal - n x 2^power.
 static QLORA__UNUSED int qlora__decimal_compare(const qlora__decimal* d, uint64_t n, int power) {
     qlora__big left;
     qlora__big right;
@@ -81,8 +82,8 @@ static QLORA__UNUSED int qlora__decimal_compare(const qlora__decimal* d, uint64_
     return qlora__big_compare(&left, &right);
 }
 
-// The double nearest to d, ties to even: a guess good to a few units, then exact comparisons with
-// the midpoints to its neighbours. Infinity when out of range.
+// The double nearest to d, with ties to even: an estimate that is good to a few units, followed by
+// exact comparisons with the midpoints to its neighbours. Infinity if d is out of range.
 static QLORA__UNUSED double qlora__decimal_to_double(const qlora__decimal* d) {
     static const double pow10[23] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
                                      1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
@@ -128,7 +129,7 @@ static QLORA__UNUSED double qlora__decimal_to_double(const qlora__decimal* d) {
         if (bits == 0) {
             break;
         }
-        // below a power of two the neighbour is only half a step away
+        // Just below a power of two, the neighbour is only half a step away.
         bool edge = (bits & 0xFFFFFFFFFFFFFu) == 0 && exponent > 1;
         int below = edge ? qlora__decimal_compare(d, 4 * mantissa - 1, power - 2)
                          : qlora__decimal_compare(d, 2 * mantissa - 1, power - 1);
@@ -142,7 +143,7 @@ static QLORA__UNUSED double qlora__decimal_to_double(const qlora__decimal* d) {
     return x;
 }
 
-// Reads a number of JSON's grammar (already checked) to the nearest double.
+// Converts a number in JSON syntax (already checked) to the nearest double.
 static QLORA__UNUSED double qlora__number_parse(const char* text, size_t size) {
     qlora__decimal d;
     size_t i = 0;
@@ -156,7 +157,7 @@ static QLORA__UNUSED double qlora__number_parse(const char* text, size_t size) {
             fraction = true;
             continue;
         }
-        // an exponent of a million is as good as any larger one, and cannot overflow
+        // An exponent of a million is as good as any larger one, and cannot overflow.
         if (d.count == QLORA__DECIMAL_DIGITS) {
             more = more || text[i] != '0';
             d.exponent += fraction || d.exponent > 1000000 ? 0 : 1;
@@ -185,11 +186,12 @@ static QLORA__UNUSED double qlora__number_parse(const char* text, size_t size) {
     return negative ? -x : x;
 }
 
-// ---- JSON, read
+// ---- reading JSON -------------------------------------------------------------------------------
 
-// A parsed text is a flat array of tokens in the order of the text. An object's members are pairs:
-// a string token, then the value's tokens. `next` skips a value with all it contains, so walking
-// one level needs no stack. Token 0 is the root and can be no member, so 0 also says "not found".
+// A parsed text is a flat array of tokens in the order of the text. The members of an object are
+// pairs: a string token followed by the tokens of the value. `next` skips a value with everything
+// inside it, so walking one level needs no stack. Token 0 is the root and cannot be a member, so 0
+// also means "not found".
 typedef enum qlora__json_kind {
     QLORA__JSON_NULL,
     QLORA__JSON_FALSE,
@@ -203,7 +205,7 @@ typedef enum qlora__json_kind {
 #define QLORA__JSON_MAX_DEPTH 256
 #define QLORA__JSON_MAX_BYTES 0x7FFFFFFFu
 #define QLORA__JSON_ROOT 0xFFFFFFFFu
-#define QLORA__JSON_UNIQUE 1u // flag: an object with the same key twice is an error
+#define QLORA__JSON_UNIQUE 1u // flag: duplicate keys in an object are an error
 
 typedef struct qlora__json_token {
     qlora__json_kind kind;
@@ -214,7 +216,7 @@ typedef struct qlora__json_token {
 } qlora__json_token;
 
 typedef struct qlora__json {
-    const char* text; // the caller's; must outlive the tokens
+    const char* text; // owned by the caller; must outlive the tokens
     const char* label;
     const char* strings; // what string tokens point into: the text, or `decoded`
     uint32_t size;
@@ -230,7 +232,7 @@ typedef struct qlora__json_parser {
     qlora__env* env;
     qlora__json* json;
     uint32_t at;
-    uint32_t parent; // the innermost open container; its own parent waits in its `next`
+    uint32_t parent; // the innermost open container, whose `next` holds its own parent
     uint32_t depth;
 } qlora__json_parser;
 
@@ -254,7 +256,7 @@ static QLORA__UNUSED qlora_result qlora__json_bad(const qlora__json_parser* p, c
                            line, column, what);
 }
 
-// Value of four hexadecimal digits, or 0x10000.
+// The value of four hexadecimal digits, or 0x10000 if they are not valid.
 static QLORA__UNUSED uint32_t qlora__hex4(const char* text, uint32_t left) {
     uint32_t value = 0;
     if (left < 4) {
@@ -302,12 +304,12 @@ static QLORA__UNUSED qlora_result qlora__json_push(qlora__json_parser* p, qlora_
     return QLORA_OK;
 }
 
-// An escape, with p->at on the backslash.
+// Parses an escape; p->at is on the backslash.
 static QLORA__UNUSED qlora_result qlora__json_escape(qlora__json_parser* p) {
     const char* text = p->json->text;
     uint32_t left = p->json->size - p->at;
     if (left < 2 || text[p->at + 1] == '\0' || strchr("\"\\/bfnrtu", text[p->at + 1]) == NULL) {
-        return qlora__json_bad(p, "unknown escape in a string");
+        return qlora__json_bad(p, "invalid escape in a string");
     }
     if (text[p->at + 1] != 'u') {
         p->at += 2;
@@ -323,13 +325,13 @@ static QLORA__UNUSED qlora_result qlora__json_escape(qlora__json_parser* p) {
         return QLORA_OK;
     }
     if ((code & 0xF800) == 0xD800) {
-        return qlora__json_bad(p, "half of a surrogate pair in a string");
+        return qlora__json_bad(p, "unpaired surrogate in a string");
     }
     p->at += 6;
     return QLORA_OK;
 }
 
-// A string, with p->at on the opening quote.
+// Parses a string; p->at is on the opening quote.
 static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p) {
     const char* text = p->json->text;
     uint32_t size = p->json->size;
@@ -362,7 +364,7 @@ static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p
         }
     }
     if (p->at >= size) {
-        return qlora__json_bad(p, "string without its closing quote");
+        return qlora__json_bad(p, "string without a closing quote");
     }
     QLORA__TRY(qlora__json_push(p, QLORA__JSON_STRING, begin, p->at));
     p->json->tokens[p->json->count - 1].count = escapes;
@@ -384,7 +386,7 @@ static QLORA__UNUSED qlora_result qlora__json_number_parse(qlora__json_parser* p
     uint32_t at = begin + (text[begin] == '-' ? 1 : 0);
     uint32_t end = qlora__json_digits(p, at);
     if (end == at) {
-        return qlora__json_bad(p, "a value was expected");
+        return qlora__json_bad(p, "expected a value");
     }
     if (text[at] == '0' && end > at + 1) {
         return qlora__json_bad(p, "number with a leading zero");
@@ -393,7 +395,7 @@ static QLORA__UNUSED qlora_result qlora__json_number_parse(qlora__json_parser* p
         at = end + 1;
         end = qlora__json_digits(p, at);
         if (end == at) {
-            return qlora__json_bad(p, "number without digits after the point");
+            return qlora__json_bad(p, "number without digits after the decimal point");
         }
     }
     if (end < size && (text[end] == 'e' || text[end] == 'E')) {
@@ -408,7 +410,7 @@ static QLORA__UNUSED qlora_result qlora__json_number_parse(qlora__json_parser* p
     return qlora__json_push(p, QLORA__JSON_NUMBER, begin, end);
 }
 
-// A value that is complete in itself, or the opening of a container.
+// Parses a value that is complete in itself, or the start of a container.
 static QLORA__UNUSED qlora_result qlora__json_value(qlora__json_parser* p) {
     static const struct {
         const char* word;
@@ -422,7 +424,7 @@ static QLORA__UNUSED qlora_result qlora__json_value(qlora__json_parser* p) {
     }
     if (c == '{' || c == '[') {
         if (p->depth == QLORA__JSON_MAX_DEPTH) {
-            return qlora__json_bad(p, "nested too deeply");
+            return qlora__json_bad(p, "nested too deeply; the limit is 256 levels");
         }
         QLORA__TRY(
             qlora__json_push(p, c == '{' ? QLORA__JSON_OBJECT : QLORA__JSON_ARRAY, p->at, p->at));
@@ -451,22 +453,22 @@ static QLORA__UNUSED void qlora__json_space(qlora__json_parser* p) {
     }
 }
 
-// The key of a member and its colon, p->at on the key.
+// Parses the key of a member and its colon; p->at is on the key.
 static QLORA__UNUSED qlora_result qlora__json_key(qlora__json_parser* p) {
     if (p->at >= p->json->size || p->json->text[p->at] != '"') {
-        return qlora__json_bad(p, "a key in quotes was expected");
+        return qlora__json_bad(p, "expected a key in quotes");
     }
     QLORA__TRY(qlora__json_string_parse(p));
     qlora__json_space(p);
     if (p->at >= p->json->size || p->json->text[p->at] != ':') {
-        return qlora__json_bad(p, "':' was expected after a key");
+        return qlora__json_bad(p, "expected ':' after a key");
     }
     p->at++;
     qlora__json_space(p);
     return QLORA_OK;
 }
 
-// After a value: closes containers, and goes past one comma. *done when the root is complete.
+// After a value: closes containers and skips one comma. Sets *done once the root is complete.
 static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
     for (;;) {
         if (p->parent == QLORA__JSON_ROOT) {
@@ -478,8 +480,7 @@ static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool*
         qlora__json_space(p);
         char c = p->at < p->json->size ? p->json->text[p->at] : '\0';
         if (c != ',' && c != (object ? '}' : ']')) {
-            return qlora__json_bad(p,
-                                   object ? "',' or '}' was expected" : "',' or ']' was expected");
+            return qlora__json_bad(p, object ? "expected ',' or '}'" : "expected ',' or ']'");
         }
         open->count += p->json->count > p->parent + 1 ? 1 : 0;
         p->at++;
@@ -494,7 +495,7 @@ static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool*
     }
 }
 
-// Next code point of a string token, from *at; escapes and UTF-8 were checked when it was parsed.
+// The next code point of a string token, from *at; escapes and UTF-8 were checked by the parser.
 static QLORA__UNUSED uint32_t qlora__json_code(const char* text, uint32_t* at) {
     const char* p = text + *at;
     uint8_t c = (uint8_t)p[0];
@@ -536,7 +537,7 @@ static QLORA__UNUSED bool qlora__json_key_less(const void* user, uint32_t a, uin
     return i == json->tokens[a].end && j < json->tokens[b].end;
 }
 
-// Refuses an object that has one key twice: sorts each object's keys and compares neighbours.
+// Rejects an object with duplicate keys: sorts the keys of each object and compares neighbours.
 static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p) {
     qlora__json* json = p->json;
     uint32_t largest = 0;
@@ -566,9 +567,8 @@ static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p
             if (!qlora__json_key_less(json, keys[k - 1], keys[k])) {
                 const qlora__json_token* t = &json->tokens[keys[k]];
                 int shown = t->end - t->begin < 80 ? (int)(t->end - t->begin) : 80;
-                result =
-                    qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s: the key \"%.*s\" stands twice",
-                                    json->label, shown, json->text + t->begin);
+                result = qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s: duplicate key \"%.*s\"",
+                                         json->label, shown, json->text + t->begin);
             }
         }
     }
@@ -581,14 +581,14 @@ static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p
     bool done = false;
     qlora__json_space(p);
     while (!done) {
-        // a value follows; in an object, its key comes first
+        // A value is expected here, and in an object its key comes first.
         bool object =
             p->parent != QLORA__JSON_ROOT && json->tokens[p->parent].kind == QLORA__JSON_OBJECT;
         if (object) {
             QLORA__TRY(qlora__json_key(p));
         }
         if (p->at >= json->size) {
-            return qlora__json_bad(p, "a value was expected");
+            return qlora__json_bad(p, "expected a value");
         }
         uint32_t opened = p->parent;
         QLORA__TRY(qlora__json_value(p));
@@ -615,8 +615,9 @@ static QLORA__UNUSED void qlora__json_begin(qlora__json_parser* p, qlora__env* e
     p->depth = 0;
 }
 
-// Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages and must outlive
-// the tokens, as the text must. qlora__json_free when done; nothing to free after a failure.
+// Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages; it and the text
+// must outlive the tokens. Call qlora__json_free afterwards; after a failure there is nothing to
+// free.
 static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char* label,
                                                     const void* text, uint64_t size, uint32_t flags,
                                                     qlora__json* out) {
@@ -624,7 +625,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char*
     qlora__json_parser p;
     memset(&json, 0, sizeof json);
     if (size > QLORA__JSON_MAX_BYTES) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: JSON of more than 2 GiB", label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: JSON texts are limited to 2 GiB", label);
     }
     json.text = (const char*)text;
     json.label = label;
@@ -670,7 +671,7 @@ static QLORA__UNUSED qlora__json_kind qlora__json_kind_of(const qlora__json* jso
     return json->tokens[token].kind;
 }
 
-// True when a string token's decoded text equals the bytes given.
+// Whether the decoded text of a string token equals the given bytes.
 static QLORA__UNUSED bool qlora__json_equals(const qlora__json* json, uint32_t token,
                                              const char* text, size_t size) {
     const qlora__json_token* t = &json->tokens[token];
@@ -699,7 +700,8 @@ static QLORA__UNUSED bool qlora__json_equals(const qlora__json* json, uint32_t t
     return i == size;
 }
 
-// Value of a member, 0 when `object` is none or has no such key. The last of equal keys, as Python.
+// The value of a member, or 0 if `object` is not an object or has no such key. Of equal keys, the
+// last one counts, as in Python.
 static QLORA__UNUSED uint32_t qlora__json_find(const qlora__json* json, uint32_t object,
                                                const char* key) {
     uint32_t found = 0;
@@ -715,7 +717,7 @@ static QLORA__UNUSED uint32_t qlora__json_find(const qlora__json* json, uint32_t
     return found;
 }
 
-// qlora__json_find through several objects, keys joined by '/'.
+// qlora__json_find through nested objects; the keys are separated by '/'.
 static QLORA__UNUSED uint32_t qlora__json_find_path(const qlora__json* json, uint32_t object,
                                                     const char* path) {
     char key[64];
@@ -735,7 +737,7 @@ static QLORA__UNUSED uint32_t qlora__json_find_path(const qlora__json* json, uin
     }
 }
 
-// Element of an array, 0 when there is none.
+// The element of an array, or 0 if it does not exist.
 static QLORA__UNUSED uint32_t qlora__json_at(const qlora__json* json, uint32_t array,
                                              uint32_t index) {
     if (json->tokens[array].kind != QLORA__JSON_ARRAY || index >= json->tokens[array].count) {
@@ -753,8 +755,8 @@ static QLORA__UNUSED bool qlora__json_is(const qlora__json* json, uint32_t token
     return qlora__json_equals(json, token, text, strlen(text));
 }
 
-// Decoded bytes of a string token: as many as fit, always terminated when size > 0. Returns the
-// length of the whole, which is then less than `size`; a string may contain NUL bytes.
+// The decoded bytes of a string token: as many as fit, always terminated if size > 0. Returns the
+// full length; the string is complete if that is less than `size`. A string may contain NUL bytes.
 static QLORA__UNUSED size_t qlora__json_string(const qlora__json* json, uint32_t token, char* out,
                                                size_t size) {
     const qlora__json_token* t = &json->tokens[token];
@@ -820,7 +822,7 @@ static QLORA__UNUSED qlora_result qlora__json_decode(qlora__env* env, qlora__jso
     return QLORA_OK;
 }
 
-// A finite number, nearest double.
+// A finite number, converted to the nearest double.
 static QLORA__UNUSED bool qlora__json_double(const qlora__json* json, uint32_t token, double* out) {
     const qlora__json_token* t = &json->tokens[token];
     if (t->kind != QLORA__JSON_NUMBER) {
@@ -836,8 +838,8 @@ static QLORA__UNUSED bool qlora__json_double(const qlora__json* json, uint32_t t
     return true;
 }
 
-// A whole number that an int64_t holds, exactly. 4096, 4.096e3 and 4096.0 are all 4096; beyond 2^53
-// only plain digits will do.
+// An integer that an int64_t can represent exactly. 4096, 4.096e3 and 4096.0 are all 4096; beyond
+// 2^53 only plain digits are accepted.
 static QLORA__UNUSED bool qlora__json_int(const qlora__json* json, uint32_t token, int64_t* out) {
     const qlora__json_token* t = &json->tokens[token];
     if (t->kind != QLORA__JSON_NUMBER) {
@@ -867,7 +869,7 @@ static QLORA__UNUSED bool qlora__json_int(const qlora__json* json, uint32_t toke
     return true;
 }
 
-// A whole number written in plain digits, as file offsets and shapes are.
+// An integer written in plain digits, as in file offsets and shapes.
 static QLORA__UNUSED bool qlora__json_offset(const qlora__json* json, uint32_t token,
                                              int64_t* out) {
     const qlora__json_token* t = &json->tokens[token];

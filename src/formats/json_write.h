@@ -1,15 +1,16 @@
 #ifndef QLORA__PART_JSON_WRITE
 #define QLORA__PART_JSON_WRITE
 
-// ---- JSON, written
+// ---- writing JSON -------------------------------------------------------------------------------
 
-// JSON into a text. Keys come in the caller's order; `key` is NULL inside arrays and for the root.
-// indent 0 writes no spaces at all, otherwise one line per value, as Python's json.dumps does.
+// Writes JSON into a string. Keys are written in the order of the calls; `key` is NULL inside
+// arrays and for the root. With indent 0, no spaces are written; otherwise each value has its own
+// line, as in Python's json.dumps.
 typedef struct qlora__json_writer {
     qlora__string* text;
     int indent;
     int depth;
-    bool empty; // nothing was written yet into the innermost container
+    bool empty; // nothing has been written into the innermost container
 } qlora__json_writer;
 
 static QLORA__UNUSED void qlora__json_write_begin(qlora__json_writer* w, qlora__string* text,
@@ -42,7 +43,7 @@ static QLORA__UNUSED void qlora__json_write_quoted(qlora__string* t, const char*
             char escape[6] = {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
             qlora__string_add(t, escape, 6);
         } else {
-            // a path may hold any bytes; the file must be UTF-8
+            // A path may contain any bytes, but the file must be UTF-8.
             uint32_t left = size - i < 4 ? (uint32_t)(size - i) : 4;
             uint32_t step = qlora__utf8_size(string + i, left);
             qlora__string_add(t, step > 0 ? string + i : "\\ufffd", step > 0 ? step : 6);
@@ -52,7 +53,7 @@ static QLORA__UNUSED void qlora__json_write_quoted(qlora__string* t, const char*
     qlora__string_add(t, "\"", 1);
 }
 
-// What stands before every value: comma, line, key.
+// Writes the prefix of a value: comma, line break and key.
 static QLORA__UNUSED void qlora__json_write_key(qlora__json_writer* w, const char* key) {
     if (!w->empty) {
         qlora__string_add(w->text, ",", 1);
@@ -84,7 +85,7 @@ static QLORA__UNUSED void qlora__json_write_close(qlora__json_writer* w, char br
     w->empty = false;
 }
 
-// A word as it stands: null, true, false, or a number that is text already.
+// Writes a word unchanged: null, true, false, or a number that is already text.
 static QLORA__UNUSED void qlora__json_write_word(qlora__json_writer* w, const char* key,
                                                  const char* word) {
     qlora__json_write_key(w, key);
@@ -104,8 +105,8 @@ static QLORA__UNUSED void qlora__json_write_int(qlora__json_writer* w, const cha
     qlora__json_write_word(w, key, digits);
 }
 
-// The shortest digits that read back as the same double, with a point or an exponent so that it
-// stays a float in Python. The locale's decimal point, whatever it is, becomes a point.
+// Writes the shortest digits that read back as the same double, with a decimal point or an exponent
+// so that Python reads a float. The decimal point of the locale is replaced by a point.
 static QLORA__UNUSED void qlora__json_write_double(qlora__json_writer* w, const char* key,
                                                    double value) {
     char digits[40];

@@ -1,4 +1,4 @@
-// ---- PEFT adapters, read
+// ---- reading PEFT adapters ----------------------------------------------------------------------
 
 typedef struct qlora__peft {
     qlora__map map;
@@ -7,7 +7,7 @@ typedef struct qlora__peft {
     double alpha;
     double dropout;
     bool rslora;
-    uint32_t targets; // tokens of the config, 0 where absent
+    uint32_t targets; // tokens of the config; 0 if absent
     uint32_t excludes;
     uint32_t layers;
     uint32_t rank_pattern;
@@ -16,12 +16,12 @@ typedef struct qlora__peft {
     char path[QLORA__PATH_ROOM];
 } qlora__peft;
 
-// What the adapter holds for one module. rank 0: the module is not adapted.
+// The adapter of one module; rank 0 means that the module is not adapted.
 typedef struct qlora__peft_module {
     int64_t rank;
     double alpha;
     double scale;              // alpha / rank, or alpha / sqrt(rank) with rsLoRA
-    const qlora__st_tensor* a; // [rank, in]; NULL when only a config was read
+    const qlora__st_tensor* a; // [rank, in]; NULL if only a config was read
     const qlora__st_tensor* b; // [out, rank]
 } qlora__peft_module;
 
@@ -31,7 +31,8 @@ static void qlora__peft_close(qlora__env* env, qlora__peft* p) {
     qlora__map_close(env, &p->map);
 }
 
-// Full match of a pattern of the config, perhaps wrapped in front and behind.
+// Matches a pattern of the config against the complete name of a module, with `front` added before
+// the pattern and `behind` after it.
 static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, uint32_t pattern,
                                       const char* front, const char* behind, const char* module,
                                       bool* matches) {
@@ -40,9 +41,15 @@ static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, 
     size_t head = strlen(front);
     memcpy(text, front, head);
     size_t length = qlora__json_string(json, pattern, text + head, QLORA__RE_MAX);
-    if (length >= QLORA__RE_MAX || strlen(text + head) != length) {
-        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: a pattern of %llu bytes",
-                               json->label, (unsigned long long)length);
+    if (length >= QLORA__RE_MAX) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: a pattern has %llu bytes; the maximum is %d", json->label,
+                               (unsigned long long)length, QLORA__RE_MAX - 1);
+    }
+    if (strlen(text + head) != length) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: the pattern \"%.200s\" contains a NUL byte", json->label,
+                               text + head);
     }
     memcpy(text + head + length, behind, strlen(behind) + 1);
     qlora__re_compile(&re, text);
@@ -55,8 +62,8 @@ static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, 
     return QLORA_OK;
 }
 
-// target_modules and exclude_modules: a list of names (whole, or after a dot), a regular
-// expression, or "all-linear".
+// Evaluates target_modules or exclude_modules: a list of names (complete, or the part after a dot),
+// a regular expression, or "all-linear".
 static qlora_result qlora__peft_selects(qlora__env* env, const qlora__json* json, uint32_t select,
                                         const char* module, bool* selected) {
     const qlora__json_token* t = &json->tokens[select];
@@ -77,7 +84,8 @@ static qlora_result qlora__peft_selects(qlora__env* env, const qlora__json* json
     return QLORA_OK;
 }
 
-// layers_to_transform: a number or a list; the layer of a module stands after "layers.".
+// Evaluates layers_to_transform, a number or a list; the layer of a module is the number after
+// "layers.".
 static bool qlora__peft_layer_selected(const qlora__json* json, uint32_t select,
                                        const char* module) {
     const char* at = strstr(module, "layers.");
@@ -100,7 +108,7 @@ static bool qlora__peft_layer_selected(const qlora__json* json, uint32_t select,
     return false;
 }
 
-// The value of the first key of a rank_pattern or alpha_pattern that matches, 0 when none does.
+// Finds the value of the first key of a rank_pattern or alpha_pattern that matches; 0 if none does.
 static qlora_result qlora__peft_pattern(qlora__env* env, const qlora__json* json, uint32_t pattern,
                                         const char* module, uint32_t* value) {
     *value = 0;
@@ -118,10 +126,16 @@ static qlora_result qlora__peft_pattern(qlora__env* env, const qlora__json* json
     return QLORA_OK;
 }
 
-// Rank, alpha and scale of a module by its full name, such as "model.layers.3.self_attn.q_proj".
+// Finds the rank, alpha and scale of a module by its full name, such as
+// "model.layers.3.self_attn.q_proj".
 static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, const char* module,
                                        qlora__peft_module* out) {
     const qlora__json* json = &p->json;
+    qlora__config_reader r;
+    char shown[48];
+    r.env = env;
+    r.json = json;
+    r.object = 0;
     bool selected = false;
     bool excluded = false;
     uint32_t value = 0;
@@ -139,12 +153,14 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     QLORA__TRY(qlora__peft_pattern(env, json, p->rank_pattern, module, &value));
     if (value != 0 && (!qlora__json_int(json, value, &rank) || rank < 1 || rank > 65536)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: rank_pattern: a rank must be from 1 to 65536", json->label);
+                               "%s: rank_pattern: rank %s must be an integer from 1 to 65536",
+                               json->label, qlora__config_show(&r, value, shown));
     }
     QLORA__TRY(qlora__peft_pattern(env, json, p->alpha_pattern, module, &value));
     if (value != 0 && (!qlora__json_double(json, value, &alpha) || !(alpha > 0.0))) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: alpha_pattern: an alpha must be above 0",
-                               json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: alpha_pattern: alpha %s must be greater than 0", json->label,
+                               qlora__config_show(&r, value, shown));
     }
     out->rank = rank;
     out->alpha = alpha;
@@ -152,7 +168,7 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     return QLORA_OK;
 }
 
-// Keys that change what the adapter computes and that we do not have: refused when they are set.
+// Rejects keys that change the computation in ways that are not supported, if they are set.
 static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
     static const char* const refused[] = {"use_dora",
                                           "lora_bias",
@@ -178,12 +194,12 @@ static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
             t->kind == QLORA__JSON_FALSE ||
             ((t->kind == QLORA__JSON_ARRAY || t->kind == QLORA__JSON_OBJECT) && t->count == 0);
         if (!empty) {
-            return qlora__config_refuse(r, refused[i], value, "plain LoRA is");
+            return qlora__config_refuse(r, refused[i], value, "only plain LoRA is supported");
         }
     }
     uint32_t bias = qlora__config_find(r, "bias");
     if (bias != 0 && !qlora__json_is(r->json, bias, "none")) {
-        return qlora__config_refuse(r, "bias", bias, "\"none\" is");
+        return qlora__config_refuse(r, "bias", bias, "only \"none\" is supported");
     }
     uint32_t pattern = qlora__config_find(r, "layers_pattern");
     if (pattern != 0 && r->json->tokens[pattern].count != 0 &&
@@ -193,12 +209,12 @@ static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
     if (pattern != 0 && r->json->tokens[pattern].end - r->json->tokens[pattern].begin > 0 &&
         r->json->tokens[pattern].kind == QLORA__JSON_STRING &&
         !qlora__json_is(r->json, pattern, "layers")) {
-        return qlora__config_refuse(r, "layers_pattern", pattern, "\"layers\" is");
+        return qlora__config_refuse(r, "layers_pattern", pattern, "only \"layers\" is supported");
     }
     return QLORA_OK;
 }
 
-// A list of strings, or a string where one is allowed.
+// Checks a list of strings or a single string.
 static qlora_result qlora__peft_check_names(const qlora__config_reader* r, const char* key,
                                             uint32_t* out) {
     char shown[48];
@@ -223,13 +239,8 @@ static qlora_result qlora__peft_check_names(const qlora__config_reader* r, const
 
 static qlora_result qlora__peft_check_object(const qlora__config_reader* r, const char* key,
                                              uint32_t* out) {
-    char shown[48];
     *out = qlora__config_find(r, key);
-    if (*out != 0 && qlora__json_kind_of(r->json, *out) != QLORA__JSON_OBJECT) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
-                               r->json->label, key, qlora__config_show(r, *out, shown));
-    }
-    return QLORA_OK;
+    return *out != 0 ? qlora__config_need_object(r, key, *out) : QLORA_OK;
 }
 
 static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
@@ -239,15 +250,14 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     r.json = &p->json;
     r.object = 0;
     if (qlora__json_kind_of(r.json, 0) != QLORA__JSON_OBJECT) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a JSON object was expected",
-                               r.json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", r.json->label);
     }
     uint32_t type = qlora__config_find(&r, "peft_type");
     if (type == 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: peft_type is missing", r.json->label);
     }
     if (!qlora__json_is(r.json, type, "LORA")) {
-        return qlora__config_refuse(&r, "peft_type", type, "LORA is");
+        return qlora__config_refuse(&r, "peft_type", type, "only LORA is supported");
     }
     QLORA__TRY(qlora__peft_check_switches(&r));
     QLORA__TRY(qlora__config_int(&r, "r", 8, 1, 65536, &p->rank));
@@ -257,7 +267,7 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     if (dropout != 0 && (!qlora__json_double(r.json, dropout, &p->dropout) || p->dropout < 0.0 ||
                          p->dropout >= 1.0)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: lora_dropout is %s; it must be from 0 to below 1",
+                               "%s: lora_dropout is %s; it must be at least 0 and less than 1",
                                r.json->label, qlora__config_show(&r, dropout, shown));
     }
     QLORA__TRY(qlora__peft_check_names(&r, "target_modules", &p->targets));
@@ -271,7 +281,7 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     return qlora__peft_check_object(&r, "alpha_pattern", &p->alpha_pattern);
 }
 
-// adapter_config.json from memory that outlives *p. qlora__peft_close when done.
+// Parses adapter_config.json from memory, which must outlive *p. Call qlora__peft_close afterwards.
 static QLORA__UNUSED qlora_result qlora__peft_parse(qlora__env* env, const char* label,
                                                     const void* text, uint64_t size,
                                                     qlora__peft* p) {
@@ -284,16 +294,34 @@ static QLORA__UNUSED qlora_result qlora__peft_parse(qlora__env* env, const char*
     return result;
 }
 
-// Name of a module's tensor in adapter_model.safetensors; `which` is 'A' or 'B'.
+// The name of a module's tensor in adapter_model.safetensors; `which` is 'A' or 'B'.
 static qlora_result qlora__peft_key(qlora__env* env, const char* module, char which,
                                     char out[320]) {
     int n = snprintf(out, 320, "base_model.model.%s.lora_%c.weight", module, which);
-    return n > 0 && n < 320
-               ? QLORA_OK
-               : qlora__env_fail(env, QLORA_ERR_ARGUMENT, "module name too long: %.60s...", module);
+    return n > 0 && n < 320 ? QLORA_OK
+                            : qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                                              "the module name %.60s... is too long", module);
 }
 
-// One tensor of the adapter: a matrix of a module that the config targets, of the config's rank.
+// Checks the type and shape of lora_A (which = 0) or lora_B (which = 1).
+static qlora_result qlora__peft_check_matrix(qlora__env* env, const qlora__peft* p,
+                                             const qlora__st_tensor* t, int which, int64_t rank) {
+    char shape[96];
+    if (!qlora__st_is_float(t)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s has dtype %s; supported are F32, BF16 and F16",
+                               p->tensors.dir, t->name, qlora__st_dtypes[t->dtype].name);
+    }
+    if (t->rank != 2 || t->shape[which] != rank) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %s has shape %s; adapter_config.json gives it rank %lld",
+            p->tensors.dir, t->name, qlora__shape_text(t->shape, t->rank, shape), (long long)rank);
+    }
+    return QLORA_OK;
+}
+
+// Checks one tensor of the adapter: a matrix of a module that the config targets, with the rank of
+// the config, whose partner exists.
 static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft* p,
                                              const qlora__st_tensor* t) {
     static const char prefix[] = "base_model.model.";
@@ -318,7 +346,7 @@ static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft*
     QLORA__TRY(qlora__peft_lookup(env, p, module, &found));
     if (found.rank == 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %s: adapter_config.json does not target this", p->tensors.dir,
+                               "%s: %s is not targeted by adapter_config.json", p->tensors.dir,
                                t->name);
     }
     memcpy(partner, t->name, length + 1);
@@ -326,14 +354,7 @@ static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft*
     if (qlora__folder_find(&p->tensors, partner) == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s is missing", p->tensors.dir, partner);
     }
-    if (!qlora__st_is_float(t) || t->rank != 2 || t->shape[which] != found.rank) {
-        char shape[96];
-        return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %s: %s %s; adapter_config.json gives it rank %lld",
-                               p->tensors.dir, t->name, qlora__st_dtypes[t->dtype].name,
-                               qlora__shape_text(t->shape, t->rank, shape), (long long)found.rank);
-    }
-    return QLORA_OK;
+    return qlora__peft_check_matrix(env, p, t, which, found.rank);
 }
 
 static qlora_result qlora__peft_open_files(qlora__env* env, const char* dir, qlora__peft* p) {
@@ -352,8 +373,8 @@ static qlora_result qlora__peft_open_files(qlora__env* env, const char* dir, qlo
     return QLORA_OK;
 }
 
-// Opens an adapter folder and checks it in itself: every tensor is half of a pair, is targeted by
-// the config and has its rank. Nothing to close after a failure.
+// Opens an adapter folder and checks its consistency: every tensor is half of a pair, is targeted
+// by the config and has its rank. After a failure there is nothing to close.
 static QLORA__UNUSED qlora_result qlora__peft_open(qlora__env* env, const char* dir,
                                                    qlora__peft* p) {
     memset(p, 0, sizeof *p);
@@ -364,7 +385,8 @@ static QLORA__UNUSED qlora_result qlora__peft_open(qlora__env* env, const char* 
     return result;
 }
 
-// The adapter's matrices for module [out, in]; rank 0 when the config does not target it.
+// Finds the matrices of the adapter for a module [out, in]; the rank is 0 if the config does not
+// target it.
 static QLORA__UNUSED qlora_result qlora__peft_find(qlora__env* env, const qlora__peft* p,
                                                    const char* module, int64_t out_size,
                                                    int64_t in_size, qlora__peft_module* out) {
@@ -381,7 +403,7 @@ static QLORA__UNUSED qlora_result qlora__peft_find(qlora__env* env, const qlora_
     return QLORA_OK;
 }
 
-// ---- PEFT adapters, written
+// ---- writing PEFT adapters ----------------------------------------------------------------------
 
 typedef struct qlora__peft_override {
     const char* module; // full name or a suffix of it
@@ -403,7 +425,7 @@ typedef struct qlora__peft_desc {
     uint32_t override_count;
 } qlora__peft_desc;
 
-// PEFT declares alpha an integer and accepts a float.
+// PEFT declares alpha as an integer but accepts a float.
 static void qlora__peft_write_alpha(qlora__json_writer* w, const char* key, double alpha) {
     if (alpha >= 0.0 && alpha < 1e15 && (double)(int64_t)alpha == alpha) {
         qlora__json_write_int(w, key, (int64_t)alpha);
@@ -412,7 +434,7 @@ static void qlora__peft_write_alpha(qlora__json_writer* w, const char* key, doub
     }
 }
 
-// A pattern's key is a regular expression: dots in a name are escaped.
+// The keys of a pattern are regular expressions, so dots in a name are escaped.
 static void qlora__peft_write_pattern(qlora__json_writer* w, const char* name,
                                       const qlora__peft_desc* d, bool ranks) {
     qlora__json_write_open(w, name, '{');
@@ -436,7 +458,8 @@ static void qlora__peft_write_pattern(qlora__json_writer* w, const char* name,
     qlora__json_write_close(w, '}');
 }
 
-// The text of adapter_config.json: the keys every PEFT version knows, sorted, two spaces.
+// Writes the text of adapter_config.json: the keys that every version of PEFT knows, sorted, with
+// an indent of two spaces.
 static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* d) {
     qlora__json_writer w;
     qlora__json_write_begin(&w, text, 2);
@@ -479,8 +502,9 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
     qlora__json_write_close(&w, '}');
 }
 
-// Writes adapter_config.json into `dir`. The matrices go beside it through qlora__st_write_*, named
-// by qlora__peft_key; write them first, so that a config never stands without its weights.
+// Writes adapter_config.json into `dir`. The matrices are written to the same folder with
+// qlora__st_write_*, under the names of qlora__peft_key; write them first, so that a config is
+// never written before its weights.
 static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora__env* env, const char* dir,
                                                            const qlora__peft_desc* d) {
     char path[QLORA__PATH_ROOM];

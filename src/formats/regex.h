@@ -1,11 +1,12 @@
 #ifndef QLORA__PART_REGEX
 #define QLORA__PART_REGEX
 
-// ---- regular expressions, as PEFT's configs use them
+// ---- regular expressions in PEFT configs --------------------------------------------------------
 
-// Full match of a short pattern against a module's name. Known: literals, ., escapes \d \w \s \b,
-// [sets], groups, |, * + ? and their lazy forms, {0,} {0,1} {1} {1,}, ^ and $. The pattern becomes
-// a small program for a machine that follows all alternatives at once: linear time, no recursion.
+// Matches a short pattern against the complete name of a module. Supported are literals, ., the
+// escapes \d \w \s \b, [sets], groups, |, * + ? and their lazy forms, {0,} {0,1} {1} {1,}, ^ and $.
+// The pattern is compiled to a small program for a machine that follows all alternatives at once:
+// linear time, no recursion.
 #define QLORA__RE_MAX 1024
 #define QLORA__RE_SETS 32
 #define QLORA__RE_GROUPS 32
@@ -14,8 +15,8 @@ typedef enum qlora__re_op {
     QLORA__RE_CHAR, // arg: the byte
     QLORA__RE_ANY,
     QLORA__RE_SET,   // arg: index of the set
-    QLORA__RE_SPLIT, // go on with the next and with this + arg
-    QLORA__RE_JUMP,  // go to this + arg
+    QLORA__RE_SPLIT, // continue with the next step and with this + arg
+    QLORA__RE_JUMP,  // continue with this + arg
     QLORA__RE_BEGIN,
     QLORA__RE_END,
     QLORA__RE_WORD, // \b
@@ -32,22 +33,22 @@ typedef struct qlora__re {
     uint8_t set[QLORA__RE_SETS][32];
     int32_t count;
     int32_t sets;
-    const char* wrong; // what the compiler did not understand, NULL when all is well
+    const char* wrong; // the unsupported part of the pattern; NULL if there is none
 } qlora__re;
 
 typedef struct qlora__re_group {
     int32_t begin;  // first step of the group
     int32_t branch; // first step of the current alternative
-    int32_t jumps;  // last jump to the group's end; each holds the one before it, -1 ends
+    int32_t jumps;  // last jump to the end of the group; each links to the previous one, -1 ends
 } qlora__re_group;
 
 static QLORA__UNUSED void qlora__re_insert(qlora__re* re, int32_t at, qlora__re_op op,
                                            int32_t arg) {
     if (re->count >= QLORA__RE_MAX - 1) {
-        re->wrong = "too long a pattern";
+        re->wrong = "too many steps";
         return;
     }
-    // every jump inside the moved piece is relative and stays inside it
+    // Every jump inside the moved piece is relative and stays inside it.
     memmove(&re->step[at + 1], &re->step[at], (size_t)(re->count - at) * sizeof re->step[0]);
     re->step[at].op = op;
     re->step[at].arg = arg;
@@ -62,7 +63,7 @@ static QLORA__UNUSED bool qlora__re_is_word(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-// Adds \d, \w, \s or their opposites to a set; false for another letter.
+// Adds \d, \w, \s or their opposites to a set; returns false for any other letter.
 static QLORA__UNUSED bool qlora__re_class(uint8_t* set, char letter) {
     char lower = letter >= 'A' && letter <= 'Z' ? (char)(letter + 32) : letter;
     if (lower != 'd' && lower != 'w' && lower != 's') {
@@ -90,7 +91,7 @@ static QLORA__UNUSED uint8_t* qlora__re_new_set(qlora__re* re) {
     return re->set[re->sets - 1];
 }
 
-// An escape; `p` is on the letter after the backslash.
+// Compiles an escape; `p` is on the letter after the backslash.
 static const char* qlora__re_escape(qlora__re* re, const char* p) {
     if (*p == 'b') {
         qlora__re_append(re, QLORA__RE_WORD, 0);
@@ -109,7 +110,7 @@ static const char* qlora__re_escape(qlora__re* re, const char* p) {
     return p + 1;
 }
 
-// A set; `p` is after the opening bracket. Returns the place after the closing one.
+// Compiles a set; `p` is after the opening bracket. Returns the place after the closing one.
 static const char* qlora__re_set(qlora__re* re, const char* p) {
     uint8_t* set = qlora__re_new_set(re);
     bool negate = *p == '^';
@@ -125,7 +126,7 @@ static const char* qlora__re_set(qlora__re* re, const char* p) {
             }
         }
         if (low == 0) {
-            re->wrong = "a set without its ']'";
+            re->wrong = "a set without a closing ']'";
             return p;
         }
         uint8_t high = low;
@@ -144,7 +145,7 @@ static const char* qlora__re_set(qlora__re* re, const char* p) {
     return p + 1;
 }
 
-// A quantifier on the steps from `atom` on, if one stands at p.
+// Compiles a quantifier for the steps from `atom` on, if there is one at p.
 static const char* qlora__re_repeat(qlora__re* re, const char* p, int32_t atom) {
     static const struct {
         const char* text;
@@ -169,7 +170,7 @@ static const char* qlora__re_repeat(qlora__re* re, const char* p, int32_t atom) 
         if (*p == '*' || *p == '+' || *p == '{') {
             re->wrong = "a quantifier after a quantifier";
         }
-        return p + (*p == '?' ? 1 : 0); // lazy or not, a full match is the same
+        return p + (*p == '?' ? 1 : 0); // a full match does not depend on laziness
     }
     if (*p == '{') {
         re->wrong = "a counted repetition";
@@ -185,7 +186,7 @@ static QLORA__UNUSED void qlora__re_close(qlora__re* re, const qlora__re_group* 
     }
 }
 
-// The opening of a group; `p` is after the parenthesis.
+// Compiles the start of a group; `p` is after the parenthesis.
 static const char* qlora__re_open(qlora__re* re, const char* p, qlora__re_group* g) {
     if (*p == '?' && p[1] != ':') {
         re->wrong = "a (?...) group other than (?:...)";
@@ -197,7 +198,7 @@ static const char* qlora__re_open(qlora__re* re, const char* p, qlora__re_group*
     return p + (*p == '?' ? 2 : 0);
 }
 
-// The end of an alternative: the steps so far become one of two ways to go.
+// Ends an alternative: the steps so far become one of two branches.
 static QLORA__UNUSED void qlora__re_alternative(qlora__re* re, qlora__re_group* g) {
     qlora__re_insert(re, g->branch, QLORA__RE_SPLIT, re->count - g->branch + 2);
     qlora__re_append(re, QLORA__RE_JUMP, g->jumps);
@@ -205,7 +206,7 @@ static QLORA__UNUSED void qlora__re_alternative(qlora__re* re, qlora__re_group* 
     g->branch = re->count;
 }
 
-// One character that stands for itself, or a set, an escape, an anchor. `p` is on it.
+// Compiles a literal character, a set, an escape or an anchor; `p` is on it.
 static const char* qlora__re_single(qlora__re* re, const char* p) {
     if (*p == '\\') {
         return qlora__re_escape(re, p + 1);
@@ -214,7 +215,7 @@ static const char* qlora__re_single(qlora__re* re, const char* p) {
         return qlora__re_set(re, p + 1);
     }
     if (strchr("*+?{", *p) != NULL) {
-        re->wrong = "a quantifier without anything before it";
+        re->wrong = "a quantifier with nothing before it";
         return p;
     }
     qlora__re_op op = *p == '.'   ? QLORA__RE_ANY
@@ -225,7 +226,7 @@ static const char* qlora__re_single(qlora__re* re, const char* p) {
     return p + 1;
 }
 
-// Compiles; re->wrong says what was not understood.
+// Compiles a pattern; on failure, re->wrong describes the unsupported part.
 static QLORA__UNUSED void qlora__re_compile(qlora__re* re, const char* p) {
     qlora__re_group stack[QLORA__RE_GROUPS];
     int depth = 0;
@@ -244,7 +245,7 @@ static QLORA__UNUSED void qlora__re_compile(qlora__re* re, const char* p) {
             continue;
         }
         if (*p == '(' || (*p == ')' && depth == 0)) {
-            re->wrong = *p == '(' ? "too many groups" : "a ')' without its '('";
+            re->wrong = *p == '(' ? "too many groups" : "an unmatched ')'";
         } else if (*p == ')') {
             qlora__re_close(re, &stack[depth]);
             atom = stack[depth].begin;
@@ -258,7 +259,7 @@ static QLORA__UNUSED void qlora__re_compile(qlora__re* re, const char* p) {
         }
     }
     if (re->wrong == NULL && depth > 0) {
-        re->wrong = "a '(' without its ')'";
+        re->wrong = "an unmatched '('";
     }
     if (re->wrong == NULL) {
         qlora__re_close(re, &stack[0]);
@@ -273,7 +274,7 @@ typedef struct qlora__re_list {
     uint8_t seen[QLORA__RE_MAX];
 } qlora__re_list;
 
-// Adds a step and all that is reached from it without reading a character at text[at].
+// Adds a step and all steps that are reachable from it without consuming a character at text[at].
 static QLORA__UNUSED void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t from,
                                           const char* text, size_t at) {
     int32_t stack[QLORA__RE_MAX];
@@ -306,7 +307,7 @@ static QLORA__UNUSED void qlora__re_reach(const qlora__re* re, qlora__re_list* l
     }
 }
 
-// True when the pattern matches the whole text.
+// Whether the pattern matches the whole text.
 static QLORA__UNUSED bool qlora__re_match(const qlora__re* re, const char* text) {
     qlora__re_list lists[2];
     int now = 0;

@@ -1,6 +1,6 @@
-// ---- safetensors, read
+// ---- reading safetensors ------------------------------------------------------------------------
 
-// Element types of the format, narrowest first: the writer's order is this one backwards.
+// Element types of the format, from the narrowest to the widest; the writer uses the reverse order.
 // X(name, bits)
 #define QLORA__ST_DTYPES(X)                                                                        \
     X(BOOL, 8)                                                                                     \
@@ -42,11 +42,11 @@ static const qlora__st_dtype_row qlora__st_dtypes[] = {QLORA__ST_DTYPES(QLORA__S
 #undef QLORA__ST_ROW
 
 #define QLORA__ST_MAX_HEADER 100000000u
-#define QLORA__ST_CHECKSUM "~checksum" // the writer's last tensor where a checksum is asked for
+#define QLORA__ST_CHECKSUM "~checksum" // the last tensor of a file with a checksum
 
 typedef struct qlora__st_tensor {
     const char* name;     // decoded, terminated
-    const int64_t* shape; // rank numbers, outermost first
+    const int64_t* shape; // `rank` numbers, outermost first
     const uint8_t* data;  // not aligned: read it with memcpy or qlora__st_read_f32
     uint64_t bytes;
     uint64_t begin; // offset in the data part
@@ -56,14 +56,14 @@ typedef struct qlora__st_tensor {
 
 typedef struct qlora__st {
     const char* label;
-    qlora__map map; // data is NULL when the bytes are the caller's
+    qlora__map map; // data is NULL if the caller owns the bytes
     qlora__json json;
     const uint8_t* file;
     uint64_t file_size;
     uint32_t count;
     qlora__st_tensor* tensors; // in header order
     uint32_t* by_name;
-    void* block; // tensors, by_name, shapes, names in one piece
+    void* block; // tensors, by_name, shapes and names in one block
     size_t block_bytes;
     char path[QLORA__PATH_ROOM];
 } qlora__st;
@@ -90,23 +90,24 @@ static void qlora__store_u64(uint8_t* p, uint64_t value) {
     }
 }
 
-// The eight bytes of length and the outline of the header.
+// Checks the eight bytes with the length of the header, and its first byte.
 static qlora_result qlora__st_check_header(qlora__env* env, const qlora__st* st, uint64_t* header) {
     if (st->file_size < 8) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %llu bytes are too few for a safetensors file", st->label,
+                               "%s: a file of %llu bytes is too short for safetensors", st->label,
                                (unsigned long long)st->file_size);
     }
     uint64_t n = qlora__load_u64(st->file);
     if (n > QLORA__ST_MAX_HEADER) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: header of %llu bytes, more than the format's limit of %u",
+                               "%s: the header has %llu bytes; the limit of the format is %u",
                                st->label, (unsigned long long)n, QLORA__ST_MAX_HEADER);
     }
     if (n > st->file_size - 8) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: header of %llu bytes in a file of %llu: the file is cut short",
-                               st->label, (unsigned long long)n, (unsigned long long)st->file_size);
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT,
+            "%s: the header needs %llu bytes but the file has only %llu; it is truncated",
+            st->label, (unsigned long long)n, (unsigned long long)st->file_size);
     }
     if (n == 0 || st->file[8] != '{') {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the header does not start with '{'",
@@ -116,40 +117,55 @@ static qlora_result qlora__st_check_header(qlora__env* env, const qlora__st* st,
     return QLORA_OK;
 }
 
-// Shape product in bytes against the extent; checked multiplication, whole bytes.
+// Compares the size of the shape in bytes with the extent, with checked multiplications.
 static qlora_result qlora__st_check_size(qlora__env* env, const qlora__st* st,
                                          const qlora__st_tensor* t) {
     uint64_t bits = qlora__st_dtypes[t->dtype].bits;
     for (uint32_t i = 0; i < t->rank; i++) {
         uint64_t dim = (uint64_t)t->shape[i];
         if (dim != 0 && bits > UINT64_MAX / dim) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: the shape overflows", st->label,
-                                   t->name);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: the size of the shape overflows",
+                                   st->label, t->name);
         }
         bits *= dim;
     }
     if (bits % 8 != 0) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: %llu bits are not whole bytes",
-                               st->label, t->name, (unsigned long long)bits);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: %llu bits are not a whole number of bytes", st->label,
+                               t->name, (unsigned long long)bits);
     }
     if (bits / 8 != t->bytes) {
         return qlora__env_fail(
-            env, QLORA_ERR_FORMAT, "%s: %s: the shape needs %llu bytes, data_offsets give %llu",
+            env, QLORA_ERR_FORMAT, "%s: %s: the shape needs %llu bytes but data_offsets span %llu",
             st->label, t->name, (unsigned long long)(bits / 8), (unsigned long long)t->bytes);
     }
     return QLORA_OK;
 }
 
-// One entry of the header into *t; its name stands there already, its numbers go to `shape`.
+// Finds a key of a header entry; its value must be of the given kind.
+static qlora_result qlora__st_entry_find(qlora__env* env, const qlora__st* st,
+                                         const qlora__st_tensor* t, uint32_t entry, const char* key,
+                                         qlora__json_kind kind, uint32_t* out) {
+    *out = qlora__json_find(&st->json, entry, key);
+    if (*out == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: %s is missing", st->label, t->name,
+                               key);
+    }
+    if (qlora__json_kind_of(&st->json, *out) != kind) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: %s must be %s", st->label, t->name,
+                               key, kind == QLORA__JSON_STRING ? "a string" : "a list of integers");
+    }
+    return QLORA_OK;
+}
+
+// Parses one entry of the header into *t, whose name is already set; `shape` receives its numbers.
 static qlora_result qlora__st_entry_parse(qlora__env* env, const qlora__st* st, uint32_t value,
                                           int64_t* shape, qlora__st_tensor* t) {
     const qlora__json* json = &st->json;
-    uint32_t dtype = qlora__json_find(json, value, "dtype");
-    uint32_t dims = qlora__json_find(json, value, "shape");
-    uint32_t offsets = qlora__json_find(json, value, "data_offsets");
-    if (dtype == 0 || qlora__json_kind_of(json, dtype) != QLORA__JSON_STRING) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: no dtype", st->label, t->name);
-    }
+    uint32_t dtype = 0;
+    uint32_t dims = 0;
+    uint32_t offsets = 0;
+    QLORA__TRY(qlora__st_entry_find(env, st, t, value, "dtype", QLORA__JSON_STRING, &dtype));
     int known = 0;
     while (known < QLORA__ST_DTYPE_COUNT &&
            !qlora__json_is(json, dtype, qlora__st_dtypes[known].name)) {
@@ -162,30 +178,30 @@ static qlora_result qlora__st_entry_parse(qlora__env* env, const qlora__st* st, 
                                t->name, name);
     }
     t->dtype = (qlora__st_dtype)known;
-    if (dims == 0 || qlora__json_kind_of(json, dims) != QLORA__JSON_ARRAY) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: no shape", st->label, t->name);
-    }
+    QLORA__TRY(qlora__st_entry_find(env, st, t, value, "shape", QLORA__JSON_ARRAY, &dims));
     t->rank = json->tokens[dims].count;
     t->shape = shape;
     for (uint32_t i = 0; i < t->rank; i++) {
         if (!qlora__json_offset(json, dims + 1 + i, &shape[i])) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: %s: shape must hold whole numbers from 0 up", st->label,
+                                   "%s: %s: shape must contain non-negative integers", st->label,
                                    t->name);
         }
     }
     int64_t begin = 0;
     int64_t end = 0;
-    if (offsets == 0 || qlora__json_kind_of(json, offsets) != QLORA__JSON_ARRAY ||
-        json->tokens[offsets].count != 2 || !qlora__json_offset(json, offsets + 1, &begin) ||
+    QLORA__TRY(
+        qlora__st_entry_find(env, st, t, value, "data_offsets", QLORA__JSON_ARRAY, &offsets));
+    if (json->tokens[offsets].count != 2 || !qlora__json_offset(json, offsets + 1, &begin) ||
         !qlora__json_offset(json, offsets + 2, &end)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %s: data_offsets must be two whole numbers from 0 up",
-                               st->label, t->name);
+                               "%s: %s: data_offsets must be two non-negative integers", st->label,
+                               t->name);
     }
     if (end < begin) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: data_offsets end before they begin",
-                               st->label, t->name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: data_offsets: the end is before the start", st->label,
+                               t->name);
     }
     t->begin = (uint64_t)begin;
     t->bytes = (uint64_t)(end - begin);
@@ -205,32 +221,32 @@ static bool qlora__st_name_less(const void* user, uint32_t a, uint32_t b) {
     return strcmp(t[a].name, t[b].name) < 0;
 }
 
-// Tensors must follow each other without holes or overlaps, from 0 to the end of the file.
+// Tensors must follow one another without gaps or overlaps, from 0 to the end of the file.
 static qlora_result qlora__st_check_layout(qlora__env* env, qlora__st* st, uint64_t data_size) {
     uint64_t at = 0;
     qlora__sort(st->by_name, st->count, qlora__st_offset_less, st->tensors);
     for (uint32_t i = 0; i < st->count; i++) {
         const qlora__st_tensor* t = &st->tensors[st->by_name[i]];
         if (t->begin != at) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: begins at %llu, %s %llu",
-                                   st->label, t->name, (unsigned long long)t->begin,
-                                   t->begin < at ? "overlapping what ends at"
-                                                 : "leaving a hole after",
-                                   (unsigned long long)at);
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT, "%s: %s: data_offsets start at %llu, %s %llu", st->label,
+                t->name, (unsigned long long)t->begin,
+                t->begin < at ? "before the previous tensor ends at" : "leaving a gap after",
+                (unsigned long long)at);
         }
         at = t->begin + t->bytes;
     }
     if (at != data_size) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: the tensors need %llu bytes, the file has %llu%s", st->label,
-                               (unsigned long long)at, (unsigned long long)data_size,
-                               at > data_size ? ": it is cut short" : "");
+                               "%s: the tensors need %llu bytes but the file contains %llu%s",
+                               st->label, (unsigned long long)at, (unsigned long long)data_size,
+                               at > data_size ? "; it is truncated" : "");
     }
     qlora__sort(st->by_name, st->count, qlora__st_name_less, st->tensors);
     return QLORA_OK;
 }
 
-// __metadata__: an object of strings.
+// Checks that __metadata__ is an object of strings.
 static qlora_result qlora__st_check_metadata(qlora__env* env, const qlora__st* st, uint32_t value) {
     const qlora__json_token* tokens = st->json.tokens;
     bool good = tokens[value].kind == QLORA__JSON_OBJECT;
@@ -242,7 +258,7 @@ static qlora_result qlora__st_check_metadata(qlora__env* env, const qlora__st* s
                                   "%s: __metadata__ must map strings to strings", st->label);
 }
 
-// Counts what the header holds and makes one block for it.
+// Counts the tensors, dimensions and names of the header and allocates one block for them.
 static qlora_result qlora__st_reserve(qlora__env* env, qlora__st* st, int64_t** shapes,
                                       char** names) {
     const qlora__json* json = &st->json;
@@ -291,7 +307,7 @@ static qlora_result qlora__st_parse_header(qlora__env* env, qlora__st* st) {
     for (uint64_t i = json->tokens[0].end; i < header; i++) {
         if (st->file[8 + i] != ' ') {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: the header may be padded with spaces only", st->label);
+                                   "%s: the header may only be padded with spaces", st->label);
         }
     }
     QLORA__TRY(qlora__st_reserve(env, st, &shapes, &names));
@@ -306,8 +322,9 @@ static qlora_result qlora__st_parse_header(qlora__env* env, qlora__st* st) {
         qlora__json_string(json, k, names, length);
         t->name = names;
         if (strlen(names) + 1 != length) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: NUL in a tensor's name",
-                                   st->label, names);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %s: the name of a tensor contains a NUL byte", st->label,
+                                   names);
         }
         QLORA__TRY(qlora__st_entry_parse(env, st, k + 1, shapes, t));
         st->by_name[index] = index;
@@ -322,8 +339,8 @@ static qlora_result qlora__st_parse_header(qlora__env* env, qlora__st* st) {
     return QLORA_OK;
 }
 
-// Reads a whole file that lies in memory and stays there. qlora__st_close when done; *st is large
-// and its address must not change. Nothing to close after a failure.
+// Reads a complete file from memory, which must outlive *st. Call qlora__st_close afterwards. *st
+// is large and must not be moved. After a failure there is nothing to close.
 static QLORA__UNUSED qlora_result qlora__st_parse(qlora__env* env, const char* label,
                                                   const void* bytes, uint64_t size, qlora__st* st) {
     memset(st, 0, sizeof *st);
@@ -354,7 +371,7 @@ static qlora_result qlora__st_open(qlora__env* env, const char* path, qlora__st*
     return result;
 }
 
-// NULL when there is no tensor of that name.
+// Returns NULL if there is no tensor of that name.
 static const qlora__st_tensor* qlora__st_find(const qlora__st* st, const char* name) {
     uint32_t low = 0;
     uint32_t high = st->count;
@@ -373,7 +390,8 @@ static const qlora__st_tensor* qlora__st_find(const qlora__st* st, const char* n
     return NULL;
 }
 
-// Text of a __metadata__ entry, as qlora__json_string; false when there is none.
+// Copies the text of a __metadata__ entry, as qlora__json_string does. Returns false if it does not
+// exist or does not fit.
 static QLORA__UNUSED bool qlora__st_metadata(const qlora__st* st, const char* key, char* out,
                                              size_t size) {
     uint32_t all = qlora__json_find(&st->json, 0, "__metadata__");
@@ -381,7 +399,7 @@ static QLORA__UNUSED bool qlora__st_metadata(const qlora__st* st, const char* ke
     return value != 0 && qlora__json_string(&st->json, value, out, size) < size;
 }
 
-// "[8,128]" for messages.
+// Formats a shape for messages, such as "[8,128]".
 static const char* qlora__shape_text(const int64_t* shape, uint32_t rank, char out[96]) {
     size_t n = 1;
     out[0] = '[';
@@ -401,7 +419,7 @@ static bool qlora__st_is_float(const qlora__st_tensor* t) {
     return t->dtype == QLORA__ST_F32 || t->dtype == QLORA__ST_BF16 || t->dtype == QLORA__ST_F16;
 }
 
-// Elements first .. first + count of an F32, BF16 or F16 tensor as floats; exact.
+// Converts elements [first, first + count) of an F32, BF16 or F16 tensor to floats, exactly.
 static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64_t count,
                                float* out) {
     if (t->dtype == QLORA__ST_F32) {
@@ -415,26 +433,27 @@ static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64
     }
 }
 
-// Checks a file that was written with a checksum: *st must carry one and it must be right.
+// Checks a file that was written with a checksum: it must be present and correct.
 static QLORA__UNUSED qlora_result qlora__st_verify(qlora__env* env, const qlora__st* st) {
     const qlora__st_tensor* t = qlora__st_find(st, QLORA__ST_CHECKSUM);
     if (t == NULL || t->bytes != 8 || t->data + 8 != st->file + st->file_size) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: no checksum at the end of the file",
-                               st->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: the checksum at the end of the file is missing", st->label);
     }
     qlora__hash hash;
     qlora__hash_begin(&hash);
     qlora__hash_add(&hash, st->file, (size_t)(st->file_size - 8));
     if (qlora__hash_end(&hash) != qlora__load_u64(t->data)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: the checksum is wrong: the file is damaged", st->label);
+                               "%s: the checksum does not match; the file is damaged", st->label);
     }
     return QLORA_OK;
 }
 
-// ---- safetensors, written
+// ---- writing safetensors ------------------------------------------------------------------------
 
-// What is to be written. Names must be distinct; the strings and shapes are read by _begin only.
+// A tensor to be written. Names must be distinct; names and shapes are read only by
+// qlora__st_write_begin.
 typedef struct qlora__st_entry {
     const char* name;
     const int64_t* shape;
@@ -444,7 +463,7 @@ typedef struct qlora__st_entry {
 
 typedef struct qlora__st_writer {
     qlora__out out;
-    uint32_t* order; // order[i]: the entry whose bytes come i-th
+    uint32_t* order; // order[i] is the entry whose bytes are written i-th
     uint32_t count;
     uint64_t written;
     uint64_t data_bytes;
@@ -482,7 +501,7 @@ static void qlora__st_write_entry(qlora__json_writer* w, const char* name, qlora
     qlora__json_write_close(w, '}');
 }
 
-// The header's text, its length in front, padded with spaces to a multiple of eight.
+// Writes the header: its length, then its text, padded with spaces to a multiple of eight bytes.
 static void qlora__st_write_header(qlora__st_writer* w, qlora__string* text,
                                    const qlora__st_entry* entries, const char* const* metadata) {
     static const int64_t eight = 8;
@@ -522,9 +541,10 @@ static void qlora__st_write_abort(qlora__env* env, qlora__st_writer* w) {
     memset(w, 0, sizeof *w);
 }
 
-// Begins a file with all its tensors known. `metadata`: pairs of strings ended by NULL, or NULL;
-// {"format":"pt"} is always there. `checksum` adds a last tensor that qlora__st_verify checks.
-// Then the bytes of entry order[0], order[1], ... in pieces of any size, then commit or abort.
+// Starts a file; all its tensors must be known. `metadata` is a list of pairs of strings that ends
+// with NULL, or NULL; {"format":"pt"} is always included. `checksum` adds a last tensor that
+// qlora__st_verify checks. Then write the bytes of entries order[0], order[1], ... in pieces of any
+// size, and commit or abort.
 static QLORA__UNUSED qlora_result qlora__st_write_begin(qlora__env* env, const char* path,
                                                         const qlora__st_entry* entries,
                                                         uint32_t count, const char* const* metadata,
@@ -566,7 +586,7 @@ static QLORA__UNUSED qlora_result qlora__st_write(qlora__env* env, qlora__st_wri
                                                   const void* bytes, size_t size) {
     if (size > w->data_bytes - w->written) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
-                               "safetensors: %llu bytes more than announced",
+                               "safetensors: %llu bytes more than the header declares",
                                (unsigned long long)(size - (w->data_bytes - w->written)));
     }
     w->written += size;
@@ -576,13 +596,13 @@ static QLORA__UNUSED qlora_result qlora__st_write(qlora__env* env, qlora__st_wri
     return qlora__out_write(env, &w->out, bytes, size);
 }
 
-// Makes the file appear under its name, whole. On failure the old file, if any, is still there.
+// Gives the complete file its final name. On failure, an existing file is left unchanged.
 static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora__st_writer* w) {
     qlora_result result = QLORA_OK;
     if (w->written != w->data_bytes) {
-        result =
-            qlora__env_fail(env, QLORA_ERR_ARGUMENT, "safetensors: %llu of %llu bytes were written",
-                            (unsigned long long)w->written, (unsigned long long)w->data_bytes);
+        result = qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                                 "safetensors: only %llu of %llu bytes have been written",
+                                 (unsigned long long)w->written, (unsigned long long)w->data_bytes);
     }
     if (result == QLORA_OK && w->checksum) {
         uint8_t sum[8];

@@ -1,3 +1,5 @@
+// ---- floats -------------------------------------------------------------------------------------
+
 static uint32_t qlora__bits(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
@@ -10,12 +12,12 @@ static float qlora__from_bits(uint32_t u) {
     return x;
 }
 
-// By bits: with -ffast-math compilers fold isfinite() away.
+// Tests the bits, because compilers fold isfinite() away with -ffast-math.
 static QLORA__UNUSED bool qlora__finite(float x) {
     return (qlora__bits(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// Round to nearest even; a NaN stays a NaN.
+// Rounds to nearest even; a NaN stays a NaN.
 static uint16_t qlora__bf16_from(float x) {
     uint32_t u = qlora__bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u) {
@@ -35,10 +37,10 @@ static uint16_t qlora__f16_from(float x) {
     if (a > 0x7f800000u) {
         return 0x7fff;
     }
-    if (a >= 0x47800000u) { // 65536 and up
+    if (a >= 0x47800000u) { // 65536 or more
         return (uint16_t)(sign | 0x7c00u);
     }
-    if (a < 0x38800000u) { // below the smallest normal: let the adder of float do the rounding
+    if (a < 0x38800000u) { // below the smallest normal: let float addition do the rounding
         float magic = qlora__from_bits(a) + 0.5f; // 0.5 has an ulp of 2^-24, f16's smallest step
         return (uint16_t)(sign | (qlora__bits(magic) - 0x3f000000u));
     }
@@ -87,7 +89,7 @@ const char* qlora_dtype_name(qlora_dtype dtype) {
 #define QLORA__IS_U8 (1u << QLORA_U8)
 #define QLORA__IS_FLOAT (QLORA__IS_F32 | QLORA__IS_BF16 | QLORA__IS_F16)
 
-// Element access on the CPU, through the dtype.
+// Element access on the CPU for every dtype.
 static QLORA__REAL qlora__load(const void* data, qlora_dtype dtype, int64_t index) {
     switch (dtype) {
     case QLORA_F32:
@@ -123,7 +125,7 @@ static QLORA__UNUSED void qlora__put(const qlora_tensor* t, int64_t row, int64_t
     qlora__store(t->data, t->dtype, row * t->ld + col, value);
 }
 
-// exp, log, ... in the CPU's own precision.
+// exp, log, sqrt and fabs in the precision of QLORA__REAL.
 #define QLORA__MATH1(name)                                                                         \
     static QLORA__UNUSED QLORA__REAL qlora__##name(QLORA__REAL x) {                                \
         return sizeof x == sizeof(float) ? (QLORA__REAL)name##f((float)x)                          \

@@ -1,12 +1,13 @@
-// ---- NF4
-// ------------------------------------------------------------------------------------------ 4-bit
-// NormalFloat with block-wise scales, byte for byte as bitsandbytes stores it. Element e of a
-// matrix without gaps lies in block e / block; a block may straddle rows, the last may be short.
+// ---- NF4 ----------------------------------------------------------------------------------------
+
+// 4-bit NormalFloat with block-wise scales, byte-identical to the storage of bitsandbytes. Element
+// e of a matrix without gaps belongs to block e / block; a block may span rows, and the last block
+// may be shorter.
 //   absmax[b] = max |w| of the block
 //   code[e]   = number of thresholds below w[e] * inv, inv = 1 / max(absmax[b], 1e-38)
-//   value[e]  = level[code[e]] * absmax[b], in f32, then rounded to the type that is asked for
-// Byte i holds element 2i in its high half and 2i + 1 in its low half; after an odd count the last
-// half is 7, the code of zero. Double quantisation keeps one byte a block instead of absmax, in
+//   value[e]  = level[code[e]] * absmax[b], in f32, then rounded to the requested type
+// Byte i stores element 2i in its high half and 2i + 1 in its low half; after an odd count the last
+// half is 7, the code of zero. Double quantisation stores one byte per block instead of absmax, in
 // groups:
 //   offset    = f32(sum of absmax) * f32(1 / blocks)
 //   scale[g]  = max(max |absmax - offset|, 1e-38)
@@ -17,7 +18,7 @@
 // instead of 7 for a block of zeros.
 
 #define QLORA__NF4_SMALLEST 1e-38f
-#define QLORA__NF4_MAPS 272 // 16 levels, then the map of the scales
+#define QLORA__NF4_MAPS 272 // 16 levels, followed by the map of the scales
 
 static const float qlora__nf4_levels[16] = {
     -1.0f,
@@ -45,14 +46,14 @@ static const float qlora__nf4_thresholds[15] = {
     0.5016634464263916f,   0.6427869200706482f,   0.8614784479141235f,
 };
 
-// The 16 levels and the signed dynamic map: for i = 0 ... 6 the middles between 2^i + 1 points
+// The 16 levels and the signed dynamic map: for i = 0 ... 6 the midpoints between 2^i + 1 points
 // spread evenly over [0.1, 1], times 10^(i-6), with both signs; 0; and 1. The points are computed
-// as torch's linspace does (from both ends, each one multiply-add), because files carry those very
-// bits; a file's own map replaces this one.
+// as in torch's linspace (from both ends, one multiply-add each), because files contain exactly
+// those bits; a map in a file replaces this one.
 static void qlora__nf4_default_maps(float* maps) {
     static const float powers[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
     memcpy(maps, qlora__nf4_levels, sizeof qlora__nf4_levels);
-    float* middle = maps + 16 + 127; // the entry that is zero
+    float* middle = maps + 16 + 127; // the entry for zero
     middle[0] = 0.0f;
     middle[128] = 1.0f;
     int at = 0;
@@ -61,7 +62,7 @@ static void qlora__nf4_default_maps(float* maps) {
         float step = (1.0f - 0.1f) / (float)(points - 1);
         float before = 0.1f;
         for (int j = 1; j < points; j++) {
-            // In double the product and the sum are exact, so this rounds once.
+            // In double, the product and the sum are exact, so this rounds once.
             float here = j < points / 2 ? (float)((double)0.1f + (double)step * (double)j)
                                         : (float)(1.0 - (double)step * (double)(points - 1 - j));
             float value = (before + here) / 2.0f * powers[i];
@@ -105,7 +106,7 @@ static void qlora__nf4_quantise_blocks(const void* w, qlora_dtype dtype, int64_t
     }
 }
 
-// 1024 sums in f64, as the kernel's threads have them, folded in halves.
+// 1024 sums in f64, in the same order as the kernel's threads, folded in halves.
 static float qlora__nf4_offset(const float* absmax, int64_t blocks) {
     double sums[1024];
     memset(sums, 0, sizeof sums);
@@ -120,8 +121,8 @@ static float qlora__nf4_offset(const float* absmax, int64_t blocks) {
     return blocks > 0 ? (float)sums[0] * (1.0f / (float)blocks) : 0.0f;
 }
 
-// Bisection from the middle, then the nearer of the last entry and its neighbour on the side of x;
-// in the middle between the two the last entry of the bisection stays.
+// Bisection from the middle, then the nearer of the last entry and its neighbour on the side of x.
+// If both are equally near, the last entry of the bisection is used.
 static int qlora__nf4_nearest(const float* map, float x) {
     int at = 127;
     int below = 0;
@@ -158,7 +159,7 @@ static void qlora__nf4_quantise_scales(const float* absmax, int64_t blocks, int6
     }
 }
 
-// The scale of block b. volatile keeps a compiler from fusing the product and the sum.
+// The scale of block b. volatile prevents the compiler from fusing the product and the sum.
 static float qlora__nf4_absmax(const qlora_nf4* w, int64_t b) {
     if (w->absmax != NULL) {
         return w->absmax[b];

@@ -1,6 +1,8 @@
 #ifndef QLORA__PART_PLATFORM
 #define QLORA__PART_PLATFORM
 
+// System headers, the targets that are supported, and compiler attributes.
+
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -22,8 +24,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #ifndef CLOCK_MONOTONIC
-#error                                                                                             \
-    "qlora.h: include the implementation before any system header, or use -D_POSIX_C_SOURCE=200809L"
+#error "qlora.h: include the implementation before system headers, or use -D_POSIX_C_SOURCE=200809L"
 #endif
 #endif
 

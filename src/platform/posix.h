@@ -1,6 +1,8 @@
 #ifndef QLORA__PART_POSIX
 #define QLORA__PART_POSIX
 
+// POSIX: shared libraries, clock, threads and files.
+
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
@@ -71,7 +73,7 @@ static QLORA__UNUSED void qlora__thread_join(qlora__thread* t) {
     pthread_join(t->handle, NULL);
 }
 
-// A file is its descriptor plus one, so that NULL stays "none".
+// A file handle is its descriptor plus one, so that NULL can mean "no file".
 static QLORA__UNUSED int qlora__os_fd(void* file) {
     return (int)((intptr_t)file - 1);
 }
@@ -142,8 +144,7 @@ static QLORA__UNUSED int qlora__os_sync_dir(const char* path, void* user) {
     }
     int code = fsync(fd) == 0 ? 0 : errno;
     close(fd);
-    // Some file systems cannot sync a folder and say so; the rename is then as safe as it gets
-    // there.
+    // Some file systems cannot sync a folder and return EINVAL; nothing more can be done about it.
     return code == EINVAL ? 0 : code;
 }
 

@@ -2,6 +2,8 @@
 #define QLORA__PART_SYSTEM
 
 static QLORA__UNUSED void* qlora__os_alloc(size_t bytes, size_t align, void* user) {
+
+// Allocation, the names of NVIDIA's libraries, and error texts, on every system.
     (void)user;
 #ifdef _WIN32
     return _aligned_malloc(bytes, align);
@@ -21,7 +23,7 @@ static QLORA__UNUSED void qlora__os_free(void* pointer, size_t bytes, void* user
 #endif
 }
 
-// How NVIDIA's libraries are called, and what they are called.
+// The calling convention and the file names of NVIDIA's libraries.
 // clang-format off
 #ifdef _WIN32
 #define QLORA__CUDAAPI __stdcall
@@ -37,7 +39,7 @@ static QLORA__UNUSED void qlora__os_free(void* pointer, size_t bytes, void* user
 #endif
 // clang-format on
 
-// strerror is not safe in threads; these are the ones people meet.
+// strerror is not thread-safe, so the common codes are listed here.
 static const char* qlora__errno_text(int code) {
     static const struct {
         int code;
@@ -46,7 +48,7 @@ static const char* qlora__errno_text(int code) {
         {ENOENT, "no such file or folder"},  {EACCES, "permission denied"},
         {EPERM, "not permitted"},            {ENOSPC, "no space left on the device"},
         {EROFS, "read-only file system"},    {EISDIR, "is a folder"},
-        {ENOTDIR, "not a folder"},           {EEXIST, "exists already"},
+        {ENOTDIR, "not a folder"},           {EEXIST, "already exists"},
         {EMFILE, "too many open files"},     {ENAMETOOLONG, "path too long or not UTF-8"},
         {EFBIG, "file too large"},           {EIO, "input/output error"},
         {ENOMEM, "out of memory"},           {EINVAL, "invalid argument"},

@@ -1,7 +1,8 @@
 #ifndef QLORA__PART_WINDOWS
 #define QLORA__PART_WINDOWS
 
-// Declared here so that <windows.h> and its macros stay out of the user's file.
+// The system functions are declared here so that <windows.h> and its macros stay out of the user's
+// file.
 #ifdef _WINDOWS_
 #ifdef __cplusplus
 #error "qlora.h: include the implementation before <windows.h>"
@@ -117,7 +118,7 @@ static QLORA__UNUSED void qlora__thread_join(qlora__thread* t) {
     CloseHandle((void*)t->handle);
 }
 
-// Paths are UTF-8. Longer ones than this are refused with ENAMETOOLONG.
+// Paths are UTF-8; those that do not fit are rejected with ENAMETOOLONG.
 #define QLORA__PATH_MAX 1024
 static QLORA__UNUSED bool qlora__wide(const char* path, wchar_t* out) {
     return MultiByteToWideChar(65001, 8, path, -1, out, QLORA__PATH_MAX) > 0;
@@ -171,7 +172,7 @@ static QLORA__UNUSED int qlora__os_rename(const char* from, const char* to, void
     if (!qlora__wide(from, wide_from) || !qlora__wide(to, wide_to)) {
         return ENAMETOOLONG;
     }
-    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace, write through
+    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace the target, write through
 }
 
 static QLORA__UNUSED int qlora__os_remove(const char* path, void* user) {
@@ -195,7 +196,7 @@ static QLORA__UNUSED int qlora__os_make_dir(const char* path, void* user) {
 static QLORA__UNUSED int qlora__os_sync_dir(const char* path, void* user) {
     (void)path;
     (void)user;
-    return 0; // MoveFileEx wrote through already
+    return 0; // MoveFileEx has already written through
 }
 
 static QLORA__UNUSED int qlora__os_map(const char* path, const void** data, uint64_t* bytes,
@@ -217,7 +218,7 @@ static QLORA__UNUSED int qlora__os_map(const char* path, const void** data, uint
         view = mapping != NULL ? MapViewOfFile(mapping, 4, 0, 0, 0) : NULL;
     }
     if (mapping != NULL) {
-        CloseHandle(mapping); // the view keeps it
+        CloseHandle(mapping); // the view keeps the mapping open
     }
     CloseHandle(file);
     if (size > 0 && view == NULL) {

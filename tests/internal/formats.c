@@ -35,45 +35,45 @@ static const struct {
     const char* text;
     const char* message;
 } json_bad[] = {
-    {"", "a value was expected"},
-    {" ", "a value was expected"},
-    {"[1,]", "a value was expected"},
-    {"[1 2]", "',' or ']' was expected"},
-    {"[1", "',' or ']' was expected"},
-    {"[", "a value was expected"},
-    {"]", "a value was expected"},
-    {"{\"a\":1", "',' or '}' was expected"},
-    {"{\"a\":1]", "',' or '}' was expected"},
-    {"{\"a\":1,}", "a key in quotes was expected"},
-    {"{a:1}", "a key in quotes was expected"},
-    {"{1:1}", "a key in quotes was expected"},
-    {"{,}", "a key in quotes was expected"},
-    {"{\"a\" 1}", "':' was expected"},
-    {"{\"a\":}", "a value was expected"},
-    {"{\"a\":1 \"b\":2}", "',' or '}' was expected"},
-    {"1 2", "something follows the value"},
-    {"{} x", "something follows the value"},
-    {"[]]", "something follows the value"},
-    {"nul", "a value was expected"},
-    {"True", "a value was expected"},
-    {"truex", "something follows the value"},
+    {"", "expected a value"},
+    {" ", "expected a value"},
+    {"[1,]", "expected a value"},
+    {"[1 2]", "expected ',' or ']'"},
+    {"[1", "expected ',' or ']'"},
+    {"[", "expected a value"},
+    {"]", "expected a value"},
+    {"{\"a\":1", "expected ',' or '}'"},
+    {"{\"a\":1]", "expected ',' or '}'"},
+    {"{\"a\":1,}", "expected a key in quotes"},
+    {"{a:1}", "expected a key in quotes"},
+    {"{1:1}", "expected a key in quotes"},
+    {"{,}", "expected a key in quotes"},
+    {"{\"a\" 1}", "expected ':'"},
+    {"{\"a\":}", "expected a value"},
+    {"{\"a\":1 \"b\":2}", "expected ',' or '}'"},
+    {"1 2", "unexpected text after the value"},
+    {"{} x", "unexpected text after the value"},
+    {"[]]", "unexpected text after the value"},
+    {"nul", "expected a value"},
+    {"True", "expected a value"},
+    {"truex", "unexpected text after the value"},
     {"01", "leading zero"},
     {"-01", "leading zero"},
-    {"-", "a value was expected"},
-    {"+1", "a value was expected"},
-    {".5", "a value was expected"},
-    {"1.", "after the point"},
-    {"1.e3", "after the point"},
+    {"-", "expected a value"},
+    {"+1", "expected a value"},
+    {".5", "expected a value"},
+    {"1.", "after the decimal point"},
+    {"1.e3", "after the decimal point"},
     {"1e", "in the exponent"},
     {"1e+", "in the exponent"},
-    {"0x10", "something follows the value"},
-    {"NaN", "a value was expected"},
-    {"Infinity", "a value was expected"},
-    {"-Infinity", "a value was expected"},
-    {"'a'", "a value was expected"},
+    {"0x10", "unexpected text after the value"},
+    {"NaN", "expected a value"},
+    {"Infinity", "expected a value"},
+    {"-Infinity", "expected a value"},
+    {"'a'", "expected a value"},
     {"\"a", "closing quote"},
-    {"\"a\\", "unknown escape"},
-    {"\"\\x41\"", "unknown escape"},
+    {"\"a\\", "invalid escape"},
+    {"\"\\x41\"", "invalid escape"},
     {"\"\\u12\"", "four hexadecimal digits"},
     {"\"\\u12g4\"", "four hexadecimal digits"},
     {"\"\\ud800\"", "surrogate"},
@@ -92,9 +92,9 @@ static const struct {
     {"\"\xf4\x90\x80\x80\"", "invalid UTF-8"},
     {"\"\xf8\x88\x80\x80\x80\"", "invalid UTF-8"},
     {"\"\xe2\x82\"", "invalid UTF-8"},
-    {"\xef\xbb\xbf{}", "a value was expected"},
-    {"/**/1", "a value was expected"},
-    {"[1,//\n2]", "a value was expected"},
+    {"\xef\xbb\xbf{}", "expected a value"},
+    {"/**/1", "expected a value"},
+    {"[1,//\n2]", "expected a value"},
 };
 
 static const char* const json_good[] = {
@@ -150,7 +150,7 @@ TEST json_messages_give_the_place(void) {
     qlora__json json;
     world_begin(&w);
     ASSERT(refused(&w, qlora__json_parse(&w.env, "t", "{\n \"a\": 1,\n  oh}", 16, 0, &json),
-                   "t:3:3: invalid JSON: a key in quotes was expected"));
+                   "t:3:3: invalid JSON: expected a key in quotes"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -168,7 +168,7 @@ TEST json_limits_the_depth(void) {
             ASSERT_EQ(QLORA_OK, r);
             qlora__json_free(&w.env, &json);
         } else {
-            ASSERT(refused(&w, r, "nested too deeply"));
+            ASSERT(refused(&w, r, "nested too deeply; the limit is 256 levels"));
         }
     }
     ASSERT(world_end(&w));
@@ -185,7 +185,7 @@ TEST json_finds_duplicate_keys(void) {
         ASSERTm(twice[i], refused(&w,
                                   qlora__json_parse(&w.env, "t", twice[i], strlen(twice[i]),
                                                     QLORA__JSON_UNIQUE, &json),
-                                  "stands twice"));
+                                  "duplicate key"));
     }
     const char* once = "{\"a\":{\"a\":1},\"ab\":{\"a\":1},\"b\":[{\"a\":1},{\"a\":1}]}";
     ASSERT_EQ(QLORA_OK,
@@ -409,60 +409,69 @@ static const struct {
     {"", 0, "does not start with '{'"},
     {" {}", 0, "does not start with '{'"},
     {"[]", 0, "does not start with '{'"},
-    {"{}\n", 0, "padded with spaces only"},
-    {"{}\t ", 0, "padded with spaces only"},
-    {"{", 0, "a key in quotes was expected"},
-    {"{}}", 0, "something follows"},
+    {"{}\n", 0, "may only be padded with spaces"},
+    {"{}\t ", 0, "may only be padded with spaces"},
+    {"{", 0, "expected a key in quotes"},
+    {"{}}", 0, "unexpected text after the value"},
     {"{\"a\xff\":1}", 0, "invalid UTF-8"},
-    {"{}", 1, "the tensors need 0 bytes, the file has 1"},
-    {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") "}", 3, "cut short"},
-    {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") "}", 5, "the tensors need 4 bytes, the file has 5"},
+    {"{}", 1, "the tensors need 0 bytes but the file contains 1"},
+    {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") "}", 3, "it is truncated"},
+    {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") "}", 5,
+     "the tensors need 4 bytes but the file contains 5"},
     {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") ",\"a\":" ENTRY("F32", "[1]", "[4,8]") "}", 8,
-     "\"a\" stands twice"},
+     "duplicate key \"a\""},
     {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") ",\"\\u0061\":" ENTRY("F32", "[1]", "[4,8]") "}", 8,
-     "stands twice"},
-    {"{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", 0, "stands twice"},
+     "duplicate key"},
+    {"{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", 0, "duplicate key"},
     {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
-     "\"dtype\" stands twice"},
+     "duplicate key \"dtype\""},
     {"{\"__metadata__\":{\"a\":1}}", 0, "__metadata__ must map strings to strings"},
     {"{\"__metadata__\":[]}", 0, "__metadata__ must map strings to strings"},
     {"{\"__metadata__\":{\"a\":{}}}", 0, "__metadata__ must map strings to strings"},
-    {"{\"a\":1}", 0, "a: no dtype"},
-    {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "a: no dtype"},
-    {"{\"a\":{\"dtype\":7,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "a: no dtype"},
+    {"{\"a\":1}", 0, "a: dtype is missing"},
+    {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "a: dtype is missing"},
+    {"{\"a\":{\"dtype\":7,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "a: dtype must be a string"},
     {"{\"a\":" ENTRY("F33", "[1]", "[0,4]") "}", 4, "a: unknown dtype \"F33\""},
     {"{\"a\":" ENTRY("f32", "[1]", "[0,4]") "}", 4, "unknown dtype"},
-    {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "a: no shape"},
-    {"{\"a\":" ENTRY("F32", "{}", "[0,4]") "}", 4, "a: no shape"},
-    {"{\"a\":" ENTRY("F32", "[-1]", "[0,4]") "}", 4, "a: shape must hold whole numbers"},
-    {"{\"a\":" ENTRY("F32", "[1.0]", "[0,4]") "}", 4, "a: shape must hold whole numbers"},
-    {"{\"a\":" ENTRY("F32", "[1e0]", "[0,4]") "}", 4, "a: shape must hold whole numbers"},
-    {"{\"a\":" ENTRY("F32", "[\"1\"]", "[0,4]") "}", 4, "a: shape must hold whole numbers"},
-    {"{\"a\":" ENTRY("F32", "[[1]]", "[0,4]") "}", 4, "a: shape must hold whole numbers"},
+    {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "a: shape is missing"},
+    {"{\"a\":" ENTRY("F32", "{}", "[0,4]") "}", 4, "a: shape must be a list of integers"},
+    {"{\"a\":" ENTRY("F32", "[-1]", "[0,4]") "}", 4, "a: shape must contain non-negative integers"},
+    {"{\"a\":" ENTRY("F32", "[1.0]", "[0,4]") "}", 4,
+     "a: shape must contain non-negative integers"},
+    {"{\"a\":" ENTRY("F32", "[1e0]", "[0,4]") "}", 4,
+     "a: shape must contain non-negative integers"},
+    {"{\"a\":" ENTRY("F32", "[\"1\"]", "[0,4]") "}", 4,
+     "a: shape must contain non-negative integers"},
+    {"{\"a\":" ENTRY("F32", "[[1]]", "[0,4]") "}", 4,
+     "a: shape must contain non-negative integers"},
     {"{\"a\":" ENTRY("F32", "[9223372036854775808]", "[0,4]") "}", 4,
-     "a: shape must hold whole numbers"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "a: data_offsets must be two"},
+     "a: shape must contain non-negative integers"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "a: data_offsets is missing"},
     {"{\"a\":" ENTRY("F32", "[1]", "[0]") "}", 4, "a: data_offsets must be two"},
     {"{\"a\":" ENTRY("F32", "[1]", "[0,4,8]") "}", 4, "a: data_offsets must be two"},
     {"{\"a\":" ENTRY("F32", "[1]", "[-4,0]") "}", 4, "a: data_offsets must be two"},
     {"{\"a\":" ENTRY("F32", "[1]", "[0,4.0]") "}", 4, "a: data_offsets must be two"},
-    {"{\"a\":" ENTRY("F32", "[1]", "[4,0]") "}", 4, "a: data_offsets end before they begin"},
+    {"{\"a\":" ENTRY("F32", "[1]", "[4,0]") "}", 4, "a: data_offsets: the end is before the start"},
     {"{\"a\":" ENTRY("F32", "[2]", "[0,4]") "}", 4, "a: the shape needs 8 bytes"},
     {"{\"a\":" ENTRY("F32", "[]", "[0,8]") "}", 8, "a: the shape needs 4 bytes"},
     {"{\"a\":" ENTRY("F32", "[0]", "[0,4]") "}", 4, "a: the shape needs 0 bytes"},
-    {"{\"a\":" ENTRY("F4", "[3]", "[0,1]") "}", 1, "12 bits are not whole bytes"},
-    {"{\"a\":" ENTRY("F32", "[4611686018427387904,4]", "[0,0]") "}", 0, "a: the shape overflows"},
-    {"{\"a\":" ENTRY("U8", "[4294967296,4294967296]", "[0,0]") "}", 0, "a: the shape overflows"},
-    {"{\"a\":" ENTRY("F32", "[1]", "[4,8]") "}", 8, "a: begins at 4, leaving a hole after 0"},
+    {"{\"a\":" ENTRY("F4", "[3]", "[0,1]") "}", 1, "12 bits are not a whole number of bytes"},
+    {"{\"a\":" ENTRY("F32", "[4611686018427387904,4]", "[0,0]") "}", 0,
+     "a: the size of the shape overflows"},
+    {"{\"a\":" ENTRY("U8", "[4294967296,4294967296]", "[0,0]") "}", 0,
+     "a: the size of the shape overflows"},
+    {"{\"a\":" ENTRY("F32", "[1]", "[4,8]") "}", 8,
+     "a: data_offsets start at 4, leaving a gap after 0"},
     {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") ",\"b\":" ENTRY("F32", "[1]", "[8,12]") "}", 12,
-     "b: begins at 8, leaving a hole after 4"},
+     "b: data_offsets start at 8, leaving a gap after 4"},
     {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") ",\"b\":" ENTRY("F32", "[1]", "[2,6]") "}", 6,
-     "b: begins at 2, overlapping what ends at 4"},
+     "b: data_offsets start at 2, before the previous tensor ends at 4"},
     {"{\"a\":" ENTRY("F32", "[1]", "[0,4]") ",\"b\":" ENTRY("F32", "[1]", "[0,4]") "}", 4,
-     "overlapping what ends at 4"},
+     "before the previous tensor ends at 4"},
     {"{\"a\":" ENTRY("F32", "[2]", "[0,8]") ",\"e\":" ENTRY("F32", "[0]", "[4,4]") "}", 8,
-     "e: begins at 4, overlapping what ends at 8"},
-    {"{\"a\\u0000b\":" ENTRY("F32", "[1]", "[0,4]") "}", 4, "NUL in a tensor's name"},
+     "e: data_offsets start at 4, before the previous tensor ends at 8"},
+    {"{\"a\\u0000b\":" ENTRY("F32", "[1]", "[0,4]") "}", 4,
+     "the name of a tensor contains a NUL byte"},
 };
 
 TEST safetensors_refuses_each_fault(void) {
@@ -491,16 +500,17 @@ TEST safetensors_refuses_wrong_lengths(void) {
     world_begin(&w);
     for (size_t size = 0; size < 8; size++) {
         memset(file, 0, sizeof file);
-        ASSERT(refused(&w, qlora__st_parse(&w.env, "x", file, size, &st), "too few"));
+        ASSERT(refused(&w, qlora__st_parse(&w.env, "x", file, size, &st),
+                       "is too short for safetensors"));
     }
     static const struct {
         uint64_t length;
         const char* message;
-    } lies[] = {{57, "cut short"},
-                {100000000, "cut short"},
-                {100000001, "more than the format's limit"},
-                {UINT64_MAX, "more than the format's limit"},
-                {UINT64_MAX - 7, "more than the format's limit"}};
+    } lies[] = {{57, "it is truncated"},
+                {100000000, "it is truncated"},
+                {100000001, "the limit of the format is 100000000"},
+                {UINT64_MAX, "the limit of the format is 100000000"},
+                {UINT64_MAX - 7, "the limit of the format is 100000000"}};
     for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
         qlora__store_u64(file, lies[i].length);
         ASSERT(refused(&w, qlora__st_parse(&w.env, "x", file, sizeof file, &st), lies[i].message));
@@ -653,8 +663,10 @@ TEST safetensors_writer_counts_bytes(void) {
     world_begin(&w);
     ASSERT_EQ(QLORA_OK, qlora__st_write_begin(&w.env, "f", four_entries, 4, NULL, false, &writer));
     ASSERT_EQ(QLORA_OK, qlora__st_write(&w.env, &writer, bytes, 62));
-    ASSERT(refused(&w, qlora__st_write(&w.env, &writer, bytes, 2), "1 bytes more than announced"));
-    ASSERT(refused(&w, qlora__st_write_commit(&w.env, &writer), "62 of 63 bytes were written"));
+    ASSERT(refused(&w, qlora__st_write(&w.env, &writer, bytes, 2),
+                   "1 bytes more than the header declares"));
+    ASSERT(refused(&w, qlora__st_write_commit(&w.env, &writer),
+                   "only 62 of 63 bytes have been written"));
     ASSERT(world_slot(w.files, "f") == NULL && world_slot(w.files, "f.tmp") == NULL);
     ASSERT(world_end(&w));
     PASS();
@@ -774,11 +786,12 @@ static const struct {
     {{"vocab_size", "0", NULL}, "vocab_size is 0;"},
     {{"vocab_size", "-5", NULL}, "vocab_size is -5;"},
     {{"vocab_size", "1e30", NULL}, "vocab_size is 1e30;"},
-    {{"vocab_size", "\"512\"", NULL}, "vocab_size is 512; it must be a whole number"},
+    {{"vocab_size", "\"512\"", NULL}, "vocab_size is 512; it must be an integer"},
     {{"hidden_size", NULL, NULL}, "hidden_size is missing"},
     {{"hidden_size", "128.5", NULL}, "hidden_size is 128.5;"},
     {{"hidden_size", "9223372036854775807", NULL}, "hidden_size is 9223372036854775807;"},
-    {{"hidden_size", "130", NULL}, "hidden_size 130 is no multiple of num_attention_heads 4"},
+    {{"hidden_size", "130", NULL},
+     "hidden_size (130) is not a multiple of num_attention_heads (4)"},
     {{"intermediate_size", "-1", NULL}, "intermediate_size is -1;"},
     {{"intermediate_size", NULL, NULL}, "intermediate_size is missing"},
     {{"num_hidden_layers", "0", NULL}, "num_hidden_layers is 0;"},
@@ -787,20 +800,26 @@ static const struct {
     {{"num_attention_heads", "0", NULL}, "num_attention_heads is 0;"},
     {{"num_attention_heads", NULL, NULL}, "num_attention_heads is missing"},
     {{"num_key_value_heads", "3", NULL},
-     "num_attention_heads 4 is no multiple of num_key_value_heads 3"},
+     "num_attention_heads (4) is not a multiple of num_key_value_heads (3)"},
     {{"num_key_value_heads", "0", NULL}, "num_key_value_heads is 0;"},
-    {{"head_dim", "33", NULL}, "head_dim 33 is odd"},
+    {{"head_dim", "33", NULL}, "head_dim is 33; it must be even"},
     {{"head_dim", "0", NULL}, "head_dim is 0;"},
-    {{"head_dim", "512", NULL}, "head_dim 512 is not supported"},
+    {{"head_dim", "512", NULL}, "head_dim is 512; the maximum is 256"},
     {{"max_position_embeddings", "0", NULL}, "max_position_embeddings is 0;"},
     {{"rms_norm_eps", "0", NULL}, "rms_norm_eps is 0;"},
     {{"rms_norm_eps", "\"small\"", NULL}, "rms_norm_eps is small;"},
     {{"rope_theta", "-1.0", NULL}, "rope_theta is -1.0;"},
     {{"rope_theta", "1e999", NULL}, "rope_theta is 1e999;"},
-    {{"rope_theta", "0.5", NULL}, "rope_theta is 0.5; it must be above 1"},
-    {{"partial_rotary_factor", "0.5", NULL}, "partial_rotary_factor 0.5 is not supported"},
+    {{"rope_theta", "0.5", NULL}, "rope_theta is 0.5; it must be greater than 1"},
+    {{"partial_rotary_factor", "0.5", NULL}, "partial_rotary_factor is 0.5; only 1 is supported"},
     {{"rope_scaling", "\"yes\"", NULL}, "rope_scaling is yes; it must be an object"},
     {{"rope_parameters", "[]", NULL}, "rope_parameters is []; it must be an object"},
+    {{"rope_parameters", "{\"full_attention\":{},\"sliding_attention\":7}", NULL},
+     "sliding_attention is 7; it must be an object"},
+    {{"rope_parameters", "{\"sliding_attention\":7}", NULL},
+     "sliding_attention is 7; it must be an object"},
+    {{"rope_parameters", "{\"full_attention\":7,\"sliding_attention\":{}}", NULL},
+     "full_attention is 7; it must be an object"},
     {{"rope_scaling", "{\"type\":\"dynamic\",\"factor\":2.0}", NULL},
      "rope_type \"dynamic\" is not supported"},
     {{"rope_scaling", "{\"rope_type\":\"longrope\"}", NULL},
@@ -816,24 +835,26 @@ static const struct {
       "{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,"
       "\"original_max_position_embeddings\":64}",
       NULL},
-     "high_freq_factor 4 must be above low_freq_factor 4"},
+     "high_freq_factor is 4; it must be greater than low_freq_factor (4)"},
     {{"rope_scaling", "{\"type\":\"yarn\"}", NULL}, "factor is missing"},
     {{"rope_scaling", "{\"type\":\"yarn\",\"factor\":4,\"beta_fast\":-1}", NULL},
      "beta_fast is -1;"},
     {{"hidden_act", "\"gelu\"", NULL}, "hidden_act \"gelu\" is not supported"},
     {{"tie_word_embeddings", "1", NULL}, "tie_word_embeddings is 1; it must be true or false"},
     {{"attention_bias", "\"no\"", NULL}, "attention_bias is no;"},
-    {{"layer_types", "[\"full_attention\"]", NULL}, "one type for each of the 3 layers"},
-    {{"layer_types", "7", NULL}, "one type for each of the 3 layers"},
+    {{"layer_types", "[\"full_attention\"]", NULL},
+     "layer_types has length 1; it must have one entry per layer (3)"},
+    {{"layer_types", "7", NULL}, "layer_types must be a list"},
     {{"model_type", "\"qwen2\"", "architectures", NULL, "layer_types",
       "[\"full_attention\",\"linear_attention\",\"full_attention\"]", NULL},
      "layer type \"linear_attention\" is not supported"},
     {{"layer_types", "[\"full_attention\",\"sliding_attention\",\"full_attention\"]", NULL},
-     "llama layers have full attention"},
+     "llama layers always have full attention"},
     {{"model_type", "\"mistral\"", "architectures", NULL, "sliding_window", "0", NULL},
      "sliding_window is 0;"},
     {{"bos_token_id", "512", NULL}, "bos_token_id is 512;"},
-    {{"eos_token_id", "[1,512]", NULL}, "eos_token_id is [1,512]; ids go from 0"},
+    {{"eos_token_id", "[1,512]", NULL},
+     "eos_token_id is [1,512]; ids must be from 0 to vocab_size - 1 (511)"},
     {{"eos_token_id", "-1", NULL}, "eos_token_id is -1;"},
     {{"eos_token_id", "[[1]]", NULL}, "eos_token_id is [[1]];"},
     {{"eos_token_id", "[0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0]", NULL}, "eos_token_id lists 17 ids"},
@@ -852,7 +873,8 @@ TEST config_names_each_impossible_value(void) {
         ASSERTm(config_bad[i].message, refused(&w, r, config_bad[i].message));
         ASSERTm("the message names the file", strncmp(w.env.error, "config.json: ", 13) == 0);
     }
-    ASSERT(refused(&w, qlora__config_parse(&w.env, "c", "[]", 2, &config), "object was expected"));
+    ASSERT(
+        refused(&w, qlora__config_parse(&w.env, "c", "[]", 2, &config), "expected a JSON object"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1074,7 +1096,7 @@ TEST folder_single_file(void) {
     static qlora__folder f;
     const qlora__st_tensor* t = NULL;
     world_begin(&w);
-    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "neither model.safetensors nor"));
+    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "found neither model.safetensors nor"));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/model.safetensors", plans, 5));
     ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.env, "m", &f));
     ASSERT_EQ(QLORA_OK, qlora__folder_need(&w.env, &f, "model.embed_tokens.weight", 8, 4, &t));
@@ -1087,19 +1109,19 @@ TEST folder_single_file(void) {
     ASSERT(refused(&w, qlora__folder_need(&w.env, &f, "model.norm.bias", 4, -1, &t),
                    "tensor model.norm.bias is missing"));
     ASSERT(refused(&w, qlora__folder_need(&w.env, &f, "model.norm.weight", 5, -1, &t),
-                   "model.norm.weight: shape [4], but [5] is needed"));
+                   "model.norm.weight has shape [4]; it must be [5]"));
     ASSERT(refused(&w, qlora__folder_need(&w.env, &f, "lm_head.weight", 8, 5, &t),
-                   "lm_head.weight: shape [8,4], but [8,5] is needed"));
+                   "lm_head.weight has shape [8,4]; it must be [8,5]"));
     ASSERT(refused(&w, qlora__folder_need(&w.env, &f, "lm_head.weight", 8, -1, &t),
-                   "shape [8,4], but [8] is needed"));
+                   "has shape [8,4]; it must be [8]"));
     ASSERT(refused(&w,
                    qlora__folder_need(&w.env, &f, "model.layers.0.mlp.up_proj.weight", 4, 4, &t),
-                   "dtype I32; F32, BF16 or F16 is needed"));
+                   "has dtype I32; supported are F32, BF16 and F16"));
     qlora__folder_close(&w.env, &f);
     static const plan twice[] = {{"model.norm.weight", QLORA__ST_F32, 4, 0, NULL},
                                  {"norm.weight", QLORA__ST_F32, 4, 0, NULL}};
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/model.safetensors", twice, 2));
-    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "are the same tensor twice"));
+    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "are the same tensor"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1120,7 +1142,7 @@ TEST folder_shards(void) {
     world_put(&w, "m/model.safetensors.index.json", index, sizeof index - 1);
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s1", shard_1, 2));
     ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f),
-                   "m/s2: the index names this shard, but it is missing"));
+                   "m/s2: this shard is listed in the index but does not exist"));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s2", shard_2, 2));
     ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.env, "m", &f));
     ASSERT_EQ(2u, f.shard_count);
@@ -1131,10 +1153,10 @@ TEST folder_shards(void) {
     world_file* s2 = world_slot(w.files, "m/s2");
     s2->size -= 3;
     ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "m/s2: the tensors need 24 bytes"));
-    ASSERT(strstr(w.env.error, "cut short") != NULL);
+    ASSERT(strstr(w.env.error, "it is truncated") != NULL);
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s2", shard_1, 2));
     ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f),
-                   "m/s2: model.c: the index says that this tensor is here, but it is not"));
+                   "m/s2: tensor model.c is listed in the index but missing from this shard"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1143,20 +1165,20 @@ TEST folder_refuses_bad_indexes(void) {
     static const struct {
         const char* text;
         const char* message;
-    } bad[] = {{"", "a value was expected"},
-               {"{}", "weight_map is missing or empty"},
-               {"[]", "weight_map is missing or empty"},
-               {"{\"weight_map\":{}}", "weight_map is missing or empty"},
-               {"{\"weight_map\":[\"a\"]}", "weight_map is missing or empty"},
-               {"{\"weight_map\":{\"a\":7}}", "must map names to file names"},
-               {"{\"weight_map\":{\"a\":\"s1\",\"a\":\"s1\"}}", "stands twice"},
-               {"{\"weight_map\":{\"a\":\"\"}}", "is no plain file name"},
-               {"{\"weight_map\":{\"a\":\"../s1\"}}", "\"../s1\" is no plain file name"},
-               {"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "is no plain file name"},
-               {"{\"weight_map\":{\"a\":\"c:x\"}}", "is no plain file name"},
-               {"{\"weight_map\":{\"a\":\"..\"}}", "is no plain file name"},
-               {"{\"weight_map\":{\"a\":\"x\\\\y\"}}", "is no plain file name"},
-               {"{\"weight_map\":{\"a\":\"x\\u0000y\"}}", "is no plain file name"}};
+    } bad[] = {{"", "expected a value"},
+               {"{}", "weight_map is missing"},
+               {"[]", "weight_map is missing"},
+               {"{\"weight_map\":{}}", "weight_map is empty"},
+               {"{\"weight_map\":[\"a\"]}", "weight_map must be an object"},
+               {"{\"weight_map\":{\"a\":7}}", "must map tensor names to file names"},
+               {"{\"weight_map\":{\"a\":\"s1\",\"a\":\"s1\"}}", "duplicate key"},
+               {"{\"weight_map\":{\"a\":\"\"}}", "must be a plain file name"},
+               {"{\"weight_map\":{\"a\":\"../s1\"}}", "\"../s1\" must be a plain file name"},
+               {"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "must be a plain file name"},
+               {"{\"weight_map\":{\"a\":\"c:x\"}}", "must be a plain file name"},
+               {"{\"weight_map\":{\"a\":\"..\"}}", "must be a plain file name"},
+               {"{\"weight_map\":{\"a\":\"x\\\\y\"}}", "must be a plain file name"},
+               {"{\"weight_map\":{\"a\":\"x\\u0000y\"}}", "must be a plain file name"}};
     world w;
     static qlora__folder f;
     world_begin(&w);
@@ -1181,7 +1203,8 @@ TEST folder_limits_the_shards(void) {
     n += (size_t)snprintf(text + n, sizeof text - n, "}}");
     world_begin(&w);
     world_put(&w, "m/model.safetensors.index.json", text, n);
-    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "too many shards"));
+    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f),
+                   "weight_map names 4097 shards; the limit is 4096"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1208,7 +1231,8 @@ TEST folder_is_exported(void) {
     ASSERT_EQ(sizeof to - 1, file->size);
     ASSERT_MEM_EQ(to, file->data, file->size);
     world_put(&w, "m/config.json", "[]", 2);
-    ASSERT(refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16"), "object was expected"));
+    ASSERT(
+        refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16"), "expected a JSON object"));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "n/s1", shard_1, 2));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s2", shard_2, 2));
     ASSERT_EQ(QLORA_OK, qlora__file_copy(&w.env, "m/s2", "n/s2"));
@@ -1268,7 +1292,7 @@ TEST bnb_reads_both_kinds(void) {
     ASSERT_EQ(QLORA_OK, qlora__folder_linear(&w.env, &f, "model.y.weight", 6, 65, &s));
     ASSERT(!s.nf4 && s.dtype == QLORA_F32 && s.weight->bytes == 6 * 65 * 4);
     ASSERT(refused(&w, qlora__folder_linear(&w.env, &f, "model.x.weight", 65, 6, &s),
-                   "shape [6,65], but [65,6] is needed"));
+                   "has shape [6,65]; it must be [65,6]"));
     ASSERT(
         refused(&w, qlora__folder_linear(&w.env, &f, "model.z.weight", 6, 65, &s), "is missing"));
     qlora__folder_close(&w.env, &f);
@@ -1285,26 +1309,27 @@ TEST bnb_refuses_each_fault(void) {
         const char* message;
     } bad[] = {
         {"{", "quant_state.bitsandbytes__nf4:1:"},
-        {"{}", "quant_type is not nf4"},
-        {"{\"quant_type\":\"fp4\"}", "quant_type is not nf4"},
-        {"{\"quant_type\":\"nf4\",\"blocksize\":64,\"dtype\":\"bfloat16\"}", "shape must be two"},
+        {"{}", "quant_type is missing"},
+        {"{\"quant_type\":\"fp4\"}", "quant_type \"fp4\" is not supported; only nf4 is supported"},
+        {"{\"quant_type\":\"nf4\",\"blocksize\":64,\"dtype\":\"bfloat16\"}", "shape is missing"},
         {"{\"quant_type\":\"nf4\",\"blocksize\":64,\"dtype\":\"bfloat16\",\"shape\":[6]}",
-         "shape must be two"},
+         "shape is [6]; it must be two integers"},
         {"{\"quant_type\":\"nf4\",\"blocksize\":64,\"dtype\":\"bfloat16\",\"shape\":[0,65]}",
-         "shape must be two"},
+         "shape is [0,65]; it must be two integers"},
         {"{\"quant_type\":\"nf4\",\"dtype\":\"bfloat16\",\"shape\":[6,65]}",
          "blocksize is missing"},
         {"{\"quant_type\":\"nf4\",\"blocksize\":0,\"dtype\":\"bfloat16\",\"shape\":[6,65]}",
          "blocksize is 0;"},
         {"{\"quant_type\":\"nf4\",\"blocksize\":96,\"dtype\":\"bfloat16\",\"shape\":[6,65]}",
-         "powers of two"},
+         "blocksize is 96; it must be a power of two"},
         {"{\"quant_type\":\"nf4\",\"blocksize\":64,\"dtype\":\"int8\",\"shape\":[6,65]}",
-         "dtype must be bfloat16"},
-        {STATE(",\"nested_blocksize\":256"), "nested_offset must be a number"},
+         "dtype is int8; it must be bfloat16, float16 or float32"},
+        {STATE(",\"nested_blocksize\":256"), "nested_offset is missing"},
         {STATE(",\"nested_blocksize\":0"), "nested_blocksize is 0;"},
+        {STATE(",\"nested_blocksize\":96"), "nested_blocksize is 96; it must be a power of two"},
         {STATE(",\"nested_blocksize\":256,\"nested_offset\":1e39"),
-         "nested_offset must be a number"},
-        {STATE(""), "model.x.weight.absmax: 7 elements of U8; the quant_state needs 7 of F32"}};
+         "nested_offset is 1e39; it must be a number from"},
+        {STATE(""), "model.x.weight.absmax has dtype U8; the quant_state requires F32"}};
     world w;
     qlora__linear_source s;
     float other[16];
@@ -1315,13 +1340,13 @@ TEST bnb_refuses_each_fault(void) {
                         bad[i].message));
     }
     ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_U8, 6, 195, qlora__nf4_levels, &s),
-                   "absmax: 6 elements"));
+                   "absmax has 6 elements; the quant_state requires 7"));
     ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_F32, 7, 195, qlora__nf4_levels, &s),
-                   "7 of U8"));
+                   "absmax has dtype F32; the quant_state requires U8"));
     ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_U8, 7, 194, qlora__nf4_levels, &s),
-                   "194 bytes; 6 x 65 codes need 195"));
+                   "has 194 bytes; 6 x 65 codes need 195"));
     ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_U8, 7, 203, qlora__nf4_levels, &s),
-                   "203 bytes"));
+                   "has 203 bytes"));
     memcpy(other, qlora__nf4_levels, sizeof other);
     other[3] += 1e-4f;
     ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_U8, 7, 195, other, &s),
@@ -1433,14 +1458,14 @@ TEST patterns_refuse_the_rest_by_name(void) {
         {"(a)\\1", "an escape other than"},
         {"\\p", "an escape other than"},
         {"a\\", "an escape other than"},
-        {"(a", "a '(' without its ')'"},
-        {"a)", "a ')' without its '('"},
-        {"[a", "a set without its ']'"},
-        {"[", "a set without its ']'"},
-        {"[a\\", "a set without its ']'"},
-        {"*a", "without anything before it"},
-        {"a|*", "without anything before it"},
-        {"(+)", "without anything before it"},
+        {"(a", "an unmatched '('"},
+        {"a)", "an unmatched ')'"},
+        {"[a", "a set without a closing ']'"},
+        {"[", "a set without a closing ']'"},
+        {"[a\\", "a set without a closing ']'"},
+        {"*a", "with nothing before it"},
+        {"a|*", "with nothing before it"},
+        {"(+)", "with nothing before it"},
         {"a**", "a quantifier after a quantifier"},
         {"((((((((((((((((((((((((((((((((a))))))))))))))))))))))))))))))))", "too many groups"}};
     static qlora__re re;
@@ -1539,15 +1564,15 @@ static const struct {
     const char* config;
     const char* message;
 } peft_bad[] = {
-    {"", "a value was expected"},
-    {"[]", "a JSON object was expected"},
+    {"", "expected a value"},
+    {"[]", "expected a JSON object"},
     {"{\"target_modules\":[\"q\"]}", "peft_type is missing"},
     {"{\"peft_type\":\"IA3\",\"target_modules\":[\"q\"]}", "peft_type \"IA3\" is not supported"},
     {"{\"peft_type\":\"LORA\"}", "target_modules is missing"},
     {"{\"peft_type\":\"LORA\",\"target_modules\":null}", "target_modules is missing"},
     {"{\"peft_type\":\"LORA\",\"target_modules\":7}", "target_modules is 7; it must be"},
     {"{\"peft_type\":\"LORA\",\"target_modules\":[7]}", "target_modules is [7]; it must be"},
-    {"{\"peft_type\":\"LORA\",\"r\":1,\"r\":2,\"target_modules\":[\"q\"]}", "\"r\" stands twice"},
+    {"{\"peft_type\":\"LORA\",\"r\":1,\"r\":2,\"target_modules\":[\"q\"]}", "duplicate key \"r\""},
     {"{\"peft_type\":\"LORA\",\"r\":0,\"target_modules\":[\"q\"]}", "r is 0;"},
     {"{\"peft_type\":\"LORA\",\"r\":2.5,\"target_modules\":[\"q\"]}", "r is 2.5;"},
     {"{\"peft_type\":\"LORA\",\"lora_alpha\":-1,\"target_modules\":[\"q\"]}", "lora_alpha is -1;"},
@@ -1577,11 +1602,11 @@ static const struct {
     {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_{2}\":1}"),
      "the pattern \"q_{2}\" has a counted repetition"},
     {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_proj\":0}"),
-     "a rank must be from 1"},
+     "rank 0 must be an integer from 1 to 65536"},
     {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_proj\":\"4\"}"),
-     "a rank must be from 1"},
+     "rank 4 must be an integer from 1 to 65536"},
     {LORA("\"target_modules\":[\"q_proj\"],\"alpha_pattern\":{\"q_proj\":0}"),
-     "an alpha must be above 0"},
+     "alpha 0 must be greater than 0"},
 };
 
 TEST peft_refuses_each_fault(void) {
@@ -1675,7 +1700,7 @@ TEST peft_round_trip(void) {
     ASSERT_EQ(QLORA_OK, qlora__peft_find(&w.env, &p, "model.layers.0.self_attn.k_proj", 6, 5, &m));
     ASSERT(m.rank == 0 && m.a == NULL);
     ASSERT(refused(&w, qlora__peft_find(&w.env, &p, Q0, 7, 5, &m),
-                   "shape [6,8], but [7,8] is needed"));
+                   "has shape [6,8]; it must be [7,8]"));
     ASSERT(refused(&w, qlora__peft_find(&w.env, &p, Q12, 6, 5, &m), "is missing"));
     qlora__peft_close(&w.env, &p);
     ASSERT(world_end(&w));
@@ -1691,7 +1716,8 @@ TEST peft_checks_the_tensors(void) {
         {"base_model.model.lm_head.weight", "only lora_A and lora_B matrices"},
         {"base_model.model.model.embed_tokens.lora_embedding_A", "only lora_A and lora_B matrices"},
         {"base_model.model." Q12 ".lora_A.weight", Q12 ".lora_B.weight is missing"},
-        {"base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight", "does not target this"},
+        {"base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight",
+         "is not targeted by adapter_config.json"},
     };
     world w;
     static qlora__peft p;
@@ -1707,7 +1733,7 @@ TEST peft_checks_the_tensors(void) {
     }
     ASSERT_EQ(QLORA_OK, put_adapter(&w, 7, NULL));
     ASSERT(refused(&w, qlora__peft_open(&w.env, "a", &p),
-                   "F32 [7,5]; adapter_config.json gives it rank 8"));
+                   "has shape [7,5]; adapter_config.json gives it rank 8"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1757,7 +1783,7 @@ TEST gguf_layout(void) {
     ASSERT_EQ(QLORA_OK, qlora__gguf_write(&w.env, &g, a, 20));
     ASSERT_EQ(QLORA_OK, qlora__gguf_write(&w.env, &g, (char*)a + 20, 28));
     ASSERT_EQ(QLORA_OK, qlora__gguf_write(&w.env, &g, b, 40));
-    ASSERT(refused(&w, qlora__gguf_write(&w.env, &g, b, 1), "more bytes than announced"));
+    ASSERT(refused(&w, qlora__gguf_write(&w.env, &g, b, 1), "more bytes than the header declares"));
     ASSERT_EQ(QLORA_OK, qlora__gguf_commit(&w.env, &g));
     world_file* f = world_slot(w.files, "l.gguf");
     cursor c = {f->data};
@@ -1802,10 +1828,10 @@ TEST gguf_names(void) {
         ASSERT_STR_EQ(table[i][1], name);
     }
     ASSERT(refused(&w, qlora__gguf_name(&w.env, "lm_head", 'a', name), "lm_head has no name"));
-    ASSERT(
-        refused(&w, qlora__gguf_name(&w.env, "model.layers.x.mlp.up_proj", 'a', name), "no name"));
-    ASSERT(
-        refused(&w, qlora__gguf_name(&w.env, "model.layers.1.mlp.up_projx", 'a', name), "no name"));
+    ASSERT(refused(&w, qlora__gguf_name(&w.env, "model.layers.x.mlp.up_proj", 'a', name),
+                   "cannot be stored in a GGUF adapter"));
+    ASSERT(refused(&w, qlora__gguf_name(&w.env, "model.layers.1.mlp.up_projx", 'a', name),
+                   "cannot be stored in a GGUF adapter"));
     ASSERT_STR_EQ("llama", qlora__gguf_architecture(QLORA_FAMILY_MISTRAL));
     ASSERT_STR_EQ("qwen3", qlora__gguf_architecture(QLORA_FAMILY_QWEN3));
     ASSERT(world_end(&w));

@@ -529,7 +529,7 @@ static bool lost_for_good(qlora_ctx* ctx) {
         }
     }
     return qlora_ctx_sync(ctx) == QLORA_ERR_DEVICE_LOST &&
-           strstr(qlora_last_error(ctx), "lost earlier") != NULL;
+           strstr(qlora_last_error(ctx), "lost in an earlier call") != NULL;
 }
 
 static bool dies_honestly(const char* what, uint64_t n, int code, work_fn work, bool* died) {
