@@ -287,7 +287,7 @@ typedef enum qlora_math {
 
 typedef struct qlora_ctx_desc {
     uint32_t reserved_must_be_zero0;
-    // These two stay here in every version, so that a library of another version can explain itself.
+    // These two stay here in every version, so that another version can explain itself.
     char* error_text;              // where qlora_ctx_create explains a failure; may be NULL
     size_t error_text_size;
     qlora_backend require_backend; // ANY
@@ -1009,9 +1009,9 @@ typedef struct qlora_clip_info {
 } qlora_clip_info;
 // Waits for the device. group counts from 0.
 QLORA_API qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out);
-// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as tensors
-// of one element that live as long as the clip. They are what qlora_adamw_desc takes: after
-// qlora_clip_measure both, after qlora_clip_apply the flag alone, because the gradients are scaled
+// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as
+// tensors of one element that are valid as long as the clip. qlora_adamw_desc takes them: both
+// after qlora_clip_measure, only the flag after qlora_clip_apply, which has scaled the gradients
 // already. Group -1 is the flag of all groups together, which qlora_clip_apply sets; it has no
 // scale. Either pointer may be NULL.
 QLORA_API qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
@@ -1070,8 +1070,8 @@ QLORA_API qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor
                                               float eps, const qlora_tensor* dres,
                                               const qlora_tensor* dx, const qlora_tensor* dw);
 
-// Fills out[positions][head_dim] in host memory: cosines of the head_dim / 2 frequencies, then their
-// sines. ctx is for the error text only and may be NULL.
+// Fills out[positions][head_dim] in host memory: cosines of the head_dim / 2 frequencies, then
+// their sines. ctx is for the error text only and may be NULL.
 QLORA_API qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc,
                                         int64_t head_dim, int64_t positions, float* out);
 // Rotates heads 0 .. rotated-1 of x [T, heads * head_dim] in place, pairs (i, i + head_dim / 2),
@@ -1419,10 +1419,10 @@ typedef enum qlora_struct_index {
 } qlora_struct_index;
 
 // A sum of the sizes, each with a weight of its own: a constant, the same in C and in C++.
-#define QLORA_X_ABI(type)                                                                          \
+#define QLORA_STRUCT_WEIGHED(type)                                                                 \
     +(uint64_t)sizeof(type) * (QLORA_STRUCT_##type + 3) * (QLORA_STRUCT_##type + 5) *              \
         (QLORA_STRUCT_##type + 7)
-#define QLORA_ABI ((uint64_t)QLORA_STRUCT_COUNT QLORA_STRUCTS(QLORA_X_ABI))
+#define QLORA_ABI ((uint64_t)QLORA_STRUCT_COUNT QLORA_STRUCTS(QLORA_STRUCT_WEIGHED))
 
 //@@ src/qlora.h
 
@@ -2555,6 +2555,7 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 typedef struct qlora__pool qlora__pool;
 typedef struct qlora__gpu qlora__gpu;         // section DRIVER
 typedef struct qlora__capture qlora__capture; // below
+typedef struct qlora__watch qlora__watch;     // tensor/capture.h
 
 // Memory that the context owns: device memory on CUDA, host memory on the CPU.
 typedef struct qlora__buffer {
@@ -2593,7 +2594,7 @@ struct qlora_ctx {
     qlora__buffer* scratch;
     size_t scratch_used;
     qlora__pool* pool;
-    qlora_graph* graphs;
+    qlora__watch* watches;   // one for each graph
     qlora__capture* capture; // not NULL while a graph is being captured
     qlora_path last_path;
     qlora__gpu* gpu; // NULL on the CPU
@@ -2735,6 +2736,66 @@ static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, v
     *out = (char*)ctx->scratch->data + ctx->scratch_used;
     ctx->scratch_used = end;
     return QLORA_OK;
+}
+
+//@@ src/core/scope.h
+
+// ---- scratch by marks ---------------------------------------------------------------------------
+
+// Work on one stream runs in order, so memory can be taken again as soon as the call that used it
+// was queued: mark, take, queue, release.
+static QLORA__UNUSED size_t qlora__scratch_mark(const qlora_ctx* ctx) {
+    return ctx->scratch_used;
+}
+
+static QLORA__UNUSED void qlora__scratch_release(qlora_ctx* ctx, size_t mark) {
+    ctx->scratch_used = mark;
+}
+
+static QLORA__UNUSED size_t qlora__scratch_free(const qlora_ctx* ctx) {
+    return ctx->scratch->bytes - ctx->scratch_used;
+}
+
+// ---- calls that destroy -------------------------------------------------------------------------
+
+// Destroying also works on a dead device: what is left there goes with its CUDA context. Where a
+// live one cannot be made current, nothing is destroyed and the caller may try again.
+static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
+    if (ctx == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    if (ctx->depth == 0) {
+        ctx->env.call = call;
+        ctx->env.error[0] = '\0';
+        qlora_result r = ctx->activate != NULL ? ctx->activate(ctx) : QLORA_OK;
+        if (r != QLORA_OK && ctx->dead[0] == '\0') {
+            return r;
+        }
+        ctx->not_current = r != QLORA_OK;
+        ctx->env.error[0] = '\0';
+    }
+    ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
+    return QLORA_OK;
+}
+
+// ---- captures -----------------------------------------------------------------------------------
+
+// Notes the first thing that broke the capture in progress; without a capture, nothing.
+static void qlora__capture_broke(qlora_ctx* ctx, const char* what, const char* why) {
+    qlora__capture* capture = ctx->capture;
+    if (capture != NULL && capture->broke[0] == '\0') {
+        snprintf(capture->broke, sizeof capture->broke, "%s%s", what, why);
+    }
+}
+
+// What cannot happen inside a capture says so here; the capture then fails and names it.
+static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
+    if (ctx->capture == NULL) {
+        return QLORA_OK;
+    }
+    qlora__capture_broke(ctx, what, "");
+    return qlora__fail(ctx, QLORA_ERR_CAPTURE,
+                       "%s cannot be part of a graph; do it before the capture", what);
 }
 
 //@@ src/core/threads.h
@@ -6915,13 +6976,15 @@ static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora__env* env, qlora__ggu
 
 //@@ src/driver/driver.h
 
+// ---- the CUDA driver and cuBLAS: values, entry points, error texts ------------------------------
+
 typedef int qlora__CUresult;
 typedef int qlora__CUdevice;
 typedef unsigned long long qlora__CUdeviceptr;
 typedef int qlora__cublasStatus;
 
 // clang-format off
-// Values of cuda.h and cublas_api.h; tests compare them with NVIDIA's headers where those are
+// Values from cuda.h and cublas_api.h; a test compares them with NVIDIA's headers if those are
 // installed.
 #define QLORA__CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT 16
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR 75
@@ -6946,7 +7009,7 @@ typedef int qlora__cublasStatus;
 #define QLORA__CUBLAS_DEFAULT_MATH 0
 #define QLORA__CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION 16
 #define QLORA__CUBLAS_COMPUTE_32F 68
-#define QLORA__CUBLAS_COMPUTE_32F_FAST_TF32 77 // 74 is FAST_16F: the reference system's mistake
+#define QLORA__CUBLAS_COMPUTE_32F_FAST_TF32 77 // not 74, which is FAST_16F
 #define QLORA__CUBLAS_GEMM_DEFAULT (-1)
 
 // required, result type, field, symbol, parameters
@@ -7056,60 +7119,47 @@ typedef struct qlora__symbol {
     int required;
 } qlora__symbol;
 
-typedef struct qlora__cache qlora__cache; // section CACHE
-
-// A model's four stacks of projections, and attention's dq.
-#define QLORA__BESIDE_SLOTS 5
-
-// A second line of work inside a captured graph (section CONTEXT).
-typedef struct qlora__beside {
-    void* stream;
-    void* fork;                      // event: where the second line leaves the first
-    void* done[QLORA__BESIDE_SLOTS]; // events: what the first line can wait for
-    unsigned pending;                // bit i: done[i] was recorded and not waited for
-    bool forked;                     // in this capture
-    void* first;                     // the context's stream, while the second is in use
-    qlora__buffer* workspace;        // for cuBLAS
-} qlora__beside;
+typedef struct qlora__cache qlora__cache;   // cache/modules.h
+typedef struct qlora__beside qlora__beside; // tensor/beside.h
 
 struct qlora__gpu {
     qlora__cuda_table cu;
     qlora__cublas_table blas;
     int driver_version; // 13000 is CUDA 13.0
-    int ptx_version;    // highest PTX version that this driver takes, 90 is 9.0
+    int ptx_version;    // highest PTX version that this driver accepts; 90 is 9.0
     qlora__CUdevice device;
     char device_name[128];
     int capability;     // 90 is 9.0
     int sm_count;
-    int max_shared;     // bytes of shared memory that one block can ask for
+    int max_shared;     // bytes of shared memory available to one block
     size_t total_bytes;
     char target[16];    // "sm_90"
     int target_number;  // 90
     void* context;
     bool owns_context;  // the primary context was retained
     void* own_stream;
-    void* stream;       // in use
+    void* stream;       // the stream in use
     void* cublas;       // handle, NULL without cuBLAS
     int cublas_version;
-    bool cublas_exposed; // the caller has the handle: bind again before every use
+    bool cublas_exposed; // the caller has the handle, so bind again before every use
     bool cublas_bound;
     char cublas_note[256];
     void* workspace;    // for cuBLAS
     qlora__buffer* own_workspace;
-    qlora__beside beside;
+    qlora__beside* beside; // tensor/beside.h
     qlora__cache* cache;
 };
 
-// Copies symbol addresses into a table of function pointers; the names that are missing go to
-// missing.
+// Copies the addresses of symbols into a table of function pointers and lists the required symbols
+// that were not found in `missing`.
 static bool qlora__symbols_load(void* library, const qlora__symbol* symbols, size_t count,
                                 void* table, char* missing, size_t size) {
     missing[0] = '\0';
     bool complete = true;
     for (size_t i = 0; i < count; i++) {
         void* address = qlora__library_symbol(library, symbols[i].name);
-        // A pointer to data copied into a pointer to a function: what dlsym asks for, without a
-        // cast that pedantic compilers refuse.
+        // dlsym returns a function as a pointer to data. Copying its bytes avoids a cast that
+        // pedantic compilers reject.
         memcpy((char*)table + symbols[i].offset, &address, sizeof address);
         if (address == NULL && symbols[i].required) {
             size_t used = strlen(missing);
@@ -7129,7 +7179,7 @@ static const qlora__symbol qlora__cuda_symbols[] = {QLORA__CUDA_SYMBOLS(QLORA__X
 static const qlora__symbol qlora__cublas_symbols[] = {QLORA__CUBLAS_SYMBOLS(QLORA__X)};
 #undef QLORA__X
 
-// Opens the first library of a list, or the one the caller named.
+// Opens the library named by the caller, or else the first one of a list that can be opened.
 static void* qlora__library_first(const char* path, const char* const* names, size_t count,
                                   char* why, size_t size) {
     if (path != NULL) {
@@ -7145,11 +7195,11 @@ static void* qlora__library_first(const char* path, const char* const* names, si
             snprintf(first, sizeof first, "%s", why);
         }
     }
-    snprintf(why, size, "%s", first); // the usual name is the one people know
+    snprintf(why, size, "%s", first); // report the usual name
     return NULL;
 }
 
-// These leave the CUDA context unusable: cuda.h says so of each.
+// Codes that leave the CUDA context unusable, according to cuda.h.
 static bool qlora__cu_is_sticky(int code) {
     static const int codes[] = {214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999};
     for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++) {
@@ -7173,30 +7223,30 @@ static void qlora__device_lost(qlora_ctx* ctx, const char* why) {
     QLORA__LOG(ctx, ERROR, DEVICE_LOST, "%s", why);
 }
 
-// Turns a driver's code into a result and a text. what names the call and its size.
+// Converts a driver's code into a result and an error text. `what` names the call and its size.
 static qlora_result qlora__cu(qlora_ctx* ctx, int code, const char* what) {
     if (code == 0) {
         return QLORA_OK;
     }
     const char* name = qlora__cu_name(ctx->gpu, code);
-    if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what, name);
-    }
+    char why[160];
+    snprintf(why, sizeof why, " failed with %.140s", name);
+    qlora__capture_broke(ctx, what, why);
     if (qlora__cu_is_sticky(code)) {
-        char why[256];
-        snprintf(why, sizeof why, "%s (%d), seen at %s", name, code, what);
-        qlora__device_lost(ctx, why);
+        char lost[256];
+        snprintf(lost, sizeof lost, "%s (%d), seen at %s", name, code, what);
+        qlora__device_lost(ctx, lost);
         return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
-                           "a kernel launched earlier failed: %s; the CUDA context is unusable, "
-                           "destroy this context (QLORA_DEBUG finds the kernel)",
-                           why);
+                           "a kernel launched earlier failed: %s; the CUDA context is unusable; "
+                           "destroy this context (a build with QLORA_DEBUG names the kernel)",
+                           lost);
     }
     if (code == 2) {
         size_t free_bytes = 0;
         size_t total = 0;
         ctx->gpu->cu.MemGetInfo(&free_bytes, &total);
         return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                           "%s failed: %s (2), %.2f GiB of %.2f are free", what, name,
+                           "%s failed: %s (2); %.2f of %.2f GiB are free", what, name,
                            (double)free_bytes / 1073741824.0, (double)total / 1073741824.0);
     }
     qlora_result result = code >= 900 && code <= 908 ? QLORA_ERR_CAPTURE : QLORA_ERR_CUDA;
@@ -7230,13 +7280,12 @@ static qlora_result qlora__blas(qlora_ctx* ctx, int status, const char* what) {
     if (status == 0) {
         return QLORA_OK;
     }
-    ctx->gpu->cublas_bound = false; // its stream, workspace and modes may be half set
-    if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what,
-                 qlora__cublas_name(status));
-    }
-    // cuBLAS has one word for every fault; the stream knows whether an earlier kernel's is behind
-    // it.
+    ctx->gpu->cublas_bound = false; // its stream, workspace and modes may be partly set
+    char why[96];
+    snprintf(why, sizeof why, " failed with %s", qlora__cublas_name(status));
+    qlora__capture_broke(ctx, what, why);
+    // cuBLAS reports every fault with the same code; query the stream to find out whether an
+    // earlier kernel caused it.
     int code = ctx->capture == NULL ? ctx->gpu->cu.StreamSynchronize(ctx->gpu->stream) : 0;
     if (qlora__cu_is_sticky(code)) {
         return qlora__cu(ctx, code, what);
@@ -7245,9 +7294,9 @@ static qlora_result qlora__blas(qlora_ctx* ctx, int status, const char* what) {
                        qlora__cublas_name(status), status);
 }
 
-// ---- which PTX a device and a driver take -------------------------------------------------------
+// ---- PTX targets of devices, PTX versions of drivers --------------------------------------------
 
-// A plain target, and the lowest PTX version that knows it.
+// A plain target and the lowest PTX version that supports it.
 typedef struct qlora__target {
     int number;
     int version;
@@ -7257,7 +7306,7 @@ static const qlora__target qlora__targets[] = {{75, 63},  {80, 70},  {86, 71},  
                                                {88, 90},  {89, 78},  {90, 78},  {100, 86},
                                                {103, 88}, {110, 90}, {120, 87}, {121, 88}};
 
-// Highest PTX version of a driver, from the table in NVIDIA's PTX manual.
+// The highest PTX version that a driver accepts, from the table in NVIDIA's PTX manual.
 static int qlora__ptx_version_of_driver(int driver) {
     static const int table[][2] = {{13000, 90}, {12090, 88}, {12080, 87}, {12070, 86}, {12050, 85},
                                    {12040, 84}, {12030, 83}, {12020, 82}, {12010, 81}, {12000, 80},
@@ -7281,8 +7330,8 @@ static int qlora__target_version(int number) {
     return 0;
 }
 
-// F-PTX-001: the device's own target; for a device this file does not know, or a driver too old for
-// the device's own, the highest plain target that both take. 0 when there is none.
+// Returns the device's own target. If this table does not have it, or the driver is too old for it,
+// returns the highest plain target that both support, or 0 if there is none.
 static int qlora__target_choose(int capability, int ptx_version) {
     int best = 0;
     for (size_t i = 0; i < sizeof qlora__targets / sizeof qlora__targets[0]; i++) {
@@ -7296,10 +7345,10 @@ static int qlora__target_choose(int capability, int ptx_version) {
 
 //@@ src/driver/device.h
 
-// ---- bringing a device up and down --------------------------------------------------------------
+// ---- opening a device, cuBLAS and device memory -------------------------------------------------
 
-// Whether kernels that need this compute capability (80 is 8.0) run here: both the device and the
-// target that PTX is emitted for must have it.
+// Returns whether kernels that need this compute capability (80 is 8.0) can run: both the device
+// and the target for which PTX is emitted must have it.
 static QLORA__UNUSED bool qlora__gpu_takes(const qlora_ctx* ctx, int capability) {
     return ctx->gpu != NULL && ctx->gpu->target_number >= capability;
 }
@@ -7327,17 +7376,17 @@ static qlora_result qlora__gpu_load(qlora_ctx* ctx) {
                              sizeof qlora__cuda_symbols / sizeof qlora__cuda_symbols[0],
                              &ctx->gpu->cu, why, sizeof why)) {
         return qlora__fail(ctx, QLORA_ERR_BACKEND,
-                           "the CUDA driver is too old or not a driver, it lacks %s", why);
+                           "the CUDA driver is too old, or not a driver: it lacks %s", why);
     }
     int code = ctx->gpu->cu.Init(0);
     if (code == 34) {
         return qlora__fail(
             ctx, QLORA_ERR_BACKEND,
-            "libcuda is the toolkit's stub, not a driver (34); put the real libcuda.so.1 "
-            "first or set desc.cuda_library");
+            "libcuda is the CUDA toolkit's stub, not a driver (34); put the real libcuda.so.1 "
+            "first in the search path or set desc.cuda_library");
     }
     if (code == 100) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "no CUDA device (CUDA_ERROR_NO_DEVICE)");
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "no CUDA device found (CUDA_ERROR_NO_DEVICE)");
     }
     return qlora__cu(ctx, code, "cuInit");
 }
@@ -7355,8 +7404,8 @@ static qlora_result qlora__gpu_choose_device(qlora_ctx* ctx) {
     QLORA__TRY(qlora__cu(ctx, gpu->cu.DeviceGetCount(&count), "cuDeviceGetCount"));
     if (ctx->desc.device < 0 || ctx->desc.device >= count) {
         return qlora__fail(ctx, QLORA_ERR_BACKEND,
-                           "there is no CUDA device %d; the driver shows %d", (int)ctx->desc.device,
-                           count);
+                           "desc.device is %d, but the driver reports %d CUDA device%s",
+                           (int)ctx->desc.device, count, count == 1 ? "" : "s");
     }
     return qlora__cu(ctx, gpu->cu.DeviceGet(&gpu->device, ctx->desc.device), "cuDeviceGet");
 }
@@ -7387,29 +7436,27 @@ static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
     gpu->ptx_version = qlora__ptx_version_of_driver(gpu->driver_version);
     if (gpu->capability < 75) {
         return qlora__fail(ctx, QLORA_ERR_BACKEND,
-                           "%s has compute capability %d.%d; 7.5 or newer is needed",
+                           "%s has compute capability %d.%d; at least 7.5 is needed",
                            gpu->device_name, major, minor);
     }
     gpu->target_number = qlora__target_choose(gpu->capability, gpu->ptx_version);
     if (gpu->target_number == 0) {
         return qlora__fail(
             ctx, QLORA_ERR_BACKEND,
-            "the driver (CUDA %d.%d) is too old for our kernels; 10.0 or newer is needed",
+            "the driver (CUDA %d.%d) is too old for the kernels; at least 10.0 is needed",
             gpu->driver_version / 1000, gpu->driver_version % 1000 / 10);
     }
     snprintf(gpu->target, sizeof gpu->target, "sm_%d", gpu->target_number);
     return QLORA_OK;
 }
 
-// The handle's stream, workspace and modes; again after whatever could have changed them
-// (C-STREAM). cublasSetStream resets the workspace, so that comes second.
-static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx) {
+// Sets the handle's stream, workspace and modes, unless nothing can have changed them since the
+// last time. cublasSetStream resets the workspace, so the workspace is set after the stream.
+static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx, void* workspace) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu->cublas_bound && !gpu->cublas_exposed) {
         return QLORA_OK;
     }
-    bool second = gpu->beside.first != NULL; // lines that run at the same time share nothing
-    void* workspace = second ? gpu->beside.workspace->data : gpu->workspace;
     QLORA__TRY(qlora__blas(ctx, gpu->blas.SetStream(gpu->cublas, gpu->stream), "cublasSetStream"));
     QLORA__TRY(
         qlora__blas(ctx, gpu->blas.SetWorkspace(gpu->cublas, workspace, ctx->desc.workspace_bytes),
@@ -7423,7 +7470,8 @@ static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx) {
     return QLORA_OK;
 }
 
-// Without cuBLAS our own PTX does the products; why it is missing is kept for qlora_describe.
+// Returns false without cuBLAS: the built-in kernels then do the products. qlora_describe reports
+// the reason, which is kept in cublas_note.
 static bool qlora__cublas_open(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
 #define QLORA__X(name) name,
@@ -7431,7 +7479,7 @@ static bool qlora__cublas_open(qlora_ctx* ctx) {
 #undef QLORA__X
     if (ctx->desc.cublas_library != NULL && strcmp(ctx->desc.cublas_library, "none") == 0) {
         snprintf(gpu->cublas_note, sizeof gpu->cublas_note,
-                 "not wanted (desc.cublas_library is none)");
+                 "disabled by desc.cublas_library \"none\"");
         return false;
     }
     char why[256] = "";
@@ -7444,7 +7492,7 @@ static bool qlora__cublas_open(qlora_ctx* ctx) {
     if (!qlora__symbols_load(library, qlora__cublas_symbols,
                              sizeof qlora__cublas_symbols / sizeof qlora__cublas_symbols[0],
                              &gpu->blas, why, sizeof why)) {
-        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "too old or broken, it lacks %.200s",
+        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "too old or damaged: it lacks %.200s",
                  why);
         return false;
     }
@@ -7465,7 +7513,7 @@ static void* qlora__device_alloc(qlora_ctx* ctx, size_t bytes) {
         void* p = ctx->desc.device_allocator.alloc(bytes, ctx->desc.device_allocator.user);
         if (p == NULL) {
             qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                        "desc.device_allocator gave no memory for %llu bytes",
+                        "desc.device_allocator returned NULL for %llu bytes",
                         (unsigned long long)bytes);
         }
         return p;
@@ -7493,6 +7541,8 @@ static void qlora__device_free(qlora_ctx* ctx, void* data, size_t bytes) {
 
 //@@ src/driver/none.h
 
+// ---- device memory in a build without CUDA ------------------------------------------------------
+
 static void* qlora__device_alloc(qlora_ctx* ctx, size_t bytes) {
     (void)bytes;
     qlora__fail(ctx, QLORA_ERR_BACKEND, "built with QLORA_NO_CUDA");
@@ -7510,29 +7560,23 @@ static void qlora__device_free(qlora_ctx* ctx, void* data, size_t bytes) {
 #endif // QLORA_NO_CUDA
 
 
-//@@ src/tensor/checks.h
+//@@ src/tensor/capture.h
 
-// Elements from the first to the last of a tensor; false when that overflows.
-static bool qlora__tensor_span(const qlora_tensor* t, size_t* elements) {
-    *elements = 0;
-    if (t->rows == 0 || t->cols == 0 || t->batch == 0) {
-        return true;
-    }
-    size_t last_row = 0;
-    size_t last_batch = 0;
-    size_t sum = 0;
-    return qlora__mul((size_t)(t->rows - 1), (size_t)t->ld, &last_row) &&
-           qlora__mul((size_t)(t->batch - 1), (size_t)t->batch_stride, &last_batch) &&
-           qlora__add(last_row, last_batch, &sum) && qlora__add(sum, (size_t)t->cols, elements);
-}
+// ---- the buffers that a graph uses --------------------------------------------------------------
 
-static bool qlora__tensor_bytes(const qlora_tensor* t, size_t* bytes) {
-    size_t elements = 0;
-    return qlora__tensor_span(t, &elements) &&
-           qlora__mul(elements, qlora_dtype_bytes(t->dtype), bytes);
-}
+// The part of a graph that buffers know about: the buffers that it uses, and the reason why it can
+// no longer be replayed.
+struct qlora__watch {
+    qlora__watch* next;
+    uint64_t key;      // the graph's key
+    uint64_t* buffers; // ids
+    size_t buffer_count;
+    size_t buffer_capacity;
+    char invalid[128]; // "" while it can be replayed
+};
 
-// Remembers which of our buffers a graph in the making uses, so that freeing one invalidates it.
+// Records that the graph being captured uses this memory, so that freeing its buffer invalidates
+// the graph.
 static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
     qlora__capture* capture = ctx->capture;
     if (capture == NULL || data == NULL) {
@@ -7544,7 +7588,7 @@ static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
         b = b->next;
     }
     if (b == NULL) {
-        return QLORA_OK; // the caller's own memory
+        return QLORA_OK; // memory of the caller
     }
     for (size_t i = 0; i < capture->count; i++) {
         if (capture->ids[i] == b->id) {
@@ -7568,19 +7612,122 @@ static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
     return QLORA_OK;
 }
 
-// What cannot happen inside a capture says so here; the capture then fails and names it.
-static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
-    if (ctx->capture == NULL) {
-        return QLORA_OK;
+// Invalidates the graphs that use a buffer; with buffer_id 0, all graphs.
+static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const char* why) {
+    for (qlora__watch* g = ctx->watches; g != NULL; g = g->next) {
+        bool hit = buffer_id == 0;
+        for (size_t i = 0; i < g->buffer_count && !hit; i++) {
+            hit = g->buffers[i] == buffer_id;
+        }
+        if (hit && g->invalid[0] == '\0') {
+            snprintf(g->invalid, sizeof g->invalid, "%s", why);
+            QLORA__LOG(ctx, INFO, GRAPH, "graph %llu is no longer valid: %s",
+                       (unsigned long long)g->key, why);
+        }
     }
-    if (ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s", what);
-    }
-    return qlora__fail(ctx, QLORA_ERR_CAPTURE,
-                       "%s cannot be part of a graph; do it before the capture", what);
 }
 
-// The checks that every operator makes of every tensor; -1 accepts any size.
+//@@ src/tensor/checks.h
+
+// ---- checks of arguments ------------------------------------------------------------------------
+
+// The value is from `least` to `most`; INT64_MAX means that there is no upper limit.
+static QLORA__UNUSED qlora_result qlora__need_whole(qlora_ctx* ctx, const char* name, int64_t value,
+                                                    int64_t least, int64_t most) {
+    if (value >= least && value <= most) {
+        return QLORA_OK;
+    }
+    if (most == INT64_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld; it must be at least %lld", name,
+                           (long long)value, (long long)least);
+    }
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld; it must be from %lld to %lld", name,
+                       (long long)value, (long long)least, (long long)most);
+}
+
+// The value is at least `least` and less than `below`; a NaN is neither.
+static QLORA__UNUSED qlora_result qlora__need_real(qlora_ctx* ctx, const char* name, double value,
+                                                   double least, double below) {
+    if (value >= least && value < below) {
+        return QLORA_OK;
+    }
+    if (below >= 1e300) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be a finite number%s", name,
+                           value, least < 0.0 ? "" : " that is not negative");
+    }
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be at least %g and less than %g",
+                       name, value, least, below);
+}
+
+// Counts the elements from the first to the last one of a tensor, with the gaps between its rows.
+// Returns false if the number overflows.
+static bool qlora__tensor_span(const qlora_tensor* t, size_t* elements) {
+    *elements = 0;
+    if (t->rows == 0 || t->cols == 0 || t->batch == 0) {
+        return true;
+    }
+    size_t last_row = 0;
+    size_t last_batch = 0;
+    size_t sum = 0;
+    return qlora__mul((size_t)(t->rows - 1), (size_t)t->ld, &last_row) &&
+           qlora__mul((size_t)(t->batch - 1), (size_t)t->batch_stride, &last_batch) &&
+           qlora__add(last_row, last_batch, &sum) && qlora__add(sum, (size_t)t->cols, elements);
+}
+
+static bool qlora__tensor_bytes(const qlora_tensor* t, size_t* bytes) {
+    size_t elements = 0;
+    return qlora__tensor_span(t, &elements) &&
+           qlora__mul(elements, qlora_dtype_bytes(t->dtype), bytes);
+}
+
+// Sizes are not negative, and rows do not overlap. The prefix is "x." for a tensor x.
+static qlora_result qlora__need_sizes(qlora_ctx* ctx, const qlora_tensor* t, const char* prefix) {
+    static const char* const names[] = {"rows", "cols", "batch", "batch_stride"};
+    const int64_t sizes[] = {t->rows, t->cols, t->batch, t->batch_stride};
+    for (int i = 0; i < 4; i++) {
+        if (sizes[i] < 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s%s is %lld; it must not be negative",
+                               prefix, names[i], (long long)sizes[i]);
+        }
+    }
+    if (t->ld < t->cols) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%sld is %lld; it must be at least cols (%lld)",
+                           prefix, (long long)t->ld, (long long)t->cols);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__need_dtype(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
+                                      unsigned dtypes) {
+    char allowed[64] = "";
+    size_t used = 0;
+    if ((int)t->dtype >= 0 && t->dtype <= QLORA_U8 && (dtypes >> t->dtype & 1u) != 0) {
+        return QLORA_OK;
+    }
+    for (int i = QLORA_F32; i <= QLORA_U8; i++) {
+        if ((dtypes >> i & 1u) != 0) {
+            qlora__append(allowed, sizeof allowed, &used, "%s%s", used > 0 ? " or " : "",
+                          qlora_dtype_name((qlora_dtype)i));
+        }
+    }
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s.dtype is %s (%d); it must be %s", name,
+                       qlora_dtype_name(t->dtype), (int)t->dtype, allowed);
+}
+
+static qlora_result qlora__need_shape(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
+                                      int64_t rows, int64_t cols) {
+    char wanted[2][24];
+    if ((rows < 0 || t->rows == rows) && (cols < 0 || t->cols == cols)) {
+        return QLORA_OK;
+    }
+    snprintf(wanted[0], sizeof wanted[0], "%lld", (long long)rows);
+    snprintf(wanted[1], sizeof wanted[1], "%lld", (long long)cols);
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld x %lld; expected %s x %s", name,
+                       (long long)t->rows, (long long)t->cols, rows < 0 ? "any" : wanted[0],
+                       cols < 0 ? "any" : wanted[1]);
+}
+
+// The checks that every operator does for each of its tensors. A size of -1 accepts any.
 static qlora_result qlora__need_batch(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
                                       unsigned dtypes, int64_t batch, int64_t rows, int64_t cols) {
     if (t == NULL) {
@@ -7591,32 +7738,21 @@ static qlora_result qlora__need_batch(qlora_ctx* ctx, const qlora_tensor* t, con
                            t->owner == NULL ? "no context; use qlora_tensor_create or _wrap"
                                             : "another context");
     }
-    if ((int)t->dtype < 0 || t->dtype > QLORA_U8 || (dtypes >> t->dtype & 1u) == 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has dtype %s, which is not accepted here",
-                           name, qlora_dtype_name(t->dtype));
-    }
-    if (t->rows < 0 || t->cols < 0 || t->batch < 0 || t->batch_stride < 0 || t->ld < t->cols) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s has %lld rows, %lld columns, ld %lld, batch %lld: sizes may not be "
-                           "negative and ld not below the columns",
-                           name, (long long)t->rows, (long long)t->cols, (long long)t->ld,
-                           (long long)t->batch);
-    }
-    if ((rows >= 0 && t->rows != rows) || (cols >= 0 && t->cols != cols)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld x %lld, expected %lld x %lld%s",
-                           name, (long long)t->rows, (long long)t->cols, (long long)rows,
-                           (long long)cols, rows < 0 || cols < 0 ? " (-1: any)" : "");
-    }
+    char prefix[64];
+    snprintf(prefix, sizeof prefix, "%.60s.", name);
+    QLORA__TRY(qlora__need_dtype(ctx, t, name, dtypes));
+    QLORA__TRY(qlora__need_sizes(ctx, t, prefix));
+    QLORA__TRY(qlora__need_shape(ctx, t, name, rows, cols));
     if (batch >= 0 && t->batch != batch) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has a batch of %lld, expected %lld", name,
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s.batch is %lld; expected %lld", name,
                            (long long)t->batch, (long long)batch);
     }
     size_t bytes = 0;
     if (!qlora__tensor_bytes(t, &bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%s: the size overflows", name);
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%s: the size in bytes overflows", name);
     }
     if (bytes > t->bytes || (t->data == NULL && bytes > 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s needs %llu bytes, its buffer has %llu",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s needs %llu bytes; its buffer has %llu",
                            name, (unsigned long long)bytes,
                            (unsigned long long)(t->data == NULL ? 0 : t->bytes));
     }
@@ -7629,7 +7765,7 @@ static QLORA__UNUSED qlora_result qlora__need(qlora_ctx* ctx, const qlora_tensor
     return qlora__need_batch(ctx, t, name, dtypes, 1, rows, cols);
 }
 
-// Two windows of one buffer with the same ld and different columns do not overlap.
+// Views of one buffer with the same ld and disjoint columns do not overlap.
 static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y) {
     size_t x_bytes = 0;
     size_t y_bytes = 0;
@@ -7667,35 +7803,7 @@ static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* 
 
 //@@ src/tensor/tensor.h
 
-struct qlora_graph {
-    qlora_ctx* owner;
-    qlora_graph* next;
-    uint64_t key;
-    uint64_t replays;
-    size_t nodes;
-    uint64_t* buffers; // ids of our buffers that it uses
-    size_t buffer_count;
-    size_t buffer_capacity;
-    void* exec; // CUgraphExec
-    qlora_graph_fn fn;
-    void* user;
-    char invalid[128]; // why it cannot be replayed; "" while it can
-};
-
-// buffer_id 0: all of them.
-static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const char* why) {
-    for (qlora_graph* g = ctx->graphs; g != NULL; g = g->next) {
-        bool hit = buffer_id == 0;
-        for (size_t i = 0; i < g->buffer_count && !hit; i++) {
-            hit = g->buffers[i] == buffer_id;
-        }
-        if (hit && g->invalid[0] == '\0') {
-            snprintf(g->invalid, sizeof g->invalid, "%s", why);
-            QLORA__LOG(ctx, INFO, GRAPH, "graph %llu is no longer valid: %s",
-                       (unsigned long long)g->key, why);
-        }
-    }
-}
+// ---- buffers ------------------------------------------------------------------------------------
 
 static qlora_result qlora__buffer_create(qlora_ctx* ctx, size_t bytes, qlora__buffer** out) {
     QLORA__TRY(qlora__not_in_capture(ctx, "allocating memory"));
@@ -7769,7 +7877,7 @@ static qlora_result qlora__copy_in(qlora_ctx* ctx, void* target, const void* sou
     int code = ctx->gpu->cu.MemcpyHtoDAsync((qlora__CUdeviceptr)(uintptr_t)target, source, bytes,
                                             ctx->gpu->stream);
     QLORA__TRY(qlora__cu(ctx, code, "cuMemcpyHtoDAsync"));
-    return qlora__sync(ctx); // the caller may change source at once
+    return qlora__sync(ctx); // the caller may change source right after this call
 }
 
 static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source,
@@ -7857,22 +7965,18 @@ static qlora_result qlora__tensor_shape(qlora_ctx* ctx, qlora_dtype dtype, int64
     out->batch = batch;
     out->owner = ctx;
     if ((int)dtype < 0 || dtype > QLORA_U8) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "unknown dtype %d", (int)dtype);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dtype is %d; it must be one of qlora_dtype",
+                           (int)dtype);
     }
-    if (batch < 0 || rows < 0 || cols < 0 || ld < cols) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "%lld x %lld with ld %lld, batch %lld: sizes may not be negative and ld not "
-            "below the columns",
-            (long long)rows, (long long)cols, (long long)ld, (long long)batch);
-    }
+    QLORA__TRY(qlora__need_sizes(ctx, out, ""));
     size_t matrix = 0;
     size_t all = 0;
     size_t bytes = 0;
     if (!qlora__mul((size_t)rows, (size_t)ld, &matrix) ||
         !qlora__mul(matrix, (size_t)batch, &all) ||
         !qlora__mul(all, qlora_dtype_bytes(dtype), &bytes) || bytes > (size_t)INT64_MAX) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld x %lld x %lld elements overflow",
+        return qlora__fail(ctx, QLORA_ERR_LIMIT,
+                           "the size in bytes of %lld x %lld x %lld elements overflows",
                            (long long)batch, (long long)rows, (long long)ld);
     }
     out->batch_stride = (int64_t)matrix;
@@ -7907,32 +8011,12 @@ qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int6
     return qlora__leave(ctx, qlora__tensor_create(ctx, dtype, batch, rows, cols, out));
 }
 
-// Destroying works on a dead device, too: what is left there goes with its CUDA context. Where a
-// live one cannot be made current, nothing is destroyed and the caller may try again.
-static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
-    if (ctx == NULL) {
-        return QLORA_ERR_ARGUMENT;
-    }
-    if (ctx->depth == 0) {
-        ctx->env.call = call;
-        ctx->env.error[0] = '\0';
-        qlora_result r = ctx->activate != NULL ? ctx->activate(ctx) : QLORA_OK;
-        if (r != QLORA_OK && ctx->dead[0] == '\0') {
-            return r;
-        }
-        ctx->not_current = r != QLORA_OK;
-        ctx->env.error[0] = '\0';
-    }
-    ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
-    return QLORA_OK;
-}
-
 static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) {
     if (tensor == NULL || tensor->data == NULL) {
         return QLORA_OK;
     }
     if (tensor->owner != ctx) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the tensor belongs to another context");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "tensor belongs to another context");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
     qlora__buffer* b = ctx->buffers;
@@ -7942,8 +8026,8 @@ static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) 
     if (b == NULL || b == ctx->scratch) {
         return qlora__fail(
             ctx, QLORA_ERR_ARGUMENT,
-            "not made by qlora_tensor_create, or destroyed already; views and wrapped "
-            "tensors are not destroyed");
+            "tensor does not own a buffer: it is a view, wraps other memory, or was destroyed "
+            "before; views and wrapped tensors must not be destroyed");
     }
     qlora__buffer_destroy(ctx, b);
     ctx->living[QLORA__TENSORS]--;
@@ -7966,15 +8050,19 @@ static qlora_result qlora__tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes,
     t.data = data;
     t.bytes = bytes;
     size_t needed = 0;
-    if (!qlora__tensor_bytes(&t, &needed) || needed > bytes || (data == NULL && needed > 0)) {
+    bool counted = qlora__tensor_bytes(&t, &needed);
+    if (data == NULL && needed > 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "data is NULL");
+    }
+    if (!counted || needed > bytes) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%lld x %lld %s needs %llu bytes, the buffer has %llu", (long long)rows,
-                           (long long)cols, qlora_dtype_name(dtype), (unsigned long long)needed,
-                           (unsigned long long)(data == NULL ? 0 : bytes));
+                           "bytes is %llu; a tensor of %lld x %lld %s with ld %lld needs %llu",
+                           (unsigned long long)bytes, (long long)rows, (long long)cols,
+                           qlora_dtype_name(dtype), (long long)t.ld, (unsigned long long)needed);
     }
     if ((uintptr_t)data % qlora_dtype_bytes(dtype) != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the buffer is not aligned for %s",
-                           qlora_dtype_name(dtype));
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "data must be aligned to %d bytes for %s",
+                           (int)qlora_dtype_bytes(dtype), qlora_dtype_name(dtype));
     }
     *out = t;
     return QLORA_OK;
@@ -7986,16 +8074,24 @@ qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_d
     return qlora__leave(ctx, qlora__tensor_wrap(ctx, data, bytes, dtype, rows, cols, ld, out));
 }
 
+static qlora_result qlora__view_inside(qlora_ctx* ctx, const char* name, int64_t first,
+                                       int64_t count, int64_t size) {
+    if (first < 0 || count < 0 || first > size - count) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%lld %ss from %s %lld on are not inside the tensor's %lld",
+                           (long long)count, name, name, (long long)first, (long long)size);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, int64_t row,
                                        int64_t rows, int64_t col, int64_t cols, qlora_tensor* out) {
-    if (t->batch != 1 || row < 0 || rows < 0 || col < 0 || cols < 0 || row > t->rows - rows ||
-        col > t->cols - cols) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "rows %lld+%lld, columns %lld+%lld do not lie inside %lld x %lld (batch 1)",
-            (long long)row, (long long)rows, (long long)col, (long long)cols, (long long)t->rows,
-            (long long)t->cols);
+    if (t->batch != 1) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "tensor.batch is %lld; a view needs batch 1",
+                           (long long)t->batch);
     }
+    QLORA__TRY(qlora__view_inside(ctx, "row", row, rows, t->rows));
+    QLORA__TRY(qlora__view_inside(ctx, "column", col, cols, t->cols));
     size_t offset = ((size_t)row * (size_t)t->ld + (size_t)col) * qlora_dtype_bytes(t->dtype);
     qlora_tensor v = *t;
     v.rows = rows;
@@ -8009,7 +8105,7 @@ static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, in
 static qlora_result qlora__tensor_view_checked(qlora_ctx* ctx, const qlora_tensor* t, int64_t row,
                                                int64_t rows, int64_t col, int64_t cols,
                                                qlora_tensor* out) {
-    QLORA__TRY(qlora__need(ctx, t, "the tensor", ~0u, -1, -1));
+    QLORA__TRY(qlora__need(ctx, t, "tensor", ~0u, -1, -1));
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
@@ -8024,20 +8120,22 @@ qlora_result qlora_tensor_view(qlora_ctx* ctx, const qlora_tensor* tensor, int64
 
 static qlora_result qlora__tensor_copy_check(qlora_ctx* ctx, const qlora_tensor* t,
                                              const void* host, size_t bytes) {
-    QLORA__TRY(qlora__need_batch(ctx, t, "the tensor", ~0u, -1, -1, -1));
+    QLORA__TRY(qlora__need_batch(ctx, t, "tensor", ~0u, -1, -1, -1));
     size_t whole = 0;
     qlora__tensor_bytes(t, &whole);
     bool contiguous = (t->rows <= 1 || t->ld == t->cols) &&
                       (t->batch <= 1 || t->batch_stride == t->rows * t->cols);
     if (!contiguous) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the tensor's rows do not follow each other (ld %lld, %lld columns)",
+                           "the tensor is not contiguous (ld %lld, %lld columns)",
                            (long long)t->ld, (long long)t->cols);
     }
-    if (bytes != whole || (host == NULL && bytes > 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the tensor has %llu bytes, %llu were given",
-                           (unsigned long long)whole,
-                           (unsigned long long)(host == NULL ? 0 : bytes));
+    if (host == NULL && bytes > 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the host memory is NULL");
+    }
+    if (bytes != whole) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "bytes is %llu; the tensor has %llu",
+                           (unsigned long long)bytes, (unsigned long long)whole);
     }
     return QLORA_OK;
 }
@@ -8067,7 +8165,7 @@ qlora_result qlora_tensor_read(qlora_ctx* ctx, const qlora_tensor* tensor, void*
 }
 
 static qlora_result qlora__tensor_zero(qlora_ctx* ctx, const qlora_tensor* t) {
-    QLORA__TRY(qlora__need_batch(ctx, t, "the tensor", ~0u, -1, -1, -1));
+    QLORA__TRY(qlora__need_batch(ctx, t, "tensor", ~0u, -1, -1, -1));
     size_t size = qlora_dtype_bytes(t->dtype);
     for (int64_t i = 0; i < t->batch; i++) {
         char* matrix = (char*)t->data + (size_t)i * (size_t)t->batch_stride * size;
@@ -8086,9 +8184,9 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 
 // ---- staging ------------------------------------------------------------------------------------
 //
-// Host memory that asynchronous copies read from or write to: pinned on CUDA, plain on the CPU, where
-// a copy is done when the call returns. Floors above this one copy and wait through these functions
-// and need no driver calls of their own.
+// Host memory that asynchronous copies read from or write to. It is pinned on CUDA and ordinary
+// memory on the CPU, where a copy is complete when the call returns. Higher floors copy and wait
+// only through these functions, so they need no driver calls of their own.
 
 #define QLORA__RING_SLOTS 4
 
@@ -8102,8 +8200,8 @@ typedef struct qlora__ring {
     qlora__slot slots[QLORA__RING_SLOTS];
     int count;
     int next;
-    size_t bytes;  // in each slot
-    int64_t waits; // times the host had to wait for a free slot
+    size_t bytes;  // of each slot
+    int64_t waits; // how often the host had to wait for a free slot
 } qlora__ring;
 
 static void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
@@ -8129,7 +8227,7 @@ static void qlora__pinned_free(qlora_ctx* ctx, void* p, size_t bytes) {
     qlora__free(ctx, p, bytes);
 }
 
-// An event without timing; NULL on the CPU.
+// Creates an event without timing; NULL on the CPU.
 static qlora_result qlora__event_create(qlora_ctx* ctx, void** out) {
     *out = NULL;
 #ifndef QLORA_NO_CUDA
@@ -8155,7 +8253,7 @@ static void qlora__event_destroy(qlora_ctx* ctx, void* event) {
 #endif
 }
 
-// Marks this point of the stream.
+// Records the current position of the stream.
 static qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
@@ -8168,7 +8266,7 @@ static qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
     return QLORA_OK;
 }
 
-// Whether the stream has passed the mark; an error shows when somebody waits.
+// Returns whether the stream has passed the recorded position. A later wait reports any error.
 static bool qlora__event_done(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
@@ -8193,7 +8291,7 @@ static qlora_result qlora__event_wait(qlora_ctx* ctx, void* event) {
     return QLORA_OK;
 }
 
-// Device to host without waiting; the target must be pinned.
+// Copies from the device to the host without waiting; the target must be pinned.
 static qlora_result qlora__copy_out_later(qlora_ctx* ctx, void* to, const void* from,
                                           size_t bytes) {
 #ifndef QLORA_NO_CUDA
@@ -8217,7 +8315,7 @@ static void qlora__ring_destroy(qlora_ctx* ctx, qlora__ring* ring) {
     memset(ring, 0, sizeof *ring);
 }
 
-// Destroy it also when this fails.
+// The ring must be destroyed even if this fails.
 static qlora_result qlora__ring_create(qlora_ctx* ctx, int count, size_t bytes, qlora__ring* ring) {
     memset(ring, 0, sizeof *ring);
     ring->bytes = bytes;
@@ -8232,7 +8330,7 @@ static qlora_result qlora__ring_create(qlora_ctx* ctx, int count, size_t bytes, 
     return QLORA_OK;
 }
 
-// The next slot, once no copy reads from it any more.
+// Returns the next slot; waits until no copy reads from it.
 static qlora_result qlora__ring_take(qlora_ctx* ctx, qlora__ring* ring, qlora__slot** out) {
     qlora__slot* slot = &ring->slots[ring->next];
     ring->next = (ring->next + 1) % ring->count;
@@ -8245,7 +8343,7 @@ static qlora_result qlora__ring_take(qlora_ctx* ctx, qlora__ring* ring, qlora__s
     return QLORA_OK;
 }
 
-// Copies from a slot's memory to the device, without waiting.
+// Copies from a slot's memory to the device without waiting.
 static qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* slot, void* target,
                                      const void* source, size_t bytes) {
 #ifndef QLORA_NO_CUDA
@@ -8266,12 +8364,187 @@ static qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* slot, void* ta
     return QLORA_OK;
 }
 
+//@@ src/tensor/beside.h
+
+// ---- work in parallel with the stream -----------------------------------------------------------
+//
+// Small kernels leave most of a large GPU idle. In a captured graph, the work between
+// qlora__beside_begin and _end goes to a second stream: it starts when everything queued before
+// _begin has finished, including earlier work on the second stream, and runs in parallel with the
+// work after _end. Before using its results, or writing to its inputs, call qlora__beside_wait.
+// Both streams share one scratch buffer, so work that needs scratch must stay on the first. Outside
+// a capture everything runs on one stream in the order of the calls, with the same kernels and
+// bit-identical results.
+
+#ifndef QLORA_NO_CUDA
+
+// Each piece of work on the second stream has a slot, counted from 0, by which it is waited for.
+#define QLORA__BESIDE_SLOTS 5
+
+struct qlora__beside {
+    void* stream;
+    void* fork;                      // event: the second stream starts after it
+    void* done[QLORA__BESIDE_SLOTS]; // events: the end of the work in each slot
+    unsigned pending;                // bit i: done[i] was recorded and has not been waited for
+    bool forked;                     // the second stream is part of this capture
+    void* first;                     // the context's stream, while the second is in use
+    qlora__buffer* workspace;        // for cuBLAS
+};
+
+// Creates a stream with desc.stream_priority, or without a priority if the driver has none.
+static qlora_result qlora__stream_create(qlora_ctx* ctx, void** out) {
+    qlora__gpu* gpu = ctx->gpu;
+    int priority = (int)ctx->desc.stream_priority;
+    if (priority != 0 && gpu->cu.StreamCreateWithPriority != NULL) {
+        int code = gpu->cu.StreamCreateWithPriority(out, QLORA__CU_STREAM_NON_BLOCKING, priority);
+        return qlora__cu(ctx, code, "cuStreamCreateWithPriority");
+    }
+    return qlora__cu(ctx, gpu->cu.StreamCreate(out, QLORA__CU_STREAM_NON_BLOCKING),
+                     "cuStreamCreate");
+}
+
+static qlora_result qlora__beside_open(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = (qlora__beside*)qlora__alloc_zero(ctx, sizeof *b);
+    if (b == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    gpu->beside = b;
+    QLORA__TRY(qlora__stream_create(ctx, &b->stream));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->fork, QLORA__CU_EVENT_DISABLE_TIMING),
+                         "cuEventCreate"));
+    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
+        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->done[i], QLORA__CU_EVENT_DISABLE_TIMING),
+                             "cuEventCreate"));
+    }
+    return gpu->cublas != NULL ? qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &b->workspace)
+                               : QLORA_OK;
+}
+
+static void qlora__beside_close(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = gpu->beside;
+    if (b == NULL) {
+        return;
+    }
+    qlora__buffer_destroy(ctx, b->workspace);
+    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
+        if (b->done[i] != NULL) {
+            gpu->cu.EventDestroy(b->done[i]);
+        }
+    }
+    if (b->fork != NULL) {
+        gpu->cu.EventDestroy(b->fork);
+    }
+    if (b->stream != NULL) {
+        gpu->cu.StreamDestroy(b->stream);
+    }
+    qlora__free(ctx, b, sizeof *b);
+    gpu->beside = NULL;
+}
+
+// The cuBLAS workspace of the stream in use. Streams that run in parallel cannot share one.
+static QLORA__UNUSED void* qlora__beside_workspace(const qlora_ctx* ctx) {
+    const qlora__gpu* gpu = ctx->gpu;
+    bool second = gpu->beside != NULL && gpu->beside->first != NULL;
+    return second ? gpu->beside->workspace->data : gpu->workspace;
+}
+
+static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (ctx->capture == NULL || gpu == NULL) {
+        return QLORA_OK;
+    }
+    qlora__beside* b = gpu->beside;
+    QLORA_ASSERT(b->first == NULL);
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(b->stream, b->fork, 0), "cuStreamWaitEvent"));
+    b->forked = true;
+    b->first = gpu->stream;
+    gpu->stream = b->stream;
+    gpu->cublas_bound = false;
+    return QLORA_OK;
+}
+
+// Returns to the context's stream, also after a failure.
+static void qlora__beside_leave(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu->beside->first != NULL) {
+        gpu->stream = gpu->beside->first;
+        gpu->beside->first = NULL;
+        gpu->cublas_bound = false;
+    }
+}
+
+// Call it before a capture ends. A failure may have left the second stream unjoined; it is joined
+// on a best-effort basis, because a capture with an unjoined stream cannot end.
+static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = gpu->beside;
+    qlora__beside_leave(ctx);
+    if (failed && b->forked && gpu->cu.EventRecord(b->fork, b->stream) == 0) {
+        gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
+    }
+    b->forked = false;
+    b->pending = 0;
+}
+
+// r is the result of the work since _begin; if it failed, the capture is lost anyway.
+static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (ctx->capture == NULL || gpu == NULL) {
+        return r;
+    }
+    qlora__beside_leave(ctx);
+    QLORA__TRY(r);
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(gpu->beside->done[slot], gpu->beside->stream),
+                         "cuEventRecord"));
+    gpu->beside->pending |= 1u << slot;
+    return QLORA_OK;
+}
+
+// Later work on the stream starts only after all earlier work in these slots (one bit each).
+static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
+    qlora__gpu* gpu = ctx->gpu;
+    for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__BESIDE_SLOTS; i++) {
+        if ((slots & gpu->beside->pending & 1u << i) != 0) {
+            gpu->beside->pending &= ~(1u << i);
+            QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside->done[i], 0),
+                                 "cuStreamWaitEvent"));
+        }
+    }
+    return QLORA_OK;
+}
+
+#else
+
+static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
+    (void)ctx;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
+    (void)ctx;
+    (void)slot;
+    return r;
+}
+
+static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
+    (void)ctx;
+    (void)slots;
+    return QLORA_OK;
+}
+
+#endif
+
 //@@ src/cache/registry.h
 
+// ---- the registry of the library's kernels ------------------------------------------------------
+
 // clang-format off
-// What a model must have for a kernel to be needed: all conditions of the mask together.
+// When a model needs a kernel: all conditions in its mask must hold.
 #define QLORA__NEED_ALWAYS 0u
-#define QLORA__NEED_GEMM   1u // no cuBLAS is bound
+#define QLORA__NEED_GEMM   1u // runs without cuBLAS
 #define QLORA__NEED_BF16   2u // computes in bf16
 #define QLORA__NEED_F32    4u // computes in f32
 #define QLORA__NEED_NF4    8u // has an NF4 base
@@ -8279,14 +8552,14 @@ static qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* slot, void* ta
 #define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
 #define QLORA__NEED_HEAD128 64u  // the same, head size 128
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
-#define QLORA__NEED_RANDOM 256u  // makes its weights from a seed
+#define QLORA__NEED_RANDOM 256u  // generates its weights from a seed
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
 
-// The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu),
-// most dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time
-// parameters.
+// The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
+// point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
+// condition. Shapes are run-time parameters of the kernels.
 #define QLORA__KERNELS(X)                                                                          \
     QLORA__KERNELS_RUNTIME(X)                                                                      \
     QLORA__KERNELS_OPS(X)                                                                          \
@@ -8428,9 +8701,9 @@ static const qlora__kernel_row qlora__kernel_rows[] = {QLORA__KERNELS(QLORA__X)}
 struct qlora_kernel {
     qlora_ctx* owner;
     const char* key;
-    void* function; // CUfunction, NULL until its module is loaded
+    void* function; // CUfunction; NULL until its module is loaded
     uint32_t shared_allowed;
-    // The caller's own kernels only:
+    // Only for kernels of the caller:
     qlora_kernel* next;
     void* module;
     uint64_t text_hash;
@@ -8441,13 +8714,15 @@ const char* qlora_kernel_name(size_t index) {
     return index < QLORA__K_COUNT ? qlora__kernel_rows[index].name : NULL;
 }
 
-// Everything that names a kernel on the CPU ends here.
+// The error of every call that needs a kernel, on the CPU.
 static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
     return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                       "kernels need CUDA, and this context runs on the CPU (%s)", ctx->reason);
+                       "kernels need CUDA, but this context runs on the CPU (%s)", ctx->reason);
 }
 
 //@@ src/cache/modules.h
+
+// ---- the kernel cache: PTX, modules, launches, lookup -------------------------------------------
 
 #ifndef QLORA_NO_CUDA
 
@@ -8458,20 +8733,20 @@ static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
 
 #if QLORA__KERNEL_ABI != 2
 #error                                                                                             \
-    "kernels_ptx.h does not fit this qlora.h (kernel ABI 2 is needed); take both from one release"
+    "kernels_ptx.h does not match this qlora.h (kernel ABI 2 is needed); use one release for both"
 #endif
 
 #define QLORA__PLANNED_MAX 256
 
 typedef struct qlora__module {
-    const char* name; // as in the registry
+    const char* name; // the same as in the registry
     void* handle;
     struct qlora__module* next;
 } qlora__module;
 
 struct qlora__cache {
     qlora_kernel kernels[QLORA__K_COUNT];
-    qlora_kernel* extra; // the caller's own
+    qlora_kernel* extra; // kernels of the caller
     qlora__module* modules;
     qlora_cache_info info;
     uint64_t planned[QLORA__PLANNED_MAX]; // hashes of the cuBLAS shapes that pre-warm ran
@@ -8479,15 +8754,15 @@ struct qlora__cache {
 
 // ---- PTX for a target ---------------------------------------------------------------------------
 
-// The text of a module that fits the device best: the highest target not above ours. One that was
-// left out of the build (chunks is NULL) is returned when no other fits, so that the caller can say
-// so.
+// Returns the module's PTX with the highest target that the device supports. PTX that was excluded
+// from the build (chunks is NULL) is returned only if nothing else fits, so that the caller can
+// report it.
 static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const char* module) {
     const qlora__ptx_text* best = NULL;
     const qlora__ptx_text* left_out = NULL;
     for (size_t i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
         const qlora__ptx_text* t = &qlora__ptx_texts[i];
-        // A text with a suffix (90a) runs on exactly that capability.
+        // PTX for a target with a suffix (90a) runs only on exactly that capability.
         bool fits = t->suffix != '\0'
                         ? t->target == gpu->capability && t->target == gpu->target_number
                         : t->target <= gpu->target_number;
@@ -8504,8 +8779,8 @@ static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const cha
     return best != NULL ? best : left_out;
 }
 
-// Joins header and chunks of a text for the device's own target (F-PTX-001). The caller frees *out,
-// *bytes long.
+// Joins the chunks of a module's PTX after a header that names the target of qlora_ctx_target. The
+// caller frees *out, which has *bytes bytes.
 static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text, char** out,
                                     size_t* bytes) {
     const qlora__gpu* gpu = ctx->gpu;
@@ -8533,7 +8808,7 @@ static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text,
     return QLORA_OK;
 }
 
-// Finds a directive at the start of a line, outside comments. NULL when there is none.
+// Finds a directive at the start of a line, outside comments; NULL if there is none.
 static const char* qlora__ptx_directive(const char* text, const char* directive) {
     size_t length = strlen(directive);
     const char* p = text;
@@ -8555,7 +8830,7 @@ static const char* qlora__ptx_directive(const char* text, const char* directive)
     return NULL;
 }
 
-// The word after a directive, e.g. "sm_90a" of ".target sm_90a, texmode_independent".
+// Copies the word after a directive: "sm_90a" from ".target sm_90a, texmode_independent".
 static void qlora__ptx_word(const char* directive, char* out, size_t size) {
     const char* p = directive + strcspn(directive, " \t");
     p += strspn(p, " \t");
@@ -8565,13 +8840,14 @@ static void qlora__ptx_word(const char* directive, char* out, size_t size) {
     out[n] = '\0';
 }
 
-// The caller's PTX must name the emitted target, or its a or f form.
+// PTX of the caller must name the target that qlora_ctx_target returns, or that target with the
+// suffix a or f.
 static qlora_result qlora__ptx_check_target(qlora_ctx* ctx, const char* ptx) {
     const char* directive = qlora__ptx_directive(ptx, ".target");
     if (directive == NULL) {
         return qlora__fail(ctx, QLORA_ERR_TARGET,
-                           "F-PTX-001: the PTX has no .target line; this device takes %s (see "
-                           "qlora_ctx_target, qlora_ptx_emit)",
+                           "the PTX has no .target line; this device needs %s (see "
+                           "qlora_ctx_target and qlora_ptx_emit)",
                            ctx->gpu->target);
     }
     char word[32];
@@ -8581,14 +8857,14 @@ static qlora_result qlora__ptx_check_target(qlora_ctx* ctx, const char* ptx) {
                 (word[n] == '\0' || ((word[n] == 'a' || word[n] == 'f') && word[n + 1] == '\0'));
     if (!same) {
         return qlora__fail(ctx, QLORA_ERR_TARGET,
-                           "F-PTX-001: the PTX is for %s, this device takes %s (qlora_ctx_target); "
+                           "the PTX is for %s, but this device needs %s (qlora_ctx_target); "
                            "rewrite it with qlora_ptx_emit",
                            word, ctx->gpu->target);
     }
     return QLORA_OK;
 }
 
-// Parses "7.8" of a .version line to 78; 0 when it is none.
+// Returns 78 for a .version line with "7.8", and 0 if the line has no version.
 static int qlora__ptx_version(const char* directive) {
     char word[16];
     qlora__ptx_word(directive, word, sizeof word);
@@ -8609,25 +8885,33 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
     const char* version_line = qlora__ptx_directive(ptx, ".version");
     const char* target_line = qlora__ptx_directive(ptx, ".target");
     int version = version_line != NULL ? qlora__ptx_version(version_line) : 0;
-    if (version == 0 || target_line == NULL || target_line < version_line) {
+    if (version == 0) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET, "the PTX has no valid .version line");
+    }
+    if (target_line == NULL || target_line < version_line) {
         return qlora__fail(ctx, QLORA_ERR_TARGET,
-                           "the text must begin with a .version and a .target line");
+                           "the PTX has no .target line after its .version line");
     }
     char word[32];
     qlora__ptx_word(target_line, word, sizeof word);
     int number = strncmp(word, "sm_", 3) == 0 ? atoi(word + 3) : 0;
-    size_t length = strlen(word);
-    if (number == 0 || number > ctx->gpu->target_number || word[length - 1] == 'a' ||
-        word[length - 1] == 'f') {
-        return qlora__fail(ctx, QLORA_ERR_TARGET,
-                           "PTX for %s cannot be rewritten for %s: only plain targets go forward",
-                           word, ctx->gpu->target);
+    if (number == 0) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET, ".target is '%s'; expected sm_ and a number",
+                           word);
+    }
+    char last = word[strlen(word) - 1];
+    if (last == 'a' || last == 'f' || number > ctx->gpu->target_number) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET, "PTX for %s cannot be rewritten for %s: %s", word,
+                           ctx->gpu->target,
+                           number > ctx->gpu->target_number
+                               ? "its target is newer"
+                               : "a target with a suffix has no later equivalent");
     }
     int least = qlora__target_version(ctx->gpu->target_number);
     version = version > least ? version : least;
     if (version > ctx->gpu->ptx_version) {
         return qlora__fail(
-            ctx, QLORA_ERR_TARGET, "the text needs PTX %d.%d, this driver takes %d.%d at most",
+            ctx, QLORA_ERR_TARGET, "the text needs PTX %d.%d; this driver accepts at most %d.%d",
             version / 10, version % 10, ctx->gpu->ptx_version / 10, ctx->gpu->ptx_version % 10);
     }
     const char* after_version = version_line + strcspn(version_line, "\n");
@@ -8638,7 +8922,7 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
                  (int)(target_line - after_version), after_version, ctx->gpu->target, after_target);
     *needed = (size_t)n + 1;
     if (buffer != NULL && size < *needed) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the buffer has %llu bytes, %llu are needed",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "size is %llu; the text needs %llu bytes",
                            (unsigned long long)size, (unsigned long long)*needed);
     }
     return QLORA_OK;
@@ -8646,8 +8930,9 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
 
 // ---- modules ------------------------------------------------------------------------------------
 
-// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET.
-// One log item per compile. A fault of an earlier kernel is reported as that, not as a failed load.
+// Below compute capability 12.0, modules are loaded with JIT logs; from 12.0 on, without. They are
+// never loaded with CU_JIT_TARGET, because the PTX names its own target. There is one log item per
+// compilation. A fault of an earlier kernel is reported as such, not as a failed load.
 static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
                                        void** out) {
     qlora__gpu* gpu = ctx->gpu;
@@ -8705,7 +8990,7 @@ static qlora_result qlora__kernel_resolve(qlora_ctx* ctx, void* module, const ch
     return QLORA_OK;
 }
 
-// All kernels of a module become ready together, or none.
+// Either all kernels of a module become ready, or none.
 static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void* handle) {
     qlora__cache* cache = ctx->gpu->cache;
     for (size_t i = 0; i < QLORA__K_COUNT; i++) {
@@ -8735,7 +9020,7 @@ static void qlora__module_forget(qlora_ctx* ctx, const char* name) {
     }
 }
 
-// Takes a compiled module into the cache and makes its kernels ready, or unloads it.
+// Adds a compiled module to the cache and makes its kernels ready. On failure, unloads it.
 static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* handle) {
     qlora__cache* cache = ctx->gpu->cache;
     qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
@@ -8755,17 +9040,17 @@ static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* 
     return QLORA_OK;
 }
 
-// Compiles the module of a kernel of the library and makes all its kernels ready. No other path is
-// taken in place of a module that was left out of the build: it would be slower, and nobody would
-// know why.
+// Compiles the module of a kernel of the library and makes all its kernels ready. There is no
+// fallback for a module that was excluded from the build: it would be slower without any sign of
+// the reason.
 static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* row) {
     const char* name = row->module;
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
         return qlora__fail(
             ctx, QLORA_ERR_UNSUPPORTED,
-            "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 begins at "
-            "8.0, f32 works)",
+            "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 needs 8.0; f32 "
+            "works)",
             name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
     }
     if (text->chunks == NULL) {
@@ -8782,7 +9067,7 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* 
     return r == QLORA_OK ? qlora__module_adopt(ctx, name, handle) : r;
 }
 
-// A kernel of the registry, compiled on demand unless the cache is sealed.
+// Returns a kernel of the registry, compiled on demand unless the cache is sealed.
 static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlora_kernel** out) {
     qlora__cache* cache = ctx->gpu->cache;
     qlora_kernel* kernel = &cache->kernels[id];
@@ -8810,7 +9095,7 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
     if (shared > (uint32_t)gpu->max_shared) {
         return qlora__fail(
             ctx, QLORA_ERR_UNSUPPORTED,
-            "kernel %s needs %u bytes of shared memory, this device gives a block %d", kernel->key,
+            "kernel %s needs %u bytes of shared memory; this device has %d per block", kernel->key,
             shared, gpu->max_shared);
     }
     if (shared > kernel->shared_allowed) {
@@ -8835,7 +9120,7 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
     return QLORA_OK;
 }
 
-// Launches a kernel of the registry. An empty grid is nothing to do.
+// Launches a kernel of the registry; does nothing if the grid is empty.
 static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
                                                 int64_t grid_y, int64_t grid_z, uint32_t threads,
                                                 uint32_t shared, void** args) {
@@ -8844,7 +9129,7 @@ static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id
     }
     if (grid_x > INT32_MAX || grid_y > 65535 || grid_z > 65535) {
         return qlora__fail(
-            ctx, QLORA_ERR_LIMIT, "kernel %s: a grid of %lld x %lld x %lld is too large",
+            ctx, QLORA_ERR_LIMIT, "kernel %s: a grid of %lld x %lld x %lld exceeds CUDA's limits",
             qlora__kernel_rows[id].name, (long long)grid_x, (long long)grid_y, (long long)grid_z);
     }
     qlora_kernel* kernel = NULL;
@@ -8868,21 +9153,23 @@ static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* ker
     }
     uint32_t grid[3];
     uint32_t block[3];
+    static const uint32_t most[] = {INT32_MAX, 65535, 65535};
     uint64_t threads = 1;
     for (int i = 0; i < 3; i++) {
         grid[i] = launch->grid[i] > 0 ? launch->grid[i] : 1;
         block[i] = launch->block[i] > 0 ? launch->block[i] : 1;
-        threads *= block[i];
-        if (block[i] > 1024) {
-            threads = 1u << 20;
+        threads = block[i] <= 1024 ? threads * block[i] : 1u << 20;
+        if (grid[i] > most[i]) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "launch.grid[%d] is %u; the maximum is %u",
+                               i, grid[i], most[i]);
         }
     }
-    if (threads > 1024 || grid[1] > 65535 || grid[2] > 65535 || grid[0] > INT32_MAX) {
+    if (threads > 1024) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "grid %u x %u x %u of blocks %u x %u x %u is beyond CUDA's limits",
-                           grid[0], grid[1], grid[2], block[0], block[1], block[2]);
+                           "launch.block is %u x %u x %u; the maximum is 1024 threads in all",
+                           block[0], block[1], block[2]);
     }
-    qlora_kernel* own = (qlora_kernel*)(uintptr_t)kernel; // handed out const, ours to update
+    qlora_kernel* own = (qlora_kernel*)(uintptr_t)kernel; // const only for the caller
     return qlora__launch_checked(ctx, own, grid, block, launch->shared_bytes, args);
 }
 
@@ -8920,15 +9207,15 @@ static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlor
         int row = qlora__kernel_row_find(key);
         if (row < 0) {
             return qlora__fail(ctx, QLORA_ERR_KERNEL,
-                               "no kernel is named %.100s; qlora_kernel_name lists ours, "
-                               "qlora_cache_get_or_compile adds yours",
+                               "no kernel is named '%.100s'; qlora_kernel_name lists those of the "
+                               "library, qlora_cache_get_or_compile adds others",
                                key);
         }
         kernel = &ctx->gpu->cache->kernels[row];
         if (kernel->function == NULL) {
             return qlora__fail(ctx, QLORA_ERR_KERNEL,
-                               "kernel %s is not compiled; call qlora_cache_compile or pre-warm a "
-                               "shape that needs it",
+                               "kernel %s is not compiled; call qlora_cache_compile, or pre-warm "
+                               "a shape that needs it",
                                qlora__kernel_rows[row].name);
         }
         ctx->gpu->cache->info.hits++;
@@ -8937,7 +9224,7 @@ static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlor
     return QLORA_OK;
 }
 
-// One of the library's own kernels, compiled if it is not and the cache is not sealed.
+// Finds a kernel of the library and compiles it if necessary, unless the cache is sealed.
 static qlora_result qlora__cache_compile(qlora_ctx* ctx, const char* name,
                                          const qlora_kernel** out) {
     if (qlora__on_cpu(ctx)) {
@@ -8949,7 +9236,7 @@ static qlora_result qlora__cache_compile(qlora_ctx* ctx, const char* name,
     int row = qlora__kernel_row_find(name);
     if (row < 0) {
         return qlora__fail(ctx, QLORA_ERR_KERNEL,
-                           "no kernel of the library is named %.100s; qlora_kernel_name lists them",
+                           "no kernel of the library is named '%.100s'; see qlora_kernel_name",
                            name);
     }
     qlora_kernel* kernel = NULL;
@@ -8999,20 +9286,29 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     if (qlora__on_cpu(ctx)) {
         return qlora__no_kernels(ctx);
     }
-    if (key == NULL || ptx == NULL || entry == NULL || out == NULL || key[0] == '\0') {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "key, ptx, entry and out are all needed");
+    const char* missing = key == NULL     ? "key"
+                          : ptx == NULL   ? "ptx"
+                          : entry == NULL ? "entry"
+                          : out == NULL   ? "out"
+                                          : NULL;
+    if (missing != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", missing);
+    }
+    if (key[0] == '\0') {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "key is empty");
     }
     if (qlora__kernel_row_find(key) >= 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%.100s is the name of a kernel of the library",
-                           key);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "key '%.100s' is the name of a kernel of the library", key);
     }
-    QLORA__TRY(qlora__ptx_check_target(ctx, ptx)); // before the look-up: a wrong text never passes
+    QLORA__TRY(qlora__ptx_check_target(ctx, ptx)); // even if the key is already known
     uint64_t hash = qlora__fnv(entry, strlen(entry), qlora__fnv(ptx, strlen(ptx), 0));
     qlora_kernel* kernel = qlora__kernel_find(ctx, key);
     if (kernel != NULL) {
         if (kernel->text_hash != hash) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "key %.100s was compiled from another text; use another key", key);
+                               "key '%.100s' was compiled from different PTX; use another key",
+                               key);
         }
         ctx->gpu->cache->info.hits++;
         *out = kernel;
@@ -9021,8 +9317,8 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     if (ctx->gpu->cache->info.sealed) {
         return qlora__fail(
             ctx, QLORA_ERR_SEALED,
-            "%.100s would be compiled, but the cache is sealed; call qlora_cache_unseal "
-            "first",
+            "'%.100s' would have to be compiled, but the cache is sealed; call "
+            "qlora_cache_unseal first",
             key);
     }
     QLORA__TRY(qlora__kernel_compile(ctx, key, ptx, entry, hash, &kernel));
@@ -9030,8 +9326,8 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     return QLORA_OK;
 }
 
-// Compiles every module of which a kernel is needed; have: conditions that hold. One after the
-// other: the driver's compiler has a lock of its own, so threads gain nothing.
+// Compiles every module with a kernel whose conditions are all in `have`. The modules are compiled
+// one after another: the driver's compiler holds a lock, so threads would gain nothing.
 static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
     for (int i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
@@ -9063,7 +9359,7 @@ static void qlora__cache_destroy(qlora_ctx* ctx) {
     gpu->cache = NULL;
 }
 
-// Returns whether it was sealed before.
+// Seals or unseals the cache; returns whether it was sealed before.
 static bool qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
     if (qlora__on_cpu(ctx)) {
         return false;
@@ -9073,8 +9369,7 @@ static bool qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
     return before;
 }
 
-// Remembers a cuBLAS shape, by its hash, while the cache is open; afterwards counts those that are
-// new.
+// Records the hash of a cuBLAS shape until the cache is sealed; afterwards counts unknown shapes.
 static QLORA__UNUSED void qlora__cache_count_shape(qlora_ctx* ctx, uint64_t hash) {
     qlora__cache* cache = ctx->gpu->cache;
     for (uint32_t i = 0; i < cache->info.cublas_shapes; i++) {
@@ -9089,7 +9384,7 @@ static QLORA__UNUSED void qlora__cache_count_shape(qlora_ctx* ctx, uint64_t hash
     }
 }
 
-// A kernel's function where its module is loaded, else NULL.
+// Returns a kernel's function, or NULL if its module is not loaded.
 static QLORA__UNUSED void* qlora__cache_function(const qlora_ctx* ctx, qlora__kernel_id id) {
     return ctx->gpu->cache->kernels[id].function;
 }
@@ -9224,11 +9519,14 @@ qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
 
 //@@ src/context.h
 
-// What a CUDA context takes by default: scratch once, a cuBLAS workspace for each line of work.
+// ---- contexts -----------------------------------------------------------------------------------
+
+// Default sizes of a CUDA context: one scratch buffer, and a cuBLAS workspace for each of its two
+// streams.
 #define QLORA__SCRATCH_BYTES ((size_t)64 << 20)
 #define QLORA__WORKSPACE_BYTES ((size_t)32 << 20)
 
-// Zero fields of a desc become what they stand for.
+// Replaces the zero fields of a desc by their defaults.
 static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
     qlora_ctx_desc d;
     memset(&d, 0, sizeof d);
@@ -9261,165 +9559,42 @@ static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
     return d;
 }
 
-// What is wrong with a desc, or NULL.
-static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
+// Describes what is wrong with a desc; the text is empty if nothing is.
+static void qlora__ctx_desc_fault(const qlora_ctx_desc* d, char* text, size_t size) {
     const qlora_files* f = &d->files;
+    text[0] = '\0';
     int hooks = (f->open != NULL) + (f->read != NULL) + (f->write != NULL) + (f->sync != NULL) +
                 (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) +
                 (f->make_dir != NULL) + (f->sync_dir != NULL) + (f->map != NULL) +
                 (f->unmap != NULL);
     if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
-        return "desc was not zeroed: a reserved field is set";
+        snprintf(text, size, "a reserved field of desc is not 0; zero the desc before filling it");
+    } else if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL)) {
+        snprintf(text, size, "desc.allocator.%s is NULL; set both functions or neither",
+                 d->allocator.alloc == NULL ? "alloc" : "free");
+    } else if ((d->device_allocator.alloc == NULL) != (d->device_allocator.free == NULL)) {
+        snprintf(text, size, "desc.device_allocator.%s is NULL; set both functions or neither",
+                 d->device_allocator.alloc == NULL ? "alloc" : "free");
+    } else if (hooks != 0 && hooks != 11) {
+        snprintf(text, size, "desc.files has %d of 11 functions; set all of them or none", hooks);
+    } else if ((int)d->require_backend < 0 || d->require_backend > QLORA_BACKEND_CUDA) {
+        snprintf(text, size, "desc.require_backend is %d; it must be one of qlora_backend",
+                 (int)d->require_backend);
+    } else if ((int)d->math < 0 || d->math > QLORA_MATH_TF32_ALL) {
+        snprintf(text, size, "desc.math is %d; it must be one of qlora_math", (int)d->math);
+    } else if (d->threads < 0 || d->threads > QLORA__MAX_THREADS) {
+        snprintf(text, size, "desc.threads is %d; it must be from 0 to %d", (int)d->threads,
+                 QLORA__MAX_THREADS);
+    } else if (d->workspace != NULL && (uintptr_t)d->workspace % 256 != 0) {
+        snprintf(text, size, "desc.workspace must be aligned to 256 bytes");
+    } else if (d->workspace != NULL && d->workspace_bytes == 0) {
+        snprintf(text, size, "desc.workspace_bytes is 0; set it to the size of desc.workspace");
     }
-    if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL)) {
-        return "desc.allocator needs both functions or none";
-    }
-    if ((d->device_allocator.alloc == NULL) != (d->device_allocator.free == NULL)) {
-        return "desc.device_allocator needs both functions or none";
-    }
-    if (hooks != 0 && hooks != 11) {
-        return "desc.files needs all functions or none";
-    }
-    if ((int)d->require_backend < 0 || d->require_backend > QLORA_BACKEND_CUDA) {
-        return "desc.require_backend is no backend";
-    }
-    if ((int)d->math < 0 || d->math > QLORA_MATH_TF32_ALL) {
-        return "desc.math is no mode";
-    }
-    if (d->threads < 0 || d->threads > QLORA__MAX_THREADS) {
-        return "desc.threads must lie between 0 and 64";
-    }
-    if (d->workspace != NULL && (uintptr_t)d->workspace % 256 != 0) {
-        return "desc.workspace must be 256-byte aligned";
-    }
-    if (d->workspace != NULL && d->workspace_bytes == 0) {
-        return "desc.workspace needs its size in desc.workspace_bytes";
-    }
-    return NULL;
 }
 
 #ifndef QLORA_NO_CUDA
 
-// ---- work beside the stream ---------------------------------------------------------------------
-//
-// Small kernels leave most of a large GPU idle. In a captured graph, what lies between
-// qlora__beside_begin and _end becomes a second line: it starts when all that was queued before
-// _begin is done (and what went beside before it), and runs at the same time as what follows _end.
-// Whoever needs its results, or writes what it reads, calls qlora__beside_wait first. Lines have
-// one scratch between them, so work that needs scratch belongs to the first. Outside a capture all
-// of it is one line, in the order of the calls: the same kernels, and the same bits.
-
-// A stream of our own with desc.stream_priority; a driver without priorities gives a plain one.
-static qlora_result qlora__stream_create(qlora_ctx* ctx, void** out) {
-    qlora__gpu* gpu = ctx->gpu;
-    int priority = (int)ctx->desc.stream_priority;
-    if (priority != 0 && gpu->cu.StreamCreateWithPriority != NULL) {
-        int code = gpu->cu.StreamCreateWithPriority(out, QLORA__CU_STREAM_NON_BLOCKING, priority);
-        return qlora__cu(ctx, code, "cuStreamCreateWithPriority");
-    }
-    return qlora__cu(ctx, gpu->cu.StreamCreate(out, QLORA__CU_STREAM_NON_BLOCKING),
-                     "cuStreamCreate");
-}
-
-static qlora_result qlora__beside_open(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    qlora__beside* b = &gpu->beside;
-    QLORA__TRY(qlora__stream_create(ctx, &b->stream));
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->fork, QLORA__CU_EVENT_DISABLE_TIMING),
-                         "cuEventCreate"));
-    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
-        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->done[i], QLORA__CU_EVENT_DISABLE_TIMING),
-                             "cuEventCreate"));
-    }
-    return gpu->cublas != NULL ? qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &b->workspace)
-                               : QLORA_OK;
-}
-
-static void qlora__beside_close(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    qlora__beside* b = &gpu->beside;
-    qlora__buffer_destroy(ctx, b->workspace);
-    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
-        if (b->done[i] != NULL) {
-            gpu->cu.EventDestroy(b->done[i]);
-        }
-    }
-    if (b->fork != NULL) {
-        gpu->cu.EventDestroy(b->fork);
-    }
-    if (b->stream != NULL) {
-        gpu->cu.StreamDestroy(b->stream);
-    }
-    memset(b, 0, sizeof *b);
-}
-
-static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    if (ctx->capture == NULL || gpu == NULL) {
-        return QLORA_OK;
-    }
-    qlora__beside* b = &gpu->beside;
-    QLORA_ASSERT(b->first == NULL);
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(b->stream, b->fork, 0), "cuStreamWaitEvent"));
-    b->forked = true;
-    b->first = gpu->stream;
-    gpu->stream = b->stream;
-    gpu->cublas_bound = false;
-    return QLORA_OK;
-}
-
-// Back to the context's stream, whatever has happened.
-static void qlora__beside_leave(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    if (gpu->beside.first != NULL) {
-        gpu->stream = gpu->beside.first;
-        gpu->beside.first = NULL;
-        gpu->cublas_bound = false;
-    }
-}
-
-// Before a capture ends. What failed may have left the second line open: it is joined, as far as
-// that still goes, because a capture may not end otherwise.
-static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
-    qlora__gpu* gpu = ctx->gpu;
-    qlora__beside* b = &gpu->beside;
-    qlora__beside_leave(ctx);
-    if (failed && b->forked && gpu->cu.EventRecord(b->fork, b->stream) == 0) {
-        gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
-    }
-    b->forked = false;
-    b->pending = 0;
-}
-
-// r is what the work between returned; on failure the capture is lost anyway.
-static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
-    qlora__gpu* gpu = ctx->gpu;
-    if (ctx->capture == NULL || gpu == NULL) {
-        return r;
-    }
-    qlora__beside_leave(ctx);
-    QLORA__TRY(r);
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(gpu->beside.done[slot], gpu->beside.stream),
-                         "cuEventRecord"));
-    gpu->beside.pending |= 1u << slot;
-    return QLORA_OK;
-}
-
-// What follows on the stream comes after the work of these slots (bits), all of it so far.
-static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
-    qlora__gpu* gpu = ctx->gpu;
-    for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__BESIDE_SLOTS; i++) {
-        if ((slots & gpu->beside.pending & 1u << i) != 0) {
-            gpu->beside.pending &= ~(1u << i);
-            QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside.done[i], 0),
-                                 "cuStreamWaitEvent"));
-        }
-    }
-    return QLORA_OK;
-}
-
-// All that qlora__gpu_open_tools made, with the device's context current.
+// Frees everything that qlora__gpu_open_tools created. The device's context must be current.
 static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu->cublas != NULL) {
@@ -9438,7 +9613,7 @@ static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     }
 }
 
-// After the tools are gone.
+// Releases the device, after qlora__gpu_close_tools.
 static void qlora__gpu_close(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu == NULL) {
@@ -9451,14 +9626,14 @@ static void qlora__gpu_close(qlora_ctx* ctx) {
     ctx->gpu = NULL;
 }
 
-// A stream must belong to our CUDA context; the legacy default stream (NULL or 1) cannot be
+// A stream must belong to the same CUDA context. The legacy default stream (NULL or 1) cannot be
 // captured.
 static qlora_result qlora__stream_check(qlora_ctx* ctx, void* stream) {
     qlora__gpu* gpu = ctx->gpu;
     if ((uintptr_t)stream == 1) {
         return qlora__fail(
             ctx, QLORA_ERR_ARGUMENT,
-            "the legacy default stream cannot be captured; give a stream of your own");
+            "the stream is the legacy default stream, which cannot be captured; create a stream");
     }
     void* owner = NULL;
     QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamGetCtx(stream, &owner), "cuStreamGetCtx"));
@@ -9479,7 +9654,8 @@ static qlora_result qlora__gpu_open_stream(qlora_ctx* ctx) {
     return QLORA_OK;
 }
 
-// Scratch, cache and cuBLAS, with the device's context current.
+// Creates the streams, the scratch buffer and the cache, and opens cuBLAS. The device's context
+// must be current.
 static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     QLORA__TRY(qlora__gpu_open_stream(ctx));
@@ -9492,7 +9668,7 @@ static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
     }
     QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
     if (!qlora__cublas_open(ctx)) {
-        QLORA__LOG(ctx, WARN, CUBLAS, "cuBLAS %s; our own kernels do the products",
+        QLORA__LOG(ctx, WARN, CUBLAS, "cuBLAS %s; the built-in kernels do the products",
                    gpu->cublas_note);
         return qlora__beside_open(ctx);
     }
@@ -9501,7 +9677,7 @@ static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
         QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &gpu->own_workspace));
         gpu->workspace = gpu->own_workspace->data;
     }
-    QLORA__TRY(qlora__cublas_bind(ctx));
+    QLORA__TRY(qlora__cublas_bind(ctx, qlora__beside_workspace(ctx)));
     QLORA__LOG(ctx, INFO, CUBLAS, "cuBLAS %s", gpu->cublas_note);
     return qlora__beside_open(ctx);
 }
@@ -9521,7 +9697,7 @@ static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
         gpu->owns_context = true;
     }
     QLORA__TRY(qlora__gpu_activate(ctx));
-    ctx->backend = QLORA_BACKEND_CUDA; // memory comes from the device from here on
+    ctx->backend = QLORA_BACKEND_CUDA; // from here on, memory comes from the device
     qlora_result r = qlora__gpu_open_tools(ctx);
     if (r != QLORA_OK) {
         qlora__gpu_close_tools(ctx);
@@ -9532,7 +9708,7 @@ static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
 
 static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
     if (ctx->desc.require_backend == QLORA_BACKEND_CPU) {
-        snprintf(ctx->reason, sizeof ctx->reason, "asked for");
+        snprintf(ctx->reason, sizeof ctx->reason, "requested by desc.require_backend");
         return QLORA_OK;
     }
     qlora_result r = qlora__gpu_open(ctx);
@@ -9544,7 +9720,7 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
                  ctx->gpu->target);
         return QLORA_OK;
     }
-    // The text without the name of the call in front, as the reason of a CPU context.
+    // The reason for a CPU context is the error without the name of the public call.
     snprintf(ctx->reason, sizeof ctx->reason, "%s", qlora__env_reason(&ctx->env));
     qlora__gpu_close(ctx);
     ctx->backend = QLORA_BACKEND_CPU;
@@ -9553,29 +9729,13 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
         return r;
     }
     if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA was required: %.600s", ctx->reason);
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA is required but not available: %.600s",
+                           ctx->reason);
     }
     return QLORA_OK;
 }
 
 #else
-
-static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
-    (void)ctx;
-    return QLORA_OK;
-}
-
-static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
-    (void)ctx;
-    (void)slot;
-    return r;
-}
-
-static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
-    (void)ctx;
-    (void)slots;
-    return QLORA_OK;
-}
 
 static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     (void)ctx;
@@ -9588,7 +9748,7 @@ static void qlora__gpu_close(qlora_ctx* ctx) {
 static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
     snprintf(ctx->reason, sizeof ctx->reason, "built with QLORA_NO_CUDA");
     if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA was required, but this was %s",
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA is required but not available: %s",
                            ctx->reason);
     }
     return QLORA_OK;
@@ -9618,13 +9778,14 @@ static void qlora__ctx_close(qlora_ctx* ctx) {
     qlora__gpu_close(ctx);
 }
 
+// Writes to the caller's error_text, the only place for errors before there is a context.
 static void qlora__tell(const qlora_ctx_desc* desc, const char* text) {
     if (desc != NULL && desc->error_text != NULL && desc->error_text_size > 0) {
         snprintf(desc->error_text, desc->error_text_size, "%s", text);
     }
 }
 
-// A program and a library that disagree about a struct would read each other's fields wrongly.
+// A program and a library with different layouts of a struct would misread each other's fields.
 static bool qlora__abi_fits(const qlora_ctx_desc* desc, int version, uint64_t abi) {
     char text[256];
     if (version == QLORA_VERSION && abi == (uint64_t)QLORA_ABI) {
@@ -9633,7 +9794,7 @@ static bool qlora__abi_fits(const qlora_ctx_desc* desc, int version, uint64_t ab
     if (version != QLORA_VERSION) {
         snprintf(
             text, sizeof text,
-            "qlora_ctx_create: the program was compiled with qlora.h %d.%d.%d, this library is "
+            "qlora_ctx_create: the program was compiled with qlora.h %d.%d.%d, this library with "
             "%s; compile both with the same header",
             version / 10000, version / 100 % 100, version % 100, QLORA_VERSION_STRING);
     } else {
@@ -9642,7 +9803,7 @@ static bool qlora__abi_fits(const qlora_ctx_desc* desc, int version, uint64_t ab
                  "headers of version %s (struct sizes %llx and %llx); compile both with the same",
                  QLORA_VERSION_STRING, (unsigned long long)abi, (unsigned long long)QLORA_ABI);
     }
-    qlora__tell(desc, text); // its place in the desc never changes
+    qlora__tell(desc, text); // the position of error_text in the desc never changes
     return false;
 }
 
@@ -9652,11 +9813,13 @@ qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, i
     if (!qlora__abi_fits(desc, version, abi)) {
         return QLORA_ERR_VERSION;
     }
-    const char* fault = out == NULL ? "out is NULL" : NULL;
-    if (fault == NULL && desc != NULL) {
-        fault = qlora__ctx_desc_fault(desc);
+    char fault[128] = "";
+    if (out == NULL) {
+        snprintf(fault, sizeof fault, "out is NULL");
+    } else if (desc != NULL) {
+        qlora__ctx_desc_fault(desc, fault, sizeof fault);
     }
-    if (fault != NULL) {
+    if (fault[0] != '\0') {
         char text[160];
         snprintf(text, sizeof text, "qlora_ctx_create: %s", fault);
         qlora__tell(desc, text);
@@ -9666,7 +9829,7 @@ qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, i
     qlora_ctx* ctx =
         (qlora_ctx*)resolved.allocator.alloc(sizeof *ctx, 64, resolved.allocator.user);
     if (ctx == NULL) {
-        qlora__tell(desc, "qlora_ctx_create: out of host memory");
+        qlora__tell(desc, "qlora_ctx_create: cannot allocate host memory for the context");
         return QLORA_ERR_MEMORY;
     }
     memset(ctx, 0, sizeof *ctx);
@@ -9685,13 +9848,13 @@ qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, i
         return r;
     }
     ctx->env.error[0] = '\0';
-    ctx->desc.error_text = NULL; // the caller's buffer may not live as long as we do
+    ctx->desc.error_text = NULL; // the caller's buffer may not outlive this call
     ctx->desc.error_text_size = 0;
     *out = ctx;
     return QLORA_OK;
 }
 
-// "2 tensors, 1 model" of what still exists; "" when nothing does.
+// Lists the objects that still exist, as "2 tensors, 1 model"; empty if there are none.
 static void qlora__living_text(const qlora_ctx* ctx, char* text, size_t size) {
     static const char* const names[] = {"tensor", "clip", "graph", "model", "trainer",
                                         "generation"};
@@ -9711,13 +9874,13 @@ qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
     }
     if (ctx->depth > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "qlora_ctx_destroy was called inside another call of this context");
+                           "qlora_ctx_destroy was called from inside another call on this context");
     }
     ctx->env.call = "qlora_ctx_destroy";
     char living[160];
     qlora__living_text(ctx, living, sizeof living);
     if (living[0] != '\0') {
-        QLORA__LOG(ctx, ERROR, LEAK, "still in existence: %s", living);
+        QLORA__LOG(ctx, ERROR, LEAK, "objects that still exist: %s", living);
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "objects of this context still exist: %s; "
                            "destroy them first",
@@ -9755,7 +9918,8 @@ const char* qlora_ctx_target(const qlora_ctx* ctx) {
 
 static qlora_result qlora__ctx_set_math(qlora_ctx* ctx, qlora_math math) {
     if ((int)math < 0 || math > QLORA_MATH_TF32_ALL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%d is no math mode", (int)math);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "math is %d; it must be one of qlora_math",
+                           (int)math);
     }
     ctx->desc.math = math;
     return QLORA_OK;
@@ -9777,12 +9941,12 @@ static qlora_result qlora__ctx_set_stream(qlora_ctx* ctx, void* stream) {
     if (stream != NULL) {
         QLORA__TRY(qlora__stream_check(ctx, stream));
     }
-    QLORA__TRY(qlora__sync(ctx)); // what was queued on the old stream comes first
+    QLORA__TRY(qlora__sync(ctx)); // finish the work that was queued on the old stream
     gpu->stream = stream != NULL ? stream : gpu->own_stream;
     gpu->cublas_bound = false;
     qlora__graphs_invalidate(ctx, 0, "the stream was changed");
     if (gpu->cublas != NULL) {
-        return qlora__cublas_bind(ctx);
+        return qlora__cublas_bind(ctx, qlora__beside_workspace(ctx));
     }
 #endif
     return QLORA_OK;
@@ -9795,24 +9959,25 @@ qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream) {
 
 #ifndef QLORA_NO_CUDA
 
-// Both lines get their new memory before either loses the old one.
+// Allocates the new memory of both streams before freeing any of the old, so that a failure changes
+// nothing.
 static qlora_result qlora__workspace_swap(qlora_ctx* ctx, void* memory, size_t bytes) {
     qlora__gpu* gpu = ctx->gpu;
     qlora__buffer* own = NULL;
     qlora__buffer* second = NULL;
     QLORA__TRY(memory == NULL ? qlora__buffer_create(ctx, bytes, &own) : QLORA_OK);
     qlora_result r = qlora__buffer_create(ctx, bytes, &second);
-    r = r == QLORA_OK ? qlora__sync(ctx) : r; // nothing in the queue uses the old memory
+    r = r == QLORA_OK ? qlora__sync(ctx) : r; // queued work may still use the old memory
     if (r != QLORA_OK) {
         qlora__buffer_destroy(ctx, own);
         qlora__buffer_destroy(ctx, second);
         return r;
     }
     qlora__buffer_destroy(ctx, gpu->own_workspace);
-    qlora__buffer_destroy(ctx, gpu->beside.workspace);
+    qlora__buffer_destroy(ctx, gpu->beside->workspace);
     gpu->own_workspace = own;
     gpu->workspace = own != NULL ? own->data : memory;
-    gpu->beside.workspace = second;
+    gpu->beside->workspace = second;
     return QLORA_OK;
 }
 
@@ -9820,7 +9985,7 @@ static qlora_result qlora__workspace_swap(qlora_ctx* ctx, void* memory, size_t b
 
 static qlora_result qlora__ctx_set_workspace(qlora_ctx* ctx, void* memory, size_t bytes) {
     if ((uintptr_t)memory % 256 != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "memory must be 256-byte aligned");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "memory must be aligned to 256 bytes");
     }
     if (memory != NULL && bytes == 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "bytes is 0; give the size of memory");
@@ -9841,7 +10006,7 @@ static qlora_result qlora__ctx_set_workspace(qlora_ctx* ctx, void* memory, size_
     ctx->desc.workspace_bytes = bytes;
 #ifndef QLORA_NO_CUDA
     if (ctx->gpu != NULL && ctx->gpu->cublas != NULL) {
-        return qlora__cublas_bind(ctx);
+        return qlora__cublas_bind(ctx, qlora__beside_workspace(ctx));
     }
 #endif
     return QLORA_OK;
@@ -9938,7 +10103,7 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
         qlora__append(
             buffer, size, &used,
             "device: %d %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, %d KiB "
-            "shared memory a block\n",
+            "shared memory per block\n",
             gpu->device, gpu->device_name, gpu->capability / 10, gpu->capability % 10,
             gpu->sm_count, (double)gpu->total_bytes / 1073741824.0, gpu->max_shared / 1024);
         qlora__append(buffer, size, &used, "driver: CUDA %d.%d, PTX up to %d.%d\n",
@@ -9948,8 +10113,8 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
         qlora__append(buffer, size, &used,
                       "kernels: emitted for %s%s; %u modules, %u kernels ready%s\n", gpu->target,
                       gpu->target_number != gpu->capability
-                          ? " (this device's own target is unknown to "
-                            "us or to the driver)"
+                          ? " (the device's own target is not supported by this version or by "
+                            "the driver)"
                           : "",
                       cache.modules, cache.kernels, cache.sealed ? ", sealed" : "");
     }
@@ -10235,7 +10400,7 @@ static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
 // cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T, which is the same memory.
 static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
     qlora__gpu* gpu = ctx->gpu;
-    QLORA__TRY(qlora__cublas_bind(ctx));
+    QLORA__TRY(qlora__cublas_bind(ctx, qlora__beside_workspace(ctx)));
     qlora__cublas_count(ctx, g);
     int op_a = g->ta ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;
     int op_b = g->tb ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;
@@ -10987,7 +11152,7 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
 // `unit`.
 static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
                                      int64_t* slice, void** memory) {
-    size_t free_bytes = ctx->scratch->bytes - ctx->scratch_used;
+    size_t free_bytes = qlora__scratch_free(ctx);
     int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
     if (fit < count) {
         fit = qlora__max(fit / unit * unit,
@@ -11231,10 +11396,9 @@ static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, cons
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w1, w2, y1, y2);
     }
-    size_t before = ctx->scratch_used;
+    size_t before = qlora__scratch_mark(ctx);
     QLORA__TRY(qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w1, y1, flags));
-    ctx->scratch_used =
-        before; // the stream keeps the order, so the second weight takes the same place
+    qlora__scratch_release(ctx, before);
     return qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w2, y2, flags);
 }
 
@@ -13808,9 +13972,9 @@ typedef struct qlora__masked {
 static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear_desc* l,
                                         const qlora_tensor* x, qlora__masked* m) {
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
-    m->scratch_before = ctx->scratch_used;
+    m->scratch_before = qlora__scratch_mark(ctx);
     // Half of what is free, because products may need some.
-    size_t all = ctx->scratch->bytes - ctx->scratch_used;
+    size_t all = qlora__scratch_free(ctx);
     int64_t fit = (int64_t)(all / 2 / ((size_t)l->in * qlora_dtype_bytes(x->dtype) + 1));
     m->slice = qlora__min(x->rows, qlora__max(1, fit));
     m->rows.bytes = (size_t)(m->slice * l->in) * qlora_dtype_bytes(x->dtype);
@@ -13868,7 +14032,7 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
         QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, &m.rows,
                                       l->parts[i].a, &to));
     }
-    ctx->scratch_used = m.scratch_before; // what comes next on the stream may use it again
+    qlora__scratch_release(ctx, m.scratch_before);
     return QLORA_OK;
 }
 
@@ -13909,13 +14073,13 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor part;
         qlora_tensor z;
-        size_t scratch_before = ctx->scratch_used;
+        size_t scratch_before = qlora__scratch_mark(ctx);
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
         QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, false, inner, p->nf4, &part, 0)
                                   : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
                                                        inner, p->dense, &part));
-        ctx->scratch_used = scratch_before;
+        qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0) {
             QLORA__TRY(
                 qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
@@ -14025,7 +14189,7 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor part;
         qlora_tensor u;
-        size_t scratch_before = ctx->scratch_used;
+        size_t scratch_before = qlora__scratch_mark(ctx);
         float beta = i > 0 ? 1.0f : 0.0f;
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
@@ -14033,7 +14197,7 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
                                                     i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
                                   : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta,
                                                        &part, p->dense, dx));
-        ctx->scratch_used = scratch_before;
+        qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0 && l->dropout == 0.0f) {
             QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
         }
@@ -14069,7 +14233,7 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math ma
             QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &m.rows, &to, true));
         }
     }
-    ctx->scratch_used = m.scratch_before;
+    qlora__scratch_release(ctx, m.scratch_before);
     return QLORA_OK;
 }
 
@@ -14581,7 +14745,7 @@ static qlora_result qlora__attention_share(qlora_ctx* ctx, const qlora__attentio
     int64_t group = a->heads / a->kv_heads;
     int64_t blocks = (a->tokens / path->kv.rows + a->n_seqs + 1) * a->kv_heads;
     int64_t size = a->tokens * a->kv_heads * a->hd * 2 * (int64_t)sizeof(float);
-    int64_t fit = (int64_t)(ctx->scratch->bytes - ctx->scratch_used) / qlora__max(size, 1);
+    int64_t fit = (int64_t)qlora__scratch_free(ctx) / qlora__max(size, 1);
     int64_t wanted = path->sum.id != QLORA__K_COUNT
                          ? qlora__ceil_div((int64_t)ctx->gpu->sm_count * 4, blocks)
                          : 1;
@@ -15219,14 +15383,28 @@ qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape) {
 
 //@@ src/graph.h
 
+// ---- graphs: capture and replay -----------------------------------------------------------------
+
+struct qlora_graph {
+    qlora__watch watch; // must be first: the context's list points to it
+    qlora_ctx* owner;
+    uint64_t replays;
+    size_t nodes;
+    void* exec; // CUgraphExec
+    qlora_graph_fn fn;
+    void* user;
+};
+
 static void qlora__graph_free(qlora_ctx* ctx, qlora_graph* graph) {
-    qlora__free(ctx, graph->buffers, graph->buffer_capacity * sizeof *graph->buffers);
+    qlora__free(ctx, graph->watch.buffers,
+                graph->watch.buffer_capacity * sizeof *graph->watch.buffers);
     qlora__free(ctx, graph, sizeof *graph);
 }
 
 #ifndef QLORA_NO_CUDA
 
-// Ends a capture whatever happened inside, so that the stream is usable again.
+// Runs the callback inside a capture. The capture is ended even if the callback fails, so that the
+// stream can be used again.
 static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void** recorded) {
     qlora__gpu* gpu = ctx->gpu;
     QLORA__TRY(qlora__cu(
@@ -15242,9 +15420,9 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     char text[QLORA__ERROR_SIZE];
     snprintf(text, sizeof text, "%s", r != QLORA_OK ? ctx->env.error : capture.broke);
     int code = gpu->cu.StreamEndCapture(gpu->stream, recorded);
-    graph->buffers = capture.ids;
-    graph->buffer_count = capture.count;
-    graph->buffer_capacity = capture.capacity;
+    graph->watch.buffers = capture.ids;
+    graph->watch.buffer_count = capture.count;
+    graph->watch.buffer_capacity = capture.capacity;
     if (qlora__cu_is_sticky(code)) {
         return qlora__cu(ctx, code, "cuStreamEndCapture");
     }
@@ -15260,20 +15438,21 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     }
     const char* name = code != 0 ? qlora__cu_name(gpu, code) : "";
     return qlora__fail(ctx, QLORA_ERR_CAPTURE, "graph %llu was not captured: %.500s%s%s",
-                       (unsigned long long)graph->key,
+                       (unsigned long long)graph->watch.key,
                        text[0] != '\0' ? text
                        : r != QLORA_OK ? "the callback failed without a message"
                                        : "a call inside the callback cannot be captured",
-                       code != 0 ? "; cuStreamEndCapture says " : "", name);
+                       code != 0 ? "; cuStreamEndCapture returned " : "", name);
 }
 
 // ---- memsets ------------------------------------------------------------------------------------
 //
-// cuBLAS clears a counter before many of its kernels, and of all nodes a memset costs the host most
-// when a graph is launched: about 3 us, a kernel 0.03 us (driver 580). Small clears therefore
-// become kernel nodes between the same neighbours. What cannot be swapped stays as it is.
+// cuBLAS clears a counter before many of its kernels, and memset nodes cost the host more than any
+// other node when a graph is launched: about 3 us, compared with 0.03 us for a kernel (driver 580).
+// Small clears are therefore replaced by kernel nodes between the same neighbours. Clears that
+// cannot be replaced are left unchanged.
 
-// As CUDA_MEMSET_NODE_PARAMS.
+// Same layout as CUDA_MEMSET_NODE_PARAMS.
 typedef struct qlora__memset_node {
     qlora__CUdeviceptr address;
     size_t pitch;
@@ -15283,7 +15462,7 @@ typedef struct qlora__memset_node {
     size_t height;
 } qlora__memset_node;
 
-// As CUDA_KERNEL_NODE_PARAMS.
+// Same layout as CUDA_KERNEL_NODE_PARAMS.
 typedef struct qlora__kernel_node {
     void* function;
     unsigned grid[3];
@@ -15307,7 +15486,7 @@ typedef struct qlora__clear_node {
     void* after[QLORA__NEIGHBOURS];
 } qlora__clear_node;
 
-// True for a small clear of whole words, with its neighbours.
+// Returns true for a small clear of whole words, and fills in its neighbours.
 static bool qlora__graph_clear_at(const qlora__cuda_table* cu, void* node, qlora__clear_node* out) {
     int type = 0;
     qlora__memset_node set;
@@ -15374,7 +15553,7 @@ static qlora_result qlora__graph_swap_clears(qlora_ctx* ctx, void* recorded, siz
         cu->GraphNodeGetDependencies == NULL || cu->GraphNodeGetDependentNodes == NULL ||
         cu->GraphAddKernelNode == NULL || cu->GraphAddDependencies == NULL ||
         cu->GraphDestroyNode == NULL) {
-        return QLORA_OK; // an older driver, or nothing was pre-warmed
+        return QLORA_OK; // an older driver, or pre-warm did not compile the kernel
     }
     void** nodes = (void**)qlora__alloc_zero(ctx, (count + 1) * sizeof *nodes);
     if (nodes == NULL) {
@@ -15451,7 +15630,7 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
         return QLORA_ERR_MEMORY;
     }
     graph->owner = ctx;
-    graph->key = key;
+    graph->watch.key = key;
     graph->fn = fn;
     graph->user = user;
     qlora_result r = qlora__graph_build(ctx, graph);
@@ -15461,8 +15640,8 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
         qlora__graph_free(ctx, graph);
         return r;
     }
-    graph->next = ctx->graphs;
-    ctx->graphs = graph;
+    graph->watch.next = ctx->watches;
+    ctx->watches = &graph->watch;
     ctx->living[QLORA__GRAPHS]++;
     QLORA__LOG(ctx, INFO, GRAPH, "graph %llu captured, %llu nodes", (unsigned long long)key,
                (unsigned long long)graph->nodes);
@@ -15476,23 +15655,27 @@ qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn
     return qlora__leave(ctx, qlora__graph_capture(ctx, key, fn, user, out));
 }
 
+static bool qlora__graph_is_valid(const qlora_graph* graph) {
+    return graph->watch.invalid[0] == '\0';
+}
+
 static qlora_ctx* qlora__graph_ctx(const qlora_graph* graph) {
     return graph != NULL ? graph->owner : NULL;
 }
 
 static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key) {
     QLORA__TRY(qlora__not_in_capture(ctx, "replaying a graph"));
-    if (graph->key != key) {
+    if (graph->watch.key != key) {
         return qlora__fail(
             ctx, QLORA_ERR_STATE,
-            "the graph was captured for key %llu and is asked to run for %llu; capture "
-            "one for that",
-            (unsigned long long)graph->key, (unsigned long long)key);
+            "the graph was captured for key %llu and cannot be replayed for key %llu; capture "
+            "another graph",
+            (unsigned long long)graph->watch.key, (unsigned long long)key);
     }
-    if (graph->invalid[0] != '\0') {
+    if (!qlora__graph_is_valid(graph)) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "graph %llu cannot be replayed: %s; capture it again",
-                           (unsigned long long)key, graph->invalid);
+                           (unsigned long long)key, graph->watch.invalid);
     }
     QLORA__TRY(qlora__on_cpu(ctx) ? graph->fn(ctx, graph->user) : qlora__graph_launch(ctx, graph));
     graph->replays++;
@@ -15510,11 +15693,11 @@ static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "destroying a graph"));
-    qlora_graph** link = &ctx->graphs;
-    while (*link != graph) {
+    qlora__watch** link = &ctx->watches;
+    while (*link != &graph->watch) {
         link = &(*link)->next;
     }
-    *link = graph->next;
+    *link = graph->watch.next;
     qlora__graph_drop_exec(ctx, graph);
     qlora__graph_free(ctx, graph);
     ctx->living[QLORA__GRAPHS]--;
@@ -15535,10 +15718,10 @@ static qlora_result qlora__graph_query(qlora_ctx* ctx, const qlora_graph* graph,
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
-    out->key = graph->key;
+    out->key = graph->watch.key;
     out->replays = graph->replays;
     out->nodes = graph->nodes;
-    out->valid = graph->invalid[0] == '\0';
+    out->valid = qlora__graph_is_valid(graph);
     return QLORA_OK;
 }
 
@@ -16253,29 +16436,6 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
         linear->state = &m->batch.dropout;
         layer->pads[g] = qlora_linear_pad(linear);
     }
-}
-
-static qlora_result qlora__need_whole(qlora_ctx* ctx, const char* name, int64_t value,
-                                      int64_t least, int64_t most) {
-    if (value < least || value > most) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld; it must be from %lld to %lld",
-                           name, (long long)value, (long long)least, (long long)most);
-    }
-    return QLORA_OK;
-}
-
-// At least `least` and less than `below`; a NaN is neither.
-static qlora_result qlora__need_real(qlora_ctx* ctx, const char* name, double value, double least,
-                                     double below) {
-    if (value >= least && value < below) {
-        return QLORA_OK;
-    }
-    if (below >= 1e300) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be a finite number%s", name,
-                           value, least < 0.0 ? "" : " that is not negative");
-    }
-    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be at least %g and less than %g",
-                       name, value, least, below);
 }
 
 // A config that does not come from a file.
@@ -17684,12 +17844,12 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
 // Token ids -> the final norm's output in m->x.
 static qlora_result qlora__forward(const qlora__pass* pass) {
     qlora_ctx* ctx = pass->ctx;
-    size_t scratch = ctx->scratch_used;
+    size_t scratch = qlora__scratch_mark(ctx);
     QLORA__TRY(qlora__forward_begin(pass));
     for (int64_t l = 0; l < pass->m->plan.config.layers; l++) {
         QLORA__TRY(qlora__forward_attention(pass, l));
         QLORA__TRY(qlora__forward_mlp(pass, l));
-        ctx->scratch_used = scratch; // the stream keeps the order, so the next layer may reuse it
+        qlora__scratch_release(ctx, scratch);
     }
     return QLORA_OK;
 }
@@ -20052,7 +20212,7 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     if (!t->use_graphs) {
         return fn(ctx, t);
     }
-    if (*graph != NULL && (*graph)->invalid[0] != '\0') {
+    if (*graph != NULL && !qlora__graph_is_valid(*graph)) {
         QLORA__TRY(qlora__graph_destroy(ctx, *graph));
         *graph = NULL;
     }
@@ -21547,4 +21707,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 148cb840b04b77bc
+//@@ end b9174264dca33b94

@@ -82,8 +82,7 @@ static qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
     return QLORA_OK;
 }
 
-// Returns whether the stream has passed the recorded position. An error is reported by a later
-// wait.
+// Returns whether the stream has passed the recorded position. A later wait reports any error.
 static bool qlora__event_done(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {

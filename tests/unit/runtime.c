@@ -653,7 +653,10 @@ TEST cache_text_is_refused_when_it_goes_backward(const test_machine* machine) {
             qlora_ptx_emit(ctx, ".version 9.0\n.target sm_130\n", NULL, 0, &needed));
     REFUSED(QLORA_ERR_TARGET, "sm_90a",
             qlora_ptx_emit(ctx, ".version 8.0\n.target sm_90a\n", NULL, 0, &needed));
-    REFUSED(QLORA_ERR_TARGET, "begin", qlora_ptx_emit(ctx, ".target sm_75\n", NULL, 0, &needed));
+    REFUSED(QLORA_ERR_TARGET, ".version",
+            qlora_ptx_emit(ctx, ".target sm_75\n", NULL, 0, &needed));
+    REFUSED(QLORA_ERR_TARGET, "no .target",
+            qlora_ptx_emit(ctx, ".version 6.3\n", NULL, 0, &needed));
     REFUSED(QLORA_ERR_TARGET, "driver",
             qlora_ptx_emit(ctx, ".version 9.9\n.target sm_75\n", NULL, 0, &needed));
     // A directive inside a comment is ignored.
