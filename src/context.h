@@ -1,8 +1,11 @@
-// What a CUDA context takes by default: scratch once, a cuBLAS workspace for each line of work.
+// ---- contexts -----------------------------------------------------------------------------------
+
+// Default sizes of a CUDA context: one scratch buffer, and a cuBLAS workspace for each of its two
+// streams.
 #define QLORA__SCRATCH_BYTES ((size_t)64 << 20)
 #define QLORA__WORKSPACE_BYTES ((size_t)32 << 20)
 
-// Zero fields of a desc become what they stand for.
+// Replaces the zero fields of a desc by their defaults.
 static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
     qlora_ctx_desc d;
     memset(&d, 0, sizeof d);
@@ -19,42 +22,39 @@ static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
     return d;
 }
 
-// What is wrong with a desc, or NULL.
-static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
+// Describes what is wrong with a desc; the text is empty if nothing is.
+static void qlora__ctx_desc_fault(const qlora_ctx_desc* d, char* text, size_t size) {
+    text[0] = '\0';
     int hooks = qlora__files_count(&d->files);
     if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
-        return "desc was not zeroed: a reserved field is set";
+        snprintf(text, size, "a reserved field of desc is not 0; zero the desc before filling it");
+    } else if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL)) {
+        snprintf(text, size, "desc.allocator.%s is NULL; set both functions or neither",
+                 d->allocator.alloc == NULL ? "alloc" : "free");
+    } else if ((d->device_allocator.alloc == NULL) != (d->device_allocator.free == NULL)) {
+        snprintf(text, size, "desc.device_allocator.%s is NULL; set both functions or neither",
+                 d->device_allocator.alloc == NULL ? "alloc" : "free");
+    } else if (hooks != 0 && hooks != QLORA__FILES_ALL) {
+        snprintf(text, size, "desc.files has %d of %d functions; set all of them or none", hooks,
+                 QLORA__FILES_ALL);
+    } else if ((int)d->require_backend < 0 || d->require_backend > QLORA_BACKEND_CUDA) {
+        snprintf(text, size, "desc.require_backend is %d; it must be one of qlora_backend",
+                 (int)d->require_backend);
+    } else if ((int)d->math < 0 || d->math > QLORA_MATH_TF32_ALL) {
+        snprintf(text, size, "desc.math is %d; it must be one of qlora_math", (int)d->math);
+    } else if (d->threads < 0 || d->threads > QLORA__MAX_THREADS) {
+        snprintf(text, size, "desc.threads is %d; it must be from 0 to %d", (int)d->threads,
+                 QLORA__MAX_THREADS);
+    } else if (d->workspace != NULL && (uintptr_t)d->workspace % 256 != 0) {
+        snprintf(text, size, "desc.workspace must be aligned to 256 bytes");
+    } else if (d->workspace != NULL && d->workspace_bytes == 0) {
+        snprintf(text, size, "desc.workspace_bytes is 0; set it to the size of desc.workspace");
     }
-    if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL)) {
-        return "desc.allocator needs both functions or none";
-    }
-    if ((d->device_allocator.alloc == NULL) != (d->device_allocator.free == NULL)) {
-        return "desc.device_allocator needs both functions or none";
-    }
-    if (hooks != 0 && hooks != QLORA__FILES_ALL) {
-        return "desc.files needs all functions or none";
-    }
-    if ((int)d->require_backend < 0 || d->require_backend > QLORA_BACKEND_CUDA) {
-        return "desc.require_backend is no backend";
-    }
-    if ((int)d->math < 0 || d->math > QLORA_MATH_TF32_ALL) {
-        return "desc.math is no mode";
-    }
-    if (d->threads < 0 || d->threads > QLORA__MAX_THREADS) {
-        return "desc.threads must lie between 0 and 64";
-    }
-    if (d->workspace != NULL && (uintptr_t)d->workspace % 256 != 0) {
-        return "desc.workspace must be 256-byte aligned";
-    }
-    if (d->workspace != NULL && d->workspace_bytes == 0) {
-        return "desc.workspace needs its size in desc.workspace_bytes";
-    }
-    return NULL;
 }
 
 #ifndef QLORA_NO_CUDA
 
-// All that qlora__gpu_open_tools made, with the device's context current.
+// Frees everything that qlora__gpu_open_tools created. The device's context must be current.
 static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu->cublas != NULL) {
@@ -73,7 +73,7 @@ static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     }
 }
 
-// After the tools are gone.
+// Releases the device, after qlora__gpu_close_tools.
 static void qlora__gpu_close(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu == NULL) {
@@ -86,14 +86,14 @@ static void qlora__gpu_close(qlora_ctx* ctx) {
     ctx->gpu = NULL;
 }
 
-// A stream must belong to our CUDA context; the legacy default stream (NULL or 1) cannot be
+// A stream must belong to the same CUDA context. The legacy default stream (NULL or 1) cannot be
 // captured.
 static qlora_result qlora__stream_check(qlora_ctx* ctx, void* stream) {
     qlora__gpu* gpu = ctx->gpu;
     if ((uintptr_t)stream == 1) {
         return qlora__fail(
             ctx, QLORA_ERR_ARGUMENT,
-            "the legacy default stream cannot be captured; give a stream of your own");
+            "the stream is the legacy default stream, which cannot be captured; create a stream");
     }
     void* owner = NULL;
     QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamGetCtx(stream, &owner), "cuStreamGetCtx"));
@@ -114,7 +114,8 @@ static qlora_result qlora__gpu_open_stream(qlora_ctx* ctx) {
     return QLORA_OK;
 }
 
-// Scratch, cache and cuBLAS, with the device's context current.
+// Creates the streams, the scratch buffer and the cache, and opens cuBLAS. The device's context
+// must be current.
 static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     QLORA__TRY(qlora__gpu_open_stream(ctx));
@@ -127,7 +128,7 @@ static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
     }
     QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
     if (!qlora__cublas_open(ctx)) {
-        QLORA__LOG(ctx, WARN, CUBLAS, "cuBLAS %s; our own kernels do the products",
+        QLORA__LOG(ctx, WARN, CUBLAS, "cuBLAS %s; the built-in kernels do the products",
                    gpu->cublas_note);
         return qlora__beside_open(ctx);
     }
@@ -156,7 +157,7 @@ static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
         gpu->owns_context = true;
     }
     QLORA__TRY(qlora__gpu_activate(ctx));
-    ctx->backend = QLORA_BACKEND_CUDA; // memory comes from the device from here on
+    ctx->backend = QLORA_BACKEND_CUDA; // from here on, memory comes from the device
     qlora_result r = qlora__gpu_open_tools(ctx);
     if (r != QLORA_OK) {
         qlora__gpu_close_tools(ctx);
@@ -167,7 +168,7 @@ static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
 
 static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
     if (ctx->desc.require_backend == QLORA_BACKEND_CPU) {
-        snprintf(ctx->reason, sizeof ctx->reason, "asked for");
+        snprintf(ctx->reason, sizeof ctx->reason, "requested by desc.require_backend");
         return QLORA_OK;
     }
     qlora_result r = qlora__gpu_open(ctx);
@@ -179,7 +180,7 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
                  ctx->gpu->target);
         return QLORA_OK;
     }
-    // The text without the name of the call in front, as the reason of a CPU context.
+    // The reason for a CPU context is the error without the name of the public call.
     snprintf(ctx->reason, sizeof ctx->reason, "%s", qlora__env_reason(&ctx->env));
     qlora__gpu_close(ctx);
     ctx->backend = QLORA_BACKEND_CPU;
@@ -188,7 +189,8 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
         return r;
     }
     if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA was required: %.600s", ctx->reason);
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA is required but not available: %.600s",
+                           ctx->reason);
     }
     return QLORA_OK;
 }
@@ -206,7 +208,7 @@ static void qlora__gpu_close(qlora_ctx* ctx) {
 static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
     snprintf(ctx->reason, sizeof ctx->reason, "built with QLORA_NO_CUDA");
     if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA was required, but this was %s",
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA is required but not available: %s",
                            ctx->reason);
     }
     return QLORA_OK;
@@ -236,13 +238,14 @@ static void qlora__ctx_close(qlora_ctx* ctx) {
     qlora__gpu_close(ctx);
 }
 
+// Writes to the caller's error_text, the only place for errors before there is a context.
 static void qlora__tell(const qlora_ctx_desc* desc, const char* text) {
     if (desc != NULL && desc->error_text != NULL && desc->error_text_size > 0) {
         snprintf(desc->error_text, desc->error_text_size, "%s", text);
     }
 }
 
-// A program and a library that disagree about a struct would read each other's fields wrongly.
+// A program and a library with different layouts of a struct would misread each other's fields.
 static bool qlora__abi_fits(const qlora_ctx_desc* desc, int version, uint64_t abi) {
     char text[256];
     if (version == QLORA_VERSION && abi == (uint64_t)QLORA_ABI) {
@@ -251,7 +254,7 @@ static bool qlora__abi_fits(const qlora_ctx_desc* desc, int version, uint64_t ab
     if (version != QLORA_VERSION) {
         snprintf(
             text, sizeof text,
-            "qlora_ctx_create: the program was compiled with qlora.h %d.%d.%d, this library is "
+            "qlora_ctx_create: the program was compiled with qlora.h %d.%d.%d, this library with "
             "%s; compile both with the same header",
             version / 10000, version / 100 % 100, version % 100, QLORA_VERSION_STRING);
     } else {
@@ -260,7 +263,7 @@ static bool qlora__abi_fits(const qlora_ctx_desc* desc, int version, uint64_t ab
                  "headers of version %s (struct sizes %llx and %llx); compile both with the same",
                  QLORA_VERSION_STRING, (unsigned long long)abi, (unsigned long long)QLORA_ABI);
     }
-    qlora__tell(desc, text); // its place in the desc never changes
+    qlora__tell(desc, text); // the position of error_text in the desc never changes
     return false;
 }
 
@@ -270,11 +273,13 @@ qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, i
     if (!qlora__abi_fits(desc, version, abi)) {
         return QLORA_ERR_VERSION;
     }
-    const char* fault = out == NULL ? "out is NULL" : NULL;
-    if (fault == NULL && desc != NULL) {
-        fault = qlora__ctx_desc_fault(desc);
+    char fault[128] = "";
+    if (out == NULL) {
+        snprintf(fault, sizeof fault, "out is NULL");
+    } else if (desc != NULL) {
+        qlora__ctx_desc_fault(desc, fault, sizeof fault);
     }
-    if (fault != NULL) {
+    if (fault[0] != '\0') {
         char text[160];
         snprintf(text, sizeof text, "qlora_ctx_create: %s", fault);
         qlora__tell(desc, text);
@@ -284,7 +289,7 @@ qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, i
     qlora_ctx* ctx =
         (qlora_ctx*)resolved.allocator.alloc(sizeof *ctx, 64, resolved.allocator.user);
     if (ctx == NULL) {
-        qlora__tell(desc, "qlora_ctx_create: out of host memory");
+        qlora__tell(desc, "qlora_ctx_create: cannot allocate host memory for the context");
         return QLORA_ERR_MEMORY;
     }
     memset(ctx, 0, sizeof *ctx);
@@ -303,13 +308,13 @@ qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, i
         return r;
     }
     ctx->env.error[0] = '\0';
-    ctx->desc.error_text = NULL; // the caller's buffer may not live as long as we do
+    ctx->desc.error_text = NULL; // the caller's buffer may not outlive this call
     ctx->desc.error_text_size = 0;
     *out = ctx;
     return QLORA_OK;
 }
 
-// "2 tensors, 1 model" of what still exists; "" when nothing does.
+// Lists the objects that still exist, as "2 tensors, 1 model"; empty if there are none.
 static void qlora__living_text(const qlora_ctx* ctx, char* text, size_t size) {
     static const char* const names[] = {"tensor", "clip", "graph", "model", "trainer",
                                         "generation"};
@@ -329,13 +334,13 @@ qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
     }
     if (ctx->depth > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "qlora_ctx_destroy was called inside another call of this context");
+                           "qlora_ctx_destroy was called from inside another call on this context");
     }
     ctx->env.call = "qlora_ctx_destroy";
     char living[160];
     qlora__living_text(ctx, living, sizeof living);
     if (living[0] != '\0') {
-        QLORA__LOG(ctx, ERROR, LEAK, "still in existence: %s", living);
+        QLORA__LOG(ctx, ERROR, LEAK, "objects that still exist: %s", living);
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "objects of this context still exist: %s; "
                            "destroy them first",
@@ -373,7 +378,8 @@ const char* qlora_ctx_target(const qlora_ctx* ctx) {
 
 static qlora_result qlora__ctx_set_math(qlora_ctx* ctx, qlora_math math) {
     if ((int)math < 0 || math > QLORA_MATH_TF32_ALL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%d is no math mode", (int)math);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "math is %d; it must be one of qlora_math",
+                           (int)math);
     }
     ctx->desc.math = math;
     return QLORA_OK;
@@ -395,7 +401,7 @@ static qlora_result qlora__ctx_set_stream(qlora_ctx* ctx, void* stream) {
     if (stream != NULL) {
         QLORA__TRY(qlora__stream_check(ctx, stream));
     }
-    QLORA__TRY(qlora__sync(ctx)); // what was queued on the old stream comes first
+    QLORA__TRY(qlora__sync(ctx)); // finish the work that was queued on the old stream
     gpu->stream = stream != NULL ? stream : gpu->own_stream;
     gpu->cublas_bound = false;
     qlora__graphs_invalidate(ctx, 0, "the stream was changed");
@@ -413,14 +419,15 @@ qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream) {
 
 #ifndef QLORA_NO_CUDA
 
-// Both lines get their new memory before either loses the old one.
+// Allocates the new memory of both streams before freeing any of the old, so that a failure changes
+// nothing.
 static qlora_result qlora__workspace_swap(qlora_ctx* ctx, void* memory, size_t bytes) {
     qlora__gpu* gpu = ctx->gpu;
     qlora__buffer* own = NULL;
     qlora__buffer* second = NULL;
     QLORA__TRY(memory == NULL ? qlora__buffer_create(ctx, bytes, &own) : QLORA_OK);
     qlora_result r = qlora__buffer_create(ctx, bytes, &second);
-    r = r == QLORA_OK ? qlora__sync(ctx) : r; // nothing in the queue uses the old memory
+    r = r == QLORA_OK ? qlora__sync(ctx) : r; // queued work may still use the old memory
     if (r != QLORA_OK) {
         qlora__buffer_destroy(ctx, own);
         qlora__buffer_destroy(ctx, second);
@@ -438,7 +445,7 @@ static qlora_result qlora__workspace_swap(qlora_ctx* ctx, void* memory, size_t b
 
 static qlora_result qlora__ctx_set_workspace(qlora_ctx* ctx, void* memory, size_t bytes) {
     if ((uintptr_t)memory % 256 != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "memory must be 256-byte aligned");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "memory must be aligned to 256 bytes");
     }
     if (memory != NULL && bytes == 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "bytes is 0; give the size of memory");
@@ -556,7 +563,7 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
         qlora__append(
             buffer, size, &used,
             "device: %d %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, %d KiB "
-            "shared memory a block\n",
+            "shared memory per block\n",
             gpu->device, gpu->device_name, gpu->capability / 10, gpu->capability % 10,
             gpu->sm_count, (double)gpu->total_bytes / 1073741824.0, gpu->max_shared / 1024);
         qlora__append(buffer, size, &used, "driver: CUDA %d.%d, PTX up to %d.%d\n",
@@ -566,8 +573,8 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
         qlora__append(buffer, size, &used,
                       "kernels: emitted for %s%s; %u modules, %u kernels ready%s\n", gpu->target,
                       gpu->target_number != gpu->capability
-                          ? " (this device's own target is unknown to "
-                            "us or to the driver)"
+                          ? " (the device's own target is not supported by this version or by "
+                            "the driver)"
                           : "",
                       cache.modules, cache.kernels, cache.sealed ? ", sealed" : "");
     }

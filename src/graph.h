@@ -1,5 +1,7 @@
+// ---- graphs: capture and replay -----------------------------------------------------------------
+
 struct qlora_graph {
-    qlora__watch watch; // first: the context's list leads here
+    qlora__watch watch; // must be first: the context's list points to it
     qlora_ctx* owner;
     uint64_t replays;
     size_t nodes;
@@ -16,7 +18,8 @@ static void qlora__graph_free(qlora_ctx* ctx, qlora_graph* graph) {
 
 #ifndef QLORA_NO_CUDA
 
-// Ends a capture whatever happened inside, so that the stream is usable again.
+// Runs the callback inside a capture. The capture is ended even if the callback fails, so that the
+// stream can be used again.
 static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void** recorded) {
     qlora__gpu* gpu = ctx->gpu;
     QLORA__TRY(qlora__cu(
@@ -54,16 +57,17 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
                        text[0] != '\0' ? text
                        : r != QLORA_OK ? "the callback failed without a message"
                                        : "a call inside the callback cannot be captured",
-                       code != 0 ? "; cuStreamEndCapture says " : "", name);
+                       code != 0 ? "; cuStreamEndCapture returned " : "", name);
 }
 
 // ---- memsets ------------------------------------------------------------------------------------
 //
-// cuBLAS clears a counter before many of its kernels, and of all nodes a memset costs the host most
-// when a graph is launched: about 3 us, a kernel 0.03 us (driver 580). Small clears therefore
-// become kernel nodes between the same neighbours. What cannot be swapped stays as it is.
+// cuBLAS clears a counter before many of its kernels, and memset nodes cost the host more than any
+// other node when a graph is launched: about 3 us, compared with 0.03 us for a kernel (driver 580).
+// Small clears are therefore replaced by kernel nodes between the same neighbours. Clears that
+// cannot be replaced are left unchanged.
 
-// As CUDA_MEMSET_NODE_PARAMS.
+// Same layout as CUDA_MEMSET_NODE_PARAMS.
 typedef struct qlora__memset_node {
     qlora__CUdeviceptr address;
     size_t pitch;
@@ -73,7 +77,7 @@ typedef struct qlora__memset_node {
     size_t height;
 } qlora__memset_node;
 
-// As CUDA_KERNEL_NODE_PARAMS.
+// Same layout as CUDA_KERNEL_NODE_PARAMS.
 typedef struct qlora__kernel_node {
     void* function;
     unsigned grid[3];
@@ -97,7 +101,7 @@ typedef struct qlora__clear_node {
     void* after[QLORA__NEIGHBOURS];
 } qlora__clear_node;
 
-// True for a small clear of whole words, with its neighbours.
+// Returns true for a small clear of whole words, and fills in its neighbours.
 static bool qlora__graph_clear_at(const qlora__cuda_table* cu, void* node, qlora__clear_node* out) {
     int type = 0;
     qlora__memset_node set;
@@ -164,7 +168,7 @@ static qlora_result qlora__graph_swap_clears(qlora_ctx* ctx, void* recorded, siz
         cu->GraphNodeGetDependencies == NULL || cu->GraphNodeGetDependentNodes == NULL ||
         cu->GraphAddKernelNode == NULL || cu->GraphAddDependencies == NULL ||
         cu->GraphDestroyNode == NULL) {
-        return QLORA_OK; // an older driver, or nothing was pre-warmed
+        return QLORA_OK; // an older driver, or pre-warm did not compile the kernel
     }
     void** nodes = (void**)qlora__alloc_zero(ctx, (count + 1) * sizeof *nodes);
     if (nodes == NULL) {
@@ -279,8 +283,8 @@ static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint
     if (graph->watch.key != key) {
         return qlora__fail(
             ctx, QLORA_ERR_STATE,
-            "the graph was captured for key %llu and is asked to run for %llu; capture "
-            "one for that",
+            "the graph was captured for key %llu and cannot be replayed for key %llu; capture "
+            "another graph",
             (unsigned long long)graph->watch.key, (unsigned long long)key);
     }
     if (!qlora__graph_is_valid(graph)) {

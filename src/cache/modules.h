@@ -1,3 +1,5 @@
+// ---- the kernel cache: PTX, modules, launches, lookup -------------------------------------------
+
 #ifndef QLORA_NO_CUDA
 
 #ifndef QLORA_KERNELS_HEADER
@@ -7,20 +9,20 @@
 
 #if QLORA__KERNEL_ABI != 2
 #error                                                                                             \
-    "kernels_ptx.h does not fit this qlora.h (kernel ABI 2 is needed); take both from one release"
+    "kernels_ptx.h does not match this qlora.h (kernel ABI 2 is needed); use one release for both"
 #endif
 
 #define QLORA__PLANNED_MAX 256
 
 typedef struct qlora__module {
-    const char* name; // as in the registry
+    const char* name; // the same as in the registry
     void* handle;
     struct qlora__module* next;
 } qlora__module;
 
 struct qlora__cache {
     qlora_kernel kernels[QLORA__K_COUNT];
-    qlora_kernel* extra; // the caller's own
+    qlora_kernel* extra; // kernels of the caller
     qlora__module* modules;
     qlora_cache_info info;
     uint64_t planned[QLORA__PLANNED_MAX]; // hashes of the cuBLAS shapes that pre-warm ran
@@ -28,15 +30,15 @@ struct qlora__cache {
 
 // ---- PTX for a target ---------------------------------------------------------------------------
 
-// The text of a module that fits the device best: the highest target not above ours. One that was
-// left out of the build (chunks is NULL) is returned when no other fits, so that the caller can say
-// so.
+// Returns the module's PTX with the highest target that the device supports. PTX that was excluded
+// from the build (chunks is NULL) is returned only if nothing else fits, so that the caller can
+// report it.
 static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const char* module) {
     const qlora__ptx_text* best = NULL;
     const qlora__ptx_text* left_out = NULL;
     for (size_t i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
         const qlora__ptx_text* t = &qlora__ptx_texts[i];
-        // A text with a suffix (90a) runs on exactly that capability.
+        // PTX for a target with a suffix (90a) runs only on exactly that capability.
         bool fits = t->suffix != '\0'
                         ? t->target == gpu->capability && t->target == gpu->target_number
                         : t->target <= gpu->target_number;
@@ -53,8 +55,8 @@ static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const cha
     return best != NULL ? best : left_out;
 }
 
-// Joins header and chunks of a text for the device's own target (F-PTX-001). The caller frees *out,
-// *bytes long.
+// Joins the chunks of a module's PTX after a header that names the target of qlora_ctx_target. The
+// caller frees *out, which has *bytes bytes.
 static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text, char** out,
                                     size_t* bytes) {
     const qlora__gpu* gpu = ctx->gpu;
@@ -82,7 +84,7 @@ static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text,
     return QLORA_OK;
 }
 
-// Finds a directive at the start of a line, outside comments. NULL when there is none.
+// Finds a directive at the start of a line, outside comments; NULL if there is none.
 static const char* qlora__ptx_directive(const char* text, const char* directive) {
     size_t length = strlen(directive);
     const char* p = text;
@@ -104,7 +106,7 @@ static const char* qlora__ptx_directive(const char* text, const char* directive)
     return NULL;
 }
 
-// The word after a directive, e.g. "sm_90a" of ".target sm_90a, texmode_independent".
+// Copies the word after a directive: "sm_90a" from ".target sm_90a, texmode_independent".
 static void qlora__ptx_word(const char* directive, char* out, size_t size) {
     const char* p = directive + strcspn(directive, " \t");
     p += strspn(p, " \t");
@@ -114,13 +116,14 @@ static void qlora__ptx_word(const char* directive, char* out, size_t size) {
     out[n] = '\0';
 }
 
-// The caller's PTX must name the emitted target, or its a or f form.
+// PTX of the caller must name the target that qlora_ctx_target returns, or that target with the
+// suffix a or f.
 static qlora_result qlora__ptx_check_target(qlora_ctx* ctx, const char* ptx) {
     const char* directive = qlora__ptx_directive(ptx, ".target");
     if (directive == NULL) {
         return qlora__fail(ctx, QLORA_ERR_TARGET,
-                           "F-PTX-001: the PTX has no .target line; this device takes %s (see "
-                           "qlora_ctx_target, qlora_ptx_emit)",
+                           "the PTX has no .target line; this device needs %s (see "
+                           "qlora_ctx_target and qlora_ptx_emit)",
                            ctx->gpu->target);
     }
     char word[32];
@@ -130,14 +133,14 @@ static qlora_result qlora__ptx_check_target(qlora_ctx* ctx, const char* ptx) {
                 (word[n] == '\0' || ((word[n] == 'a' || word[n] == 'f') && word[n + 1] == '\0'));
     if (!same) {
         return qlora__fail(ctx, QLORA_ERR_TARGET,
-                           "F-PTX-001: the PTX is for %s, this device takes %s (qlora_ctx_target); "
+                           "the PTX is for %s, but this device needs %s (qlora_ctx_target); "
                            "rewrite it with qlora_ptx_emit",
                            word, ctx->gpu->target);
     }
     return QLORA_OK;
 }
 
-// Parses "7.8" of a .version line to 78; 0 when it is none.
+// Returns 78 for a .version line with "7.8", and 0 if the line has no version.
 static int qlora__ptx_version(const char* directive) {
     char word[16];
     qlora__ptx_word(directive, word, sizeof word);
@@ -158,25 +161,33 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
     const char* version_line = qlora__ptx_directive(ptx, ".version");
     const char* target_line = qlora__ptx_directive(ptx, ".target");
     int version = version_line != NULL ? qlora__ptx_version(version_line) : 0;
-    if (version == 0 || target_line == NULL || target_line < version_line) {
+    if (version == 0) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET, "the PTX has no valid .version line");
+    }
+    if (target_line == NULL || target_line < version_line) {
         return qlora__fail(ctx, QLORA_ERR_TARGET,
-                           "the text must begin with a .version and a .target line");
+                           "the PTX has no .target line after its .version line");
     }
     char word[32];
     qlora__ptx_word(target_line, word, sizeof word);
     int number = strncmp(word, "sm_", 3) == 0 ? atoi(word + 3) : 0;
-    size_t length = strlen(word);
-    if (number == 0 || number > ctx->gpu->target_number || word[length - 1] == 'a' ||
-        word[length - 1] == 'f') {
-        return qlora__fail(ctx, QLORA_ERR_TARGET,
-                           "PTX for %s cannot be rewritten for %s: only plain targets go forward",
-                           word, ctx->gpu->target);
+    if (number == 0) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET, ".target is '%s'; expected sm_ and a number",
+                           word);
+    }
+    char last = word[strlen(word) - 1];
+    if (last == 'a' || last == 'f' || number > ctx->gpu->target_number) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET, "PTX for %s cannot be rewritten for %s: %s", word,
+                           ctx->gpu->target,
+                           number > ctx->gpu->target_number
+                               ? "its target is newer"
+                               : "a target with a suffix has no later equivalent");
     }
     int least = qlora__target_version(ctx->gpu->target_number);
     version = version > least ? version : least;
     if (version > ctx->gpu->ptx_version) {
         return qlora__fail(
-            ctx, QLORA_ERR_TARGET, "the text needs PTX %d.%d, this driver takes %d.%d at most",
+            ctx, QLORA_ERR_TARGET, "the text needs PTX %d.%d; this driver accepts at most %d.%d",
             version / 10, version % 10, ctx->gpu->ptx_version / 10, ctx->gpu->ptx_version % 10);
     }
     const char* after_version = version_line + strcspn(version_line, "\n");
@@ -187,7 +198,7 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
                  (int)(target_line - after_version), after_version, ctx->gpu->target, after_target);
     *needed = (size_t)n + 1;
     if (buffer != NULL && size < *needed) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the buffer has %llu bytes, %llu are needed",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "size is %llu; the text needs %llu bytes",
                            (unsigned long long)size, (unsigned long long)*needed);
     }
     return QLORA_OK;
@@ -195,8 +206,9 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
 
 // ---- modules ------------------------------------------------------------------------------------
 
-// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET.
-// One log item per compile. A fault of an earlier kernel is reported as that, not as a failed load.
+// Below compute capability 12.0, modules are loaded with JIT logs; from 12.0 on, without. They are
+// never loaded with CU_JIT_TARGET, because the PTX names its own target. There is one log item per
+// compilation. A fault of an earlier kernel is reported as such, not as a failed load.
 static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
                                        void** out) {
     qlora__gpu* gpu = ctx->gpu;
@@ -254,7 +266,7 @@ static qlora_result qlora__kernel_resolve(qlora_ctx* ctx, void* module, const ch
     return QLORA_OK;
 }
 
-// All kernels of a module become ready together, or none.
+// Either all kernels of a module become ready, or none.
 static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void* handle) {
     qlora__cache* cache = ctx->gpu->cache;
     for (size_t i = 0; i < QLORA__K_COUNT; i++) {
@@ -284,7 +296,7 @@ static void qlora__module_forget(qlora_ctx* ctx, const char* name) {
     }
 }
 
-// Takes a compiled module into the cache and makes its kernels ready, or unloads it.
+// Adds a compiled module to the cache and makes its kernels ready. On failure, unloads it.
 static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* handle) {
     qlora__cache* cache = ctx->gpu->cache;
     qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
@@ -304,17 +316,17 @@ static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* 
     return QLORA_OK;
 }
 
-// Compiles the module of a kernel of the library and makes all its kernels ready. No other path is
-// taken in place of a module that was left out of the build: it would be slower, and nobody would
-// know why.
+// Compiles the module of a kernel of the library and makes all its kernels ready. There is no
+// fallback for a module that was excluded from the build: it would be slower without any sign of
+// the reason.
 static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* row) {
     const char* name = row->module;
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
         return qlora__fail(
             ctx, QLORA_ERR_UNSUPPORTED,
-            "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 begins at "
-            "8.0, f32 works)",
+            "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 needs 8.0; f32 "
+            "works)",
             name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
     }
     if (text->chunks == NULL) {
@@ -331,7 +343,7 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* 
     return r == QLORA_OK ? qlora__module_adopt(ctx, name, handle) : r;
 }
 
-// A kernel of the registry, compiled on demand unless the cache is sealed.
+// Returns a kernel of the registry, compiled on demand unless the cache is sealed.
 static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlora_kernel** out) {
     qlora__cache* cache = ctx->gpu->cache;
     qlora_kernel* kernel = &cache->kernels[id];
@@ -359,7 +371,7 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
     if (shared > (uint32_t)gpu->max_shared) {
         return qlora__fail(
             ctx, QLORA_ERR_UNSUPPORTED,
-            "kernel %s needs %u bytes of shared memory, this device gives a block %d", kernel->key,
+            "kernel %s needs %u bytes of shared memory; this device has %d per block", kernel->key,
             shared, gpu->max_shared);
     }
     if (shared > kernel->shared_allowed) {
@@ -384,7 +396,7 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
     return QLORA_OK;
 }
 
-// Launches a kernel of the registry. An empty grid is nothing to do.
+// Launches a kernel of the registry; does nothing if the grid is empty.
 static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
                                                 int64_t grid_y, int64_t grid_z, uint32_t threads,
                                                 uint32_t shared, void** args) {
@@ -393,7 +405,7 @@ static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id
     }
     if (grid_x > INT32_MAX || grid_y > 65535 || grid_z > 65535) {
         return qlora__fail(
-            ctx, QLORA_ERR_LIMIT, "kernel %s: a grid of %lld x %lld x %lld is too large",
+            ctx, QLORA_ERR_LIMIT, "kernel %s: a grid of %lld x %lld x %lld exceeds CUDA's limits",
             qlora__kernel_rows[id].name, (long long)grid_x, (long long)grid_y, (long long)grid_z);
     }
     qlora_kernel* kernel = NULL;
@@ -417,21 +429,23 @@ static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* ker
     }
     uint32_t grid[3];
     uint32_t block[3];
+    static const uint32_t most[] = {INT32_MAX, 65535, 65535};
     uint64_t threads = 1;
     for (int i = 0; i < 3; i++) {
         grid[i] = launch->grid[i] > 0 ? launch->grid[i] : 1;
         block[i] = launch->block[i] > 0 ? launch->block[i] : 1;
-        threads *= block[i];
-        if (block[i] > 1024) {
-            threads = 1u << 20;
+        threads = block[i] <= 1024 ? threads * block[i] : 1u << 20;
+        if (grid[i] > most[i]) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "launch.grid[%d] is %u; the maximum is %u",
+                               i, grid[i], most[i]);
         }
     }
-    if (threads > 1024 || grid[1] > 65535 || grid[2] > 65535 || grid[0] > INT32_MAX) {
+    if (threads > 1024) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "grid %u x %u x %u of blocks %u x %u x %u is beyond CUDA's limits",
-                           grid[0], grid[1], grid[2], block[0], block[1], block[2]);
+                           "launch.block is %u x %u x %u; the maximum is 1024 threads in all",
+                           block[0], block[1], block[2]);
     }
-    qlora_kernel* own = (qlora_kernel*)(uintptr_t)kernel; // handed out const, ours to update
+    qlora_kernel* own = (qlora_kernel*)(uintptr_t)kernel; // const only for the caller
     return qlora__launch_checked(ctx, own, grid, block, launch->shared_bytes, args);
 }
 
@@ -469,15 +483,15 @@ static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlor
         int row = qlora__kernel_row_find(key);
         if (row < 0) {
             return qlora__fail(ctx, QLORA_ERR_KERNEL,
-                               "no kernel is named %.100s; qlora_kernel_name lists ours, "
-                               "qlora_cache_get_or_compile adds yours",
+                               "no kernel is named '%.100s'; qlora_kernel_name lists those of the "
+                               "library, qlora_cache_get_or_compile adds others",
                                key);
         }
         kernel = &ctx->gpu->cache->kernels[row];
         if (kernel->function == NULL) {
             return qlora__fail(ctx, QLORA_ERR_KERNEL,
-                               "kernel %s is not compiled; call qlora_cache_compile or pre-warm a "
-                               "shape that needs it",
+                               "kernel %s is not compiled; call qlora_cache_compile, or pre-warm "
+                               "a shape that needs it",
                                qlora__kernel_rows[row].name);
         }
         ctx->gpu->cache->info.hits++;
@@ -486,7 +500,7 @@ static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlor
     return QLORA_OK;
 }
 
-// One of the library's own kernels, compiled if it is not and the cache is not sealed.
+// Finds a kernel of the library and compiles it if necessary, unless the cache is sealed.
 static qlora_result qlora__cache_compile(qlora_ctx* ctx, const char* name,
                                          const qlora_kernel** out) {
     if (qlora__on_cpu(ctx)) {
@@ -498,7 +512,7 @@ static qlora_result qlora__cache_compile(qlora_ctx* ctx, const char* name,
     int row = qlora__kernel_row_find(name);
     if (row < 0) {
         return qlora__fail(ctx, QLORA_ERR_KERNEL,
-                           "no kernel of the library is named %.100s; qlora_kernel_name lists them",
+                           "no kernel of the library is named '%.100s'; see qlora_kernel_name",
                            name);
     }
     qlora_kernel* kernel = NULL;
@@ -548,20 +562,29 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     if (qlora__on_cpu(ctx)) {
         return qlora__no_kernels(ctx);
     }
-    if (key == NULL || ptx == NULL || entry == NULL || out == NULL || key[0] == '\0') {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "key, ptx, entry and out are all needed");
+    const char* missing = key == NULL     ? "key"
+                          : ptx == NULL   ? "ptx"
+                          : entry == NULL ? "entry"
+                          : out == NULL   ? "out"
+                                          : NULL;
+    if (missing != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", missing);
+    }
+    if (key[0] == '\0') {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "key is empty");
     }
     if (qlora__kernel_row_find(key) >= 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%.100s is the name of a kernel of the library",
-                           key);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "key '%.100s' is the name of a kernel of the library", key);
     }
-    QLORA__TRY(qlora__ptx_check_target(ctx, ptx)); // before the look-up: a wrong text never passes
+    QLORA__TRY(qlora__ptx_check_target(ctx, ptx)); // even if the key is already known
     uint64_t hash = qlora__fnv(entry, strlen(entry), qlora__fnv(ptx, strlen(ptx), 0));
     qlora_kernel* kernel = qlora__kernel_find(ctx, key);
     if (kernel != NULL) {
         if (kernel->text_hash != hash) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "key %.100s was compiled from another text; use another key", key);
+                               "key '%.100s' was compiled from different PTX; use another key",
+                               key);
         }
         ctx->gpu->cache->info.hits++;
         *out = kernel;
@@ -570,8 +593,8 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     if (ctx->gpu->cache->info.sealed) {
         return qlora__fail(
             ctx, QLORA_ERR_SEALED,
-            "%.100s would be compiled, but the cache is sealed; call qlora_cache_unseal "
-            "first",
+            "'%.100s' would have to be compiled, but the cache is sealed; call "
+            "qlora_cache_unseal first",
             key);
     }
     QLORA__TRY(qlora__kernel_compile(ctx, key, ptx, entry, hash, &kernel));
@@ -579,8 +602,8 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     return QLORA_OK;
 }
 
-// Compiles every module of which a kernel is needed; have: conditions that hold. One after the
-// other: the driver's compiler has a lock of its own, so threads gain nothing.
+// Compiles every module with a kernel whose conditions are all in `have`. The modules are compiled
+// one after another: the driver's compiler holds a lock, so threads would gain nothing.
 static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
     for (int i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
@@ -612,7 +635,7 @@ static void qlora__cache_destroy(qlora_ctx* ctx) {
     gpu->cache = NULL;
 }
 
-// Returns whether it was sealed before.
+// Seals or unseals the cache; returns whether it was sealed before.
 static bool qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
     if (qlora__on_cpu(ctx)) {
         return false;
@@ -622,8 +645,7 @@ static bool qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
     return before;
 }
 
-// Remembers a cuBLAS shape, by its hash, while the cache is open; afterwards counts those that are
-// new.
+// Records the hash of a cuBLAS shape until the cache is sealed; afterwards counts unknown shapes.
 static QLORA__UNUSED void qlora__cache_count_shape(qlora_ctx* ctx, uint64_t hash) {
     qlora__cache* cache = ctx->gpu->cache;
     for (uint32_t i = 0; i < cache->info.cublas_shapes; i++) {
@@ -638,7 +660,7 @@ static QLORA__UNUSED void qlora__cache_count_shape(qlora_ctx* ctx, uint64_t hash
     }
 }
 
-// A kernel's function where its module is loaded, else NULL.
+// Returns a kernel's function, or NULL if its module is not loaded.
 static QLORA__UNUSED void* qlora__cache_function(const qlora_ctx* ctx, qlora__kernel_id id) {
     return ctx->gpu->cache->kernels[id].function;
 }

@@ -1,7 +1,9 @@
+// ---- the registry of the library's kernels ------------------------------------------------------
+
 // clang-format off
-// What a model must have for a kernel to be needed: all conditions of the mask together.
+// When a model needs a kernel: all conditions in its mask must hold.
 #define QLORA__NEED_ALWAYS 0u
-#define QLORA__NEED_GEMM   1u // no cuBLAS is bound
+#define QLORA__NEED_GEMM   1u // runs without cuBLAS
 #define QLORA__NEED_BF16   2u // computes in bf16
 #define QLORA__NEED_F32    4u // computes in f32
 #define QLORA__NEED_NF4    8u // has an NF4 base
@@ -9,14 +11,14 @@
 #define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
 #define QLORA__NEED_HEAD128 64u  // the same, head size 128
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
-#define QLORA__NEED_RANDOM 256u  // makes its weights from a seed
+#define QLORA__NEED_RANDOM 256u  // generates its weights from a seed
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
 
-// The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu),
-// most dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time
-// parameters.
+// The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
+// point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
+// condition. Shapes are run-time parameters of the kernels.
 #define QLORA__KERNELS(X)                                                                          \
     QLORA__KERNELS_RUNTIME(X)                                                                      \
     QLORA__KERNELS_OPS(X)                                                                          \
@@ -158,9 +160,9 @@ static const qlora__kernel_row qlora__kernel_rows[] = {QLORA__KERNELS(QLORA__X)}
 struct qlora_kernel {
     qlora_ctx* owner;
     const char* key;
-    void* function; // CUfunction, NULL until its module is loaded
+    void* function; // CUfunction; NULL until its module is loaded
     uint32_t shared_allowed;
-    // The caller's own kernels only:
+    // Only for kernels of the caller:
     qlora_kernel* next;
     void* module;
     uint64_t text_hash;
@@ -171,8 +173,8 @@ const char* qlora_kernel_name(size_t index) {
     return index < QLORA__K_COUNT ? qlora__kernel_rows[index].name : NULL;
 }
 
-// Everything that names a kernel on the CPU ends here.
+// The error of every call that needs a kernel, on the CPU.
 static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
     return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                       "kernels need CUDA, and this context runs on the CPU (%s)", ctx->reason);
+                       "kernels need CUDA, but this context runs on the CPU (%s)", ctx->reason);
 }

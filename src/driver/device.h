@@ -1,7 +1,7 @@
-// ---- bringing a device up and down --------------------------------------------------------------
+// ---- opening a device, cuBLAS and device memory -------------------------------------------------
 
-// Whether kernels that need this compute capability (80 is 8.0) run here: both the device and the
-// target that PTX is emitted for must have it.
+// Returns whether kernels that need this compute capability (80 is 8.0) can run: both the device
+// and the target for which PTX is emitted must have it.
 static QLORA__UNUSED bool qlora__gpu_takes(const qlora_ctx* ctx, int capability) {
     return ctx->gpu != NULL && ctx->gpu->target_number >= capability;
 }
@@ -29,17 +29,17 @@ static qlora_result qlora__gpu_load(qlora_ctx* ctx) {
                              sizeof qlora__cuda_symbols / sizeof qlora__cuda_symbols[0],
                              &ctx->gpu->cu, why, sizeof why)) {
         return qlora__fail(ctx, QLORA_ERR_BACKEND,
-                           "the CUDA driver is too old or not a driver, it lacks %s", why);
+                           "the CUDA driver is too old, or not a driver: it lacks %s", why);
     }
     int code = ctx->gpu->cu.Init(0);
     if (code == 34) {
         return qlora__fail(
             ctx, QLORA_ERR_BACKEND,
-            "libcuda is the toolkit's stub, not a driver (34); put the real libcuda.so.1 "
-            "first or set desc.cuda_library");
+            "libcuda is the CUDA toolkit's stub, not a driver (34); put the real libcuda.so.1 "
+            "first in the search path or set desc.cuda_library");
     }
     if (code == 100) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "no CUDA device (CUDA_ERROR_NO_DEVICE)");
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "no CUDA device found (CUDA_ERROR_NO_DEVICE)");
     }
     return qlora__cu(ctx, code, "cuInit");
 }
@@ -57,8 +57,8 @@ static qlora_result qlora__gpu_choose_device(qlora_ctx* ctx) {
     QLORA__TRY(qlora__cu(ctx, gpu->cu.DeviceGetCount(&count), "cuDeviceGetCount"));
     if (ctx->desc.device < 0 || ctx->desc.device >= count) {
         return qlora__fail(ctx, QLORA_ERR_BACKEND,
-                           "there is no CUDA device %d; the driver shows %d", (int)ctx->desc.device,
-                           count);
+                           "desc.device is %d, but the driver reports %d CUDA device%s",
+                           (int)ctx->desc.device, count, count == 1 ? "" : "s");
     }
     return qlora__cu(ctx, gpu->cu.DeviceGet(&gpu->device, ctx->desc.device), "cuDeviceGet");
 }
@@ -89,22 +89,22 @@ static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
     gpu->ptx_version = qlora__ptx_version_of_driver(gpu->driver_version);
     if (gpu->capability < 75) {
         return qlora__fail(ctx, QLORA_ERR_BACKEND,
-                           "%s has compute capability %d.%d; 7.5 or newer is needed",
+                           "%s has compute capability %d.%d; at least 7.5 is needed",
                            gpu->device_name, major, minor);
     }
     gpu->target_number = qlora__target_choose(gpu->capability, gpu->ptx_version);
     if (gpu->target_number == 0) {
         return qlora__fail(
             ctx, QLORA_ERR_BACKEND,
-            "the driver (CUDA %d.%d) is too old for our kernels; 10.0 or newer is needed",
+            "the driver (CUDA %d.%d) is too old for the kernels; at least 10.0 is needed",
             gpu->driver_version / 1000, gpu->driver_version % 1000 / 10);
     }
     snprintf(gpu->target, sizeof gpu->target, "sm_%d", gpu->target_number);
     return QLORA_OK;
 }
 
-// The handle's stream, workspace and modes; again after whatever could have changed them
-// (C-STREAM). cublasSetStream resets the workspace, so that comes second.
+// Sets the handle's stream, workspace and modes, unless nothing can have changed them since the
+// last time. cublasSetStream resets the workspace, so the workspace is set after the stream.
 static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx, void* workspace) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu->cublas_bound && !gpu->cublas_exposed) {
@@ -123,7 +123,8 @@ static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx, void* works
     return QLORA_OK;
 }
 
-// Without cuBLAS our own PTX does the products; why it is missing is kept for qlora_describe.
+// Returns false without cuBLAS: the built-in kernels then do the products. qlora_describe reports
+// the reason, which is kept in cublas_note.
 static bool qlora__cublas_open(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
 #define QLORA__X(name) name,
@@ -131,7 +132,7 @@ static bool qlora__cublas_open(qlora_ctx* ctx) {
 #undef QLORA__X
     if (ctx->desc.cublas_library != NULL && strcmp(ctx->desc.cublas_library, "none") == 0) {
         snprintf(gpu->cublas_note, sizeof gpu->cublas_note,
-                 "not wanted (desc.cublas_library is none)");
+                 "disabled by desc.cublas_library \"none\"");
         return false;
     }
     char why[256] = "";
@@ -144,7 +145,7 @@ static bool qlora__cublas_open(qlora_ctx* ctx) {
     if (!qlora__symbols_load(library, qlora__cublas_symbols,
                              sizeof qlora__cublas_symbols / sizeof qlora__cublas_symbols[0],
                              &gpu->blas, why, sizeof why)) {
-        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "too old or broken, it lacks %.200s",
+        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "too old or damaged: it lacks %.200s",
                  why);
         return false;
     }
@@ -165,7 +166,7 @@ static void* qlora__device_alloc(qlora_ctx* ctx, size_t bytes) {
         void* p = ctx->desc.device_allocator.alloc(bytes, ctx->desc.device_allocator.user);
         if (p == NULL) {
             qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                        "desc.device_allocator gave no memory for %llu bytes",
+                        "desc.device_allocator returned NULL for %llu bytes",
                         (unsigned long long)bytes);
         }
         return p;

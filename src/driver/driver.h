@@ -1,10 +1,12 @@
+// ---- the CUDA driver and cuBLAS: values, entry points, error texts ------------------------------
+
 typedef int qlora__CUresult;
 typedef int qlora__CUdevice;
 typedef unsigned long long qlora__CUdeviceptr;
 typedef int qlora__cublasStatus;
 
 // clang-format off
-// Values of cuda.h and cublas_api.h; tests compare them with NVIDIA's headers where those are
+// Values from cuda.h and cublas_api.h; a test compares them with NVIDIA's headers if those are
 // installed.
 #define QLORA__CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT 16
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR 75
@@ -29,7 +31,7 @@ typedef int qlora__cublasStatus;
 #define QLORA__CUBLAS_DEFAULT_MATH 0
 #define QLORA__CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION 16
 #define QLORA__CUBLAS_COMPUTE_32F 68
-#define QLORA__CUBLAS_COMPUTE_32F_FAST_TF32 77 // 74 is FAST_16F: the reference system's mistake
+#define QLORA__CUBLAS_COMPUTE_32F_FAST_TF32 77 // not 74, which is FAST_16F
 #define QLORA__CUBLAS_GEMM_DEFAULT (-1)
 
 // required, result type, field, symbol, parameters
@@ -139,29 +141,29 @@ typedef struct qlora__symbol {
     int required;
 } qlora__symbol;
 
-typedef struct qlora__cache qlora__cache;   // section CACHE
-typedef struct qlora__beside qlora__beside; // section TENSOR
+typedef struct qlora__cache qlora__cache;   // cache/modules.h
+typedef struct qlora__beside qlora__beside; // tensor/beside.h
 
 struct qlora__gpu {
     qlora__cuda_table cu;
     qlora__cublas_table blas;
     int driver_version; // 13000 is CUDA 13.0
-    int ptx_version;    // highest PTX version that this driver takes, 90 is 9.0
+    int ptx_version;    // highest PTX version that this driver accepts; 90 is 9.0
     qlora__CUdevice device;
     char device_name[128];
     int capability;     // 90 is 9.0
     int sm_count;
-    int max_shared;     // bytes of shared memory that one block can ask for
+    int max_shared;     // bytes of shared memory available to one block
     size_t total_bytes;
     char target[16];    // "sm_90"
     int target_number;  // 90
     void* context;
     bool owns_context;  // the primary context was retained
     void* own_stream;
-    void* stream;       // in use
+    void* stream;       // the stream in use
     void* cublas;       // handle, NULL without cuBLAS
     int cublas_version;
-    bool cublas_exposed; // the caller has the handle: bind again before every use
+    bool cublas_exposed; // the caller has the handle, so bind again before every use
     bool cublas_bound;
     char cublas_note[256];
     void* workspace;    // for cuBLAS
@@ -170,16 +172,16 @@ struct qlora__gpu {
     qlora__cache* cache;
 };
 
-// Copies symbol addresses into a table of function pointers; the names that are missing go to
-// missing.
+// Copies the addresses of symbols into a table of function pointers and lists the required symbols
+// that were not found in `missing`.
 static bool qlora__symbols_load(void* library, const qlora__symbol* symbols, size_t count,
                                 void* table, char* missing, size_t size) {
     missing[0] = '\0';
     bool complete = true;
     for (size_t i = 0; i < count; i++) {
         void* address = qlora__library_symbol(library, symbols[i].name);
-        // A pointer to data copied into a pointer to a function: what dlsym asks for, without a
-        // cast that pedantic compilers refuse.
+        // dlsym returns a function as a pointer to data. Copying its bytes avoids a cast that
+        // pedantic compilers reject.
         memcpy((char*)table + symbols[i].offset, &address, sizeof address);
         if (address == NULL && symbols[i].required) {
             size_t used = strlen(missing);
@@ -199,7 +201,7 @@ static const qlora__symbol qlora__cuda_symbols[] = {QLORA__CUDA_SYMBOLS(QLORA__X
 static const qlora__symbol qlora__cublas_symbols[] = {QLORA__CUBLAS_SYMBOLS(QLORA__X)};
 #undef QLORA__X
 
-// Opens the first library of a list, or the one the caller named.
+// Opens the library named by the caller, or else the first one of a list that can be opened.
 static void* qlora__library_first(const char* path, const char* const* names, size_t count,
                                   char* why, size_t size) {
     if (path != NULL) {
@@ -215,11 +217,11 @@ static void* qlora__library_first(const char* path, const char* const* names, si
             snprintf(first, sizeof first, "%s", why);
         }
     }
-    snprintf(why, size, "%s", first); // the usual name is the one people know
+    snprintf(why, size, "%s", first); // report the usual name
     return NULL;
 }
 
-// These leave the CUDA context unusable: cuda.h says so of each.
+// Codes that leave the CUDA context unusable, according to cuda.h.
 static bool qlora__cu_is_sticky(int code) {
     static const int codes[] = {214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999};
     for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++) {
@@ -243,7 +245,7 @@ static void qlora__device_lost(qlora_ctx* ctx, const char* why) {
     QLORA__LOG(ctx, ERROR, DEVICE_LOST, "%s", why);
 }
 
-// Turns a driver's code into a result and a text. what names the call and its size.
+// Converts a driver's code into a result and an error text. `what` names the call and its size.
 static qlora_result qlora__cu(qlora_ctx* ctx, int code, const char* what) {
     if (code == 0) {
         return QLORA_OK;
@@ -257,8 +259,8 @@ static qlora_result qlora__cu(qlora_ctx* ctx, int code, const char* what) {
         snprintf(lost, sizeof lost, "%s (%d), seen at %s", name, code, what);
         qlora__device_lost(ctx, lost);
         return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
-                           "a kernel launched earlier failed: %s; the CUDA context is unusable, "
-                           "destroy this context (QLORA_DEBUG finds the kernel)",
+                           "a kernel launched earlier failed: %s; the CUDA context is unusable; "
+                           "destroy this context (a build with QLORA_DEBUG names the kernel)",
                            lost);
     }
     if (code == 2) {
@@ -266,7 +268,7 @@ static qlora_result qlora__cu(qlora_ctx* ctx, int code, const char* what) {
         size_t total = 0;
         ctx->gpu->cu.MemGetInfo(&free_bytes, &total);
         return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                           "%s failed: %s (2), %.2f GiB of %.2f are free", what, name,
+                           "%s failed: %s (2); %.2f of %.2f GiB are free", what, name,
                            (double)free_bytes / 1073741824.0, (double)total / 1073741824.0);
     }
     qlora_result result = code >= 900 && code <= 908 ? QLORA_ERR_CAPTURE : QLORA_ERR_CUDA;
@@ -300,12 +302,12 @@ static qlora_result qlora__blas(qlora_ctx* ctx, int status, const char* what) {
     if (status == 0) {
         return QLORA_OK;
     }
-    ctx->gpu->cublas_bound = false; // its stream, workspace and modes may be half set
+    ctx->gpu->cublas_bound = false; // its stream, workspace and modes may be partly set
     char why[96];
     snprintf(why, sizeof why, " failed with %s", qlora__cublas_name(status));
     qlora__capture_broke(ctx, what, why);
-    // cuBLAS has one word for every fault; the stream knows whether an earlier kernel's is behind
-    // it.
+    // cuBLAS reports every fault with the same code; query the stream to find out whether an
+    // earlier kernel caused it.
     int code = ctx->capture == NULL ? ctx->gpu->cu.StreamSynchronize(ctx->gpu->stream) : 0;
     if (qlora__cu_is_sticky(code)) {
         return qlora__cu(ctx, code, what);
@@ -314,9 +316,9 @@ static qlora_result qlora__blas(qlora_ctx* ctx, int status, const char* what) {
                        qlora__cublas_name(status), status);
 }
 
-// ---- which PTX a device and a driver take -------------------------------------------------------
+// ---- PTX targets of devices, PTX versions of drivers --------------------------------------------
 
-// A plain target, and the lowest PTX version that knows it.
+// A plain target and the lowest PTX version that supports it.
 typedef struct qlora__target {
     int number;
     int version;
@@ -326,7 +328,7 @@ static const qlora__target qlora__targets[] = {{75, 63},  {80, 70},  {86, 71},  
                                                {88, 90},  {89, 78},  {90, 78},  {100, 86},
                                                {103, 88}, {110, 90}, {120, 87}, {121, 88}};
 
-// Highest PTX version of a driver, from the table in NVIDIA's PTX manual.
+// The highest PTX version that a driver accepts, from the table in NVIDIA's PTX manual.
 static int qlora__ptx_version_of_driver(int driver) {
     static const int table[][2] = {{13000, 90}, {12090, 88}, {12080, 87}, {12070, 86}, {12050, 85},
                                    {12040, 84}, {12030, 83}, {12020, 82}, {12010, 81}, {12000, 80},
@@ -350,8 +352,8 @@ static int qlora__target_version(int number) {
     return 0;
 }
 
-// F-PTX-001: the device's own target; for a device this file does not know, or a driver too old for
-// the device's own, the highest plain target that both take. 0 when there is none.
+// Returns the device's own target. If this table does not have it, or the driver is too old for it,
+// returns the highest plain target that both support, or 0 if there is none.
 static int qlora__target_choose(int capability, int ptx_version) {
     int best = 0;
     for (size_t i = 0; i < sizeof qlora__targets / sizeof qlora__targets[0]; i++) {

@@ -1,3 +1,5 @@
+// ---- device memory in a build without CUDA ------------------------------------------------------
+
 static void* qlora__device_alloc(qlora_ctx* ctx, size_t bytes) {
     (void)bytes;
     qlora__fail(ctx, QLORA_ERR_BACKEND, "built with QLORA_NO_CUDA");

@@ -178,29 +178,6 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     }
 }
 
-static qlora_result qlora__need_whole(qlora_ctx* ctx, const char* name, int64_t value,
-                                      int64_t least, int64_t most) {
-    if (value < least || value > most) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld; it must be from %lld to %lld",
-                           name, (long long)value, (long long)least, (long long)most);
-    }
-    return QLORA_OK;
-}
-
-// At least `least` and less than `below`; a NaN is neither.
-static qlora_result qlora__need_real(qlora_ctx* ctx, const char* name, double value, double least,
-                                     double below) {
-    if (value >= least && value < below) {
-        return QLORA_OK;
-    }
-    if (below >= 1e300) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be a finite number%s", name,
-                           value, least < 0.0 ? "" : " that is not negative");
-    }
-    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be at least %g and less than %g",
-                       name, value, least, below);
-}
-
 // A config that does not come from a file.
 static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_config* c) {
     if (c->kv_heads == 0) {

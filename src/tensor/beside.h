@@ -1,28 +1,29 @@
+// ---- work in parallel with the stream -----------------------------------------------------------
+//
+// Small kernels leave most of a large GPU idle. In a captured graph, the work between
+// qlora__beside_begin and _end goes to a second stream: it starts when everything queued before
+// _begin has finished, including earlier work on the second stream, and runs in parallel with the
+// work after _end. Before using its results, or writing to its inputs, call qlora__beside_wait.
+// Both streams share one scratch buffer, so work that needs scratch must stay on the first. Outside
+// a capture everything runs on one stream in the order of the calls, with the same kernels and
+// bit-identical results.
+
 #ifndef QLORA_NO_CUDA
 
-// ---- work beside the stream ---------------------------------------------------------------------
-//
-// Small kernels leave most of a large GPU idle. In a captured graph, what lies between
-// qlora__beside_begin and _end becomes a second line: it starts when all that was queued before
-// _begin is done (and what went beside before it), and runs at the same time as what follows _end.
-// Whoever needs its results, or writes what it reads, calls qlora__beside_wait first. Lines have
-// one scratch between them, so work that needs scratch belongs to the first. Outside a capture all
-// of it is one line, in the order of the calls: the same kernels, and the same bits.
-
-// Whoever puts work on the second line gives it a slot, counted from 0.
+// Each piece of work on the second stream has a slot, counted from 0, by which it is waited for.
 #define QLORA__BESIDE_SLOTS 5
 
 struct qlora__beside {
     void* stream;
-    void* fork;                      // event: where the second line leaves the first
-    void* done[QLORA__BESIDE_SLOTS]; // events: what the first line can wait for
-    unsigned pending;                // bit i: done[i] was recorded and not waited for
-    bool forked;                     // in this capture
+    void* fork;                      // event: the second stream starts after it
+    void* done[QLORA__BESIDE_SLOTS]; // events: the end of the work in each slot
+    unsigned pending;                // bit i: done[i] was recorded and has not been waited for
+    bool forked;                     // the second stream is part of this capture
     void* first;                     // the context's stream, while the second is in use
     qlora__buffer* workspace;        // for cuBLAS
 };
 
-// A stream of our own with desc.stream_priority; a driver without priorities gives a plain one.
+// Creates a stream with desc.stream_priority, or without a priority if the driver has none.
 static qlora_result qlora__stream_create(qlora_ctx* ctx, void** out) {
     qlora__gpu* gpu = ctx->gpu;
     int priority = (int)ctx->desc.stream_priority;
@@ -74,7 +75,7 @@ static void qlora__beside_close(qlora_ctx* ctx) {
     gpu->beside = NULL;
 }
 
-// What cuBLAS works in on the line in use: lines that run at the same time share nothing.
+// The cuBLAS workspace of the stream in use. Streams that run in parallel cannot share one.
 static QLORA__UNUSED void* qlora__beside_workspace(const qlora_ctx* ctx) {
     const qlora__gpu* gpu = ctx->gpu;
     bool second = gpu->beside != NULL && gpu->beside->first != NULL;
@@ -97,7 +98,7 @@ static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
     return QLORA_OK;
 }
 
-// Back to the context's stream, whatever has happened.
+// Returns to the context's stream, also after a failure.
 static void qlora__beside_leave(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu->beside->first != NULL) {
@@ -107,8 +108,8 @@ static void qlora__beside_leave(qlora_ctx* ctx) {
     }
 }
 
-// Before a capture ends. What failed may have left the second line open: it is joined, as far as
-// that still goes, because a capture may not end otherwise.
+// Call it before a capture ends. A failure may have left the second stream unjoined; it is joined
+// on a best-effort basis, because a capture with an unjoined stream cannot end.
 static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
     qlora__gpu* gpu = ctx->gpu;
     qlora__beside* b = gpu->beside;
@@ -120,7 +121,7 @@ static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
     b->pending = 0;
 }
 
-// r is what the work between returned; on failure the capture is lost anyway.
+// r is the result of the work since _begin; if it failed, the capture is lost anyway.
 static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
     qlora__gpu* gpu = ctx->gpu;
     if (ctx->capture == NULL || gpu == NULL) {
@@ -134,7 +135,7 @@ static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, ql
     return QLORA_OK;
 }
 
-// What follows on the stream comes after the work of these slots (bits), all of it so far.
+// Later work on the stream starts only after all earlier work in these slots (one bit each).
 static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
     qlora__gpu* gpu = ctx->gpu;
     for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__BESIDE_SLOTS; i++) {

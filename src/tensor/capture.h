@@ -1,17 +1,18 @@
-// ---- what a graph uses --------------------------------------------------------------------------
+// ---- the buffers that a graph uses --------------------------------------------------------------
 
-// The part of a graph that memory knows: which of our buffers it uses, and why it can no longer be
-// replayed.
+// The part of a graph that buffers know about: the buffers that it uses, and the reason why it can
+// no longer be replayed.
 struct qlora__watch {
     qlora__watch* next;
-    uint64_t key;      // of the graph
+    uint64_t key;      // the graph's key
     uint64_t* buffers; // ids
     size_t buffer_count;
     size_t buffer_capacity;
     char invalid[128]; // "" while it can be replayed
 };
 
-// Remembers which of our buffers a graph in the making uses, so that freeing one invalidates it.
+// Records that the graph being captured uses this memory, so that freeing its buffer invalidates
+// the graph.
 static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
     qlora__capture* capture = ctx->capture;
     if (capture == NULL || data == NULL) {
@@ -23,7 +24,7 @@ static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
         b = b->next;
     }
     if (b == NULL) {
-        return QLORA_OK; // the caller's own memory
+        return QLORA_OK; // memory of the caller
     }
     for (size_t i = 0; i < capture->count; i++) {
         if (capture->ids[i] == b->id) {
@@ -47,7 +48,7 @@ static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
     return QLORA_OK;
 }
 
-// buffer_id 0: all of them.
+// Invalidates the graphs that use a buffer; with buffer_id 0, all graphs.
 static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const char* why) {
     for (qlora__watch* g = ctx->watches; g != NULL; g = g->next) {
         bool hit = buffer_id == 0;

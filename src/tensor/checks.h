@@ -1,4 +1,35 @@
-// Elements from the first to the last of a tensor; false when that overflows.
+// ---- checks of arguments ------------------------------------------------------------------------
+
+// The value is from `least` to `most`; INT64_MAX means that there is no upper limit.
+static QLORA__UNUSED qlora_result qlora__need_whole(qlora_ctx* ctx, const char* name, int64_t value,
+                                                    int64_t least, int64_t most) {
+    if (value >= least && value <= most) {
+        return QLORA_OK;
+    }
+    if (most == INT64_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld; it must be at least %lld", name,
+                           (long long)value, (long long)least);
+    }
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld; it must be from %lld to %lld", name,
+                       (long long)value, (long long)least, (long long)most);
+}
+
+// The value is at least `least` and less than `below`; a NaN is neither.
+static QLORA__UNUSED qlora_result qlora__need_real(qlora_ctx* ctx, const char* name, double value,
+                                                   double least, double below) {
+    if (value >= least && value < below) {
+        return QLORA_OK;
+    }
+    if (below >= 1e300) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be a finite number%s", name,
+                           value, least < 0.0 ? "" : " that is not negative");
+    }
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be at least %g and less than %g",
+                       name, value, least, below);
+}
+
+// Counts the elements from the first to the last one of a tensor, with the gaps between its rows.
+// Returns false if the number overflows.
 static bool qlora__tensor_span(const qlora_tensor* t, size_t* elements) {
     *elements = 0;
     if (t->rows == 0 || t->cols == 0 || t->batch == 0) {
@@ -18,7 +49,54 @@ static bool qlora__tensor_bytes(const qlora_tensor* t, size_t* bytes) {
            qlora__mul(elements, qlora_dtype_bytes(t->dtype), bytes);
 }
 
-// The checks that every operator makes of every tensor; -1 accepts any size.
+// Sizes are not negative, and rows do not overlap. The prefix is "x." for a tensor x.
+static qlora_result qlora__need_sizes(qlora_ctx* ctx, const qlora_tensor* t, const char* prefix) {
+    static const char* const names[] = {"rows", "cols", "batch", "batch_stride"};
+    const int64_t sizes[] = {t->rows, t->cols, t->batch, t->batch_stride};
+    for (int i = 0; i < 4; i++) {
+        if (sizes[i] < 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s%s is %lld; it must not be negative",
+                               prefix, names[i], (long long)sizes[i]);
+        }
+    }
+    if (t->ld < t->cols) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%sld is %lld; it must be at least cols (%lld)",
+                           prefix, (long long)t->ld, (long long)t->cols);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__need_dtype(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
+                                      unsigned dtypes) {
+    char allowed[64] = "";
+    size_t used = 0;
+    if ((int)t->dtype >= 0 && t->dtype <= QLORA_U8 && (dtypes >> t->dtype & 1u) != 0) {
+        return QLORA_OK;
+    }
+    for (int i = QLORA_F32; i <= QLORA_U8; i++) {
+        if ((dtypes >> i & 1u) != 0) {
+            qlora__append(allowed, sizeof allowed, &used, "%s%s", used > 0 ? " or " : "",
+                          qlora_dtype_name((qlora_dtype)i));
+        }
+    }
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s.dtype is %s (%d); it must be %s", name,
+                       qlora_dtype_name(t->dtype), (int)t->dtype, allowed);
+}
+
+static qlora_result qlora__need_shape(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
+                                      int64_t rows, int64_t cols) {
+    char wanted[2][24];
+    if ((rows < 0 || t->rows == rows) && (cols < 0 || t->cols == cols)) {
+        return QLORA_OK;
+    }
+    snprintf(wanted[0], sizeof wanted[0], "%lld", (long long)rows);
+    snprintf(wanted[1], sizeof wanted[1], "%lld", (long long)cols);
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld x %lld; expected %s x %s", name,
+                       (long long)t->rows, (long long)t->cols, rows < 0 ? "any" : wanted[0],
+                       cols < 0 ? "any" : wanted[1]);
+}
+
+// The checks that every operator does for each of its tensors. A size of -1 accepts any.
 static qlora_result qlora__need_batch(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
                                       unsigned dtypes, int64_t batch, int64_t rows, int64_t cols) {
     if (t == NULL) {
@@ -29,32 +107,21 @@ static qlora_result qlora__need_batch(qlora_ctx* ctx, const qlora_tensor* t, con
                            t->owner == NULL ? "no context; use qlora_tensor_create or _wrap"
                                             : "another context");
     }
-    if ((int)t->dtype < 0 || t->dtype > QLORA_U8 || (dtypes >> t->dtype & 1u) == 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has dtype %s, which is not accepted here",
-                           name, qlora_dtype_name(t->dtype));
-    }
-    if (t->rows < 0 || t->cols < 0 || t->batch < 0 || t->batch_stride < 0 || t->ld < t->cols) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s has %lld rows, %lld columns, ld %lld, batch %lld: sizes may not be "
-                           "negative and ld not below the columns",
-                           name, (long long)t->rows, (long long)t->cols, (long long)t->ld,
-                           (long long)t->batch);
-    }
-    if ((rows >= 0 && t->rows != rows) || (cols >= 0 && t->cols != cols)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld x %lld, expected %lld x %lld%s",
-                           name, (long long)t->rows, (long long)t->cols, (long long)rows,
-                           (long long)cols, rows < 0 || cols < 0 ? " (-1: any)" : "");
-    }
+    char prefix[64];
+    snprintf(prefix, sizeof prefix, "%.60s.", name);
+    QLORA__TRY(qlora__need_dtype(ctx, t, name, dtypes));
+    QLORA__TRY(qlora__need_sizes(ctx, t, prefix));
+    QLORA__TRY(qlora__need_shape(ctx, t, name, rows, cols));
     if (batch >= 0 && t->batch != batch) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has a batch of %lld, expected %lld", name,
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s.batch is %lld; expected %lld", name,
                            (long long)t->batch, (long long)batch);
     }
     size_t bytes = 0;
     if (!qlora__tensor_bytes(t, &bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%s: the size overflows", name);
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%s: the size in bytes overflows", name);
     }
     if (bytes > t->bytes || (t->data == NULL && bytes > 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s needs %llu bytes, its buffer has %llu",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s needs %llu bytes; its buffer has %llu",
                            name, (unsigned long long)bytes,
                            (unsigned long long)(t->data == NULL ? 0 : t->bytes));
     }
@@ -67,7 +134,7 @@ static QLORA__UNUSED qlora_result qlora__need(qlora_ctx* ctx, const qlora_tensor
     return qlora__need_batch(ctx, t, name, dtypes, 1, rows, cols);
 }
 
-// Two windows of one buffer with the same ld and different columns do not overlap.
+// Views of one buffer with the same ld and disjoint columns do not overlap.
 static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y) {
     size_t x_bytes = 0;
     size_t y_bytes = 0;

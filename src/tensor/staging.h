@@ -1,8 +1,8 @@
 // ---- staging ------------------------------------------------------------------------------------
 //
-// Host memory that asynchronous copies read from or write to: pinned on CUDA, plain on the CPU, where
-// a copy is done when the call returns. Floors above this one copy and wait through these functions
-// and need no driver calls of their own.
+// Host memory that asynchronous copies read from or write to. It is pinned on CUDA and ordinary
+// memory on the CPU, where a copy is complete when the call returns. Higher floors copy and wait
+// only through these functions, so they need no driver calls of their own.
 
 #define QLORA__RING_SLOTS 4
 
@@ -16,8 +16,8 @@ typedef struct qlora__ring {
     qlora__slot slots[QLORA__RING_SLOTS];
     int count;
     int next;
-    size_t bytes;  // in each slot
-    int64_t waits; // times the host had to wait for a free slot
+    size_t bytes;  // of each slot
+    int64_t waits; // how often the host had to wait for a free slot
 } qlora__ring;
 
 static void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
@@ -43,7 +43,7 @@ static void qlora__pinned_free(qlora_ctx* ctx, void* p, size_t bytes) {
     qlora__free(ctx, p, bytes);
 }
 
-// An event without timing; NULL on the CPU.
+// Creates an event without timing; NULL on the CPU.
 static qlora_result qlora__event_create(qlora_ctx* ctx, void** out) {
     *out = NULL;
 #ifndef QLORA_NO_CUDA
@@ -69,7 +69,7 @@ static void qlora__event_destroy(qlora_ctx* ctx, void* event) {
 #endif
 }
 
-// Marks this point of the stream.
+// Records the current position of the stream.
 static qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
@@ -82,7 +82,7 @@ static qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
     return QLORA_OK;
 }
 
-// Whether the stream has passed the mark; an error shows when somebody waits.
+// Returns whether the stream has passed the recorded position. A later wait reports any error.
 static bool qlora__event_done(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
@@ -107,7 +107,7 @@ static qlora_result qlora__event_wait(qlora_ctx* ctx, void* event) {
     return QLORA_OK;
 }
 
-// Device to host without waiting; the target must be pinned.
+// Copies from the device to the host without waiting; the target must be pinned.
 static qlora_result qlora__copy_out_later(qlora_ctx* ctx, void* to, const void* from,
                                           size_t bytes) {
 #ifndef QLORA_NO_CUDA
@@ -131,7 +131,7 @@ static void qlora__ring_destroy(qlora_ctx* ctx, qlora__ring* ring) {
     memset(ring, 0, sizeof *ring);
 }
 
-// Destroy it also when this fails.
+// The ring must be destroyed even if this fails.
 static qlora_result qlora__ring_create(qlora_ctx* ctx, int count, size_t bytes, qlora__ring* ring) {
     memset(ring, 0, sizeof *ring);
     ring->bytes = bytes;
@@ -146,7 +146,7 @@ static qlora_result qlora__ring_create(qlora_ctx* ctx, int count, size_t bytes, 
     return QLORA_OK;
 }
 
-// The next slot, once no copy reads from it any more.
+// Returns the next slot; waits until no copy reads from it.
 static qlora_result qlora__ring_take(qlora_ctx* ctx, qlora__ring* ring, qlora__slot** out) {
     qlora__slot* slot = &ring->slots[ring->next];
     ring->next = (ring->next + 1) % ring->count;
@@ -159,7 +159,7 @@ static qlora_result qlora__ring_take(qlora_ctx* ctx, qlora__ring* ring, qlora__s
     return QLORA_OK;
 }
 
-// Copies from a slot's memory to the device, without waiting.
+// Copies from a slot's memory to the device without waiting.
 static qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* slot, void* target,
                                      const void* source, size_t bytes) {
 #ifndef QLORA_NO_CUDA

@@ -1,3 +1,5 @@
+// ---- buffers ------------------------------------------------------------------------------------
+
 static qlora_result qlora__buffer_create(qlora_ctx* ctx, size_t bytes, qlora__buffer** out) {
     QLORA__TRY(qlora__not_in_capture(ctx, "allocating memory"));
     qlora__buffer* b = (qlora__buffer*)qlora__alloc_zero(ctx, sizeof *b);
@@ -70,7 +72,7 @@ static qlora_result qlora__copy_in(qlora_ctx* ctx, void* target, const void* sou
     int code = ctx->gpu->cu.MemcpyHtoDAsync((qlora__CUdeviceptr)(uintptr_t)target, source, bytes,
                                             ctx->gpu->stream);
     QLORA__TRY(qlora__cu(ctx, code, "cuMemcpyHtoDAsync"));
-    return qlora__sync(ctx); // the caller may change source at once
+    return qlora__sync(ctx); // the caller may change source right after this call
 }
 
 static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source,
@@ -158,22 +160,18 @@ static qlora_result qlora__tensor_shape(qlora_ctx* ctx, qlora_dtype dtype, int64
     out->batch = batch;
     out->owner = ctx;
     if ((int)dtype < 0 || dtype > QLORA_U8) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "unknown dtype %d", (int)dtype);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dtype is %d; it must be one of qlora_dtype",
+                           (int)dtype);
     }
-    if (batch < 0 || rows < 0 || cols < 0 || ld < cols) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "%lld x %lld with ld %lld, batch %lld: sizes may not be negative and ld not "
-            "below the columns",
-            (long long)rows, (long long)cols, (long long)ld, (long long)batch);
-    }
+    QLORA__TRY(qlora__need_sizes(ctx, out, ""));
     size_t matrix = 0;
     size_t all = 0;
     size_t bytes = 0;
     if (!qlora__mul((size_t)rows, (size_t)ld, &matrix) ||
         !qlora__mul(matrix, (size_t)batch, &all) ||
         !qlora__mul(all, qlora_dtype_bytes(dtype), &bytes) || bytes > (size_t)INT64_MAX) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld x %lld x %lld elements overflow",
+        return qlora__fail(ctx, QLORA_ERR_LIMIT,
+                           "the size in bytes of %lld x %lld x %lld elements overflows",
                            (long long)batch, (long long)rows, (long long)ld);
     }
     out->batch_stride = (int64_t)matrix;
@@ -213,7 +211,7 @@ static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) 
         return QLORA_OK;
     }
     if (tensor->owner != ctx) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the tensor belongs to another context");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "tensor belongs to another context");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
     qlora__buffer* b = ctx->buffers;
@@ -223,8 +221,8 @@ static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) 
     if (b == NULL || b == ctx->scratch) {
         return qlora__fail(
             ctx, QLORA_ERR_ARGUMENT,
-            "not made by qlora_tensor_create, or destroyed already; views and wrapped "
-            "tensors are not destroyed");
+            "tensor does not own a buffer: it is a view, wraps other memory, or was destroyed "
+            "before; views and wrapped tensors must not be destroyed");
     }
     qlora__buffer_destroy(ctx, b);
     ctx->living[QLORA__TENSORS]--;
@@ -247,15 +245,19 @@ static qlora_result qlora__tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes,
     t.data = data;
     t.bytes = bytes;
     size_t needed = 0;
-    if (!qlora__tensor_bytes(&t, &needed) || needed > bytes || (data == NULL && needed > 0)) {
+    bool counted = qlora__tensor_bytes(&t, &needed);
+    if (data == NULL && needed > 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "data is NULL");
+    }
+    if (!counted || needed > bytes) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%lld x %lld %s needs %llu bytes, the buffer has %llu", (long long)rows,
-                           (long long)cols, qlora_dtype_name(dtype), (unsigned long long)needed,
-                           (unsigned long long)(data == NULL ? 0 : bytes));
+                           "bytes is %llu; a tensor of %lld x %lld %s with ld %lld needs %llu",
+                           (unsigned long long)bytes, (long long)rows, (long long)cols,
+                           qlora_dtype_name(dtype), (long long)t.ld, (unsigned long long)needed);
     }
     if ((uintptr_t)data % qlora_dtype_bytes(dtype) != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the buffer is not aligned for %s",
-                           qlora_dtype_name(dtype));
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "data must be aligned to %d bytes for %s",
+                           (int)qlora_dtype_bytes(dtype), qlora_dtype_name(dtype));
     }
     *out = t;
     return QLORA_OK;
@@ -267,16 +269,24 @@ qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_d
     return qlora__leave(ctx, qlora__tensor_wrap(ctx, data, bytes, dtype, rows, cols, ld, out));
 }
 
+static qlora_result qlora__view_inside(qlora_ctx* ctx, const char* name, int64_t first,
+                                       int64_t count, int64_t size) {
+    if (first < 0 || count < 0 || first > size - count) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%lld %ss from %s %lld on are not inside the tensor's %lld",
+                           (long long)count, name, name, (long long)first, (long long)size);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, int64_t row,
                                        int64_t rows, int64_t col, int64_t cols, qlora_tensor* out) {
-    if (t->batch != 1 || row < 0 || rows < 0 || col < 0 || cols < 0 || row > t->rows - rows ||
-        col > t->cols - cols) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "rows %lld+%lld, columns %lld+%lld do not lie inside %lld x %lld (batch 1)",
-            (long long)row, (long long)rows, (long long)col, (long long)cols, (long long)t->rows,
-            (long long)t->cols);
+    if (t->batch != 1) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "tensor.batch is %lld; a view needs batch 1",
+                           (long long)t->batch);
     }
+    QLORA__TRY(qlora__view_inside(ctx, "row", row, rows, t->rows));
+    QLORA__TRY(qlora__view_inside(ctx, "column", col, cols, t->cols));
     size_t offset = ((size_t)row * (size_t)t->ld + (size_t)col) * qlora_dtype_bytes(t->dtype);
     qlora_tensor v = *t;
     v.rows = rows;
@@ -290,7 +300,7 @@ static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, in
 static qlora_result qlora__tensor_view_checked(qlora_ctx* ctx, const qlora_tensor* t, int64_t row,
                                                int64_t rows, int64_t col, int64_t cols,
                                                qlora_tensor* out) {
-    QLORA__TRY(qlora__need(ctx, t, "the tensor", ~0u, -1, -1));
+    QLORA__TRY(qlora__need(ctx, t, "tensor", ~0u, -1, -1));
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
@@ -305,20 +315,22 @@ qlora_result qlora_tensor_view(qlora_ctx* ctx, const qlora_tensor* tensor, int64
 
 static qlora_result qlora__tensor_copy_check(qlora_ctx* ctx, const qlora_tensor* t,
                                              const void* host, size_t bytes) {
-    QLORA__TRY(qlora__need_batch(ctx, t, "the tensor", ~0u, -1, -1, -1));
+    QLORA__TRY(qlora__need_batch(ctx, t, "tensor", ~0u, -1, -1, -1));
     size_t whole = 0;
     qlora__tensor_bytes(t, &whole);
     bool contiguous = (t->rows <= 1 || t->ld == t->cols) &&
                       (t->batch <= 1 || t->batch_stride == t->rows * t->cols);
     if (!contiguous) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the tensor's rows do not follow each other (ld %lld, %lld columns)",
+                           "the tensor is not contiguous (ld %lld, %lld columns)",
                            (long long)t->ld, (long long)t->cols);
     }
-    if (bytes != whole || (host == NULL && bytes > 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the tensor has %llu bytes, %llu were given",
-                           (unsigned long long)whole,
-                           (unsigned long long)(host == NULL ? 0 : bytes));
+    if (host == NULL && bytes > 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the host memory is NULL");
+    }
+    if (bytes != whole) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "bytes is %llu; the tensor has %llu",
+                           (unsigned long long)bytes, (unsigned long long)whole);
     }
     return QLORA_OK;
 }
@@ -348,7 +360,7 @@ qlora_result qlora_tensor_read(qlora_ctx* ctx, const qlora_tensor* tensor, void*
 }
 
 static qlora_result qlora__tensor_zero(qlora_ctx* ctx, const qlora_tensor* t) {
-    QLORA__TRY(qlora__need_batch(ctx, t, "the tensor", ~0u, -1, -1, -1));
+    QLORA__TRY(qlora__need_batch(ctx, t, "tensor", ~0u, -1, -1, -1));
     size_t size = qlora_dtype_bytes(t->dtype);
     for (int64_t i = 0; i < t->batch; i++) {
         char* matrix = (char*)t->data + (size_t)i * (size_t)t->batch_stride * size;

@@ -712,7 +712,7 @@ TEST faults_other_libraries(const test_machine* machine) {
 // a note.
 TEST faults_without_cublas(const test_machine* machine) {
     (void)machine;
-    static const char* const notes[] = {"not wanted", "cublasGemmStridedBatchedEx",
+    static const char* const notes[] = {"cublas_library \"none\"", "cublasGemmStridedBatchedEx",
                                         "CUBLAS_STATUS_ALLOC_FAILED"};
     for (int i = 0; i < 3; i++) {
         fake_config config = test_fake()->defaults();

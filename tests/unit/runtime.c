@@ -534,7 +534,7 @@ TEST tensor_rules(const test_machine* machine) {
     float got[12];
     ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 3, 4, values, &t));
     REFUSED(QLORA_ERR_ARGUMENT, "48", qlora_tensor_write(ctx, &t, values, 44));
-    REFUSED(QLORA_ERR_ARGUMENT, "48", qlora_tensor_read(ctx, &t, NULL, 48));
+    REFUSED(QLORA_ERR_ARGUMENT, "is NULL", qlora_tensor_read(ctx, &t, NULL, 48));
     REFUSED(QLORA_ERR_ARGUMENT, "inside", qlora_tensor_view(ctx, &t, 2, 2, 0, 4, &v));
     ASSERT_EQ(QLORA_OK, qlora_tensor_view(ctx, &t, 1, 2, 1, 2, &v));
     REFUSED(QLORA_ERR_ARGUMENT, "ld", qlora_tensor_read(ctx, &v, got, 16));
@@ -672,7 +672,10 @@ TEST cache_text_is_refused_when_it_goes_backward(const test_machine* machine) {
             qlora_ptx_emit(ctx, ".version 9.0\n.target sm_130\n", NULL, 0, &needed));
     REFUSED(QLORA_ERR_TARGET, "sm_90a",
             qlora_ptx_emit(ctx, ".version 8.0\n.target sm_90a\n", NULL, 0, &needed));
-    REFUSED(QLORA_ERR_TARGET, "begin", qlora_ptx_emit(ctx, ".target sm_75\n", NULL, 0, &needed));
+    REFUSED(QLORA_ERR_TARGET, ".version",
+            qlora_ptx_emit(ctx, ".target sm_75\n", NULL, 0, &needed));
+    REFUSED(QLORA_ERR_TARGET, "no .target",
+            qlora_ptx_emit(ctx, ".version 6.3\n", NULL, 0, &needed));
     REFUSED(QLORA_ERR_TARGET, "driver",
             qlora_ptx_emit(ctx, ".version 9.9\n.target sm_75\n", NULL, 0, &needed));
     // A directive inside a comment is ignored.
