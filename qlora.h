@@ -202,29 +202,33 @@ extern "C" {
 
 //@@ src/api/base.h
 
+<<<<<<< HEAD
 #ifndef QLORA_BASE_INCLUDED
 #define QLORA_BASE_INCLUDED
 
 // clang-format off
+=======
+>>>>>>> prose-p3
 // ---- results ------------------------------------------------------------------------------------
-// name, value (never reused), text
+// clang-format off
+// Name, value (never reused for another result), description.
 #define QLORA_RESULTS(X)                                                                    \
     X(OK,                 0,    "ok")                                                       \
-    X(ERR_ARGUMENT,      -1,    "an argument is not valid")                                 \
+    X(ERR_ARGUMENT,      -1,    "an argument is invalid")                                   \
     X(ERR_MEMORY,        -2,    "out of host memory")                                       \
-    X(ERR_LIMIT,         -3,    "a size is beyond what can be handled")                     \
+    X(ERR_LIMIT,         -3,    "a size is too large")                                      \
     X(ERR_STATE,         -4,    "the object is not in a state that allows this call")       \
-    X(ERR_UNSUPPORTED,   -5,    "not supported here")                                       \
+    X(ERR_UNSUPPORTED,   -5,    "not supported")                                            \
     X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
-    X(ERR_VERSION,       -7,    "the program and the library were built from two headers")  \
+    X(ERR_VERSION,       -7,    "the program and the library use different headers")        \
     X(ERR_FILE,          -100,  "a file could not be read or written")                      \
     X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
     X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \
     X(ERR_DEVICE_MEMORY, -201,  "out of device memory")                                     \
-    X(ERR_DEVICE_LOST,   -202,  "the CUDA context is dead after an earlier fault")          \
+    X(ERR_DEVICE_LOST,   -202,  "the CUDA context is unusable after an earlier fault")      \
     X(ERR_BACKEND,       -203,  "the required backend is not available")                    \
     X(ERR_KERNEL,        -204,  "a kernel could not be compiled or found")                  \
-    X(ERR_TARGET,        -205,  "PTX is not for this device's target")                      \
+    X(ERR_TARGET,        -205,  "the PTX has a different target from this device")           \
     X(ERR_SEALED,        -206,  "the kernel cache is sealed")                               \
     X(ERR_CUBLAS,        -207,  "a cuBLAS call failed")                                     \
     X(ERR_CAPTURE,       -208,  "graph capture failed")
@@ -237,6 +241,16 @@ typedef enum qlora_result {
     QLORA_RESULT_FORCE_INT = 0x7fffffff
 } qlora_result;
 
+<<<<<<< HEAD
+=======
+// The name ("ERR_ARGUMENT") and the description of a result; "unknown" for any other value. The
+// strings are constant. qlora_last_error describes the particular failure.
+QLORA_API const char* qlora_result_name(qlora_result result);
+QLORA_API const char* qlora_result_text(qlora_result result);
+
+QLORA_API int qlora_version(void); // QLORA_VERSION of the implementation
+
+>>>>>>> prose-p3
 // ---- hooks --------------------------------------------------------------------------------------
 typedef enum qlora_log_level {
     QLORA_LOG_ERROR = 1,
@@ -247,16 +261,21 @@ typedef enum qlora_log_level {
 
 // clang-format off
 #define QLORA_LOG_ITEMS(X)                                                                  \
-    X(BACKEND,        "which backend runs and why")                                         \
-    X(CUBLAS,         "cuBLAS bound or not")                                                \
-    X(KERNEL_COMPILE, "a module was compiled, or failed to")                                \
+    X(BACKEND,        "the backend in use, and why")                                        \
+    X(CUBLAS,         "cuBLAS was loaded, or why not")                                      \
+    X(KERNEL_COMPILE, "a module was compiled, or could not be")                             \
     X(PREWARM,        "pre-warm finished")                                                  \
     X(GRAPH,          "a graph was captured, invalidated, or capture failed")               \
     X(MODEL,          "a model is ready")                                                   \
     X(DEVICE_LOST,    "a fault made the device unusable")                                   \
+<<<<<<< HEAD
     X(LEAK,           "something still lives when its parent is destroyed")            \
     X(CHECKPOINT,     "a checkpoint was saved, loaded, or passed over")                     \
     X(TEXT,           "a tokenizer, chat format or data file was read")
+=======
+    X(LEAK,           "an object still exists when its context is destroyed")               \
+    X(CHECKPOINT,     "a checkpoint was saved, loaded, or skipped")
+>>>>>>> prose-p3
 // clang-format on
 
 typedef enum qlora_log_item {
@@ -266,38 +285,53 @@ typedef enum qlora_log_item {
     QLORA_LOG_ITEM_COUNT
 } qlora_log_item;
 
-// text is never NULL; file may be.
+// text is never NULL; file may be NULL. Both are valid only during the call.
 typedef void (*qlora_log_fn)(void* user, qlora_log_level level, qlora_log_item item,
                              const char* text, const char* file, int line);
 
+<<<<<<< HEAD
 // Both functions or none. align is a power of two. free gets the size that alloc got.
+=======
+// A log function for desc.log: prints one line per message to standard error and ignores user.
+QLORA_API void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item,
+                                const char* text, const char* file, int line);
+
+// Host memory. Set both functions or neither. align is a power of two. alloc returns NULL on
+// failure; free receives the size that was passed to alloc.
+>>>>>>> prose-p3
 typedef struct qlora_allocator {
     void* (*alloc)(size_t bytes, size_t align, void* user);
     void (*free)(void* pointer, size_t bytes, void* user);
     void* user;
 } qlora_allocator;
 
-// Device memory, at least 256-byte aligned, of the context that is current. NULL on failure.
+// Device memory of the current CUDA context. Set both functions or neither. alloc returns memory
+// that is at least 256-byte aligned, or NULL on failure.
 typedef struct qlora_device_allocator {
     void* (*alloc)(size_t bytes, void* user);
     void (*free)(void* pointer, size_t bytes, void* user);
     void* user;
 } qlora_device_allocator;
 
-typedef enum qlora_file_mode { QLORA_FILE_READ = 0, QLORA_FILE_CREATE = 1 } qlora_file_mode;
+typedef enum qlora_file_mode {
+    QLORA_FILE_READ = 0,
+    QLORA_FILE_CREATE = 1 // for writing; truncates an existing file
+} qlora_file_mode;
 
-// All functions or none. Those that return int give 0 or an errno value; read and write give the
-// number of bytes (short writes are retried, a read of 0 is the end) or a negative errno value.
+// Set all functions or none. Those that return int return 0 or an errno value. read and write
+// return the number of bytes or a negative errno value: after a short write, the rest is written
+// again; a read of 0 bytes is the end of the file.
 typedef struct qlora_files {
     int (*open)(const char* path, qlora_file_mode mode, void** file, void* user);
     int64_t (*read)(void* file, void* buffer, size_t bytes, void* user);
     int64_t (*write)(void* file, const void* data, size_t bytes, void* user);
-    int (*sync)(void* file, void* user);
+    int (*sync)(void* file, void* user); // returns once the data is on disk
     int (*close)(void* file, void* user);
     int (*rename)(const char* from, const char* to, void* user); // replaces `to` atomically
     int (*remove)(const char* path, void* user);
-    int (*make_dir)(const char* path, void* user); // 0 also when it is there already
-    int (*sync_dir)(const char* path, void* user);
+    int (*make_dir)(const char* path, void* user); // also 0 if it already exists
+    int (*sync_dir)(const char* path, void* user); // makes names in the directory durable
+    // Maps a whole file for reading. handle is passed to unmap.
     int (*map)(const char* path, const void** data, uint64_t* bytes, void** handle, void* user);
     void (*unmap)(const void* data, uint64_t bytes, void* handle, void* user);
     void* user;
@@ -323,7 +357,7 @@ QLORA_API void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_ite
 typedef struct qlora_ctx qlora_ctx;
 
 typedef enum qlora_backend {
-    QLORA_BACKEND_ANY = 0, // CUDA if usable, else the CPU
+    QLORA_BACKEND_ANY = 0, // CUDA if usable, otherwise the CPU
     QLORA_BACKEND_CPU = 1,
     QLORA_BACKEND_CUDA = 2
 } qlora_backend;
@@ -336,53 +370,61 @@ typedef enum qlora_math {
     QLORA_MATH_TF32_ALL = 2 // forward and backward on TF32 tensor cores
 } qlora_math;
 
+// Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_ctx_desc {
     uint32_t reserved_must_be_zero0;
-    // These two stay here in every version, so that another version can explain itself.
-    char* error_text;              // where qlora_ctx_create explains a failure; may be NULL
+    // These two keep their place in every version, so that a version mismatch can be reported.
+    char* error_text; // receives the reason if qlora_ctx_create fails; may be NULL
     size_t error_text_size;
-    qlora_backend require_backend; // ANY
-    int32_t device;                // CUDA ordinal; 0 is the first
-    int32_t threads;               // CPU threads; 0 = one per core, at most 64
-    qlora_math math;               // F32
+    qlora_backend require_backend; // fail unless this backend can be used; 0 = ANY
+    int32_t device;                // CUDA device number; 0 = the first
+    int32_t threads;               // CPU threads, at most 64; 0 = one per core
+    qlora_math math;               // 0 = F32
     void* cu_context;              // CUcontext to use; NULL = the device's primary context
-    void* cu_stream;               // CUstream to use; NULL = one of our own
-    int32_t stream_priority;       // of our own streams, as CUDA counts: lower is more urgent; 0
+    void* cu_stream;               // CUstream to use; NULL = the context's own stream
+    int32_t stream_priority;       // of the context's own streams; lower is more urgent, as in CUDA
     const char* cuda_library;      // path; NULL = the usual names
-    const char* cublas_library; // path; NULL = the usual names, newest first; "none" = do without
-    size_t workspace_bytes;        // for cuBLAS, of each of two; 0 = 32 MiB
-    void* workspace;               // the caller's device memory for the first; NULL = ours
+    const char* cublas_library;    // path; NULL = the usual names, newest first; "none" = not used
+    size_t workspace_bytes;        // of each of the two cuBLAS workspaces; 0 = 32 MiB
+    void* workspace;               // the first one: device memory, 256-byte aligned; NULL = own
     size_t scratch_bytes;          // for operators; 0 = 64 MiB on CUDA, 16 MiB on the CPU
     qlora_allocator allocator;     // host memory; zero = malloc
     qlora_device_allocator device_allocator; // zero = cuMemAlloc
-    qlora_files files;             // zero = the operating system's
-    qlora_log_fn log;              // NULL = silent
-    void* log_user;
+    qlora_files files;                       // zero = the operating system's files
+    qlora_log_fn log;                        // NULL = silent
+    void* log_user;                          // passed to log
     uint32_t reserved_must_be_zero1;
 } qlora_ctx_desc;
 
-// desc NULL = all defaults. Refuses (QLORA_ERR_VERSION) to serve a program that was compiled with
-// another version of this header, or with structs of other sizes.
+// desc NULL = all defaults. The desc is copied; handles, hooks and strings must outlive the
+// context. Fails with QLORA_ERR_VERSION if the program was compiled with another version of this
+// header or with structs of other sizes.
 #define qlora_ctx_create(desc, out)                                                                \
     qlora_ctx_create_abi((desc), (out), QLORA_VERSION, QLORA_ABI)
 QLORA_API qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out,
                                             int version, uint64_t abi);
-// Refuses (QLORA_ERR_STATE, nothing freed) while objects of the context exist, and names them.
+// Fails with QLORA_ERR_STATE, frees nothing and names the objects, while any object of the context
+// still exists. ctx may be NULL.
 QLORA_API qlora_result qlora_ctx_destroy(qlora_ctx* ctx);
+// Describes the failure of the last call on the context; "" if it succeeded, never NULL. Valid
+// until the next call.
 QLORA_API const char* qlora_last_error(const qlora_ctx* ctx);
-QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx);
-QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx); // why this backend
-QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx); // "sm_90"; "cpu" without a GPU
-// For products from here on; models that are open keep their own.
+QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx); // ANY only if ctx is NULL
+QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx);    // why this backend is used
+QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx);    // "sm_90"; "cpu" without a GPU
+// Applies to products from now on; models that are already open keep the math they were opened
+// with.
 QLORA_API qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math);
-// Binds a stream of the caller's (NULL: back to our own). It must belong to this CUDA context and
-// may not be the legacy default stream, which cannot be captured. Invalidates the graphs.
+// Binds the caller's stream; NULL = the context's own. The stream must belong to this CUDA context
+// and must not be the legacy default stream, which cannot be captured. Waits for the work queued on
+// the old stream and invalidates all graphs.
 QLORA_API qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream);
-// Changes the memory that cuBLAS works in, as desc.workspace and desc.workspace_bytes set it at
-// first: bytes for each of our two lines of work, the first one's at memory (device memory of the
-// caller's, 256-byte aligned; NULL = ours), the second one's ours; 0 bytes = 32 MiB. Waits for the
-// device and invalidates the graphs.
+// Replaces the cuBLAS workspaces that desc.workspace and desc.workspace_bytes set up. There are two
+// of `bytes` each (0 = 32 MiB), because some work runs in parallel with the main stream. The first
+// is `memory`, the caller's device memory, 256-byte aligned (NULL = allocated); the second is
+// always allocated. Waits for the device and invalidates all graphs.
 QLORA_API qlora_result qlora_ctx_set_workspace(qlora_ctx* ctx, void* memory, size_t bytes);
+// Waits until the device has finished all queued work.
 QLORA_API qlora_result qlora_ctx_sync(qlora_ctx* ctx);
 
 typedef struct qlora_native {
@@ -391,42 +433,45 @@ typedef struct qlora_native {
     void* cublas; // cublasHandle_t, NULL without cuBLAS
     int32_t cu_device;
 } qlora_native;
-// All NULL on the CPU. Once handed out, the handle's stream and workspace are set anew at every
-// use.
+// The CUDA and cuBLAS handles in use; all zero on the CPU. After this call, the stream and
+// workspace of the cuBLAS handle are set again before every use, since the caller may change them.
 QLORA_API qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out);
 
-// Version, backend and why, device, driver, cuBLAS, kernel targets, as lines of text. Returns the
-// bytes needed with the final NUL; writes as much as fits.
+// Writes the version, the backend and the reason for it, and on CUDA the device, driver, cuBLAS and
+// kernel target, as lines of text; truncated if the buffer is too small. Returns the number of
+// bytes needed, including the final NUL. ctx and buffer may be NULL.
 QLORA_API size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size);
 
 typedef struct qlora_memory_info {
-    uint64_t device_bytes;       // live device memory that we allocated
-    uint64_t device_peak;        // most of it at one time
-    uint64_t device_allocations; // how many so far
-    uint64_t device_free;        // what the driver says is free, 0 on the CPU
-    uint64_t device_total;
-    uint64_t host_bytes; // live host memory that we allocated
+    uint64_t device_bytes;       // device memory allocated by the context at present
+    uint64_t device_peak;        // maximum of device_bytes so far
+    uint64_t device_allocations; // number of device allocations so far
+    uint64_t device_free;        // free memory reported by the driver; 0 on the CPU
+    uint64_t device_total;       // memory of the device; 0 on the CPU
+    uint64_t host_bytes;         // host memory allocated by the context at present
 } qlora_memory_info;
 
+// How a matrix product is computed.
 typedef enum qlora_path {
-    QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
+    QLORA_PATH_AUTO = 0, // cuBLAS if it was found, otherwise PTX; the CPU on a CPU context
     QLORA_PATH_CPU = 1,
-    QLORA_PATH_PTX = 2,
+    QLORA_PATH_PTX = 2, // the library's own kernels
     QLORA_PATH_CUBLAS = 3,
-    QLORA_PATH_NF4 = 4 // reported only: weights were dequantised inside the product
+    QLORA_PATH_NF4 = 4 // only reported: the weights were dequantised inside the product
 } qlora_path;
 
 typedef struct qlora_ctx_info {
-    const qlora_ctx_desc* desc; // defaults resolved; valid as long as the context
+    const qlora_ctx_desc* desc; // with defaults resolved; valid until the context is destroyed
     qlora_memory_info memory;
-    qlora_path last_path; // of the last product
-    int64_t tensors;      // how many objects of each kind exist
+    qlora_path last_path; // path of the last matrix product
+    int64_t tensors;      // number of objects of each kind that exist
     int64_t clips;
-    int64_t graphs; // a trainer's own included
+    int64_t graphs; // including those of trainers
     int64_t models;
     int64_t trainers;
     int64_t generations;
 } qlora_ctx_info;
+// Does not wait for the device.
 QLORA_API qlora_result qlora_ctx_query(qlora_ctx* ctx, qlora_ctx_info* out);
 
 // ---- tensors ------------------------------------------------------------------------------------
@@ -438,40 +483,48 @@ typedef enum qlora_dtype {
     QLORA_U8 = 4
 } qlora_dtype;
 
-// Row-major matrices. data is a device address on CUDA and a host address on the CPU.
+// A batch of row-major matrices. data is a device address on CUDA and a host address on the CPU.
+// The struct may be copied freely; the memory belongs to the tensor that qlora_tensor_create filled
+// in.
 typedef struct qlora_tensor {
     void* data;
-    size_t bytes; // reachable from data
+    size_t bytes; // size of the memory at data
     qlora_dtype dtype;
     int64_t rows;
     int64_t cols;
-    int64_t ld;           // elements from one row to the next, at least cols
+    int64_t ld;           // elements from the start of one row to the next; at least cols
     int64_t batch;        // number of matrices
-    int64_t batch_stride; // elements from one matrix to the next
+    int64_t batch_stride; // elements from the start of one matrix to the next
     qlora_ctx* owner;
 } qlora_tensor;
 
-// Contiguous and uninitialised; batch 1. Freed by qlora_tensor_destroy, which zeroes the struct.
+// Allocates a contiguous, uninitialised tensor (with batch 1 unless batched). Free it with
+// qlora_tensor_destroy, which zeroes the struct, does nothing for an empty one, and invalidates the
+// graphs that use the memory.
 QLORA_API qlora_result qlora_tensor_create(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows,
                                            int64_t cols, qlora_tensor* out);
 QLORA_API qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch,
                                                    int64_t rows, int64_t cols, qlora_tensor* out);
 QLORA_API qlora_result qlora_tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor);
-// Memory of the caller's; ld 0 means cols.
+// Describes memory owned by the caller, which must outlive the tensor. ld 0 = cols; data must be
+// aligned for the type. Nothing is allocated, so the tensor must not be destroyed.
 QLORA_API qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes,
                                          qlora_dtype dtype, int64_t rows, int64_t cols, int64_t ld,
                                          qlora_tensor* out);
-// A window of a tensor of batch 1; shares its memory, is not destroyed.
+// A view of part of a tensor with batch 1. It shares the tensor's memory and must not be destroyed.
 QLORA_API qlora_result qlora_tensor_view(qlora_ctx* ctx, const qlora_tensor* tensor, int64_t row,
                                          int64_t rows, int64_t col, int64_t cols,
                                          qlora_tensor* out);
-// Whole contiguous tensors; bytes must be the tensor's size. Both wait for the device.
+// Copies a whole tensor from or to host memory. The tensor must be contiguous, and bytes must be
+// its size. Both calls wait for the device.
 QLORA_API qlora_result qlora_tensor_write(qlora_ctx* ctx, const qlora_tensor* tensor,
                                            const void* source, size_t bytes);
 QLORA_API qlora_result qlora_tensor_read(qlora_ctx* ctx, const qlora_tensor* tensor,
                                              void* target, size_t bytes);
-// Bytes of zero over the elements of the tensor (not over padding between rows). Does not wait.
+// Zeroes the elements of the tensor, but not the padding between its rows. Does not wait for the
+// device.
 QLORA_API qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor);
+// "f32" and so on, and the size of an element; "unknown" and 0 for any other value.
 QLORA_API const char* qlora_dtype_name(qlora_dtype dtype);
 QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
 
@@ -490,6 +543,7 @@ QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
 #define QLORA_MAX_LAYERS 256
 #define QLORA_MAX_STOP_IDS 16
 
+// How the frozen weights of the projections are stored.
 typedef enum qlora_base_format {
     QLORA_BASE_NF4 = 0,
     QLORA_BASE_16BIT = 1,
@@ -527,6 +581,7 @@ typedef enum qlora_family {
     QLORA_FAMILY_QWEN3
 } qlora_family;
 
+// The architecture of a model, as in its config.json.
 typedef struct qlora_model_config {
     qlora_family family;
     int64_t vocab;
@@ -538,28 +593,28 @@ typedef struct qlora_model_config {
     int64_t head_dim;
     int64_t max_positions;
     double rms_eps;
-    qlora_rope_desc rope;         // layers with full attention; nothing left to default
-    qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
-    int64_t window; // a token sees itself and window - 1 before it; 0 = no layer has one
+    qlora_rope_desc rope;         // layers with full attention; defaults are filled in
+    qlora_rope_desc rope_sliding; // layers with a sliding window; usually the same
+    int64_t window; // a token sees itself and the window - 1 tokens before it; 0 = no window
     bool tied;      // the output head is the embedding
     bool qkv_bias;
     bool o_bias;
     bool mlp_bias;
     bool qk_norm;
     bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
-    int32_t dtype;  // a qlora_dtype, or -1 where the file does not say
+    int32_t dtype;  // a qlora_dtype; -1 = not given in the file
     int32_t bos_id; // -1 = none
     int32_t pad_id; // -1 = none
     int32_t stop_count;
     int32_t stop_ids[QLORA_MAX_STOP_IDS];
-    uint8_t sliding[QLORA_MAX_LAYERS]; // 1 where the layer's attention is limited by `window`
+    uint8_t sliding[QLORA_MAX_LAYERS]; // 1 if the attention of the layer is limited by `window`
 } qlora_model_config;
 
-// What a model computes in. Weights keep their own format.
+// The type in which a model computes. Frozen weights keep their own format.
 typedef enum qlora_mode {
-    QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and up, else F32
+    QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and newer, otherwise F32
     QLORA_MODE_F32 = 1,  // fp32; the context's math decides between exact and TF32 products
-    QLORA_MODE_BF16 = 3  // 2 is not used: checkpoints hold these numbers
+    QLORA_MODE_BF16 = 3  // 2 is unused; these values are stored in checkpoints
 } qlora_mode;
 
 typedef enum qlora_target { // the projections of a layer, one bit each
@@ -579,7 +634,7 @@ typedef enum qlora_choice {
     QLORA_CHOICE_OFF = 2
 } qlora_choice;
 
-// What the memory of a model is laid out for.
+// The use that the memory of a model is planned for.
 typedef enum qlora_purpose {
     QLORA_PURPOSE_TRAIN = 0,   // gradients, optimizer state and activations are part of the plan
     QLORA_PURPOSE_EVALUATE = 1 // evaluation and generation only
@@ -591,11 +646,12 @@ typedef bool (*qlora_progress_fn)(void* user, const char* what, uint64_t done, u
 
 typedef struct qlora_plan qlora_plan;
 
+// Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_model_desc {
     uint32_t reserved_must_be_zero0;
     // The model.
     const char* dir;                  // Hugging Face folder; NULL = random weights of *config
-    const qlora_model_config* config; // only without dir
+    const qlora_model_config* config; // set exactly one of dir and config
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
     qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
@@ -603,36 +659,36 @@ typedef struct qlora_model_desc {
     qlora_mode mode;                  // 0 = AUTO
     // Its adapters.
     const char* adapter; // PEFT folder: ranks, targets, scales and weights come from there
-    int32_t rank;        // 0 = 16; negative = no adapters
+    int32_t rank;        // at most 1024; 0 = 16, negative = no adapters
     float alpha;         // 0 = 2 * rank
     bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
-    float dropout;       // on the input of the adapters; 0 = none
+    float dropout;       // on the input of the adapters, less than 1; 0 = none
     uint32_t targets;    // qlora_target bits; 0 = all seven
     bool train_norms;    // also train the RMSNorm weights
     // Its memory.
     qlora_purpose purpose;   // 0 = TRAIN
     int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
     int64_t max_sequences;   // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
-    int64_t max_length;      // maximum length of a sequence; 0 = tokens
-    int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024, at most tokens
-    int64_t generate_tokens; // maximum length of a generated text, prompt included; 0 = none
-    qlora_choice recompute;  // ON = every layer, OFF = none, AUTO = as few as fit the memory
+    int64_t max_length;      // maximum tokens per sequence; 0 = tokens
+    int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024; at most tokens
+    int64_t generate_tokens; // maximum tokens of a text, including the prompt; 0 = no generation
+    qlora_choice recompute;  // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
     qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory
-    const qlora_plan* plan;  // made earlier by qlora_plan_make; NULL = planned on opening
+    const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;
     uint32_t reserved_must_be_zero1;
 } qlora_model_desc;
 
-// The machine a plan is made for; zero = the context's own device and the memory that is free there.
+// The machine to plan for.
 typedef struct qlora_plan_desc {
-    uint64_t bytes;     // memory to stay within
-    int32_t capability; // compute capability of the device: 90 is 9.0
+    uint64_t bytes;     // memory limit; 0 = the free memory of the GPU, no limit on the CPU
+    int32_t capability; // compute capability, 90 for 9.0; 0 = that of the context's device
 } qlora_plan_desc;
 
 struct qlora_plan {
     qlora_model_config config;
-    uint64_t source; // hash of the names of the model folder and the adapter
+    uint64_t source; // hash of the paths of the model folder and the adapter
     qlora_mode mode;
     // Bytes of the one arena that holds the model.
     uint64_t base;        // frozen weights, embedding, head, norms, tables
@@ -645,7 +701,7 @@ struct qlora_plan {
     uint64_t generation;  // key/value cache
     uint64_t batches;     // ids, labels and positions of a micro-batch
     uint64_t total;       // sum of the above
-    uint64_t context;     // scratch and cuBLAS workspaces that the context already holds
+    uint64_t context;     // memory of the context: scratch buffer, cuBLAS workspaces
     int64_t tokens;
     int64_t max_sequences;
     int64_t max_length;
@@ -655,35 +711,38 @@ struct qlora_plan {
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
 };
 
-// Needs no GPU: a CPU context can plan for any device. desc NULL = this machine. Fails with
-// QLORA_ERR_DEVICE_MEMORY if the model cannot fit.
+// Plans the memory of a model without loading it. No GPU is needed: a CPU context can plan for any
+// device. desc NULL = this machine. Fails with QLORA_ERR_DEVICE_MEMORY if the model cannot fit.
 QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
                                        const qlora_plan_desc* desc, qlora_plan* out);
-// Formats the plan as a table. Returns the number of bytes needed, including the final NUL.
+// Writes the plan as a table, truncated if the buffer is too small. Returns the number of bytes
+// needed, including the final NUL.
 QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size);
-// Reads config.json and generation_config.json of a folder.
+// Reads config.json and, if present, generation_config.json of a model folder.
 QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
 
 typedef struct qlora_model qlora_model;
 
-// Plans unless desc->plan is given, compiles the kernels, allocates the plan's arena, runs every
-// planned product once, seals the kernel cache, and only then loads the weights.
+// Plans unless desc->plan is given, compiles the kernels, allocates all memory of the model, runs
+// every operation of a step once, seals the kernel cache, and only then loads the weights. The desc
+// and the objects it points to are not needed afterwards. Waits for the device.
 QLORA_API qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
                                         qlora_model** out);
-// Fails while a trainer or a generation of the model exists, and frees nothing then.
+// Fails with QLORA_ERR_STATE, and frees nothing, while a trainer or a generation of the model
+// exists. model may be NULL.
 QLORA_API qlora_result qlora_model_close(qlora_model* model);
 
 typedef struct qlora_model_info {
     qlora_ctx* ctx;
-    const qlora_plan* plan; // with the config; valid while the model is open
+    const qlora_plan* plan; // includes the config; valid while the model is open
     qlora_purpose purpose;
     int64_t generate_tokens;
     int64_t parameters;  // number of trained tensors
     bool use_adapters;
-    int64_t trainers;    // that exist
-    int64_t generations; // that exist
+    int64_t trainers;    // number of trainers that exist, 0 or 1
+    int64_t generations; // number of generations that exist, 0 or 1
 } qlora_model_info;
-// Leaves the device and qlora_last_error alone.
+// Does not use the device and does not change qlora_last_error.
 QLORA_API qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out);
 
 // The trained tensors, with PEFT's names, shapes and order: A [rank, in], B [out, rank].
@@ -692,24 +751,26 @@ typedef struct qlora_parameter_info {
     int64_t rows;
     int64_t cols;
 } qlora_parameter_info;
+// index is less than qlora_model_info.parameters.
 QLORA_API qlora_result qlora_parameter_query(const qlora_model* model, int64_t index,
                                              qlora_parameter_info* out);
-// Copies rows * cols floats. Both calls wait for the device.
+// Copy rows * cols floats. Both calls wait for the device.
 QLORA_API qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out);
 QLORA_API qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const float* in);
 
 // ---- batches and evaluation ---------------------------------------------------------------------
-// Sequences, concatenated. As in transformers, labels[i] belongs to ids[i], and the loss at token i
-// is that of predicting labels[i + 1] of the same sequence; -100 = not trained.
+// A micro-batch of concatenated sequences. As in transformers, labels[i] is the label of ids[i],
+// and the loss at token i is that of predicting labels[i + 1] of the same sequence. The label -100
+// means that the token is not trained. Batches are read during the call only, unless noted.
 typedef struct qlora_batch {
     const int32_t* ids;
     const int32_t* labels;
-    const float* weights;     // one per label; NULL = 1
+    const float* weights;     // one per label, finite and not negative; NULL = all 1
     const int32_t* lengths;   // tokens in each sequence
-    const int32_t* sequences; // number of each sequence in the data, for dropout; NULL = 0, 1, ...
+    const int32_t* sequences; // index of each sequence in the data, for dropout; NULL = 0, 1, ...
     int64_t count;            // number of sequences
 } qlora_batch;
-// Sum of the weights of a batch's labels: its share of total_labels.
+// The sum of the weights of the trained labels: the batch's share of total_labels.
 QLORA_API double qlora_batch_labels(const qlora_batch* batch);
 
 typedef struct qlora_eval_info {
@@ -717,11 +778,12 @@ typedef struct qlora_eval_info {
     double labels; // sum of weights
     int64_t tokens;
 } qlora_eval_info;
-// Runs the forward pass only, with adapters on or off as set; waits for the result. Does not
-// disturb a step that is being accumulated.
+// Runs the forward pass only, with adapters on or off as set, and waits for the result. Does not
+// affect gradients that are being accumulated.
 QLORA_API qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch,
                                   qlora_eval_info* out);
-// Writes the logits of every token, tokens * vocab floats; for tests and tools. Waits.
+// Writes the logits of every token, tokens * vocab floats; for tests and tools. Waits for the
+// device.
 QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, float* out);
 
 //@@ src/api/train.h
@@ -729,12 +791,14 @@ QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* 
 // ---- training -----------------------------------------------------------------------------------
 typedef struct qlora_trainer qlora_trainer;
 
+// The learning rate after the warm-up.
 typedef enum qlora_schedule {
     QLORA_SCHEDULE_COSINE = 0, // to zero at total_steps
     QLORA_SCHEDULE_LINEAR = 1, // to zero at total_steps
     QLORA_SCHEDULE_CONSTANT = 2
 } qlora_schedule;
 
+// Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_train_desc {
     uint32_t reserved_must_be_zero0;
     double lr;                // peak learning rate; 0 = 2e-4, negative = 0
@@ -744,143 +808,157 @@ typedef struct qlora_train_desc {
     double weight_decay;      // 0 = none
     double max_norm;          // gradient norm to clip to; 0 = 1, negative = no clipping
     qlora_schedule schedule;  // 0 = cosine
-    int64_t warmup_steps;     // linear from 0
-    int64_t total_steps;      // 0 = the learning rate stays at lr after the warm-up
+    int64_t warmup_steps;     // steps over which the learning rate rises linearly; 0 = none
+    int64_t total_steps;      // 0 = constant learning rate after the warm-up
     uint64_t seed;            // for dropout
-    bool eager;               // no CUDA graphs
-    bool require_graph;       // a failed capture is an error instead of a fallback
-    int32_t keep_checkpoints; // number that qlora_checkpoint_save keeps; 0 = 2, at most 64
+    bool eager;               // do not use CUDA graphs
+    bool require_graph;       // fail if a graph cannot be captured, instead of running without
+    int32_t keep_checkpoints; // number of checkpoints to keep, at most 64; 0 = 2
     uint32_t reserved_must_be_zero1;
 } qlora_train_desc;
 
-// A model has at most one trainer at a time. desc NULL = the defaults. The optimizer starts from
-// zero; the adapters stay as they are.
+// Starts the optimizer from zero and leaves the adapters as they are. desc NULL = all defaults. A
+// model has at most one trainer at a time and must have been opened with QLORA_PURPOSE_TRAIN. Waits
+// for the device.
 QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* desc,
                                             qlora_trainer** out);
+// The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
-// Changes the optimizer settings, the clip limit, the schedule or keep_checkpoints between two
-// steps. Fields that cannot change (seed, eager, require_graph) must be as before.
+// Changes settings between two steps. seed, eager and require_graph cannot change and must be as
+// before. Does not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
-    int64_t step;    // number of this step: updates so far, including skipped ones
-    int64_t pending; // later steps that the device has not finished (qlora_train_poll)
-    int64_t skipped; // updates skipped so far because a gradient was not finite
-    bool last_skipped;
+    int64_t step;      // number of this step: updates so far, including skipped ones
+    int64_t pending;   // number of later steps that the device has not finished
+    int64_t skipped;   // updates skipped so far because a gradient was not finite
+    bool last_skipped; // whether this one was
     double loss;     // mean over the labels of the step
     double labels;   // their total weight
-    int64_t tokens;  // in the step
+    int64_t tokens;  // number of tokens in the step
     float grad_norm; // before clipping
     double lr;       // learning rate of the step
-    bool graphs;     // steps are replayed graphs
-    int64_t waits;   // times the host has waited for a free staging slot
+    bool graphs;     // steps are run as CUDA graphs
+    int64_t waits;   // number of times the host had to wait for a free staging buffer
 } qlora_train_info;
 
-// One optimizer step over micro-batches. out NULL = does not wait for the device; otherwise waits
-// and reports the step. Every batch is checked before anything is computed.
+// Runs one optimizer step over `count` micro-batches. Every batch is checked before anything is
+// computed. Waits for the device and reports the step, unless out is NULL.
 QLORA_API qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches,
                                         int64_t count, qlora_train_info* out);
-// The same step by halves. micro adds the gradients of one micro-batch; total_labels is the sum of
-// qlora_batch_labels over the whole step, so that any split gives the same step. update clips,
-// updates the adapters, zeroes the gradients and advances the schedule. Neither waits.
+// The same step in separate calls. micro adds the gradients of one micro-batch; total_labels is the
+// sum of qlora_batch_labels over the whole step, so that the step does not depend on how it is
+// split. update clips the gradients, updates the adapters, zeroes the gradients and advances the
+// schedule. Neither call waits for the device.
 QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
                                          double total_labels);
 QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
-// The same step in slices, for programs that have a frame to draw: begin, then slice until *done.
-// The batches must stay valid until then. A slice runs pieces of the step (half a layer each, no
-// graphs), waits for them, and returns before the next piece would exceed the time; it runs at
-// least one. Results are bitwise those of qlora_train_step. cancel drops a step that was begun.
+// The same step in slices, for programs that have a frame to draw: call begin, then slice until
+// *done is true. The batches must stay valid until then. A slice runs pieces of the step (half a
+// layer each, without graphs), waits for them, and returns before the next piece would exceed the
+// time; it runs at least one. Results are bitwise identical to those of qlora_train_step. cancel
+// discards a step that was begun with begin or micro; it does not wait for the device.
 QLORA_API qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batches,
                                          int64_t count);
 QLORA_API qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done);
 QLORA_API qlora_result qlora_train_cancel(qlora_trainer* trainer);
 
-// Waits for the last step and reports it.
+// Waits for the device and reports the last step.
 QLORA_API qlora_result qlora_train_query(qlora_trainer* trainer, qlora_train_info* out);
-// Never waits: reports the newest step that the device has finished; out->pending counts the later
-// ones.
+// Reports the newest step that the device has finished, without waiting; out->pending is the number
+// of later ones.
 QLORA_API qlora_result qlora_train_poll(qlora_trainer* trainer, qlora_train_info* out);
-// The gradient of parameter index as accumulated since the last update. Waits.
+// Copies the gradient of parameter number `index`, accumulated since the last update. Waits for the
+// device.
 QLORA_API qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* out);
 
-// Saves adapter, optimizer state, step, random state and position (whatever the caller needs back,
-// such as its place in the data) as dir/step-N, which PEFT can load, with dir/latest naming it: a
-// crash leaves the old checkpoint or the new one. Older ones beyond keep_checkpoints are removed.
-// Call it between steps.
+// Saves the adapter, the optimizer state, the step number and `position` (data of the caller's
+// choice, such as its place in the data) as dir/step-N, which PEFT can load, and then names it in
+// dir/latest: a crash leaves either the old checkpoint or the new one. Removes the oldest
+// checkpoints beyond keep_checkpoints. Call it between steps. Waits for the device and for the
+// disk.
 QLORA_API qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir,
                                              const void* position, size_t position_bytes);
-// Loads the newest complete checkpoint. position receives what was saved; *position_bytes is its
-// capacity, then its size (NULL: not wanted). The following steps are bitwise those of a run that
+// Loads the newest complete checkpoint; fails with QLORA_ERR_FILE if there is none. position
+// receives the saved data; on entry *position_bytes is the size of the buffer, on return that of
+// the data (NULL = not needed). The following steps are bitwise identical to those of a run that
 // never stopped. A checkpoint whose settings make that impossible (mode, base, dropout, on the GPU
-// also tokens) is refused; other differences (learning rate, driver) are logged. Returns
-// QLORA_ERR_FILE when there is none.
+// also tokens) is rejected with QLORA_ERR_STATE; other differences (learning rate, driver) are
+// logged. Everything is checked before anything is changed. Waits for the device.
 QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir,
                                              void* position, size_t* position_bytes);
+// *out = whether dir contains a checkpoint; an absent folder contains none.
 QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out);
 
 //@@ src/api/generate.h
 
 // ---- generation ---------------------------------------------------------------------------------
+// Zero it before setting fields: 0 is the default of every field except the prompt.
 typedef struct qlora_generate_desc {
     uint32_t reserved_must_be_zero0;
     const int32_t* prompt;
-    int64_t prompt_tokens;
-    int64_t max_tokens;    // new tokens per turn; 0 = until the model's generate_tokens are used up
-    float temperature;     // 0 = greedy
-    int32_t top_k;         // 0 = all
-    float top_p;           // 0 = all
-    uint64_t seed;
-    const int32_t* stops;  // NULL = the model's own; a single -1 = none
+    int64_t prompt_tokens; // at least 1
+    int64_t max_tokens;    // maximum new tokens per turn; 0 = up to the model's generate_tokens
+    float temperature;     // 0 = always choose the most likely token
+    int32_t top_k;         // choose only among the k most likely tokens; 0 = all
+    float top_p;           // ... and among the most likely ones that make up p; 0 = all
+    uint64_t seed;         // for sampling
+    const int32_t* stops;  // ids that end a turn; NULL = the model's own, a single -1 = none
     int32_t stop_count;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
 
-// One text, generated a token at a time. A model has at most one generation at a time; training and
-// evaluation may run between two of its tokens.
+// One text, generated token by token. A model has at most one generation at a time; training and
+// evaluation may run between two of its tokens. All calls wait for the device.
 typedef struct qlora_generation qlora_generation;
-// Computes the prompt. The desc and what it points to are not needed afterwards.
+// Runs the prompt. The desc, its prompt and its stops are not needed afterwards.
 QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_generate_desc* desc,
                                             qlora_generation** out);
-// The next token. *stopped is true at the end of a turn: *token is then the stop token, or -1 when
-// max_tokens or the room for the text is used up.
+// Returns the next token. *stopped is true at the end of a turn: *token is then the stop token, or
+// -1 if max_tokens or the model's generate_tokens have been reached.
 QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token,
                                            bool* stopped);
-// Appends ids to the text, after the last token that qlora_generate_next returned (a stop token
-// included), and starts the next turn. Keys and values of the text so far are kept.
+// Appends ids to the text, after the last token that qlora_generate_next returned (including a stop
+// token), and starts the next turn. The keys and values of the text so far are kept.
 QLORA_API qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids,
                                            int64_t count);
+// Frees the generation, which may be NULL.
 QLORA_API qlora_result qlora_generate_end(qlora_generation* generation);
 
-// Called with each new token, but not with the stop token that ends the text. Return false to stop;
+// Called with each new token except a stop token, which ends the text. Return false to stop early;
 // this is not an error.
 typedef bool (*qlora_token_fn)(void* user, int32_t token);
-// A whole text: begin, next until it stops, end.
+// Generates a whole text in one call: begin, next until the turn ends, end.
 QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
                                       qlora_token_fn fn, void* user);
 
 //@@ src/api/adapter.h
 
 // ---- adapters -----------------------------------------------------------------------------------
+// Zero it before setting fields.
 typedef struct qlora_adapter_desc {
     uint32_t reserved_must_be_zero0;
     const char* base_name; // base_model_name_or_path of the saved config; NULL = the model's folder
     uint32_t reserved_must_be_zero1;
 } qlora_adapter_desc;
 
-// With adapters off, the bare base model answers; training needs them on.
+// Switches the adapters on (as after opening) or off. With adapters off, the model behaves like its
+// base; training requires them on. Does not wait for the device.
 QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // Copies the trained tensors of one model to another that has the same ones. The models may belong
-// to different contexts. The optimizer state stays as it is.
+// to different contexts. The optimizer state is left unchanged. Waits for the device.
 QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
-// PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms, which a LoRA
-// adapter of PEFT cannot hold, are written to trained_norms.safetensors next to them. desc NULL =
-// the defaults, here and below.
+// Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms,
+// which PEFT's LoRA adapters cannot contain, are written to trained_norms.safetensors next to them.
+// Waits for the device. desc NULL = all defaults, here and below.
 QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
-// Modules, ranks and scales must be the model's. The optimizer state stays as it is.
+// Loads a PEFT folder, whose modules, ranks and scales must be those of the model. The optimizer
+// state is left unchanged. Waits for the device.
 QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
-// The adapter file of llama.cpp, in f32; it cannot hold trained norms.
+// Writes an f32 adapter for llama.cpp; the format cannot contain trained norms. Waits for the
+// device.
 QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
                                                const qlora_adapter_desc* desc);
 
@@ -891,17 +969,18 @@ typedef enum qlora_merge_base {
 
 typedef struct qlora_merge_desc {
     uint32_t reserved_must_be_zero0;
-    const char* dir;      // folder to write
-    qlora_dtype dtype;    // of the merged weights: F32, BF16 or F16
-    qlora_merge_base base;
-    uint64_t shard_bytes; // maximum size of a file; 0 = 5 GB
-    qlora_progress_fn progress;
+    const char* dir;       // folder to write; required
+    qlora_dtype dtype;     // type of the merged weights: F32, BF16 or F16; 0 = F32
+    qlora_merge_base base; // 0 = ORIGINAL
+    uint64_t shard_bytes;  // maximum size of a weight file; 0 = 5 GB
+    qlora_progress_fn progress; // NULL = none
     void* progress_user;
     uint32_t reserved_must_be_zero1;
 } qlora_merge_desc;
-// Writes the folder's model with the adapter merged in, as safetensors shards with config.json and
-// the tokenizer files. Holds one tensor in memory at a time. config.json is written last, so that
-// an interrupted export is not mistaken for a model; a folder that already has one is refused.
+// Writes the model with the adapter merged into its weights, as safetensors shards with config.json
+// and the tokenizer files. Holds one tensor in memory at a time. config.json is written last, so
+// that an interrupted export is not mistaken for a model; a folder that already contains one is
+// rejected. The model must have been opened from a folder.
 QLORA_API qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc);
 
 //@@ src/qlora.h
@@ -920,33 +999,40 @@ QLORA_API qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_de
 
 // ---- GEMM ---------------------------------------------------------------------------------------
 typedef struct qlora_gemm_desc {
-    bool trans_a; // A is stored [K, M]
-    bool trans_b; // B is stored [N, K]
-    float alpha;
-    float beta; // 0: C is not read
-    qlora_path path;
+    bool trans_a;    // A is stored as [K, M]
+    bool trans_b;    // B is stored as [N, K]
+    float alpha;     // must be set: 0 means 0, not 1
+    float beta;      // 0 = C is not read
+    qlora_path path; // 0 = AUTO; NF4 is not accepted
 } qlora_gemm_desc;
 
-// C = alpha op(A) op(B) + beta C, row-major, batch by batch (a batch of 1 serves all). With the
-// context's math it counts as a forward product.
-// Types (A, B, C): f32 f32 f32; bf16 bf16 {bf16, f32}; f16 f16 f32; and f32 with one operand of
-// bf16 or f16, C f32: the f32 operand is cast into the scratch, for f16 scaled by a power of two
-// from its own maximum, and back in alpha.
+// C = alpha op(A) op(B) + beta C, row-major, for each matrix of the batch; an operand with batch 1
+// is used for all of them. C must not overlap A or B. Rows, columns, leading dimensions and the
+// batch must be at most 2^31 - 257. The context's math applies as to a forward product. Does not
+// wait for the device.
+//
+// Types of A, B and C:
+//   f32, f32, f32
+//   bf16, bf16, bf16 or f32
+//   f16, f16, f32
+//   one of A and B f32, the other bf16 or f16, C f32, batch 1 on CUDA: the f32 operand is cast into
+//   the scratch buffer; for f16 it is first scaled by a power of two chosen from its maximum, which
+//   alpha then cancels
 QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc,
                                   const qlora_tensor* a, const qlora_tensor* b,
                                   const qlora_tensor* c);
 
-// 0 overwrites the result and chooses the path by itself.
+// 0 = overwrite the result and choose the path automatically.
 typedef enum qlora_product_flags {
     QLORA_PRODUCT_ACCUMULATE = 1, // add to the result
-    QLORA_PRODUCT_PTX = 2,        // our own kernels
-    QLORA_PRODUCT_CUBLAS = 4,     // cuBLAS
+    QLORA_PRODUCT_PTX = 2,        // use the library's own kernels
+    QLORA_PRODUCT_CUBLAS = 4,     // use cuBLAS
     QLORA_PRODUCT_FUSED = 8,      // NF4: dequantise inside the product; bf16, at most 32 rows
-    QLORA_PRODUCT_UNFUSED = 16    // NF4: dequantise into the scratch, then multiply
+    QLORA_PRODUCT_UNFUSED = 16    // NF4: dequantise into the scratch buffer, then multiply
 } qlora_product_flags;
 
-// C[M,N] = A[M,K] B[K,N] and its two gradients: dA = dC B^T, dB = A^T dC. flags:
-// qlora_product_flags, the first three.
+// C[M,N] = A[M,K] B[K,N] and its two gradients, dA = dC B^T and dB = A^T dC; types and limits as in
+// qlora_gemm. flags: ACCUMULATE, and PTX or CUBLAS. No call waits for the device.
 QLORA_API qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a,
                                           const qlora_tensor* b, const qlora_tensor* c,
                                           uint32_t flags);
@@ -956,39 +1042,40 @@ QLORA_API qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor*
 QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a,
                                              const qlora_tensor* dc, const qlora_tensor* db,
                                              uint32_t flags);
+// "cuBLAS" and so on; "unknown" for any other value.
 QLORA_API const char* qlora_path_name(qlora_path path);
 
-// ---- NF4
-// ------------------------------------------------------------------------------------------ A
-// frozen weight in 4 bits an element, byte for byte as bitsandbytes stores it: blocks of `block`
-// elements along the rows share a scale, and (unless plain_scales) `block2` scales share another.
+// ---- NF4 ----------------------------------------------------------------------------------------
+// A frozen weight with 4 bits per element, byte-identical to bitsandbytes' storage: each block of
+// `block` consecutive elements, in row-major order, shares a scale, and unless plain_scales is set,
+// each group of `block2` scales is quantised to one byte each with a scale of its own.
 typedef struct qlora_nf4_desc {
     int64_t rows;
     int64_t cols;
-    int32_t block;     // elements with one scale, a power of two from 32 to 4096; 0 = 64
-    int32_t block2;    // scales with one scale of their own, a power of two; 0 = 256
-    bool plain_scales; // one float a block instead of one byte
+    int32_t block;     // elements per scale, a power of two from 32 to 4096; 0 = 64
+    int32_t block2;    // scales per group, a power of two up to 2^20; 0 = 256
+    bool plain_scales; // store one float per block instead of one byte
 } qlora_nf4_desc;
 
-// Addresses are the device's on CUDA, the host's on the CPU; all lie in `memory`.
+// All addresses are in `memory`: device addresses on CUDA, host addresses on the CPU.
 typedef struct qlora_nf4 {
-    uint8_t* codes;        // (rows * cols + 1) / 2; element 2i in the high half of byte i
-    float* absmax;         // one a block; NULL unless plain_scales
-    uint8_t* absmax_codes; // one a block; NULL when plain_scales
-    float* absmax_scales;  // one for block2 blocks
-    float* offset;         // one
+    uint8_t* codes;        // (rows * cols + 1) / 2 bytes; element 2i is the high half of byte i
+    float* absmax;         // one per block; NULL unless plain_scales
+    uint8_t* absmax_codes; // one per block; NULL if plain_scales
+    float* absmax_scales;  // one per block2 blocks; NULL if plain_scales
+    float* offset;         // one, added to every scale; NULL if plain_scales
     float* maps;           // the 16 levels, then the 256 values of a scale's byte, ascending
     int64_t rows;
     int64_t cols;
     int32_t block;
     int32_t block2;
-    bool owns_memory;
+    bool owns_memory; // created, not wrapped
     qlora_tensor memory;
     qlora_ctx* owner;
 } qlora_nf4;
 
-// The host's copies of the parts; NULL where a part is absent or not wanted. levels and map follow
-// maps.
+// Host copies of the parts of a qlora_nf4; `levels` and `map` are the two parts of maps. A part
+// that the weight does not have must be NULL.
 typedef struct qlora_nf4_parts {
     uint8_t* codes;
     float* absmax;
@@ -999,37 +1086,44 @@ typedef struct qlora_nf4_parts {
     float* map;    // 256
 } qlora_nf4_parts;
 
-// Bytes that a weight of this description takes, 0 when the description is not valid.
+// Number of bytes that such a weight needs; 0 if the desc is invalid.
 QLORA_API size_t qlora_nf4_bytes(const qlora_nf4_desc* desc);
-// The maps are set to bitsandbytes' own; codes and scales are not set.
+// Allocates a weight with bitsandbytes' maps; codes and scales are uninitialised. Free it with
+// qlora_nf4_destroy, which zeroes the struct. Waits for the device.
 QLORA_API qlora_result qlora_nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out);
-// The same inside a U8 tensor of qlora_nf4_bytes or more bytes, 16-byte aligned, that outlives it.
+// The same in an existing U8 tensor of at least qlora_nf4_bytes bytes, 16-byte aligned, which must
+// outlive the weight. Nothing is allocated, and destroying the weight frees nothing.
 QLORA_API qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
                                       const qlora_tensor* memory, qlora_nf4* out);
 QLORA_API qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight);
-// Both wait for the device. Parts that are NULL stay as they are.
+// Copies parts from or to host memory; parts that are NULL are left unchanged. Both calls wait for
+// the device.
 QLORA_API qlora_result qlora_nf4_write(qlora_ctx* ctx, const qlora_nf4* weight,
                                         const qlora_nf4_parts* parts);
 QLORA_API qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
                                           const qlora_nf4_parts* parts);
-// From a contiguous matrix of f32, bf16 or f16. Uses 4 bytes of scratch a block.
+// Quantises a contiguous f32, bf16 or f16 matrix. Uses 4 bytes of scratch per block. Does not wait
+// for the device.
 QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
                                           const qlora_nf4* weight);
-// Into f32, bf16 or f16, any ld. via_bf16: an f32 out gets the values that a bf16 one would.
+// Dequantises into an f32, bf16 or f16 matrix with any ld. via_bf16: an f32 result is rounded to
+// bf16 first. Does not wait for the device.
 QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight,
                                             const qlora_tensor* out, bool via_bf16);
 
-// y = x W^T and dx = dy W. x and y (dy, dx) are f32, or bf16 (y may be f32 then). The weights are
-// the bf16 values that NF4 stands for, whatever the type of x. Uses what scratch there is: a weight
-// that does not fit is taken in slices. Fused: reported as QLORA_PATH_NF4; else the GEMM's path.
-// flags: qlora_product_flags; ACCUMULATE, PTX and CUBLAS mean an unfused product.
+// y = x W^T and dx = dy W. x and dy are f32 or bf16; y and dx have the same type, or f32. W is
+// dequantised to bf16 values, whatever the type of x. An unfused product dequantises as much of W
+// at a time as the free scratch holds and reports the path of its GEMM; a fused one, which only the
+// forward product has, reports QLORA_PATH_NF4. flags: ACCUMULATE, PTX and CUBLAS imply an unfused
+// product; without flags, small products are fused if the device can. No call waits for the device.
 QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
                                               const qlora_nf4* w, const qlora_tensor* y,
                                               uint32_t flags);
 QLORA_API qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
                                                const qlora_nf4* w, const qlora_tensor* dx,
                                                uint32_t flags);
-// Two weights with the same x (gate and up, k and v); fused, one pass over x serves both.
+// Two weights with the same x (gate and up, or k and v); a fused product computes both in one
+// launch.
 QLORA_API qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x,
                                                const qlora_nf4* w1, const qlora_nf4* w2,
                                                const qlora_tensor* y1, const qlora_tensor* y2,
@@ -1040,55 +1134,59 @@ QLORA_API qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tenso
 // ---- gradient clip ------------------------------------------------------------------------------
 typedef struct qlora_clip qlora_clip;
 
-// Clips n f32 tensors in place by their common norm: scale = min(1, max_norm / (norm + 1e-6)).
-// groups (n numbers from 0 up, or NULL for one group) gives several norms. Norms, scales and
-// max_norm live on the device; nothing waits for it. A non-finite norm leaves its gradients alone
-// and sets a flag. The tensors must outlive the clip.
+// Clips n f32 tensors in place by their common norm: scale = min(1, max_norm / (norm + 1e-6)). With
+// groups (n numbers from 0; NULL = one group), each group has its own norm. Norms, scales and
+// max_norm are stored on the device, so that only creation and qlora_clip_query wait for it. If a
+// norm is not finite, its gradients are left unchanged and a flag is set. The tensors must outlive
+// the clip. Destroying a clip does not free the tensors; clip may be NULL.
 QLORA_API qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
                                          const int32_t* groups, size_t n, qlora_clip** out);
 QLORA_API qlora_result qlora_clip_destroy(qlora_clip* clip);
-QLORA_API qlora_result qlora_clip_set(qlora_clip* clip, float max_norm); // 1 at first
+// Initially 1; negative = no clipping.
+QLORA_API qlora_result qlora_clip_set(qlora_clip* clip, float max_norm);
+// Computes norms, scales and flags, and scales the gradients.
 QLORA_API qlora_result qlora_clip_apply(qlora_clip* clip);
-// Norms, scales and flags only: the gradients stay as they are, for an AdamW that is given the
-// scale.
+// Computes norms, scales and flags only; for qlora_adamw_step, which can apply the scale itself.
 QLORA_API qlora_result qlora_clip_measure(qlora_clip* clip);
 
 typedef struct qlora_clip_info {
     float norm;
-    float scale;
+    float scale; // 1 if the norm is not finite
     bool finite;
 } qlora_clip_info;
-// Waits for the device. group counts from 0.
+// Reports the last norm of a group. Waits for the device.
 QLORA_API qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out);
-// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as
-// tensors of one element that are valid as long as the clip. qlora_adamw_desc takes them: both
-// after qlora_clip_measure, only the flag after qlora_clip_apply, which has scaled the gradients
-// already. Group -1 is the flag of all groups together, which qlora_clip_apply sets; it has no
-// scale. Either pointer may be NULL.
+// Returns a group's scale (f32) and flag (I32, 1 = not finite) in the backend's memory, as tensors
+// of one element that are valid until the clip is destroyed. They are for qlora_adamw_desc: pass
+// both after qlora_clip_measure, but only the flag after qlora_clip_apply, which has already scaled
+// the gradients. Group -1 is the flag of all groups together, which only qlora_clip_apply sets; it
+// has no scale. Either pointer may be NULL.
 QLORA_API qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
                                          qlora_tensor* not_finite);
 
-// ---- operators-----------------------------------------------------------------------------------
-// ------------------------------------------------------------------------------------ f32 and bf16
-// storage (all tensors of a call in the same one, unless said), f32 arithmetic, rows and columns of
-// any size with zero included, leading dimensions respected. An output may be the very tensor of an
-// input where the comment says so; any other overlap is an error. Vectors are tensors of one row.
-// Gradients that other calls add to (dw) are added to.
+// ---- operators ----------------------------------------------------------------------------------
+// Tensors are f32 or bf16, and all tensors of a call have the same type unless noted; arithmetic is
+// f32. Sizes may be anything, including 0, and leading dimensions are respected. An output may be
+// the same tensor as an input where the comment allows it; any other overlap is an error. A vector
+// is a tensor with one row. dw is accumulated into, because several calls may contribute to it.
+// Operators run on the context's stream and do not wait for the device; their results do not depend
+// on the number of CPU threads.
 
 // y = silu(x) = x / (1 + e^-x); y may be x. dx = dy silu'(x); dx may be x or dy.
 QLORA_API qlora_result qlora_silu_forward(qlora_ctx* ctx, const qlora_tensor* x,
                                           const qlora_tensor* y);
 QLORA_API qlora_result qlora_silu_backward(qlora_ctx* ctx, const qlora_tensor* x,
                                            const qlora_tensor* dy, const qlora_tensor* dx);
-// h = silu(gate) up; h may be gate or up. gate and up may be two column ranges of one buffer.
+// h = silu(gate) up; h may be gate or up. gate and up may be column ranges of one buffer.
 QLORA_API qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate,
                                             const qlora_tensor* up, const qlora_tensor* h);
-// dgate, dup from dh, and h again where it is not NULL. dgate may be gate, dup up, h dh.
+// Computes dgate and dup from dh, and also h unless it is NULL. dgate may be gate, dup may be up,
+// and h may be dh.
 QLORA_API qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh,
                                              const qlora_tensor* gate, const qlora_tensor* up,
                                              const qlora_tensor* dgate, const qlora_tensor* dup,
                                              const qlora_tensor* h);
-// y = a b, y = a + b, y = alpha x, y = value; y may be an input.
+// Element by element: y = a b, y = a + b, y = alpha x, y = value. y may be an input.
 QLORA_API qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
                                  const qlora_tensor* y);
 QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
@@ -1096,39 +1194,40 @@ QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const ql
 QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
                                    const qlora_tensor* y);
 QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
-// y (f32 or bf16, no gaps) = normal random numbers, the same on every backend; streams of one seed
-// are independent of each other.
+// Fills y (f32 or bf16, contiguous) with normally distributed random numbers of mean 0 and standard
+// deviation `deviation`; they are the same on every backend. Streams of a seed are independent.
 QLORA_API qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
                                            float deviation, const qlora_tensor* y);
-// y = x in y's type: f32, bf16, f16, rounded to nearest even.
+// y = x converted to the type of y: f32, bf16 or f16, rounded to nearest even.
 QLORA_API qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
 
-// RMSNorm: y = x / sqrt(mean(x^2) + eps) w. w is f32 or bf16 with w->cols dividing x->cols: where
-// it is narrower than x, every run of w->cols columns (a head) is normalised by itself. y may be x.
+// RMSNorm: y = x / sqrt(mean(x^2) + eps) w. w is f32 or bf16, and w->cols must divide x->cols: if w
+// is narrower than x, each group of w->cols columns (a head) is normalised separately. y may be x.
 QLORA_API qlora_result qlora_rmsnorm_forward(qlora_ctx* ctx, const qlora_tensor* x,
                                              const qlora_tensor* w, float eps,
                                              const qlora_tensor* y);
-// sum = h + delta, rounded to storage, then y = RMSNorm(sum). sum may be h.
+// sum = h + delta, rounded to the type of sum; then y = RMSNorm(sum). sum may be h.
 QLORA_API qlora_result qlora_rmsnorm_residual_forward(qlora_ctx* ctx, const qlora_tensor* h,
                                                       const qlora_tensor* delta,
                                                       const qlora_tensor* w, float eps,
                                                       const qlora_tensor* sum,
                                                       const qlora_tensor* y);
-// dx = dres + (RMSNorm backward of dy at x); dres may be NULL, dx may be dy or dres. Where dw (f32,
-// as wide as w) is not NULL the weight's gradient is added to it; then dx must be neither dy nor x.
+// dx = dres + (gradient of RMSNorm at x for dy). dres may be NULL; dx may be dy or dres. Unless dw
+// (f32, as wide as w) is NULL, the gradient of w is added to it, and dx must be neither dy nor x.
 QLORA_API qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
                                               const qlora_tensor* x, const qlora_tensor* w,
                                               float eps, const qlora_tensor* dres,
                                               const qlora_tensor* dx, const qlora_tensor* dw);
 
-// Fills out[positions][head_dim] in host memory: cosines of the head_dim / 2 frequencies, then
-// their sines. ctx is for the error text only and may be NULL.
+// Fills out[positions][head_dim] in host memory: for each position the cosines of the head_dim / 2
+// angles, then their sines. ctx is used only for the error text and may be NULL.
 QLORA_API qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc,
                                         int64_t head_dim, int64_t positions, float* out);
-// Rotates heads 0 .. rotated-1 of x [T, heads * head_dim] in place, pairs (i, i + head_dim / 2),
-// by the angles of positions [1, T] in table [max_pos, head_dim]; head_dim = table->cols. bias
-// [1, x->cols] (f32 or bf16, may be NULL) is added first, to every head. backward turns back (no
-// bias). A position outside the table is an error; on CUDA it leaves the row alone and writes 1 to
+// Rotates the first `rotated` heads of x [T, heads * head_dim] in place, in pairs
+// (i, i + head_dim / 2), by the angles of positions (I32 [1, T]) in table (f32
+// [max_pos, head_dim]); head_dim is table->cols. bias [1, x->cols] (f32 or bf16, may be NULL) is
+// first added to all heads. The backward call rotates in the opposite direction, without a bias. A
+// position outside the table is an error; on CUDA, the row is left unchanged and 1 is written to
 // flag (one I32, may be NULL).
 QLORA_API qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
                                           const qlora_tensor* positions, const qlora_tensor* table,
@@ -1137,16 +1236,17 @@ QLORA_API qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* d
                                            const qlora_tensor* positions, const qlora_tensor* table,
                                            const qlora_tensor* flag);
 
-// Attention in pieces. split: x [S, H*d] -> y, a batch of H [S, d]; join the other way round; any
-// 16- or 32-bit type. transpose: y[b] = x[b]^T.
+// The steps of unfused attention, for any 16-bit or 32-bit type. split copies x [S, H * d] to y, a
+// batch of H matrices [S, d]; join is its inverse; transpose computes y[b] = x[b]^T.
 QLORA_API qlora_result qlora_heads_split(qlora_ctx* ctx, const qlora_tensor* x,
                                          const qlora_tensor* y);
 QLORA_API qlora_result qlora_heads_join(qlora_ctx* ctx, const qlora_tensor* x,
                                         const qlora_tensor* y);
 QLORA_API qlora_result qlora_transpose(qlora_ctx* ctx, const qlora_tensor* x,
                                        const qlora_tensor* y);
-// s[b, q, k] = scale s, or -3e38 where query q, the (cols - rows + q)-th position, may not see key
-// k: later keys if causal, and keys `window` or more positions back if window > 0. In place.
+// In place: s[b, q, k] = scale * s[b, q, k], or -3e38 if query q, which is at position
+// cols - rows + q, must not see key k: later keys if causal, and keys that are `window` or more
+// positions back if window > 0.
 QLORA_API qlora_result qlora_scores_mask(qlora_ctx* ctx, const qlora_tensor* s, float scale,
                                          bool causal, int64_t window);
 // y = softmax of each row; y may be x. dx = y (dy - sum(y dy)); dx may be dy or y.
@@ -1155,50 +1255,51 @@ QLORA_API qlora_result qlora_softmax_forward(qlora_ctx* ctx, const qlora_tensor*
 QLORA_API qlora_result qlora_softmax_backward(qlora_ctx* ctx, const qlora_tensor* y,
                                               const qlora_tensor* dy, const qlora_tensor* dx);
 
-// y[t] = table[ids[t]]; table f32, bf16 or f16, ids I32 [1, T]. An id outside the table is an
-// error; on CUDA it gives a row of zeros and writes 1 to flag (one I32, may be NULL).
+// y[t] = table[ids[t]]; table is f32, bf16 or f16, ids is I32 [1, T]. An id outside the table is an
+// error; on CUDA, the row is set to zero and 1 is written to flag (one I32, may be NULL).
 QLORA_API qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table,
                                    const qlora_tensor* ids, const qlora_tensor* y,
                                    const qlora_tensor* flag);
 
-// Rows of logits [R, V] against labels I32 [1, R]; everything may be NULL but logits, labels,
-// losses.
+// Cross-entropy of the rows of logits [R, V] with labels. logits, labels and losses are required;
+// the other tensors may be NULL.
 typedef struct qlora_cross_entropy_desc {
-    const qlora_tensor* logits;
-    const qlora_tensor* labels;  // -100 = no label: loss 0, gradient 0
-    const qlora_tensor* weights; // f32 [1, R], per row
-    const qlora_tensor* scale;   // f32, one: multiplies the gradient, not the loss
-    const qlora_tensor* losses;  // f32 [1, R]: weight (log sum e^x - x[label])
-    const qlora_tensor* total;   // f32 [1, 3], added to: losses, their rounding rest, weights
-    const qlora_tensor* flag;    // I32, one: 1 where a label is outside [0, V) and not -100 (CUDA)
-    bool forward_only;           // leave the logits; otherwise they become their gradient
+    const qlora_tensor* logits;  // replaced by their gradient unless forward_only
+    const qlora_tensor* labels;  // I32 [1, R]; -100 = no label: loss 0, gradient 0
+    const qlora_tensor* weights; // f32 [1, R], one per row; NULL = 1
+    const qlora_tensor* scale;   // f32 [1, 1], multiplies the gradient, not the loss; NULL = 1
+    const qlora_tensor* losses;  // f32 [1, R], set to weight * (log sum e^x - x[label])
+    const qlora_tensor* total;   // f32 [1, 3], adds up losses, their rounding error, and weights
+    const qlora_tensor* flag;    // I32 [1, 1], on CUDA set to 1 if a label is invalid
+    bool forward_only;           // leave the logits unchanged
 } qlora_cross_entropy_desc;
 QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args);
-// ids[r] = column of the largest value in row r (the first of equals); ids I32 [1, R].
+// ids[r] = column of the largest value in row r, the first one if several are equal; ids is I32
+// [1, R].
 QLORA_API qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids);
 
-// AdamW as torch.optim.AdamW, over one flat f32 arena. The state lives in the backend's memory, so
-// that a captured update sees each step's own values.
+// AdamW as in torch.optim.AdamW, over one flat f32 arena. The state is stored in the backend's
+// memory, so that a captured update uses the values of the current step.
 typedef struct qlora_adamw_state {
-    double lr; // the host writes the first five
+    double lr; // the caller writes the first five fields
     double beta1;
     double beta2;
     double eps;
     double weight_decay;
-    int64_t updates;  // applied so far: the t of the bias corrections
-    int64_t skipped;  // left out so far, because a gradient was not finite
-    int32_t skip;     // the latest one was left out
+    int64_t updates;  // updates so far, the t of the bias corrections
+    int64_t skipped;  // updates skipped so far because a gradient was not finite
+    int32_t skip;     // 1 if the last update was skipped
     float derived[7]; // private
 } qlora_adamw_state;
 
-// Part of the arena with its own decay factor and its own scale of the shadow copy.
+// Part of the arena with its own weight decay and its own scale of the shadow copy.
 typedef struct qlora_adamw_range {
-    int64_t begin; // element; vector speed wants a multiple of 4
+    int64_t begin; // first element; a multiple of 4 is faster
     int64_t count;
-    float decay;        // times weight_decay: 1, or 0 for norm weights
+    float decay;        // factor for weight_decay: 1, or 0 for norm weights
     float shadow_scale; // shadow = shadow_scale * parameter
-    // Where the shadow of this range is needed once more, in the backend's memory: element i goes
-    // to copy[i / copy_cols * copy_ld + i % copy_cols]. NULL for nowhere.
+    // A second copy of this range of the shadow, in the backend's memory: element i is written to
+    // copy[i / copy_cols * copy_ld + i % copy_cols]. NULL = none.
     void* copy;
     int64_t copy_cols;
     int64_t copy_ld;
@@ -1207,91 +1308,94 @@ typedef struct qlora_adamw_range {
 typedef struct qlora_adamw_desc {
     const qlora_tensor* param;      // f32 [1, n]
     const qlora_tensor* grad;       // f32 [1, n]; zero afterwards
-    const qlora_tensor* m;          // f32 [1, n]
-    const qlora_tensor* v;          // f32 [1, n]
-    const qlora_tensor* shadow;     // bf16 or f32 [1, n], or NULL
-    const qlora_tensor* ranges;     // U8: qlora_adamw_range[count], disjoint, inside [0, n)
-    const qlora_tensor* state;      // U8: one qlora_adamw_state
-    const qlora_tensor* clip_scale; // f32, one: multiplies the gradient; NULL = 1
-    const qlora_tensor* not_finite; // I32, one: not 0 = leave this update out; NULL = never
-    int64_t longest_range;          // elements of the longest range; 0 = n
+    const qlora_tensor* m;          // f32 [1, n], first moments
+    const qlora_tensor* v;          // f32 [1, n], second moments
+    const qlora_tensor* shadow;     // bf16 or f32 [1, n], a scaled copy of param; NULL = none
+    const qlora_tensor* ranges;     // U8, an array of qlora_adamw_range, disjoint, within [0, n)
+    const qlora_tensor* state;      // U8, one qlora_adamw_state
+    const qlora_tensor* clip_scale; // f32 [1, 1], multiplies the gradient; NULL = 1
+    const qlora_tensor* not_finite; // I32 [1, 1]; if not 0, the update is skipped; NULL = never
+    int64_t longest_range;          // number of elements of the longest range; 0 = n
 } qlora_adamw_desc;
-// advance counts the update (or the skip) and forms the corrections, then every range is updated.
+// Counts the update, or the skip, in the state, and updates every range.
 QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* args);
-// shadow = shadow_scale * param in every range, and its copies: after parameters were set. Uses
-// param, shadow, ranges.
+// Brings shadow and its copies up to date after param has been changed by other means. Uses only
+// param, shadow and ranges.
 QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args);
 
-// y = x keep / (1 - p), or y += that. Whether element (row, column) is kept depends on nothing but
-// (seed, step, sequences[row], positions[row], layer, projection, column): the same in the backward
-// pass, after a resume and when a batch is cut differently. y may be x.
+// y = x keep / (1 - p), or y += that if accumulate is set. Whether element (row, column) is kept
+// depends only on (seed, step, sequences[row], positions[row], layer, projection, column): it is
+// the same in the backward pass, after resuming, and when a batch is split differently. y may be x.
 typedef struct qlora_dropout_desc {
     const qlora_tensor* x;
     const qlora_tensor* y;
     const qlora_tensor* positions; // I32 [1, rows]
     const qlora_tensor* sequences; // I32 [1, rows]
     const qlora_tensor* state;     // I32 [1, 4]: seed low, seed high, step, 0
-    float p;                       // 0 <= p < 1
-    int32_t layer;                 // 0 .. 2^23 - 1
-    int32_t projection;            // 0 .. 255
+    float p;                       // at least 0 and less than 1
+    int32_t layer;                 // 0 to 2^23 - 1
+    int32_t projection;            // 0 to 255
     bool accumulate;
 } qlora_dropout_desc;
 QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args);
 
-// ---- LoRA linear
-// ---------------------------------------------------------------------------------- y_i = x W_i^T
-// + bias_i + s_i (x A_i^T) B_i^T for a stack of projections that share x: q, k and v, gate and up,
-// or one alone. Every part has its own rank (0: no adapter) and its own columns of y, in order.
+// ---- LoRA linear --------------------------------------------------------------------------------
+// A stack of projections that share their input x (q, k and v; gate and up; or a single one):
+//
+//   y_i = x W_i^T + bias_i + s_i (x A_i^T) B_i^T
+//
+// Each part has its own rank and its own columns of y, in order.
 #define QLORA_LINEAR_PARTS 3
 
 typedef struct qlora_linear_part {
     int64_t out;
-    int64_t rank;
+    int64_t rank;              // 0 = no adapter
     float scale;               // s_i
-    int32_t projection;        // its number in the dropout's counter
-    const qlora_nf4* nf4;      // the frozen weight [out, in]: this
-    const qlora_tensor* dense; // or this, in x's type
-    const qlora_tensor* bias;  // [1, out] in x's type, or NULL
-    const qlora_tensor* a;     // A_i [rank, in] in x's type
-    const qlora_tensor* sb;    // s_i B_i [out, rank] in x's type
-    const qlora_tensor* da;    // f32 [rank, in]; needed by backward
-    const qlora_tensor* db;    // f32 [out, rank], the gradient of B_i itself
+    int32_t projection;        // qlora_dropout_desc.projection of the part
+    const qlora_nf4* nf4;      // the frozen weight W_i [out, in]: either this
+    const qlora_tensor* dense; // or this, in the type of x
+    const qlora_tensor* bias;  // [1, out] in the type of x; NULL = none
+    const qlora_tensor* a;     // A_i [rank, in] in the type of x
+    const qlora_tensor* sb;    // s_i B_i [out, rank] in the type of x
+    const qlora_tensor* da;    // f32 [rank, in]; used only by backward
+    const qlora_tensor* db;    // f32 [out, rank], the gradient of B_i itself; used only by backward
 } qlora_linear_part;
 
-// `pad` is the sum of the ranks rounded up to a multiple of 8. With an operand, a matrix of x's
-// type of [sum of out + pad, in + pad] that qlora_linear_place fills, forward and backward are one
-// large product each: y = [x z] [W sB]^T, dx = [dy u] [W ; A]. Without, the weights pass through
-// the scratch part by part.
+// `pad` is the sum of the ranks, rounded up to a multiple of 8. The operand is a matrix in the type
+// of x, with [sum of out + pad, in + pad] elements, that qlora_linear_place fills. With it, forward
+// and backward are one large product each: y = [x z] [W sB]^T and dx = [dy u] [W ; A]. Without it,
+// 4-bit weights are dequantised into the scratch buffer, part by part.
 typedef struct qlora_linear_desc {
     int64_t in;
-    int32_t count;
+    int32_t count; // number of parts, 1 to 3
     qlora_linear_part parts[QLORA_LINEAR_PARTS];
-    const qlora_tensor* operand; // or NULL
-    // Dropout of the adapters' input, each projection with a mask of its own; p = 0: none, the rest
-    // unused.
-    float dropout;
+    const qlora_tensor* operand; // may be NULL
+    // Dropout on the input of the adapters, with a separate mask for each projection. The other
+    // fields are as in qlora_dropout_desc and are used only if dropout is not 0.
+    float dropout; // 0 = none
     int32_t layer;
-    const qlora_tensor* positions; // as qlora_dropout has them
+    const qlora_tensor* positions;
     const qlora_tensor* sequences;
     const qlora_tensor* state;
 } qlora_linear_desc;
 
 typedef enum qlora_linear_flags {
-    QLORA_LINEAR_WEIGHTS = 1,  // place: the frozen weights
-    QLORA_LINEAR_ADAPTERS = 2, // place: A, sB and the zeros around them
-    QLORA_LINEAR_OVERWRITE = 4 // backward: da and db are set, not added to
+    QLORA_LINEAR_WEIGHTS = 1,  // place: write the frozen weights
+    QLORA_LINEAR_ADAPTERS = 2, // place: write A, sB and the zeros around them
+    QLORA_LINEAR_OVERWRITE = 4 // backward: overwrite da and db instead of adding to them
 } qlora_linear_flags;
 
 QLORA_API int64_t qlora_linear_out(const qlora_linear_desc* linear); // sum of the parts' out
 QLORA_API int64_t qlora_linear_pad(const qlora_linear_desc* linear);
-// Fills the operand: the weights when they are not there yet, the adapters after every update.
+// Fills the operand. Write the weights once, and the adapters after every update.
 QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                           uint32_t flags);
-// x is [T, in + pad]: z = x A^T is left in its last columns, for backward. y is [T, out].
+// y is [T, out]. x is [T, in + pad]; z = x A^T is written to its last columns, for backward.
 QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                             const qlora_tensor* x, const qlora_tensor* y);
-// dy is [T, out + pad]: u = dy sB is left in its last columns. dx is [T, in], or NULL when it is
-// not wanted. da_i += u_i^T x, db_i += s_i dy_i^T z_i.
+// Adds u_i^T x to da_i and s_i dy_i^T z_i to db_i. dy is [T, out + pad]; u = dy sB is written to
+// its last columns. x must hold z from the forward call. dx is [T, in]; NULL = not computed. flags:
+// 0 or QLORA_LINEAR_OVERWRITE.
 QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                              const qlora_tensor* x, const qlora_tensor* dy,
                                              const qlora_tensor* dx, uint32_t flags);
@@ -1299,28 +1403,29 @@ QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_
 // ---- attention ----------------------------------------------------------------------------------
 typedef struct qlora_attention_desc {
     int64_t heads;
-    int64_t kv_heads; // 0 = heads; must divide them
+    int64_t kv_heads; // must divide heads; 0 = heads
     int64_t head_dim; // 1 to 256
-    int64_t window; // query i sees the keys j with i - window < j <= i; 0 = every key up to its own
-    float scale;    // above 0; 0 = 1 / sqrt(head_dim)
-    // Compose it from the separate operators (split, GEMM, mask, softmax, join), to compare with.
-    // The n sequences then have tokens / n tokens each, seqs is not read and lse not touched; the
-    // scratch holds the scores of a whole sequence, 2 heads length^2 elements in backward.
+    int64_t window;   // query i sees keys j with i - window < j <= i; 0 = all keys j <= i
+    float scale;      // positive; 0 = 1 / sqrt(head_dim)
+    // Computes attention from separate operators (split, GEMM, mask, softmax, join), for
+    // comparison. Each of the n sequences then has tokens / n tokens, seqs is not read and lse is
+    // not written. The scratch buffer must hold the scores of a whole sequence:
+    // 2 * heads * length^2 elements in the backward pass.
     bool unfused;
 } qlora_attention_desc;
 
-// Causal attention inside each packed sequence. q, o [tokens, heads * head_dim], k, v [tokens,
-// kv_heads * head_dim], all f32 or all bf16; windows of one packed buffer will do. seqs: i32 [1, n
-// + 1], ascending token offsets from 0 of n sequences; unused entries repeat the last one, so one n
-// serves any packing. Tokens after the last sequence get zeros. lse: f32 [heads, tokens], rows
-// without gaps.
+// Causal attention within each packed sequence. q and o are [tokens, heads * head_dim], k and v are
+// [tokens, kv_heads * head_dim], all f32 or all bf16; q, k and v may be views of one buffer. seqs
+// is I32 [1, n + 1]: the token offsets of n sequences in ascending order, starting with 0; unused
+// entries repeat the last one, so that any packing fits one n. Rows of o after the last sequence
+// are set to zero. lse is f32 [heads, tokens], contiguous, and is needed by backward.
 QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                                const qlora_tensor* q, const qlora_tensor* k,
                                                const qlora_tensor* v, const qlora_tensor* seqs,
                                                const qlora_tensor* o, const qlora_tensor* lse);
-// Gradients from d_o, with o and lse of the forward call. Needs 8 bytes of scratch per head and
-// token; when there are few keys and few key heads it uses what scratch there is to keep a large
-// GPU busy.
+// Computes the gradients from d_o, with o and lse from the forward call. Needs 8 bytes of scratch
+// per head and token. If there are few keys and few key heads, it also uses the rest of the free
+// scratch to keep a large GPU busy.
 QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                                 const qlora_tensor* q, const qlora_tensor* k,
                                                 const qlora_tensor* v, const qlora_tensor* seqs,
@@ -1332,10 +1437,12 @@ QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_atte
 typedef struct qlora_graph qlora_graph;
 typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
 
-// Records what fn launches on the context's stream, then runs it once. fn must not wait, allocate,
-// copy to or from host memory or compile: what breaks the capture is named and the stream stays
-// usable. key says what the graph is for (a shape): replay demands the same. On the CPU fn is
-// called at once and again at each replay, so user must stay valid.
+// Records the work that fn launches on the context's stream, then runs it once. fn must not wait
+// for the device, allocate, copy to or from host memory, or compile: a call that breaks the capture
+// is named in the error (QLORA_ERR_CAPTURE), and the stream remains usable. key identifies what the
+// graph is for, such as a shape; replay must be given the same key. On the CPU, fn is called now
+// and again at every replay, so user must stay valid. Neither capture nor replay waits for the
+// device. Destroying a graph does not free the buffers it uses; graph may be NULL.
 QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
                                            void* user, qlora_graph** out);
 QLORA_API qlora_result qlora_graph_replay(qlora_graph* graph, uint64_t key);
@@ -1345,81 +1452,87 @@ typedef struct qlora_graph_info {
     uint64_t key;
     uint64_t replays;
     size_t nodes; // 0 on the CPU
-    bool valid;   // false after a buffer it uses was freed or the stream changed
+    bool valid;   // false once a buffer it uses was freed, or the stream or a workspace changed
 } qlora_graph_info;
 QLORA_API qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out);
 
 //@@ src/api/cache.h
 
 // ---- kernel cache -------------------------------------------------------------------------------
-typedef struct qlora_kernel qlora_kernel; // lives as long as its context
+// All functions of this part that take or return a kernel fail with QLORA_ERR_UNSUPPORTED on the
+// CPU.
+typedef struct qlora_kernel qlora_kernel; // belongs to its context and is freed with it
 
-// A kernel of the library by its registry name, or one that get_or_compile made by its key. Only
-// looks: QLORA_ERR_KERNEL when it is not compiled.
+// Looks up a kernel of the library by its name, or one that qlora_cache_get_or_compile compiled by
+// its key. Never compiles: fails with QLORA_ERR_KERNEL if the kernel is unknown or not compiled
+// yet.
 QLORA_API qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out);
-// Compiles one of the library's own kernels, and its module, unless it is there. out may be NULL.
+// Compiles a kernel of the library, with the rest of its module, unless that has been done. out may
+// be NULL.
 QLORA_API qlora_result qlora_cache_compile(qlora_ctx* ctx, const char* name,
                                            const qlora_kernel** out);
-// Compiles the caller's own PTX under a key of the caller's, once. The text's .target must be
-// qlora_ctx_target(ctx) (or its a/f form); qlora_ptx_emit rewrites a text that only needs an older
-// one.
+// Compiles the caller's own PTX, once, and stores the kernel `entry` under a key of the caller's
+// choice. The PTX must have the target qlora_ctx_target(ctx), or that with the suffix a or f;
+// qlora_ptx_emit rewrites PTX for an older target. Reusing a key for other PTX is an error.
 QLORA_API qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
                                                   const char* entry, const qlora_kernel** out);
-// Rewrites .version and .target of a text for this device. *needed gets the size with the final
-// NUL; a NULL buffer only asks for it.
+// Copies PTX with .version and .target rewritten for this device. *needed receives the number of
+// bytes, including the final NUL; with a NULL buffer, nothing else is done.
 QLORA_API qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
                                       size_t* needed);
 
 typedef struct qlora_launch_desc {
-    uint32_t grid[3]; // 0 counts as 1
-    uint32_t block[3];
-    uint32_t shared_bytes; // dynamic shared memory
+    uint32_t grid[3];      // in blocks; 0 = 1
+    uint32_t block[3];     // in threads, at most 1024 in total; 0 = 1
+    uint32_t shared_bytes; // dynamic shared memory; 0 = none
 } qlora_launch_desc;
-// args[i] points at the value of parameter i, as in cuLaunchKernel.
+// Launches a kernel on the context's stream. args[i] points to the value of parameter i, as in
+// cuLaunchKernel. Does not wait for the device.
 QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
                                            const qlora_launch_desc* launch, void** args);
 
+// The shape of a model. Sizes must be from 1 to 2^24.
 typedef struct qlora_prewarm_desc {
     int64_t hidden;
     int64_t intermediate;
     int64_t heads;
-    int64_t kv_heads; // 0 = heads
-    int64_t head_dim; // 0 = hidden / heads
-    int64_t max_tokens;
-    int64_t rank; // 0 = no LoRA; norms and activations are warmed all the same
-    qlora_base_format base;
-    qlora_dtype compute; // F32, BF16
+    int64_t kv_heads;       // must divide heads; 0 = heads
+    int64_t head_dim;       // 0 = hidden / heads
+    int64_t max_tokens;     // maximum tokens per micro-batch
+    int64_t rank;           // LoRA rank, at most 4096; 0 = no LoRA kernels
+    qlora_base_format base; // 0 = NF4
+    qlora_dtype compute;    // F32 or BF16; 0 = F32
 } qlora_prewarm_desc;
 
-// Compiles every kernel that this shape needs, runs each of its cuBLAS shapes once on memory that
-// is freed again, and seals the cache. Again for a second model: compiles the difference and
-// reseals.
+// Compiles every kernel that the shape needs, runs each of its cuBLAS products once on temporary
+// memory, and seals the cache. A second call, for another model, compiles only the missing kernels.
+// Does nothing on the CPU. qlora_model_open includes this work.
 QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
-// A sealed cache answers a miss with QLORA_ERR_SEALED and the kernel's name, never with a silent
-// compile.
+// On a miss, a sealed cache fails with QLORA_ERR_SEALED and names the kernel; it never compiles
+// silently. Both calls do nothing on the CPU.
 QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
 QLORA_API qlora_result qlora_cache_unseal(qlora_ctx* ctx);
 
 typedef struct qlora_cache_info {
-    uint32_t modules; // loaded, the caller's included
-    uint32_t kernels; // ready to launch
-    uint64_t hits;
-    uint64_t misses;
-    double jit_ms;
-    uint32_t jit_after_seal; // compiles between a seal and the next unseal: 0 by construction
-    uint32_t cublas_shapes;  // run by pre-warm
-    uint64_t cublas_unplanned; // calls with a shape that pre-warm did not run, after the seal
+    uint32_t modules;          // loaded modules, including the caller's
+    uint32_t kernels;          // kernels that can be launched
+    uint64_t hits;             // lookups that found the kernel compiled
+    uint64_t misses;           // modules that had to be compiled
+    double jit_ms;             // milliseconds spent compiling
+    uint32_t jit_after_seal;   // compilations while sealed; always 0
+    uint32_t cublas_shapes;    // cuBLAS product shapes that ran before the seal
+    uint64_t cublas_unplanned; // cuBLAS calls with other shapes while sealed
     bool sealed;
 } qlora_cache_info;
 QLORA_API qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out);
-// The registry, for tests and tools: name of kernel i, NULL past the end.
+// The name of kernel number `index` of the library, for tests and tools; NULL past the last one.
 QLORA_API const char* qlora_kernel_name(size_t index);
 
 //@@ src/api/abi.h
 
 // ---- layout of the declarations -----------------------------------------------------------------
 // clang-format off
-// Every struct above. What programs and library agree on when a context is created.
+// Every public struct. qlora_ctx_create compares the sizes that the program and the library have.
 #define QLORA_STRUCTS(X) \
     X(qlora_allocator)                                                                         \
     X(qlora_device_allocator)                                                                  \
@@ -1469,7 +1582,7 @@ typedef enum qlora_struct_index {
     QLORA_STRUCT_COUNT
 } qlora_struct_index;
 
-// A sum of the sizes, each with a weight of its own: a constant, the same in C and in C++.
+// A sum of the sizes, each with its own weight: a constant expression, equal in C and C++.
 #define QLORA_STRUCT_WEIGHED(type)                                                                 \
     +(uint64_t)sizeof(type) * (QLORA_STRUCT_##type + 3) * (QLORA_STRUCT_##type + 5) *              \
         (QLORA_STRUCT_##type + 7)
@@ -1507,6 +1620,8 @@ typedef enum qlora_struct_index {
 #ifndef QLORA__PART_PLATFORM
 #define QLORA__PART_PLATFORM
 
+// System headers, the targets that are supported, and compiler attributes.
+
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -1528,8 +1643,7 @@ typedef enum qlora_struct_index {
 #include <sys/stat.h>
 #include <unistd.h>
 #ifndef CLOCK_MONOTONIC
-#error                                                                                             \
-    "qlora.h: include the implementation before any system header, or use -D_POSIX_C_SOURCE=200809L"
+#error "qlora.h: include the implementation before system headers, or use -D_POSIX_C_SOURCE=200809L"
 #endif
 #endif
 
@@ -1569,7 +1683,8 @@ typedef void (*qlora__thread_fn)(void* user);
 #ifndef QLORA__PART_WINDOWS
 #define QLORA__PART_WINDOWS
 
-// Declared here so that <windows.h> and its macros stay out of the user's file.
+// The system functions are declared here so that <windows.h> and its macros stay out of the user's
+// file.
 #ifdef _WINDOWS_
 #ifdef __cplusplus
 #error "qlora.h: include the implementation before <windows.h>"
@@ -1685,7 +1800,7 @@ static QLORA__UNUSED void qlora__thread_join(qlora__thread* t) {
     CloseHandle((void*)t->handle);
 }
 
-// Paths are UTF-8. Longer ones than this are refused with ENAMETOOLONG.
+// Paths are UTF-8; those that do not fit are rejected with ENAMETOOLONG.
 #define QLORA__PATH_MAX 1024
 static QLORA__UNUSED bool qlora__wide(const char* path, wchar_t* out) {
     return MultiByteToWideChar(65001, 8, path, -1, out, QLORA__PATH_MAX) > 0;
@@ -1739,7 +1854,7 @@ static QLORA__UNUSED int qlora__os_rename(const char* from, const char* to, void
     if (!qlora__wide(from, wide_from) || !qlora__wide(to, wide_to)) {
         return ENAMETOOLONG;
     }
-    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace, write through
+    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace the target, write through
 }
 
 static QLORA__UNUSED int qlora__os_remove(const char* path, void* user) {
@@ -1763,7 +1878,7 @@ static QLORA__UNUSED int qlora__os_make_dir(const char* path, void* user) {
 static QLORA__UNUSED int qlora__os_sync_dir(const char* path, void* user) {
     (void)path;
     (void)user;
-    return 0; // MoveFileEx wrote through already
+    return 0; // MoveFileEx has already written through
 }
 
 static QLORA__UNUSED int qlora__os_map(const char* path, const void** data, uint64_t* bytes,
@@ -1785,7 +1900,7 @@ static QLORA__UNUSED int qlora__os_map(const char* path, const void** data, uint
         view = mapping != NULL ? MapViewOfFile(mapping, 4, 0, 0, 0) : NULL;
     }
     if (mapping != NULL) {
-        CloseHandle(mapping); // the view keeps it
+        CloseHandle(mapping); // the view keeps the mapping open
     }
     CloseHandle(file);
     if (size > 0 && view == NULL) {
@@ -1817,6 +1932,8 @@ static QLORA__UNUSED void qlora__os_unmap(const void* data, uint64_t bytes, void
 
 #ifndef QLORA__PART_POSIX
 #define QLORA__PART_POSIX
+
+// POSIX: shared libraries, clock, threads and files.
 
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -1888,7 +2005,7 @@ static QLORA__UNUSED void qlora__thread_join(qlora__thread* t) {
     pthread_join(t->handle, NULL);
 }
 
-// A file is its descriptor plus one, so that NULL stays "none".
+// A file handle is its descriptor plus one, so that NULL can mean "no file".
 static QLORA__UNUSED int qlora__os_fd(void* file) {
     return (int)((intptr_t)file - 1);
 }
@@ -1959,8 +2076,7 @@ static QLORA__UNUSED int qlora__os_sync_dir(const char* path, void* user) {
     }
     int code = fsync(fd) == 0 ? 0 : errno;
     close(fd);
-    // Some file systems cannot sync a folder and say so; the rename is then as safe as it gets
-    // there.
+    // Some file systems cannot sync a folder and return EINVAL; nothing more can be done about it.
     return code == EINVAL ? 0 : code;
 }
 
@@ -2015,6 +2131,8 @@ static QLORA__UNUSED void qlora__os_unmap(const void* data, uint64_t bytes, void
 #define QLORA__PART_SYSTEM
 
 static QLORA__UNUSED void* qlora__os_alloc(size_t bytes, size_t align, void* user) {
+
+// Allocation, the names of NVIDIA's libraries, and error texts, on every system.
     (void)user;
 #ifdef _WIN32
     return _aligned_malloc(bytes, align);
@@ -2034,7 +2152,7 @@ static QLORA__UNUSED void qlora__os_free(void* pointer, size_t bytes, void* user
 #endif
 }
 
-// How NVIDIA's libraries are called, and what they are called.
+// The calling convention and the file names of NVIDIA's libraries.
 // clang-format off
 #ifdef _WIN32
 #define QLORA__CUDAAPI __stdcall
@@ -2050,7 +2168,7 @@ static QLORA__UNUSED void qlora__os_free(void* pointer, size_t bytes, void* user
 #endif
 // clang-format on
 
-// strerror is not safe in threads; these are the ones people meet.
+// strerror is not thread-safe, so the common codes are listed here.
 static const char* qlora__errno_text(int code) {
     static const struct {
         int code;
@@ -2059,7 +2177,7 @@ static const char* qlora__errno_text(int code) {
         {ENOENT, "no such file or folder"},  {EACCES, "permission denied"},
         {EPERM, "not permitted"},            {ENOSPC, "no space left on the device"},
         {EROFS, "read-only file system"},    {EISDIR, "is a folder"},
-        {ENOTDIR, "not a folder"},           {EEXIST, "exists already"},
+        {ENOTDIR, "not a folder"},           {EEXIST, "already exists"},
         {EMFILE, "too many open files"},     {ENAMETOOLONG, "path too long or not UTF-8"},
         {EFBIG, "file too large"},           {EIO, "input/output error"},
         {ENOMEM, "out of memory"},           {EINVAL, "invalid argument"},
@@ -2079,8 +2197,8 @@ static const char* qlora__errno_text(int code) {
 #ifndef QLORA__PART_ENV
 #define QLORA__PART_ENV
 
-// What every reader and writer of files needs, and all it needs: memory, files, a log and a place
-// for the error text. A context has one, and so has an object of qlora_text.h.
+// The environment of all code that reads or writes files: memory, files, a log and the error text.
+// Each context has one, and so does each object of qlora_text.h.
 #define QLORA__ERROR_SIZE 768
 
 typedef struct qlora__env {
@@ -2089,7 +2207,7 @@ typedef struct qlora__env {
     qlora_log_fn log;          // NULL: silent
     void* log_user;
     const char* call;    // the outermost public call, for messages
-    bool one_line;       // messages quote files; a line break in one becomes '?'
+    bool one_line;       // replace control characters, which quoted files may contain
     uint64_t host_bytes; // allocated and not yet freed
     char error[QLORA__ERROR_SIZE];
 } qlora__env;
@@ -2274,12 +2392,12 @@ static QLORA__UNUSED size_t qlora__align_up(size_t n, size_t align) {
 
 // ---- host memory --------------------------------------------------------------------------------
 
-// Host memory through the hook, 64-byte aligned. Sets the error text itself.
+// Allocates host memory through the hook, 64-byte aligned. Sets the error text on failure.
 static void* qlora__env_alloc(qlora__env* env, size_t bytes) {
     size_t wanted = bytes > 0 ? bytes : 1;
     void* p = env->allocator.alloc(wanted, 64, env->allocator.user);
     if (p == NULL) {
-        qlora__env_fail(env, QLORA_ERR_MEMORY, "out of host memory (%llu bytes)",
+        qlora__env_fail(env, QLORA_ERR_MEMORY, "cannot allocate %llu bytes of host memory",
                         (unsigned long long)bytes);
         return NULL;
     }
@@ -2295,7 +2413,7 @@ static QLORA__UNUSED void* qlora__env_alloc_zero(qlora__env* env, size_t bytes) 
     return p;
 }
 
-// bytes as given to qlora__env_alloc; NULL is fine.
+// `bytes` is the size that was passed to qlora__env_alloc; the pointer may be NULL.
 static void qlora__env_free(qlora__env* env, void* pointer, size_t bytes) {
     if (pointer != NULL) {
         size_t wanted = bytes > 0 ? bytes : 1;
@@ -2304,7 +2422,8 @@ static void qlora__env_free(qlora__env* env, void* pointer, size_t bytes) {
     }
 }
 
-// Moves a block of `used` bytes out of `bytes` to one of `wanted` bytes. NULL leaves it as it is.
+// Moves the first `used` bytes of a block of `bytes` bytes into a new block of `wanted` bytes. If
+// it returns NULL, the old block is unchanged.
 static QLORA__UNUSED void* qlora__env_realloc(qlora__env* env, void* pointer, size_t used,
                                               size_t bytes, size_t wanted) {
     void* moved = qlora__env_alloc(env, wanted);
@@ -2315,9 +2434,10 @@ static QLORA__UNUSED void* qlora__env_realloc(qlora__env* env, void* pointer, si
     return moved;
 }
 
-// ---- texts --------------------------------------------------------------------------------------
+// ---- strings ------------------------------------------------------------------------------------
 
-// Appends to a buffer that may be too small; used counts what would have been written.
+// Appends to a buffer that may be too small; `used` counts the characters that would have been
+// written.
 QLORA__PRINTF(4, 5)
 static QLORA__UNUSED void qlora__append(char* buffer, size_t size, size_t* used, const char* format,
                                         ...) {
@@ -2329,7 +2449,8 @@ static QLORA__UNUSED void qlora__append(char* buffer, size_t size, size_t* used,
     *used += n > 0 ? (size_t)n : 0;
 }
 
-// A growing text. The first failure sticks; later additions do nothing, so callers check once.
+// A growing string. The first failure is kept and later additions do nothing, so callers check
+// once.
 typedef struct qlora__string {
     qlora__env* env;
     char* data;
@@ -2357,7 +2478,9 @@ static QLORA__UNUSED void qlora__string_add(qlora__string* s, const void* bytes,
         return;
     }
     if (!qlora__add(s->size, size, &need)) {
-        s->result = qlora__env_fail(s->env, QLORA_ERR_MEMORY, "text too large");
+        s->result = qlora__env_fail(s->env, QLORA_ERR_MEMORY,
+                                    "a text of more than %llu bytes does not fit in memory",
+                                    (unsigned long long)SIZE_MAX);
         return;
     }
     if (need > s->capacity) {
@@ -2416,11 +2539,11 @@ static QLORA__UNUSED void qlora__map_close(qlora__env* env, qlora__map* map) {
     memset(map, 0, sizeof *map);
 }
 
-// A file in the making: written beside its final name and put there only when it is whole and on
-// the disk (C-FILES). A crash leaves the old file or the new one.
+// A file being written: the data goes to a temporary name next to the final one, and the file is
+// renamed only once it is complete and on disk. A crash leaves either the old file or the new one.
 typedef struct qlora__out {
     void* file;
-    char* path; // final, then temporary, in one block
+    char* path; // the final and the temporary path, in one block
     char* temporary;
     size_t block;
 } qlora__out;
@@ -2430,7 +2553,7 @@ static QLORA__UNUSED void qlora__out_forget(qlora__env* env, qlora__out* out) {
     memset(out, 0, sizeof *out);
 }
 
-// Gives up: closes and removes the temporary file. Keeps the error text.
+// Abandons the file: closes and removes the temporary one. Keeps the error text.
 static QLORA__UNUSED void qlora__out_abort(qlora__env* env, qlora__out* out) {
     if (out->file != NULL) {
         env->files.close(out->file, env->files.user);
@@ -2471,7 +2594,7 @@ static QLORA__UNUSED qlora_result qlora__out_begin(qlora__env* env, const char* 
     return QLORA_OK;
 }
 
-// On failure the file is given up already.
+// On failure, the file has already been abandoned.
 static QLORA__UNUSED qlora_result qlora__out_write(qlora__env* env, qlora__out* out,
                                                    const void* data, size_t bytes) {
     const char* p = (const char*)data;
@@ -2500,7 +2623,7 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     if (code != 0) {
         return qlora__out_fail(env, out, "replace", code);
     }
-    out->temporary = NULL; // it has its final name now
+    out->temporary = NULL; // the file has its final name now
     char* slash = strrchr(out->path, '/');
     const char* folder = slash != NULL ? out->path : ".";
     if (slash != NULL) {
@@ -2514,7 +2637,7 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     return QLORA_OK;
 }
 
-// Writes a whole small file, atomically.
+// Writes a small file atomically.
 static QLORA__UNUSED qlora_result qlora__file_write(qlora__env* env, const char* path,
                                                     const void* bytes, size_t size) {
     qlora__out out;
@@ -2532,7 +2655,7 @@ static QLORA__UNUSED qlora_result qlora__path_join(qlora__env* env, const char* 
     size_t b = strlen(name);
     if (a + b + 2 > QLORA__PATH_ROOM) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
-                               "path of %.60s... and %.60s is longer than %d", dir, name,
+                               "the path %.60s.../%.60s is longer than %d bytes", dir, name,
                                QLORA__PATH_ROOM);
     }
     memcpy(out, dir, a);
@@ -2544,7 +2667,7 @@ static QLORA__UNUSED qlora_result qlora__path_join(qlora__env* env, const char* 
     return QLORA_OK;
 }
 
-// Whether a file is there. Anything but "no such file" that keeps it from being opened is an error.
+// Checks whether a file exists. Any failure to open it other than "no such file" is an error.
 static QLORA__UNUSED qlora_result qlora__file_exists(qlora__env* env, const char* path, bool* out) {
     void* file = NULL;
     int code = env->files.open(path, QLORA_FILE_READ, &file, env->files.user);
@@ -2562,7 +2685,7 @@ static QLORA__UNUSED qlora_result qlora__file_exists(qlora__env* env, const char
 static QLORA__UNUSED qlora_result qlora__dir_make(qlora__env* env, const char* dir) {
     int code = env->files.make_dir(dir, env->files.user);
     return code == 0 ? QLORA_OK
-                     : qlora__env_fail(env, QLORA_ERR_FILE, "cannot make the folder %s: %s (%d)",
+                     : qlora__env_fail(env, QLORA_ERR_FILE, "cannot create the folder %s: %s (%d)",
                                        dir, qlora__errno_text(code), code);
 }
 
@@ -2573,7 +2696,7 @@ static QLORA__UNUSED qlora_result qlora__dir_sync(qlora__env* env, const char* d
                                        dir, qlora__errno_text(code), code);
 }
 
-// Removes a file that need not be there.
+// Removes a file if it exists.
 static QLORA__UNUSED void qlora__file_remove(qlora__env* env, const char* dir, const char* name) {
     char path[QLORA__PATH_ROOM];
     if (qlora__path_join(env, dir, name, path) == QLORA_OK) {
@@ -2588,10 +2711,10 @@ static QLORA__UNUSED void qlora__file_remove(qlora__env* env, const char* dir, c
 #ifndef QLORA__PART_TOOLS
 #define QLORA__PART_TOOLS
 
-// ---- sorting
+// ---- sorting ------------------------------------------------------------------------------------
 
-// Heap sort of an index array: no recursion, no worst case, same order on every platform as long as
-// `less` is a strict total order.
+// Heap sort of an index array: no recursion, no quadratic worst case, and the same order on every
+// platform as long as `less` is a strict total order.
 typedef bool (*qlora__less_fn)(const void* user, uint32_t a, uint32_t b);
 
 static QLORA__UNUSED void qlora__sort_sift(uint32_t* index, size_t root, size_t count,
@@ -2627,11 +2750,12 @@ static QLORA__UNUSED void qlora__sort(uint32_t* index, size_t count, qlora__less
     }
 }
 
-// ---- checksum
+// ---- checksums ----------------------------------------------------------------------------------
 
-// 64-bit checksum of a byte stream, eight bytes at a time, in any split into pieces. Each step is a
-// bijection of the state for a given word and of the word for a given state, so damage inside one
-// aligned word is always seen; anything else with probability 1 - 2^-64. Not for adversaries.
+// 64-bit checksum of a byte stream, eight bytes at a time; the result does not depend on how the
+// stream is split into pieces. Each step is a bijection of the state for a given word and of the
+// word for a given state, so damage inside one aligned word is always detected, and other damage
+// with probability 1 - 2^-64. It gives no protection against deliberate changes.
 typedef struct qlora__hash {
     uint64_t state;
     uint64_t bytes;
@@ -2693,8 +2817,10 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 
 //@@ src/core/base.h
 
-// The CPU's arithmetic and the storage of an f32 tensor there. Tests build it as double, to check
-// gradients by finite differences; everything else is made with float.
+// The context: its fields, entering and leaving public calls, host memory and scratch memory.
+
+// The type of CPU arithmetic and of the elements of f32 tensors on the CPU. Tests compile it as
+// double to check gradients by finite differences; everything else uses float.
 #ifndef QLORA__REAL
 #define QLORA__REAL float
 #endif
@@ -2703,7 +2829,7 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 #define QLORA__MAX_DEPTH 16
 
 typedef struct qlora__pool qlora__pool;
-typedef struct qlora__gpu qlora__gpu;         // section DRIVER
+typedef struct qlora__gpu qlora__gpu;         // driver/driver.h
 typedef struct qlora__capture qlora__capture; // below
 typedef struct qlora__watch qlora__watch;     // tensor/capture.h
 
@@ -2731,11 +2857,11 @@ struct qlora_ctx {
     qlora_backend backend;
     qlora__env env; // hooks as in desc, error text
     char reason[QLORA__ERROR_SIZE];
-    char dead[QLORA__ERROR_SIZE]; // what made the device unusable; "" while it is alive
-    int depth;                    // public calls call each other
-    bool not_current;             // a destroying call goes on although the device is dead
-    size_t scratch_marks[QLORA__MAX_DEPTH]; // what was in use when each of them began
-    int64_t living[QLORA__KINDS]; // objects, by kind
+    char dead[QLORA__ERROR_SIZE];           // why the device is unusable; "" while it works
+    int depth;                              // of nested public calls
+    bool not_current;                       // a destroying call runs although the device is lost
+    size_t scratch_marks[QLORA__MAX_DEPTH]; // scratch in use when each call began
+    int64_t living[QLORA__KINDS];           // existing objects, by kind
     uint64_t device_bytes;
     uint64_t device_peak;
     uint64_t device_allocations;
@@ -2752,7 +2878,7 @@ struct qlora_ctx {
     void (*deactivate)(qlora_ctx* ctx);
 };
 
-// What a capture has touched, and the first call that broke it.
+// The buffers that a capture uses, and the first call that invalidated it.
 struct qlora__capture {
     uint64_t* ids;
     size_t count;
@@ -2790,7 +2916,8 @@ const char* qlora_result_text(qlora_result result) {
     }
 }
 
-// Sets the text of qlora_last_error, with the public call in front, and returns the result.
+// Sets the text of qlora_last_error, prefixed with the name of the public call, and returns the
+// result.
 QLORA__PRINTF(3, 4)
 static qlora_result qlora__fail(qlora_ctx* ctx, qlora_result result, const char* format, ...) {
     va_list args;
@@ -2826,7 +2953,7 @@ static bool qlora__on_cpu(const qlora_ctx* ctx) {
     return ctx->backend != QLORA_BACKEND_CUDA;
 }
 
-// The first thing every public call does; nests, so that operators can call operators.
+// Every public call starts here. Calls nest, so that operators can call operators.
 static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
     if (ctx == NULL) {
         return QLORA_ERR_ARGUMENT;
@@ -2836,7 +2963,9 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
         ctx->env.error[0] = '\0';
         if (ctx->dead[0] != '\0') {
             return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
-                               "the device was lost earlier (%s); destroy this context", ctx->dead);
+                               "the device was lost in an earlier call (%s); this context can only "
+                               "be destroyed",
+                               ctx->dead);
         }
         if (ctx->activate != NULL) {
             QLORA__TRY(ctx->activate(ctx));
@@ -2847,7 +2976,7 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
     return QLORA_OK;
 }
 
-// Gives back the scratch that the call took: the next one on the stream may use it.
+// Releases the scratch memory of the call; the next call on the stream may reuse it.
 static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     ctx->scratch_used = ctx->scratch_marks[--ctx->depth];
     if (ctx->depth == 0 && ctx->deactivate != NULL && !ctx->not_current) {
@@ -2857,7 +2986,7 @@ static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     return result;
 }
 
-// Host memory of the context's environment.
+// Host memory, allocated through the environment of the context.
 static void* qlora__alloc(qlora_ctx* ctx, size_t bytes) {
     return qlora__env_alloc(&ctx->env, bytes);
 }
@@ -2866,18 +2995,18 @@ static void* qlora__alloc_zero(qlora_ctx* ctx, size_t bytes) {
     return qlora__env_alloc_zero(&ctx->env, bytes);
 }
 
-// bytes as given to qlora__alloc; NULL is fine.
+// `bytes` is the size that was passed to qlora__alloc; the pointer may be NULL.
 static void qlora__free(qlora_ctx* ctx, void* pointer, size_t bytes) {
     qlora__env_free(&ctx->env, pointer, bytes);
 }
 
-// A 256-byte aligned piece of the scratch, given back when the public call that takes it ends.
+// Takes a 256-byte aligned block of scratch memory, which is released when the public call ends.
 static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, void** out) {
     size_t end = 0;
     if (!qlora__add(ctx->scratch_used, qlora__align_up(bytes, 256), &end) ||
         bytes > SIZE_MAX - 256 || end > ctx->scratch->bytes) {
         return qlora__fail(ctx, QLORA_ERR_LIMIT,
-                           "needs %llu bytes of scratch, %llu of %llu are free; raise "
+                           "%llu bytes of scratch needed, but only %llu of %llu are free; increase "
                            "desc.scratch_bytes",
                            (unsigned long long)bytes,
                            (unsigned long long)(ctx->scratch->bytes - ctx->scratch_used),
@@ -2890,10 +3019,10 @@ static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, v
 
 //@@ src/core/scope.h
 
-// ---- scratch by marks ---------------------------------------------------------------------------
+// ---- scratch memory by marks --------------------------------------------------------------------
 
-// Work on one stream runs in order, so memory can be taken again as soon as the call that used it
-// was queued: mark, take, queue, release.
+// Work on one stream runs in order, so scratch memory can be reused as soon as the call that uses
+// it has been queued: mark, take, queue, release.
 static QLORA__UNUSED size_t qlora__scratch_mark(const qlora_ctx* ctx) {
     return ctx->scratch_used;
 }
@@ -2908,8 +3037,8 @@ static QLORA__UNUSED size_t qlora__scratch_free(const qlora_ctx* ctx) {
 
 // ---- calls that destroy -------------------------------------------------------------------------
 
-// Destroying also works on a dead device: what is left there goes with its CUDA context. Where a
-// live one cannot be made current, nothing is destroyed and the caller may try again.
+// Objects on a lost device can still be destroyed: their memory disappears with the CUDA context.
+// If a working device cannot be made current, nothing is destroyed and the caller may try again.
 static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
     if (ctx == NULL) {
         return QLORA_ERR_ARGUMENT;
@@ -2930,7 +3059,7 @@ static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
 
 // ---- captures -----------------------------------------------------------------------------------
 
-// Notes the first thing that broke the capture in progress; without a capture, nothing.
+// Records the first thing that invalidated the capture in progress. Does nothing without a capture.
 static void qlora__capture_broke(qlora_ctx* ctx, const char* what, const char* why) {
     qlora__capture* capture = ctx->capture;
     if (capture != NULL && capture->broke[0] == '\0') {
@@ -2938,7 +3067,7 @@ static void qlora__capture_broke(qlora_ctx* ctx, const char* what, const char* w
     }
 }
 
-// What cannot happen inside a capture says so here; the capture then fails and names it.
+// Rejects an operation that cannot be captured. The capture then fails with an error that names it.
 static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
     if (ctx->capture == NULL) {
         return QLORA_OK;
@@ -2957,12 +3086,12 @@ typedef void (*qlora__range_fn)(void* user, int64_t begin, int64_t end);
 struct qlora__pool {
     qlora__mutex mutex;
     qlora__cond wake; // a job was posted, or quit
-    qlora__cond idle; // a worker ran out of work
+    qlora__cond idle; // the last busy thread ran out of work
     qlora__range_fn fn;
     void* user;
     int64_t count;
     int64_t grain;
-    int64_t next; // first item that nobody took yet
+    int64_t next; // first item not yet taken
     uint64_t job;
     int busy;
     bool quit;
@@ -2970,7 +3099,7 @@ struct qlora__pool {
     qlora__thread threads[QLORA__MAX_THREADS];
 };
 
-// Takes ranges until none is left. Called with the mutex held.
+// Processes ranges until none is left. Called with the mutex held.
 static void qlora__pool_work(qlora__pool* pool) {
     pool->busy++;
     while (pool->next < pool->count) {
@@ -3004,8 +3133,8 @@ static void qlora__pool_thread(void* user) {
     qlora__mutex_unlock(&pool->mutex);
 }
 
-// threads - 1 workers; the calling thread is the last one. A thread that cannot start is done
-// without.
+// Starts threads - 1 workers; the calling thread is the last one. If a thread cannot be started,
+// the pool runs with fewer.
 static qlora_result qlora__pool_create(qlora_ctx* ctx, int32_t threads) {
     if (threads <= 1) {
         return QLORA_OK;
@@ -3017,7 +3146,7 @@ static qlora_result qlora__pool_create(qlora_ctx* ctx, int32_t threads) {
     if (!qlora__mutex_init(&pool->mutex) || !qlora__cond_init(&pool->wake) ||
         !qlora__cond_init(&pool->idle)) {
         qlora__free(ctx, pool, sizeof *pool);
-        return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot make a lock for the CPU threads");
+        return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot create a lock for the CPU threads");
     }
     while (pool->workers < threads - 1 &&
            qlora__thread_start(&pool->threads[pool->workers], qlora__pool_thread, pool)) {
@@ -3046,8 +3175,8 @@ static void qlora__pool_destroy(qlora_ctx* ctx) {
     ctx->pool = NULL;
 }
 
-// fn(user, begin, end) over [0, count), grain items at a time. Every output must have one writer,
-// so that results do not depend on who ran what.
+// Calls fn(user, begin, end) over [0, count), at most `grain` items at a time. Every output must
+// have one writer, so that results do not depend on which thread ran which range.
 static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
                                           qlora__range_fn fn, void* user) {
     qlora__pool* pool = ctx->pool;
@@ -3077,8 +3206,8 @@ static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t
 
 // ---- random numbers -----------------------------------------------------------------------------
 
-// Philox 4x32 with 10 rounds: four random words that depend on nothing but counter and key, so that
-// any part of a stream can be made again, in any order, on the CPU and on the GPU alike.
+// Philox 4x32 with 10 rounds: four random words that depend only on the counter and the key, so
+// that any part of a stream can be recomputed, in any order, on the CPU and on the GPU.
 static QLORA__UNUSED void qlora__philox(const uint32_t counter[4], const uint32_t key[2],
                                         uint32_t out[4]) {
     uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
@@ -3100,6 +3229,8 @@ static QLORA__UNUSED void qlora__philox(const uint32_t counter[4], const uint32_
 
 //@@ src/numbers/floats.h
 
+// ---- floats -------------------------------------------------------------------------------------
+
 static uint32_t qlora__bits(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
@@ -3112,12 +3243,12 @@ static float qlora__from_bits(uint32_t u) {
     return x;
 }
 
-// By bits: with -ffast-math compilers fold isfinite() away.
+// Tests the bits, because compilers fold isfinite() away with -ffast-math.
 static QLORA__UNUSED bool qlora__finite(float x) {
     return (qlora__bits(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// Round to nearest even; a NaN stays a NaN.
+// Rounds to nearest even; a NaN stays a NaN.
 static uint16_t qlora__bf16_from(float x) {
     uint32_t u = qlora__bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u) {
@@ -3137,10 +3268,10 @@ static uint16_t qlora__f16_from(float x) {
     if (a > 0x7f800000u) {
         return 0x7fff;
     }
-    if (a >= 0x47800000u) { // 65536 and up
+    if (a >= 0x47800000u) { // 65536 or more
         return (uint16_t)(sign | 0x7c00u);
     }
-    if (a < 0x38800000u) { // below the smallest normal: let the adder of float do the rounding
+    if (a < 0x38800000u) { // below the smallest normal: let float addition do the rounding
         float magic = qlora__from_bits(a) + 0.5f; // 0.5 has an ulp of 2^-24, f16's smallest step
         return (uint16_t)(sign | (qlora__bits(magic) - 0x3f000000u));
     }
@@ -3189,7 +3320,7 @@ const char* qlora_dtype_name(qlora_dtype dtype) {
 #define QLORA__IS_U8 (1u << QLORA_U8)
 #define QLORA__IS_FLOAT (QLORA__IS_F32 | QLORA__IS_BF16 | QLORA__IS_F16)
 
-// Element access on the CPU, through the dtype.
+// Element access on the CPU for every dtype.
 static QLORA__REAL qlora__load(const void* data, qlora_dtype dtype, int64_t index) {
     switch (dtype) {
     case QLORA_F32:
@@ -3225,7 +3356,7 @@ static QLORA__UNUSED void qlora__put(const qlora_tensor* t, int64_t row, int64_t
     qlora__store(t->data, t->dtype, row * t->ld + col, value);
 }
 
-// exp, log, ... in the CPU's own precision.
+// exp, log, sqrt and fabs in the precision of QLORA__REAL.
 #define QLORA__MATH1(name)                                                                         \
     static QLORA__UNUSED QLORA__REAL qlora__##name(QLORA__REAL x) {                                \
         return sizeof x == sizeof(float) ? (QLORA__REAL)name##f((float)x)                          \
@@ -3239,15 +3370,16 @@ QLORA__MATH1(fabs)
 
 //@@ src/numbers/nf4.h
 
-// ---- NF4
-// ------------------------------------------------------------------------------------------ 4-bit
-// NormalFloat with block-wise scales, byte for byte as bitsandbytes stores it. Element e of a
-// matrix without gaps lies in block e / block; a block may straddle rows, the last may be short.
+// ---- NF4 ----------------------------------------------------------------------------------------
+
+// 4-bit NormalFloat with block-wise scales, byte-identical to the storage of bitsandbytes. Element
+// e of a matrix without gaps belongs to block e / block; a block may span rows, and the last block
+// may be shorter.
 //   absmax[b] = max |w| of the block
 //   code[e]   = number of thresholds below w[e] * inv, inv = 1 / max(absmax[b], 1e-38)
-//   value[e]  = level[code[e]] * absmax[b], in f32, then rounded to the type that is asked for
-// Byte i holds element 2i in its high half and 2i + 1 in its low half; after an odd count the last
-// half is 7, the code of zero. Double quantisation keeps one byte a block instead of absmax, in
+//   value[e]  = level[code[e]] * absmax[b], in f32, then rounded to the requested type
+// Byte i stores element 2i in its high half and 2i + 1 in its low half; after an odd count the last
+// half is 7, the code of zero. Double quantisation stores one byte per block instead of absmax, in
 // groups:
 //   offset    = f32(sum of absmax) * f32(1 / blocks)
 //   scale[g]  = max(max |absmax - offset|, 1e-38)
@@ -3258,7 +3390,7 @@ QLORA__MATH1(fabs)
 // instead of 7 for a block of zeros.
 
 #define QLORA__NF4_SMALLEST 1e-38f
-#define QLORA__NF4_MAPS 272 // 16 levels, then the map of the scales
+#define QLORA__NF4_MAPS 272 // 16 levels, followed by the map of the scales
 
 static const float qlora__nf4_levels[16] = {
     -1.0f,
@@ -3286,14 +3418,14 @@ static const float qlora__nf4_thresholds[15] = {
     0.5016634464263916f,   0.6427869200706482f,   0.8614784479141235f,
 };
 
-// The 16 levels and the signed dynamic map: for i = 0 ... 6 the middles between 2^i + 1 points
+// The 16 levels and the signed dynamic map: for i = 0 ... 6 the midpoints between 2^i + 1 points
 // spread evenly over [0.1, 1], times 10^(i-6), with both signs; 0; and 1. The points are computed
-// as torch's linspace does (from both ends, each one multiply-add), because files carry those very
-// bits; a file's own map replaces this one.
+// as in torch's linspace (from both ends, one multiply-add each), because files contain exactly
+// those bits; a map in a file replaces this one.
 static void qlora__nf4_default_maps(float* maps) {
     static const float powers[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
     memcpy(maps, qlora__nf4_levels, sizeof qlora__nf4_levels);
-    float* middle = maps + 16 + 127; // the entry that is zero
+    float* middle = maps + 16 + 127; // the entry for zero
     middle[0] = 0.0f;
     middle[128] = 1.0f;
     int at = 0;
@@ -3302,7 +3434,7 @@ static void qlora__nf4_default_maps(float* maps) {
         float step = (1.0f - 0.1f) / (float)(points - 1);
         float before = 0.1f;
         for (int j = 1; j < points; j++) {
-            // In double the product and the sum are exact, so this rounds once.
+            // In double, the product and the sum are exact, so this rounds once.
             float here = j < points / 2 ? (float)((double)0.1f + (double)step * (double)j)
                                         : (float)(1.0 - (double)step * (double)(points - 1 - j));
             float value = (before + here) / 2.0f * powers[i];
@@ -3346,7 +3478,7 @@ static void qlora__nf4_quantise_blocks(const void* w, qlora_dtype dtype, int64_t
     }
 }
 
-// 1024 sums in f64, as the kernel's threads have them, folded in halves.
+// 1024 sums in f64, in the same order as the kernel's threads, folded in halves.
 static float qlora__nf4_offset(const float* absmax, int64_t blocks) {
     double sums[1024];
     memset(sums, 0, sizeof sums);
@@ -3361,8 +3493,8 @@ static float qlora__nf4_offset(const float* absmax, int64_t blocks) {
     return blocks > 0 ? (float)sums[0] * (1.0f / (float)blocks) : 0.0f;
 }
 
-// Bisection from the middle, then the nearer of the last entry and its neighbour on the side of x;
-// in the middle between the two the last entry of the bisection stays.
+// Bisection from the middle, then the nearer of the last entry and its neighbour on the side of x.
+// If both are equally near, the last entry of the bisection is used.
 static int qlora__nf4_nearest(const float* map, float x) {
     int at = 127;
     int below = 0;
@@ -3399,7 +3531,7 @@ static void qlora__nf4_quantise_scales(const float* absmax, int64_t blocks, int6
     }
 }
 
-// The scale of block b. volatile keeps a compiler from fusing the product and the sum.
+// The scale of block b. volatile prevents the compiler from fusing the product and the sum.
 static float qlora__nf4_absmax(const qlora_nf4* w, int64_t b) {
     if (w->absmax != NULL) {
         return w->absmax[b];
@@ -3422,14 +3554,14 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 #ifndef QLORA__PART_JSON_READ
 #define QLORA__PART_JSON_READ
 
-// Every reader of this floor takes bytes it does not trust. It either gives a value that obeys all
-// rules of its format, or returns an error whose text names the file and the fault; it never reads
-// outside the bytes it was given. Nothing here knows about devices.
+// Every reader of this floor processes untrusted bytes. It either returns a value that obeys all
+// rules of its format, or fails with an error text that names the file and the fault; it never
+// reads outside the bytes that were passed to it. Nothing here depends on devices.
 
-// ---- numbers in text, independent of the C locale
+// ---- numbers in text, independent of the C locale -----------------------------------------------
 
-// A natural number of up to 5120 bits: enough to compare 801 digits times a power of ten with any
-// double's neighbourhood.
+// A natural number of up to 5120 bits: enough to compare 801 digits times a power of ten with the
+// neighbourhood of any double.
 #define QLORA__BIG_WORDS 160
 typedef struct qlora__big {
     uint32_t word[QLORA__BIG_WORDS];
@@ -3477,8 +3609,9 @@ static QLORA__UNUSED int qlora__big_compare(const qlora__big* a, const qlora__bi
     return 0;
 }
 
-// A decimal number without sign: digits x 10^exponent, no leading zero. What lies behind the 800th
-// digit only matters as "a little more": one further digit 1 stands for it.
+// A decimal number without a sign: digits x 10^exponent, with no leading zero. Digits after the
+// 800th matter only in that they make the number a little larger: a single further digit 1
+// represents them.
 #define QLORA__DECIMAL_DIGITS 800
 typedef struct qlora__decimal {
     uint8_t digit[QLORA__DECIMAL_DIGITS + 1];
@@ -3486,7 +3619,7 @@ typedef struct qlora__decimal {
     int exponent;
 } qlora__decimal;
 
-// Sign of decimal - n x 2^power.
+// The sign of decimal - n x 2^power.
 static QLORA__UNUSED int qlora__decimal_compare(const qlora__decimal* d, uint64_t n, int power) {
     qlora__big left;
     qlora__big right;
@@ -3502,8 +3635,8 @@ static QLORA__UNUSED int qlora__decimal_compare(const qlora__decimal* d, uint64_
     return qlora__big_compare(&left, &right);
 }
 
-// The double nearest to d, ties to even: a guess good to a few units, then exact comparisons with
-// the midpoints to its neighbours. Infinity when out of range.
+// The double nearest to d, with ties to even: an estimate that is good to a few units, followed by
+// exact comparisons with the midpoints to its neighbours. Infinity if d is out of range.
 static QLORA__UNUSED double qlora__decimal_to_double(const qlora__decimal* d) {
     static const double pow10[23] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
                                      1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
@@ -3549,7 +3682,7 @@ static QLORA__UNUSED double qlora__decimal_to_double(const qlora__decimal* d) {
         if (bits == 0) {
             break;
         }
-        // below a power of two the neighbour is only half a step away
+        // Just below a power of two, the neighbour is only half a step away.
         bool edge = (bits & 0xFFFFFFFFFFFFFu) == 0 && exponent > 1;
         int below = edge ? qlora__decimal_compare(d, 4 * mantissa - 1, power - 2)
                          : qlora__decimal_compare(d, 2 * mantissa - 1, power - 1);
@@ -3563,7 +3696,7 @@ static QLORA__UNUSED double qlora__decimal_to_double(const qlora__decimal* d) {
     return x;
 }
 
-// Reads a number of JSON's grammar (already checked) to the nearest double.
+// Converts a number in JSON syntax (already checked) to the nearest double.
 static QLORA__UNUSED double qlora__number_parse(const char* text, size_t size) {
     qlora__decimal d;
     size_t i = 0;
@@ -3577,7 +3710,7 @@ static QLORA__UNUSED double qlora__number_parse(const char* text, size_t size) {
             fraction = true;
             continue;
         }
-        // an exponent of a million is as good as any larger one, and cannot overflow
+        // An exponent of a million is as good as any larger one, and cannot overflow.
         if (d.count == QLORA__DECIMAL_DIGITS) {
             more = more || text[i] != '0';
             d.exponent += fraction || d.exponent > 1000000 ? 0 : 1;
@@ -3606,11 +3739,12 @@ static QLORA__UNUSED double qlora__number_parse(const char* text, size_t size) {
     return negative ? -x : x;
 }
 
-// ---- JSON, read
+// ---- reading JSON -------------------------------------------------------------------------------
 
-// A parsed text is a flat array of tokens in the order of the text. An object's members are pairs:
-// a string token, then the value's tokens. `next` skips a value with all it contains, so walking
-// one level needs no stack. Token 0 is the root and can be no member, so 0 also says "not found".
+// A parsed text is a flat array of tokens in the order of the text. The members of an object are
+// pairs: a string token followed by the tokens of the value. `next` skips a value with everything
+// inside it, so walking one level needs no stack. Token 0 is the root and cannot be a member, so 0
+// also means "not found".
 typedef enum qlora__json_kind {
     QLORA__JSON_NULL,
     QLORA__JSON_FALSE,
@@ -3624,7 +3758,7 @@ typedef enum qlora__json_kind {
 #define QLORA__JSON_MAX_DEPTH 256
 #define QLORA__JSON_MAX_BYTES 0x7FFFFFFFu
 #define QLORA__JSON_ROOT 0xFFFFFFFFu
-#define QLORA__JSON_UNIQUE 1u // flag: an object with the same key twice is an error
+#define QLORA__JSON_UNIQUE 1u // flag: duplicate keys in an object are an error
 
 typedef struct qlora__json_token {
     qlora__json_kind kind;
@@ -3635,7 +3769,7 @@ typedef struct qlora__json_token {
 } qlora__json_token;
 
 typedef struct qlora__json {
-    const char* text; // the caller's; must outlive the tokens
+    const char* text; // owned by the caller; must outlive the tokens
     const char* label;
     const char* strings; // what string tokens point into: the text, or `decoded`
     uint32_t size;
@@ -3651,7 +3785,7 @@ typedef struct qlora__json_parser {
     qlora__env* env;
     qlora__json* json;
     uint32_t at;
-    uint32_t parent; // the innermost open container; its own parent waits in its `next`
+    uint32_t parent; // the innermost open container, whose `next` holds its own parent
     uint32_t depth;
 } qlora__json_parser;
 
@@ -3675,7 +3809,7 @@ static QLORA__UNUSED qlora_result qlora__json_bad(const qlora__json_parser* p, c
                            line, column, what);
 }
 
-// Value of four hexadecimal digits, or 0x10000.
+// The value of four hexadecimal digits, or 0x10000 if they are not valid.
 static QLORA__UNUSED uint32_t qlora__hex4(const char* text, uint32_t left) {
     uint32_t value = 0;
     if (left < 4) {
@@ -3723,12 +3857,12 @@ static QLORA__UNUSED qlora_result qlora__json_push(qlora__json_parser* p, qlora_
     return QLORA_OK;
 }
 
-// An escape, with p->at on the backslash.
+// Parses an escape; p->at is on the backslash.
 static QLORA__UNUSED qlora_result qlora__json_escape(qlora__json_parser* p) {
     const char* text = p->json->text;
     uint32_t left = p->json->size - p->at;
     if (left < 2 || text[p->at + 1] == '\0' || strchr("\"\\/bfnrtu", text[p->at + 1]) == NULL) {
-        return qlora__json_bad(p, "unknown escape in a string");
+        return qlora__json_bad(p, "invalid escape in a string");
     }
     if (text[p->at + 1] != 'u') {
         p->at += 2;
@@ -3744,13 +3878,13 @@ static QLORA__UNUSED qlora_result qlora__json_escape(qlora__json_parser* p) {
         return QLORA_OK;
     }
     if ((code & 0xF800) == 0xD800) {
-        return qlora__json_bad(p, "half of a surrogate pair in a string");
+        return qlora__json_bad(p, "unpaired surrogate in a string");
     }
     p->at += 6;
     return QLORA_OK;
 }
 
-// A string, with p->at on the opening quote.
+// Parses a string; p->at is on the opening quote.
 static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p) {
     const char* text = p->json->text;
     uint32_t size = p->json->size;
@@ -3783,7 +3917,7 @@ static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p
         }
     }
     if (p->at >= size) {
-        return qlora__json_bad(p, "string without its closing quote");
+        return qlora__json_bad(p, "string without a closing quote");
     }
     QLORA__TRY(qlora__json_push(p, QLORA__JSON_STRING, begin, p->at));
     p->json->tokens[p->json->count - 1].count = escapes;
@@ -3805,7 +3939,7 @@ static QLORA__UNUSED qlora_result qlora__json_number_parse(qlora__json_parser* p
     uint32_t at = begin + (text[begin] == '-' ? 1 : 0);
     uint32_t end = qlora__json_digits(p, at);
     if (end == at) {
-        return qlora__json_bad(p, "a value was expected");
+        return qlora__json_bad(p, "expected a value");
     }
     if (text[at] == '0' && end > at + 1) {
         return qlora__json_bad(p, "number with a leading zero");
@@ -3814,7 +3948,7 @@ static QLORA__UNUSED qlora_result qlora__json_number_parse(qlora__json_parser* p
         at = end + 1;
         end = qlora__json_digits(p, at);
         if (end == at) {
-            return qlora__json_bad(p, "number without digits after the point");
+            return qlora__json_bad(p, "number without digits after the decimal point");
         }
     }
     if (end < size && (text[end] == 'e' || text[end] == 'E')) {
@@ -3829,7 +3963,7 @@ static QLORA__UNUSED qlora_result qlora__json_number_parse(qlora__json_parser* p
     return qlora__json_push(p, QLORA__JSON_NUMBER, begin, end);
 }
 
-// A value that is complete in itself, or the opening of a container.
+// Parses a value that is complete in itself, or the start of a container.
 static QLORA__UNUSED qlora_result qlora__json_value(qlora__json_parser* p) {
     static const struct {
         const char* word;
@@ -3843,7 +3977,7 @@ static QLORA__UNUSED qlora_result qlora__json_value(qlora__json_parser* p) {
     }
     if (c == '{' || c == '[') {
         if (p->depth == QLORA__JSON_MAX_DEPTH) {
-            return qlora__json_bad(p, "nested too deeply");
+            return qlora__json_bad(p, "nested too deeply; the limit is 256 levels");
         }
         QLORA__TRY(
             qlora__json_push(p, c == '{' ? QLORA__JSON_OBJECT : QLORA__JSON_ARRAY, p->at, p->at));
@@ -3872,22 +4006,22 @@ static QLORA__UNUSED void qlora__json_space(qlora__json_parser* p) {
     }
 }
 
-// The key of a member and its colon, p->at on the key.
+// Parses the key of a member and its colon; p->at is on the key.
 static QLORA__UNUSED qlora_result qlora__json_key(qlora__json_parser* p) {
     if (p->at >= p->json->size || p->json->text[p->at] != '"') {
-        return qlora__json_bad(p, "a key in quotes was expected");
+        return qlora__json_bad(p, "expected a key in quotes");
     }
     QLORA__TRY(qlora__json_string_parse(p));
     qlora__json_space(p);
     if (p->at >= p->json->size || p->json->text[p->at] != ':') {
-        return qlora__json_bad(p, "':' was expected after a key");
+        return qlora__json_bad(p, "expected ':' after a key");
     }
     p->at++;
     qlora__json_space(p);
     return QLORA_OK;
 }
 
-// After a value: closes containers, and goes past one comma. *done when the root is complete.
+// After a value: closes containers and skips one comma. Sets *done once the root is complete.
 static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
     for (;;) {
         if (p->parent == QLORA__JSON_ROOT) {
@@ -3899,8 +4033,7 @@ static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool*
         qlora__json_space(p);
         char c = p->at < p->json->size ? p->json->text[p->at] : '\0';
         if (c != ',' && c != (object ? '}' : ']')) {
-            return qlora__json_bad(p,
-                                   object ? "',' or '}' was expected" : "',' or ']' was expected");
+            return qlora__json_bad(p, object ? "expected ',' or '}'" : "expected ',' or ']'");
         }
         open->count += p->json->count > p->parent + 1 ? 1 : 0;
         p->at++;
@@ -3915,7 +4048,7 @@ static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool*
     }
 }
 
-// Next code point of a string token, from *at; escapes and UTF-8 were checked when it was parsed.
+// The next code point of a string token, from *at; escapes and UTF-8 were checked by the parser.
 static QLORA__UNUSED uint32_t qlora__json_code(const char* text, uint32_t* at) {
     const char* p = text + *at;
     uint8_t c = (uint8_t)p[0];
@@ -3957,7 +4090,7 @@ static QLORA__UNUSED bool qlora__json_key_less(const void* user, uint32_t a, uin
     return i == json->tokens[a].end && j < json->tokens[b].end;
 }
 
-// Refuses an object that has one key twice: sorts each object's keys and compares neighbours.
+// Rejects an object with duplicate keys: sorts the keys of each object and compares neighbours.
 static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p) {
     qlora__json* json = p->json;
     uint32_t largest = 0;
@@ -3987,9 +4120,8 @@ static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p
             if (!qlora__json_key_less(json, keys[k - 1], keys[k])) {
                 const qlora__json_token* t = &json->tokens[keys[k]];
                 int shown = t->end - t->begin < 80 ? (int)(t->end - t->begin) : 80;
-                result =
-                    qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s: the key \"%.*s\" stands twice",
-                                    json->label, shown, json->text + t->begin);
+                result = qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s: duplicate key \"%.*s\"",
+                                         json->label, shown, json->text + t->begin);
             }
         }
     }
@@ -4002,14 +4134,14 @@ static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p
     bool done = false;
     qlora__json_space(p);
     while (!done) {
-        // a value follows; in an object, its key comes first
+        // A value is expected here, and in an object its key comes first.
         bool object =
             p->parent != QLORA__JSON_ROOT && json->tokens[p->parent].kind == QLORA__JSON_OBJECT;
         if (object) {
             QLORA__TRY(qlora__json_key(p));
         }
         if (p->at >= json->size) {
-            return qlora__json_bad(p, "a value was expected");
+            return qlora__json_bad(p, "expected a value");
         }
         uint32_t opened = p->parent;
         QLORA__TRY(qlora__json_value(p));
@@ -4036,8 +4168,9 @@ static QLORA__UNUSED void qlora__json_begin(qlora__json_parser* p, qlora__env* e
     p->depth = 0;
 }
 
-// Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages and must outlive
-// the tokens, as the text must. qlora__json_free when done; nothing to free after a failure.
+// Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages; it and the text
+// must outlive the tokens. Call qlora__json_free afterwards; after a failure there is nothing to
+// free.
 static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char* label,
                                                     const void* text, uint64_t size, uint32_t flags,
                                                     qlora__json* out) {
@@ -4045,7 +4178,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char*
     qlora__json_parser p;
     memset(&json, 0, sizeof json);
     if (size > QLORA__JSON_MAX_BYTES) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: JSON of more than 2 GiB", label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: JSON texts are limited to 2 GiB", label);
     }
     json.text = (const char*)text;
     json.label = label;
@@ -4091,7 +4224,7 @@ static QLORA__UNUSED qlora__json_kind qlora__json_kind_of(const qlora__json* jso
     return json->tokens[token].kind;
 }
 
-// True when a string token's decoded text equals the bytes given.
+// Whether the decoded text of a string token equals the given bytes.
 static QLORA__UNUSED bool qlora__json_equals(const qlora__json* json, uint32_t token,
                                              const char* text, size_t size) {
     const qlora__json_token* t = &json->tokens[token];
@@ -4120,7 +4253,8 @@ static QLORA__UNUSED bool qlora__json_equals(const qlora__json* json, uint32_t t
     return i == size;
 }
 
-// Value of a member, 0 when `object` is none or has no such key. The last of equal keys, as Python.
+// The value of a member, or 0 if `object` is not an object or has no such key. Of equal keys, the
+// last one counts, as in Python.
 static QLORA__UNUSED uint32_t qlora__json_find(const qlora__json* json, uint32_t object,
                                                const char* key) {
     uint32_t found = 0;
@@ -4136,7 +4270,7 @@ static QLORA__UNUSED uint32_t qlora__json_find(const qlora__json* json, uint32_t
     return found;
 }
 
-// qlora__json_find through several objects, keys joined by '/'.
+// qlora__json_find through nested objects; the keys are separated by '/'.
 static QLORA__UNUSED uint32_t qlora__json_find_path(const qlora__json* json, uint32_t object,
                                                     const char* path) {
     char key[64];
@@ -4156,7 +4290,7 @@ static QLORA__UNUSED uint32_t qlora__json_find_path(const qlora__json* json, uin
     }
 }
 
-// Element of an array, 0 when there is none.
+// The element of an array, or 0 if it does not exist.
 static QLORA__UNUSED uint32_t qlora__json_at(const qlora__json* json, uint32_t array,
                                              uint32_t index) {
     if (json->tokens[array].kind != QLORA__JSON_ARRAY || index >= json->tokens[array].count) {
@@ -4174,8 +4308,8 @@ static QLORA__UNUSED bool qlora__json_is(const qlora__json* json, uint32_t token
     return qlora__json_equals(json, token, text, strlen(text));
 }
 
-// Decoded bytes of a string token: as many as fit, always terminated when size > 0. Returns the
-// length of the whole, which is then less than `size`; a string may contain NUL bytes.
+// The decoded bytes of a string token: as many as fit, always terminated if size > 0. Returns the
+// full length; the string is complete if that is less than `size`. A string may contain NUL bytes.
 static QLORA__UNUSED size_t qlora__json_string(const qlora__json* json, uint32_t token, char* out,
                                                size_t size) {
     const qlora__json_token* t = &json->tokens[token];
@@ -4241,7 +4375,7 @@ static QLORA__UNUSED qlora_result qlora__json_decode(qlora__env* env, qlora__jso
     return QLORA_OK;
 }
 
-// A finite number, nearest double.
+// A finite number, converted to the nearest double.
 static QLORA__UNUSED bool qlora__json_double(const qlora__json* json, uint32_t token, double* out) {
     const qlora__json_token* t = &json->tokens[token];
     if (t->kind != QLORA__JSON_NUMBER) {
@@ -4257,8 +4391,8 @@ static QLORA__UNUSED bool qlora__json_double(const qlora__json* json, uint32_t t
     return true;
 }
 
-// A whole number that an int64_t holds, exactly. 4096, 4.096e3 and 4096.0 are all 4096; beyond 2^53
-// only plain digits will do.
+// An integer that an int64_t can represent exactly. 4096, 4.096e3 and 4096.0 are all 4096; beyond
+// 2^53 only plain digits are accepted.
 static QLORA__UNUSED bool qlora__json_int(const qlora__json* json, uint32_t token, int64_t* out) {
     const qlora__json_token* t = &json->tokens[token];
     if (t->kind != QLORA__JSON_NUMBER) {
@@ -4288,7 +4422,7 @@ static QLORA__UNUSED bool qlora__json_int(const qlora__json* json, uint32_t toke
     return true;
 }
 
-// A whole number written in plain digits, as file offsets and shapes are.
+// An integer written in plain digits, as in file offsets and shapes.
 static QLORA__UNUSED bool qlora__json_offset(const qlora__json* json, uint32_t token,
                                              int64_t* out) {
     const qlora__json_token* t = &json->tokens[token];
@@ -4307,15 +4441,16 @@ static QLORA__UNUSED bool qlora__json_offset(const qlora__json* json, uint32_t t
 #ifndef QLORA__PART_JSON_WRITE
 #define QLORA__PART_JSON_WRITE
 
-// ---- JSON, written
+// ---- writing JSON -------------------------------------------------------------------------------
 
-// JSON into a text. Keys come in the caller's order; `key` is NULL inside arrays and for the root.
-// indent 0 writes no spaces at all, otherwise one line per value, as Python's json.dumps does.
+// Writes JSON into a string. Keys are written in the order of the calls; `key` is NULL inside
+// arrays and for the root. With indent 0, no spaces are written; otherwise each value has its own
+// line, as in Python's json.dumps.
 typedef struct qlora__json_writer {
     qlora__string* text;
     int indent;
     int depth;
-    bool empty; // nothing was written yet into the innermost container
+    bool empty; // nothing has been written into the innermost container
 } qlora__json_writer;
 
 static QLORA__UNUSED void qlora__json_write_begin(qlora__json_writer* w, qlora__string* text,
@@ -4348,7 +4483,7 @@ static QLORA__UNUSED void qlora__json_write_quoted(qlora__string* t, const char*
             char escape[6] = {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
             qlora__string_add(t, escape, 6);
         } else {
-            // a path may hold any bytes; the file must be UTF-8
+            // A path may contain any bytes, but the file must be UTF-8.
             uint32_t left = size - i < 4 ? (uint32_t)(size - i) : 4;
             uint32_t step = qlora__utf8_size(string + i, left);
             qlora__string_add(t, step > 0 ? string + i : "\\ufffd", step > 0 ? step : 6);
@@ -4358,7 +4493,7 @@ static QLORA__UNUSED void qlora__json_write_quoted(qlora__string* t, const char*
     qlora__string_add(t, "\"", 1);
 }
 
-// What stands before every value: comma, line, key.
+// Writes the prefix of a value: comma, line break and key.
 static QLORA__UNUSED void qlora__json_write_key(qlora__json_writer* w, const char* key) {
     if (!w->empty) {
         qlora__string_add(w->text, ",", 1);
@@ -4390,7 +4525,7 @@ static QLORA__UNUSED void qlora__json_write_close(qlora__json_writer* w, char br
     w->empty = false;
 }
 
-// A word as it stands: null, true, false, or a number that is text already.
+// Writes a word unchanged: null, true, false, or a number that is already text.
 static QLORA__UNUSED void qlora__json_write_word(qlora__json_writer* w, const char* key,
                                                  const char* word) {
     qlora__json_write_key(w, key);
@@ -4410,8 +4545,8 @@ static QLORA__UNUSED void qlora__json_write_int(qlora__json_writer* w, const cha
     qlora__json_write_word(w, key, digits);
 }
 
-// The shortest digits that read back as the same double, with a point or an exponent so that it
-// stays a float in Python. The locale's decimal point, whatever it is, becomes a point.
+// Writes the shortest digits that read back as the same double, with a decimal point or an exponent
+// so that Python reads a float. The decimal point of the locale is replaced by a point.
 static QLORA__UNUSED void qlora__json_write_double(qlora__json_writer* w, const char* key,
                                                    double value) {
     char digits[40];
@@ -4507,9 +4642,9 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
 
 //@@ src/formats/safetensors.h
 
-// ---- safetensors, read
+// ---- reading safetensors ------------------------------------------------------------------------
 
-// Element types of the format, narrowest first: the writer's order is this one backwards.
+// Element types of the format, from the narrowest to the widest; the writer uses the reverse order.
 // X(name, bits)
 #define QLORA__ST_DTYPES(X)                                                                        \
     X(BOOL, 8)                                                                                     \
@@ -4551,11 +4686,11 @@ static const qlora__st_dtype_row qlora__st_dtypes[] = {QLORA__ST_DTYPES(QLORA__S
 #undef QLORA__ST_ROW
 
 #define QLORA__ST_MAX_HEADER 100000000u
-#define QLORA__ST_CHECKSUM "~checksum" // the writer's last tensor where a checksum is asked for
+#define QLORA__ST_CHECKSUM "~checksum" // the last tensor of a file with a checksum
 
 typedef struct qlora__st_tensor {
     const char* name;     // decoded, terminated
-    const int64_t* shape; // rank numbers, outermost first
+    const int64_t* shape; // `rank` numbers, outermost first
     const uint8_t* data;  // not aligned: read it with memcpy or qlora__st_read_f32
     uint64_t bytes;
     uint64_t begin; // offset in the data part
@@ -4565,14 +4700,14 @@ typedef struct qlora__st_tensor {
 
 typedef struct qlora__st {
     const char* label;
-    qlora__map map; // data is NULL when the bytes are the caller's
+    qlora__map map; // data is NULL if the caller owns the bytes
     qlora__json json;
     const uint8_t* file;
     uint64_t file_size;
     uint32_t count;
     qlora__st_tensor* tensors; // in header order
     uint32_t* by_name;
-    void* block; // tensors, by_name, shapes, names in one piece
+    void* block; // tensors, by_name, shapes and names in one block
     size_t block_bytes;
     char path[QLORA__PATH_ROOM];
 } qlora__st;
@@ -4599,23 +4734,24 @@ static void qlora__store_u64(uint8_t* p, uint64_t value) {
     }
 }
 
-// The eight bytes of length and the outline of the header.
+// Checks the eight bytes with the length of the header, and its first byte.
 static qlora_result qlora__st_check_header(qlora__env* env, const qlora__st* st, uint64_t* header) {
     if (st->file_size < 8) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %llu bytes are too few for a safetensors file", st->label,
+                               "%s: a file of %llu bytes is too short for safetensors", st->label,
                                (unsigned long long)st->file_size);
     }
     uint64_t n = qlora__load_u64(st->file);
     if (n > QLORA__ST_MAX_HEADER) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: header of %llu bytes, more than the format's limit of %u",
+                               "%s: the header has %llu bytes; the limit of the format is %u",
                                st->label, (unsigned long long)n, QLORA__ST_MAX_HEADER);
     }
     if (n > st->file_size - 8) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: header of %llu bytes in a file of %llu: the file is cut short",
-                               st->label, (unsigned long long)n, (unsigned long long)st->file_size);
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT,
+            "%s: the header needs %llu bytes but the file has only %llu; it is truncated",
+            st->label, (unsigned long long)n, (unsigned long long)st->file_size);
     }
     if (n == 0 || st->file[8] != '{') {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the header does not start with '{'",
@@ -4625,40 +4761,55 @@ static qlora_result qlora__st_check_header(qlora__env* env, const qlora__st* st,
     return QLORA_OK;
 }
 
-// Shape product in bytes against the extent; checked multiplication, whole bytes.
+// Compares the size of the shape in bytes with the extent, with checked multiplications.
 static qlora_result qlora__st_check_size(qlora__env* env, const qlora__st* st,
                                          const qlora__st_tensor* t) {
     uint64_t bits = qlora__st_dtypes[t->dtype].bits;
     for (uint32_t i = 0; i < t->rank; i++) {
         uint64_t dim = (uint64_t)t->shape[i];
         if (dim != 0 && bits > UINT64_MAX / dim) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: the shape overflows", st->label,
-                                   t->name);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: the size of the shape overflows",
+                                   st->label, t->name);
         }
         bits *= dim;
     }
     if (bits % 8 != 0) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: %llu bits are not whole bytes",
-                               st->label, t->name, (unsigned long long)bits);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: %llu bits are not a whole number of bytes", st->label,
+                               t->name, (unsigned long long)bits);
     }
     if (bits / 8 != t->bytes) {
         return qlora__env_fail(
-            env, QLORA_ERR_FORMAT, "%s: %s: the shape needs %llu bytes, data_offsets give %llu",
+            env, QLORA_ERR_FORMAT, "%s: %s: the shape needs %llu bytes but data_offsets span %llu",
             st->label, t->name, (unsigned long long)(bits / 8), (unsigned long long)t->bytes);
     }
     return QLORA_OK;
 }
 
-// One entry of the header into *t; its name stands there already, its numbers go to `shape`.
+// Finds a key of a header entry; its value must be of the given kind.
+static qlora_result qlora__st_entry_find(qlora__env* env, const qlora__st* st,
+                                         const qlora__st_tensor* t, uint32_t entry, const char* key,
+                                         qlora__json_kind kind, uint32_t* out) {
+    *out = qlora__json_find(&st->json, entry, key);
+    if (*out == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: %s is missing", st->label, t->name,
+                               key);
+    }
+    if (qlora__json_kind_of(&st->json, *out) != kind) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: %s must be %s", st->label, t->name,
+                               key, kind == QLORA__JSON_STRING ? "a string" : "a list of integers");
+    }
+    return QLORA_OK;
+}
+
+// Parses one entry of the header into *t, whose name is already set; `shape` receives its numbers.
 static qlora_result qlora__st_entry_parse(qlora__env* env, const qlora__st* st, uint32_t value,
                                           int64_t* shape, qlora__st_tensor* t) {
     const qlora__json* json = &st->json;
-    uint32_t dtype = qlora__json_find(json, value, "dtype");
-    uint32_t dims = qlora__json_find(json, value, "shape");
-    uint32_t offsets = qlora__json_find(json, value, "data_offsets");
-    if (dtype == 0 || qlora__json_kind_of(json, dtype) != QLORA__JSON_STRING) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: no dtype", st->label, t->name);
-    }
+    uint32_t dtype = 0;
+    uint32_t dims = 0;
+    uint32_t offsets = 0;
+    QLORA__TRY(qlora__st_entry_find(env, st, t, value, "dtype", QLORA__JSON_STRING, &dtype));
     int known = 0;
     while (known < QLORA__ST_DTYPE_COUNT &&
            !qlora__json_is(json, dtype, qlora__st_dtypes[known].name)) {
@@ -4671,30 +4822,30 @@ static qlora_result qlora__st_entry_parse(qlora__env* env, const qlora__st* st, 
                                t->name, name);
     }
     t->dtype = (qlora__st_dtype)known;
-    if (dims == 0 || qlora__json_kind_of(json, dims) != QLORA__JSON_ARRAY) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: no shape", st->label, t->name);
-    }
+    QLORA__TRY(qlora__st_entry_find(env, st, t, value, "shape", QLORA__JSON_ARRAY, &dims));
     t->rank = json->tokens[dims].count;
     t->shape = shape;
     for (uint32_t i = 0; i < t->rank; i++) {
         if (!qlora__json_offset(json, dims + 1 + i, &shape[i])) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: %s: shape must hold whole numbers from 0 up", st->label,
+                                   "%s: %s: shape must contain non-negative integers", st->label,
                                    t->name);
         }
     }
     int64_t begin = 0;
     int64_t end = 0;
-    if (offsets == 0 || qlora__json_kind_of(json, offsets) != QLORA__JSON_ARRAY ||
-        json->tokens[offsets].count != 2 || !qlora__json_offset(json, offsets + 1, &begin) ||
+    QLORA__TRY(
+        qlora__st_entry_find(env, st, t, value, "data_offsets", QLORA__JSON_ARRAY, &offsets));
+    if (json->tokens[offsets].count != 2 || !qlora__json_offset(json, offsets + 1, &begin) ||
         !qlora__json_offset(json, offsets + 2, &end)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %s: data_offsets must be two whole numbers from 0 up",
-                               st->label, t->name);
+                               "%s: %s: data_offsets must be two non-negative integers", st->label,
+                               t->name);
     }
     if (end < begin) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: data_offsets end before they begin",
-                               st->label, t->name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: data_offsets: the end is before the start", st->label,
+                               t->name);
     }
     t->begin = (uint64_t)begin;
     t->bytes = (uint64_t)(end - begin);
@@ -4714,32 +4865,32 @@ static bool qlora__st_name_less(const void* user, uint32_t a, uint32_t b) {
     return strcmp(t[a].name, t[b].name) < 0;
 }
 
-// Tensors must follow each other without holes or overlaps, from 0 to the end of the file.
+// Tensors must follow one another without gaps or overlaps, from 0 to the end of the file.
 static qlora_result qlora__st_check_layout(qlora__env* env, qlora__st* st, uint64_t data_size) {
     uint64_t at = 0;
     qlora__sort(st->by_name, st->count, qlora__st_offset_less, st->tensors);
     for (uint32_t i = 0; i < st->count; i++) {
         const qlora__st_tensor* t = &st->tensors[st->by_name[i]];
         if (t->begin != at) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: begins at %llu, %s %llu",
-                                   st->label, t->name, (unsigned long long)t->begin,
-                                   t->begin < at ? "overlapping what ends at"
-                                                 : "leaving a hole after",
-                                   (unsigned long long)at);
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT, "%s: %s: data_offsets start at %llu, %s %llu", st->label,
+                t->name, (unsigned long long)t->begin,
+                t->begin < at ? "before the previous tensor ends at" : "leaving a gap after",
+                (unsigned long long)at);
         }
         at = t->begin + t->bytes;
     }
     if (at != data_size) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: the tensors need %llu bytes, the file has %llu%s", st->label,
-                               (unsigned long long)at, (unsigned long long)data_size,
-                               at > data_size ? ": it is cut short" : "");
+                               "%s: the tensors need %llu bytes but the file contains %llu%s",
+                               st->label, (unsigned long long)at, (unsigned long long)data_size,
+                               at > data_size ? "; it is truncated" : "");
     }
     qlora__sort(st->by_name, st->count, qlora__st_name_less, st->tensors);
     return QLORA_OK;
 }
 
-// __metadata__: an object of strings.
+// Checks that __metadata__ is an object of strings.
 static qlora_result qlora__st_check_metadata(qlora__env* env, const qlora__st* st, uint32_t value) {
     const qlora__json_token* tokens = st->json.tokens;
     bool good = tokens[value].kind == QLORA__JSON_OBJECT;
@@ -4751,7 +4902,7 @@ static qlora_result qlora__st_check_metadata(qlora__env* env, const qlora__st* s
                                   "%s: __metadata__ must map strings to strings", st->label);
 }
 
-// Counts what the header holds and makes one block for it.
+// Counts the tensors, dimensions and names of the header and allocates one block for them.
 static qlora_result qlora__st_reserve(qlora__env* env, qlora__st* st, int64_t** shapes,
                                       char** names) {
     const qlora__json* json = &st->json;
@@ -4800,7 +4951,7 @@ static qlora_result qlora__st_parse_header(qlora__env* env, qlora__st* st) {
     for (uint64_t i = json->tokens[0].end; i < header; i++) {
         if (st->file[8 + i] != ' ') {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: the header may be padded with spaces only", st->label);
+                                   "%s: the header may only be padded with spaces", st->label);
         }
     }
     QLORA__TRY(qlora__st_reserve(env, st, &shapes, &names));
@@ -4815,8 +4966,9 @@ static qlora_result qlora__st_parse_header(qlora__env* env, qlora__st* st) {
         qlora__json_string(json, k, names, length);
         t->name = names;
         if (strlen(names) + 1 != length) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: NUL in a tensor's name",
-                                   st->label, names);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %s: the name of a tensor contains a NUL byte", st->label,
+                                   names);
         }
         QLORA__TRY(qlora__st_entry_parse(env, st, k + 1, shapes, t));
         st->by_name[index] = index;
@@ -4831,8 +4983,8 @@ static qlora_result qlora__st_parse_header(qlora__env* env, qlora__st* st) {
     return QLORA_OK;
 }
 
-// Reads a whole file that lies in memory and stays there. qlora__st_close when done; *st is large
-// and its address must not change. Nothing to close after a failure.
+// Reads a complete file from memory, which must outlive *st. Call qlora__st_close afterwards. *st
+// is large and must not be moved. After a failure there is nothing to close.
 static QLORA__UNUSED qlora_result qlora__st_parse(qlora__env* env, const char* label,
                                                   const void* bytes, uint64_t size, qlora__st* st) {
     memset(st, 0, sizeof *st);
@@ -4863,7 +5015,7 @@ static qlora_result qlora__st_open(qlora__env* env, const char* path, qlora__st*
     return result;
 }
 
-// NULL when there is no tensor of that name.
+// Returns NULL if there is no tensor of that name.
 static const qlora__st_tensor* qlora__st_find(const qlora__st* st, const char* name) {
     uint32_t low = 0;
     uint32_t high = st->count;
@@ -4882,7 +5034,8 @@ static const qlora__st_tensor* qlora__st_find(const qlora__st* st, const char* n
     return NULL;
 }
 
-// Text of a __metadata__ entry, as qlora__json_string; false when there is none.
+// Copies the text of a __metadata__ entry, as qlora__json_string does. Returns false if it does not
+// exist or does not fit.
 static QLORA__UNUSED bool qlora__st_metadata(const qlora__st* st, const char* key, char* out,
                                              size_t size) {
     uint32_t all = qlora__json_find(&st->json, 0, "__metadata__");
@@ -4890,7 +5043,7 @@ static QLORA__UNUSED bool qlora__st_metadata(const qlora__st* st, const char* ke
     return value != 0 && qlora__json_string(&st->json, value, out, size) < size;
 }
 
-// "[8,128]" for messages.
+// Formats a shape for messages, such as "[8,128]".
 static const char* qlora__shape_text(const int64_t* shape, uint32_t rank, char out[96]) {
     size_t n = 1;
     out[0] = '[';
@@ -4910,7 +5063,7 @@ static bool qlora__st_is_float(const qlora__st_tensor* t) {
     return t->dtype == QLORA__ST_F32 || t->dtype == QLORA__ST_BF16 || t->dtype == QLORA__ST_F16;
 }
 
-// Elements first .. first + count of an F32, BF16 or F16 tensor as floats; exact.
+// Converts elements [first, first + count) of an F32, BF16 or F16 tensor to floats, exactly.
 static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64_t count,
                                float* out) {
     if (t->dtype == QLORA__ST_F32) {
@@ -4924,26 +5077,27 @@ static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64
     }
 }
 
-// Checks a file that was written with a checksum: *st must carry one and it must be right.
+// Checks a file that was written with a checksum: it must be present and correct.
 static QLORA__UNUSED qlora_result qlora__st_verify(qlora__env* env, const qlora__st* st) {
     const qlora__st_tensor* t = qlora__st_find(st, QLORA__ST_CHECKSUM);
     if (t == NULL || t->bytes != 8 || t->data + 8 != st->file + st->file_size) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: no checksum at the end of the file",
-                               st->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: the checksum at the end of the file is missing", st->label);
     }
     qlora__hash hash;
     qlora__hash_begin(&hash);
     qlora__hash_add(&hash, st->file, (size_t)(st->file_size - 8));
     if (qlora__hash_end(&hash) != qlora__load_u64(t->data)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: the checksum is wrong: the file is damaged", st->label);
+                               "%s: the checksum does not match; the file is damaged", st->label);
     }
     return QLORA_OK;
 }
 
-// ---- safetensors, written
+// ---- writing safetensors ------------------------------------------------------------------------
 
-// What is to be written. Names must be distinct; the strings and shapes are read by _begin only.
+// A tensor to be written. Names must be distinct; names and shapes are read only by
+// qlora__st_write_begin.
 typedef struct qlora__st_entry {
     const char* name;
     const int64_t* shape;
@@ -4953,7 +5107,7 @@ typedef struct qlora__st_entry {
 
 typedef struct qlora__st_writer {
     qlora__out out;
-    uint32_t* order; // order[i]: the entry whose bytes come i-th
+    uint32_t* order; // order[i] is the entry whose bytes are written i-th
     uint32_t count;
     uint64_t written;
     uint64_t data_bytes;
@@ -4991,7 +5145,7 @@ static void qlora__st_write_entry(qlora__json_writer* w, const char* name, qlora
     qlora__json_write_close(w, '}');
 }
 
-// The header's text, its length in front, padded with spaces to a multiple of eight.
+// Writes the header: its length, then its text, padded with spaces to a multiple of eight bytes.
 static void qlora__st_write_header(qlora__st_writer* w, qlora__string* text,
                                    const qlora__st_entry* entries, const char* const* metadata) {
     static const int64_t eight = 8;
@@ -5031,9 +5185,10 @@ static void qlora__st_write_abort(qlora__env* env, qlora__st_writer* w) {
     memset(w, 0, sizeof *w);
 }
 
-// Begins a file with all its tensors known. `metadata`: pairs of strings ended by NULL, or NULL;
-// {"format":"pt"} is always there. `checksum` adds a last tensor that qlora__st_verify checks.
-// Then the bytes of entry order[0], order[1], ... in pieces of any size, then commit or abort.
+// Starts a file; all its tensors must be known. `metadata` is a list of pairs of strings that ends
+// with NULL, or NULL; {"format":"pt"} is always included. `checksum` adds a last tensor that
+// qlora__st_verify checks. Then write the bytes of entries order[0], order[1], ... in pieces of any
+// size, and commit or abort.
 static QLORA__UNUSED qlora_result qlora__st_write_begin(qlora__env* env, const char* path,
                                                         const qlora__st_entry* entries,
                                                         uint32_t count, const char* const* metadata,
@@ -5075,7 +5230,7 @@ static QLORA__UNUSED qlora_result qlora__st_write(qlora__env* env, qlora__st_wri
                                                   const void* bytes, size_t size) {
     if (size > w->data_bytes - w->written) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
-                               "safetensors: %llu bytes more than announced",
+                               "safetensors: %llu bytes more than the header declares",
                                (unsigned long long)(size - (w->data_bytes - w->written)));
     }
     w->written += size;
@@ -5085,13 +5240,13 @@ static QLORA__UNUSED qlora_result qlora__st_write(qlora__env* env, qlora__st_wri
     return qlora__out_write(env, &w->out, bytes, size);
 }
 
-// Makes the file appear under its name, whole. On failure the old file, if any, is still there.
+// Gives the complete file its final name. On failure, an existing file is left unchanged.
 static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora__st_writer* w) {
     qlora_result result = QLORA_OK;
     if (w->written != w->data_bytes) {
-        result =
-            qlora__env_fail(env, QLORA_ERR_ARGUMENT, "safetensors: %llu of %llu bytes were written",
-                            (unsigned long long)w->written, (unsigned long long)w->data_bytes);
+        result = qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                                 "safetensors: only %llu of %llu bytes have been written",
+                                 (unsigned long long)w->written, (unsigned long long)w->data_bytes);
     }
     if (result == QLORA_OK && w->checksum) {
         uint8_t sum[8];
@@ -5107,7 +5262,7 @@ static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora_
 
 //@@ src/formats/config.h
 
-// ---- Hugging Face config.json
+// ---- Hugging Face config.json -------------------------------------------------------------------
 
 static const struct {
     const char* model_type;
@@ -5120,20 +5275,20 @@ static const struct {
                        {"qwen3", QLORA_FAMILY_QWEN3, "Qwen3ForCausalLM", "qwen3"}};
 #define QLORA__FAMILY_COUNT ((int)(sizeof qlora__families / sizeof qlora__families[0]))
 
-// One object of a config file, and where its messages come from.
+// One object of a config file, with the environment for its messages.
 typedef struct qlora__config_reader {
     qlora__env* env;
     const qlora__json* json;
     uint32_t object;
 } qlora__config_reader;
 
-// Value of a key; JSON's null counts as absent, as it does in transformers.
+// The value of a key; null counts as absent, as in transformers.
 static uint32_t qlora__config_find(const qlora__config_reader* r, const char* key) {
     uint32_t value = qlora__json_find(r->json, r->object, key);
     return value != 0 && qlora__json_kind_of(r->json, value) == QLORA__JSON_NULL ? 0 : value;
 }
 
-// The value as it stands in the file, for messages.
+// The value as written in the file, for messages.
 static const char* qlora__config_show(const qlora__config_reader* r, uint32_t value, char out[48]) {
     const qlora__json_token* t = &r->json->tokens[value];
     uint32_t n = t->end - t->begin < 44 ? t->end - t->begin : 44;
@@ -5142,7 +5297,8 @@ static const char* qlora__config_show(const qlora__config_reader* r, uint32_t va
     return out;
 }
 
-// An integer within [least, most]; absent gives `fallback`, and is an error where that is negative.
+// An integer within [least, most]. If it is absent, the result is `fallback`; a negative fallback
+// makes that an error.
 static qlora_result qlora__config_int(const qlora__config_reader* r, const char* key,
                                       int64_t fallback, int64_t least, int64_t most, int64_t* out) {
     char shown[48];
@@ -5158,7 +5314,7 @@ static qlora_result qlora__config_int(const qlora__config_reader* r, const char*
     int64_t number = 0;
     if (!qlora__json_int(r->json, value, &number) || number < least || number > most) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: %s is %s; it must be a whole number from %lld to %lld",
+                               "%s: %s is %s; it must be an integer from %lld to %lld",
                                r->json->label, key, qlora__config_show(r, value, shown),
                                (long long)least, (long long)most);
     }
@@ -5166,7 +5322,8 @@ static qlora_result qlora__config_int(const qlora__config_reader* r, const char*
     return QLORA_OK;
 }
 
-// A number above 0; absent gives `fallback`, and is an error where that is negative.
+// A positive number. If it is absent, the result is `fallback`; a negative fallback makes that an
+// error.
 static qlora_result qlora__config_positive(const qlora__config_reader* r, const char* key,
                                            double fallback, double* out) {
     char shown[48];
@@ -5182,8 +5339,8 @@ static qlora_result qlora__config_positive(const qlora__config_reader* r, const 
     double number = 0.0;
     if (!qlora__json_double(r->json, value, &number) || !(number > 0.0) || number > 1e30) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: %s is %s; it must be a number above 0", r->json->label, key,
-                               qlora__config_show(r, value, shown));
+                               "%s: %s is %s; it must be positive and at most 1e30", r->json->label,
+                               key, qlora__config_show(r, value, shown));
     }
     *out = number;
     return QLORA_OK;
@@ -5202,7 +5359,7 @@ static qlora_result qlora__config_bool(const qlora__config_reader* r, const char
     return QLORA_OK;
 }
 
-// A token id below `vocab`, -1 where absent (or -1 in the file, as some old ones have it).
+// A token id below `vocab`, or -1 if it is absent; some old files contain -1 itself.
 static qlora_result qlora__config_id(const qlora__config_reader* r, const char* key, int64_t vocab,
                                      int32_t* out) {
     int64_t id = -1;
@@ -5215,6 +5372,7 @@ static qlora_result qlora__config_id(const qlora__config_reader* r, const char* 
 
 typedef char qlora__config_stop_ids_fit[QLORA__MAX_STOP_IDS <= QLORA_MAX_STOP_IDS ? 1 : -1];
 
+// eos_token_id: one id or a list of ids.
 static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_model_config* c) {
     qlora__stop_ids ids;
     ids.count = 0;
@@ -5267,15 +5425,16 @@ static qlora_result qlora__config_llama3(const qlora__config_reader* r,
     QLORA__TRY(qlora__config_positive(r, "original_max_position_embeddings", fallback,
                                       &rope->original_max_position));
     if (!(rope->high_freq_factor > rope->low_freq_factor)) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: high_freq_factor %g must be above low_freq_factor %g",
-                               r->json->label, rope->high_freq_factor, rope->low_freq_factor);
+        return qlora__env_fail(
+            r->env, QLORA_ERR_FORMAT,
+            "%s: high_freq_factor is %g; it must be greater than low_freq_factor (%g)",
+            r->json->label, rope->high_freq_factor, rope->low_freq_factor);
     }
     return QLORA_OK;
 }
 
-// One set of rotary parameters from object `dict` (0 = none: all defaults); what it leaves out is
-// looked for at the top of the file.
+// One set of rotary parameters from the object `dict` (0 = none: all defaults). Keys that it does
+// not contain are looked up at the top of the file.
 static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t dict,
                                        const qlora_model_config* c, qlora_rope_desc* rope) {
     static const struct {
@@ -5303,17 +5462,19 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
             k++;
         }
         if (k == 4) {
-            return qlora__config_refuse(&r, "rope_type", type, "default, linear, llama3, yarn are");
+            return qlora__config_refuse(&r, "rope_type", type,
+                                        "supported values: default, linear, llama3, yarn");
         }
         rope->type = kinds[k].type;
     }
     if (!(rope->theta > 1.0)) {
-        return qlora__env_fail(r.env, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
-                               r.json->label, rope->theta);
+        return qlora__env_fail(r.env, QLORA_ERR_FORMAT,
+                               "%s: rope_theta is %g; it must be greater than 1", r.json->label,
+                               rope->theta);
     }
     if (partial < 1.0 || partial > 1.0) {
         return qlora__env_fail(r.env, QLORA_ERR_UNSUPPORTED,
-                               "%s: partial_rotary_factor %g is not supported; only 1 is",
+                               "%s: partial_rotary_factor is %g; only 1 is supported",
                                r.json->label, partial);
     }
     switch (rope->type) {
@@ -5329,9 +5490,18 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
     return QLORA_OK;
 }
 
-// rope_parameters (new; one set, or one per layer type) or rope_scaling (old).
-static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_model_config* c) {
+static qlora_result qlora__config_need_object(const qlora__config_reader* r, const char* key,
+                                              uint32_t value) {
     char shown[48];
+    if (qlora__json_kind_of(r->json, value) != QLORA__JSON_OBJECT) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
+                               r->json->label, key, qlora__config_show(r, value, shown));
+    }
+    return QLORA_OK;
+}
+
+// rope_parameters (new files: one set, or one per layer type) or rope_scaling (old files).
+static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_model_config* c) {
     const char* key = "rope_parameters";
     uint32_t dict = qlora__config_find(r, key);
     if (dict == 0) {
@@ -5340,25 +5510,26 @@ static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_mod
     }
     uint32_t full = dict;
     uint32_t slide = dict;
+    const char* full_key = key;
+    const char* slide_key = key;
     if (dict != 0) {
         uint32_t per_full = qlora__json_find(r->json, dict, "full_attention");
         uint32_t per_slide = qlora__json_find(r->json, dict, "sliding_attention");
         if (per_full != 0 || per_slide != 0) {
             full = per_full != 0 ? per_full : per_slide;
             slide = per_slide != 0 ? per_slide : per_full;
+            full_key = per_full != 0 ? "full_attention" : "sliding_attention";
+            slide_key = per_slide != 0 ? "sliding_attention" : "full_attention";
         }
-        if (qlora__json_kind_of(r->json, dict) != QLORA__JSON_OBJECT ||
-            qlora__json_kind_of(r->json, full) != QLORA__JSON_OBJECT ||
-            qlora__json_kind_of(r->json, slide) != QLORA__JSON_OBJECT) {
-            return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
-                                   r->json->label, key, qlora__config_show(r, dict, shown));
-        }
+        QLORA__TRY(qlora__config_need_object(r, key, dict));
+        QLORA__TRY(qlora__config_need_object(r, full_key, full));
+        QLORA__TRY(qlora__config_need_object(r, slide_key, slide));
     }
     QLORA__TRY(qlora__config_rope(r, full, c, &c->rope));
     return qlora__config_rope(r, slide, c, &c->rope_sliding);
 }
 
-// Family from model_type, checked against the architecture's name where one is given.
+// The family from model_type, checked against the name of the architecture if there is one.
 static qlora_result qlora__config_family(const qlora__config_reader* r, bool nested,
                                          qlora_model_config* c) {
     uint32_t type = qlora__config_find(r, "model_type");
@@ -5376,7 +5547,7 @@ static qlora_result qlora__config_family(const qlora__config_reader* r, bool nes
             break;
         }
     }
-    const char* advice = "llama, mistral, qwen2 and qwen3 are";
+    const char* advice = "supported families: llama, mistral, qwen2, qwen3";
     if (k == QLORA__FAMILY_COUNT) {
         return qlora__config_refuse(r, type != 0 ? "model_type" : "architecture",
                                     type != 0 ? type : architecture, advice);
@@ -5385,13 +5556,13 @@ static qlora_result qlora__config_family(const qlora__config_reader* r, bool nes
         !qlora__json_is(r->json, architecture, qlora__families[k].architecture) &&
         !qlora__json_is(r->json, architecture, "LLaMAForCausalLM")) {
         return qlora__config_refuse(r, "architecture", architecture,
-                                    "a causal language model of the family is needed");
+                                    "only causal language models are supported");
     }
     c->family = qlora__families[k].family;
     return QLORA_OK;
 }
 
-// Sizes, each with its own limits, and how they must fit together.
+// The sizes, each with its own limits, and the relations between them.
 static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_model_config* c) {
     QLORA__TRY(qlora__config_int(r, "vocab_size", -1, 1, 1 << 24, &c->vocab));
     QLORA__TRY(qlora__config_int(r, "hidden_size", -1, 1, 1 << 20, &c->hidden));
@@ -5405,27 +5576,27 @@ static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_mod
     if (c->heads % c->kv_heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
-            "%s: num_attention_heads %lld is no multiple of num_key_value_heads %lld",
+            "%s: num_attention_heads (%lld) is not a multiple of num_key_value_heads (%lld)",
             r->json->label, (long long)c->heads, (long long)c->kv_heads);
     }
     bool given = qlora__config_find(r, "head_dim") != 0;
     if (!given && c->family != QLORA_FAMILY_QWEN3 && c->hidden % c->heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
-            "%s: hidden_size %lld is no multiple of num_attention_heads %lld, and "
-            "head_dim is missing",
+            "%s: head_dim is missing, and hidden_size (%lld) is not a multiple of "
+            "num_attention_heads (%lld)",
             r->json->label, (long long)c->hidden, (long long)c->heads);
     }
     int64_t fallback = c->family == QLORA_FAMILY_QWEN3 ? 128 : c->hidden / c->heads;
     QLORA__TRY(qlora__config_int(r, "head_dim", fallback, 1, 1 << 14, &c->head_dim));
     if (c->head_dim % 2 != 0) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: head_dim %lld is odd", r->json->label,
-                               (long long)c->head_dim);
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: head_dim is %lld; it must be even",
+                               r->json->label, (long long)c->head_dim);
     }
     if (c->head_dim > 256) {
         return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                               "%s: head_dim %lld is not supported; 256 is the largest",
-                               r->json->label, (long long)c->head_dim);
+                               "%s: head_dim is %lld; the maximum is 256", r->json->label,
+                               (long long)c->head_dim);
     }
     return QLORA_OK;
 }
@@ -5440,16 +5611,19 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
         QLORA__TRY(qlora__config_bool(r, "use_sliding_window", false, &use));
         QLORA__TRY(qlora__config_int(r, "max_window_layers", 28, 0, INT32_MAX, &first));
     } else if (c->family == QLORA_FAMILY_LLAMA) {
-        use = false; // a llama file may carry the key; the architecture has no window
+        use = false; // a llama file may contain the key, but the architecture has no window
     }
     if (use) {
         QLORA__TRY(qlora__config_int(r, "sliding_window", 0, 1, INT32_MAX, &c->window));
     }
-    if (types != 0 && (qlora__json_kind_of(r->json, types) != QLORA__JSON_ARRAY ||
-                       r->json->tokens[types].count != c->layers)) {
+    if (types != 0 && qlora__json_kind_of(r->json, types) != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: layer_types must be a list",
+                               r->json->label);
+    }
+    if (types != 0 && r->json->tokens[types].count != c->layers) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: layer_types must list one type for each of the %lld layers",
-                               r->json->label, (long long)c->layers);
+                               "%s: layer_types has length %u; it must have one entry per layer (%lld)",
+                               r->json->label, r->json->tokens[types].count, (long long)c->layers);
     }
     bool any = false;
     for (int64_t i = 0; i < c->layers; i++) {
@@ -5457,10 +5631,11 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
         bool slides = type != 0 ? qlora__json_is(r->json, type, "sliding_attention") : i >= first;
         if (type != 0 && !slides && !qlora__json_is(r->json, type, "full_attention")) {
             return qlora__config_refuse(r, "layer type", type,
-                                        "full_attention and sliding_attention are");
+                                        "supported types: full_attention, sliding_attention");
         }
         if (type != 0 && slides && c->family == QLORA_FAMILY_LLAMA) {
-            return qlora__config_refuse(r, "layer type", type, "llama layers have full attention");
+            return qlora__config_refuse(r, "layer type", type,
+                                        "llama layers always have full attention");
         }
         c->sliding[i] = slides && c->window > 0 ? 1 : 0;
         any = any || c->sliding[i] != 0;
@@ -5469,7 +5644,8 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
     return QLORA_OK;
 }
 
-// quantization_config: bitsandbytes 4-bit is read, tensor by tensor; all else is refused by name.
+// quantization_config: bitsandbytes 4-bit is read tensor by tensor; everything else is rejected by
+// name.
 static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora_model_config* c) {
     uint32_t dict = qlora__config_find(r, "quantization_config");
     if (dict == 0) {
@@ -5481,7 +5657,7 @@ static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora
     uint32_t method = qlora__config_find(&q, "quant_method");
     if (method != 0 && !qlora__json_is(r->json, method, "bitsandbytes")) {
         return qlora__config_refuse(r, "quant_method", method,
-                                    "use the 16-bit model or a bitsandbytes 4-bit one");
+                                    "use the 16-bit model or one in bitsandbytes 4-bit format");
     }
     QLORA__TRY(qlora__config_bool(&q, "load_in_8bit", false, &eight));
     if (eight) {
@@ -5517,7 +5693,7 @@ static qlora_result qlora__config_switches(const qlora__config_reader* r, qlora_
     act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
     if (act != 0 && !qlora__json_is(r->json, act, "silu") &&
         !qlora__json_is(r->json, act, "swish")) {
-        return qlora__config_refuse(r, "hidden_act", act, "only silu is");
+        return qlora__config_refuse(r, "hidden_act", act, "only silu is supported");
     }
     uint32_t dtype = qlora__config_find(r, "dtype");
     dtype = dtype != 0 ? dtype : qlora__config_find(r, "torch_dtype");
@@ -5538,11 +5714,10 @@ static qlora_result qlora__config_from_json(qlora__env* env, const qlora__json* 
     r.object = 0;
     memset(c, 0, sizeof *c);
     if (qlora__json_kind_of(json, 0) != QLORA__JSON_OBJECT) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a JSON object was expected",
-                               json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", json->label);
     }
     QLORA__TRY(qlora__config_quantized(&r, c));
-    // a model that also sees or hears keeps its language part here
+    // A multimodal model keeps the parameters of its language model here.
     uint32_t text = qlora__config_find(&r, "text_config");
     bool nested = text != 0 && qlora__json_kind_of(json, text) == QLORA__JSON_OBJECT;
     r.object = nested ? text : 0;
@@ -5556,7 +5731,7 @@ static qlora_result qlora__config_from_json(qlora__env* env, const qlora__json* 
     return qlora__config_stops(&r, c);
 }
 
-// config.json, already in memory, into *out.
+// Parses config.json from memory into *out.
 static qlora_result qlora__config_parse(qlora__env* env, const char* label, const void* text,
                                         uint64_t size, qlora_model_config* out) {
     qlora__json json;
@@ -5585,7 +5760,7 @@ static qlora_result qlora__config_parse_generation(qlora__env* env, const char* 
     return result;
 }
 
-// Reads config.json and, where there is one, generation_config.json of a model folder.
+// Reads config.json of a model folder and, if it exists, generation_config.json.
 static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char* dir,
                                                      qlora_model_config* out) {
     char path[QLORA__PATH_ROOM];
@@ -5611,11 +5786,10 @@ static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char
 
 //@@ src/formats/folder.h
 
-// ---- Hugging Face model folder
+// ---- reading a Hugging Face model folder --------------------------------------------------------
 
-// A tensor of the folder under its plain name: without "model.", "language_model." and
-// "base_model." in front, in whatever order a file has them, so that every wrapper's names look the
-// same.
+// A tensor of the folder under its plain name: without the prefixes "model.", "language_model." and
+// "base_model.", in any order, so that names are the same whatever wrapper wrote the file.
 typedef struct qlora__folder_entry {
     const char* name;
     const qlora__st_tensor* tensor;
@@ -5692,28 +5866,28 @@ static qlora_result qlora__folder_sort(qlora__env* env, qlora__folder* f) {
         const qlora__folder_entry* a = &f->entries[f->by_name[i - 1]];
         const qlora__folder_entry* b = &f->entries[f->by_name[i]];
         if (strcmp(a->name, b->name) == 0) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s and %s are the same tensor twice",
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s and %s are the same tensor",
                                    f->dir, a->tensor->name, b->tensor->name);
         }
     }
     return QLORA_OK;
 }
 
-// The shard a weight_map value names, opened at its first mention.
+// The shard named by a value of weight_map; it is opened when it is first mentioned.
 static qlora_result qlora__folder_shard(qlora__env* env, qlora__folder* f, const qlora__json* json,
                                         uint32_t value, uint32_t* shard) {
     char name[256];
     char path[QLORA__PATH_ROOM];
     size_t length = qlora__json_string(json, value, name, sizeof name);
-    // only plain names: an index must not lead out of its folder
+    // Only plain names are allowed: an index must not lead out of its folder.
     if (length == 0 || length >= sizeof name || strlen(name) != length ||
         strpbrk(name, "/\\:") != NULL || name[0] == '.') {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: weight_map: \"%s\" is no plain file name", json->label,
-                               length < sizeof name ? name : "...");
+                               "%s: weight_map: \"%s\" must be a plain file name without a path",
+                               json->label, length < sizeof name ? name : "...");
     }
     QLORA__TRY(qlora__path_join(env, f->dir, name, path));
-    // the files stand in runs, so the last one opened comes first
+    // Consecutive tensors are usually in the same file, so the search starts with the last one.
     for (uint32_t i = f->shard_count; i > 0; i--) {
         if (strcmp(f->shards[i - 1].path, path) == 0) {
             *shard = i - 1;
@@ -5724,10 +5898,11 @@ static qlora_result qlora__folder_shard(qlora__env* env, qlora__folder* f, const
     QLORA__TRY(qlora__file_exists(env, path, &exists));
     if (!exists) {
         return qlora__env_fail(env, QLORA_ERR_FILE,
-                               "%s: the index names this shard, but it is missing", path);
+                               "%s: this shard is listed in the index but does not exist", path);
     }
     if (f->shard_count == f->shard_room) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map names more than %u shards",
+                               json->label, f->shard_room);
     }
     QLORA__TRY(qlora__st_open(env, path, &f->shards[f->shard_count]));
     *shard = f->shard_count;
@@ -5740,7 +5915,7 @@ static bool qlora__json_value_less(const void* user, uint32_t a, uint32_t b) {
     return qlora__json_key_less(json, a + 1, b + 1);
 }
 
-// How many different files a weight_map names: the values sorted, changes counted.
+// Counts the different files that a weight_map names: sorts the values and counts the changes.
 static qlora_result qlora__folder_count_shards(qlora__env* env, const qlora__json* json,
                                                uint32_t map, uint32_t* count) {
     uint32_t n = json->tokens[map].count;
@@ -5765,22 +5940,30 @@ static qlora_result qlora__folder_count_shards(qlora__env* env, const qlora__jso
 static qlora_result qlora__folder_read_index(qlora__env* env, qlora__folder* f,
                                              const qlora__json* json) {
     uint32_t map = qlora__json_find(json, 0, "weight_map");
-    if (map == 0 || qlora__json_kind_of(json, map) != QLORA__JSON_OBJECT ||
-        json->tokens[map].count == 0) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map is missing or empty",
+    if (map == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map is missing", json->label);
+    }
+    if (qlora__json_kind_of(json, map) != QLORA__JSON_OBJECT) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map must be an object",
                                json->label);
+    }
+    if (json->tokens[map].count == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map is empty", json->label);
     }
     for (uint32_t k = map + 1; k < json->tokens[map].next; k = json->tokens[k + 1].next) {
         if (qlora__json_kind_of(json, k + 1) != QLORA__JSON_STRING) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: weight_map must map names to file names", json->label);
+                                   "%s: weight_map must map tensor names to file names",
+                                   json->label);
         }
     }
     uint32_t room = 0;
     size_t bytes = 0;
     QLORA__TRY(qlora__folder_count_shards(env, json, map, &room));
     if (room > QLORA__MAX_SHARDS || !qlora__mul(room, sizeof *f->shards, &bytes)) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: weight_map names %u shards; the limit is %d", json->label, room,
+                               QLORA__MAX_SHARDS);
     }
     f->shards = (qlora__st*)qlora__env_alloc(env, bytes);
     if (f->shards == NULL) {
@@ -5796,9 +5979,10 @@ static qlora_result qlora__folder_read_index(qlora__env* env, qlora__folder* f,
         const qlora__st_tensor* t =
             length < sizeof name ? qlora__st_find(&f->shards[shard], name) : NULL;
         if (t == NULL) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: %s: the index says that this tensor is here, but it is not",
-                                   f->shards[shard].path, name);
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT,
+                "%s: tensor %s is listed in the index but missing from this shard",
+                f->shards[shard].path, name);
         }
         qlora__folder_add(f, t);
     }
@@ -5834,8 +6018,8 @@ static qlora_result qlora__folder_open_single(qlora__env* env, qlora__folder* f,
     return qlora__folder_sort(env, f);
 }
 
-// Opens the weights of a model folder: model.safetensors, or the shards its index names. All files
-// stay mapped until qlora__folder_close. Nothing to close after a failure.
+// Opens the weights of a model folder: model.safetensors, or the shards that its index names. All
+// files stay mapped until qlora__folder_close. After a failure there is nothing to close.
 static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char* dir,
                                                      qlora__folder* f) {
     char path[QLORA__PATH_ROOM];
@@ -5852,7 +6036,7 @@ static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char
     if (!exists) {
         return qlora__env_fail(
             env, QLORA_ERR_FILE,
-            "%s: neither model.safetensors nor model.safetensors.index.json is there", dir);
+            "%s: found neither model.safetensors nor model.safetensors.index.json", dir);
     }
     qlora_result result =
         single ? qlora__folder_open_single(env, f, path) : qlora__folder_open_index(env, f, path);
@@ -5862,7 +6046,7 @@ static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char
     return result;
 }
 
-// NULL when the folder has no such tensor. Names with or without their "model." prefix.
+// Returns NULL if the folder has no such tensor. The "model." prefix of the name is optional.
 static const qlora__st_tensor* qlora__folder_find(const qlora__folder* f, const char* name) {
     const char* plain = qlora__plain_name(name);
     uint32_t low = 0;
@@ -5883,7 +6067,7 @@ static const qlora__st_tensor* qlora__folder_find(const qlora__folder* f, const 
     return NULL;
 }
 
-// A plain F32, BF16 or F16 tensor of the given shape: [rows] when cols is -1, else [rows, cols].
+// Finds an F32, BF16 or F16 tensor of the shape [rows, cols], or [rows] if cols is -1.
 static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, const char* name,
                                        int64_t rows, int64_t cols, const qlora__st_tensor** out) {
     char have[96];
@@ -5898,11 +6082,11 @@ static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, 
     }
     if (!qlora__st_is_float(t)) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "%s: %s: dtype %s; F32, BF16 or F16 is needed", f->dir, name,
+                               "%s: %s has dtype %s; supported are F32, BF16 and F16", f->dir, name,
                                qlora__st_dtypes[t->dtype].name);
     }
     if (t->rank != rank || t->shape[0] != rows || (rank == 2 && t->shape[1] != cols)) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: shape %s, but %s is needed", f->dir,
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s has shape %s; it must be %s", f->dir,
                                name, qlora__shape_text(t->shape, t->rank, have),
                                qlora__shape_text(shape, rank, want));
     }
@@ -5910,9 +6094,9 @@ static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, 
     return QLORA_OK;
 }
 
-// ---- Hugging Face model folder, written
+// ---- writing a Hugging Face model folder --------------------------------------------------------
 
-// Copies a file, atomically, as the tokenizer's files beside an exported model.
+// Copies a file atomically, such as the files of the tokenizer.
 static QLORA__UNUSED qlora_result qlora__file_copy(qlora__env* env, const char* from,
                                                    const char* to) {
     qlora__map map;
@@ -5922,8 +6106,8 @@ static QLORA__UNUSED qlora_result qlora__file_copy(qlora__env* env, const char* 
     return result;
 }
 
-// model.safetensors.index.json: which of the `shards` each tensor lies in. Names in the caller's
-// order; `bytes` is the sum of all tensors.
+// Writes model.safetensors.index.json, which assigns each tensor to one of `shards`. The names keep
+// the order of the caller; `bytes` is the total size of the tensors.
 static QLORA__UNUSED qlora_result qlora__index_write(qlora__env* env, const char* dir,
                                                      const char* const* names,
                                                      const uint32_t* shard_of, uint32_t count,
@@ -5952,8 +6136,8 @@ static QLORA__UNUSED qlora_result qlora__index_write(qlora__env* env, const char
     return result;
 }
 
-// The members of a config with its weights' type replaced and without quantization_config; all else
-// as it stands in the file.
+// Writes the members of a config with the type of its weights replaced and without
+// quantization_config; everything else is copied unchanged.
 static void qlora__config_rewrite(const qlora__json* json, const char* dtype, qlora__string* text) {
     qlora__json_writer w;
     qlora__json_write_begin(&w, text, 2);
@@ -5978,7 +6162,7 @@ static void qlora__config_rewrite(const qlora__json* json, const char* dtype, ql
     qlora__json_write_close(&w, '}');
 }
 
-// config.json for weights exported as `dtype` ("bfloat16", ...), from the one they came from.
+// Writes config.json for weights exported as `dtype` ("bfloat16", ...), based on the original one.
 static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const char* from_dir,
                                                        const char* to_dir, const char* dtype) {
     char path[QLORA__PATH_ROOM];
@@ -5994,7 +6178,7 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
             qlora__config_rewrite(&json, dtype, &text);
             result = text.result;
         } else {
-            result = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a JSON object was expected", path);
+            result = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", path);
         }
         qlora__json_free(env, &json);
     }
@@ -6009,11 +6193,12 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
     return result;
 }
 
-// ---- bitsandbytes 4-bit tensors
+// ---- bitsandbytes 4-bit tensors -----------------------------------------------------------------
 
-// A linear layer's weight as its file holds it: 16/32-bit (nf4 false, `weight` is the matrix) or
-// NF4: packed codes, 2 per byte, high nibble first, and one scale for each `block` elements. Scale
-// i is absmax[i] (F32, BF16 or F16), or when nested map2[codes[i]] * absmax2[i / block2] + offset.
+// The weight of a linear layer as stored in its file. If nf4 is false, `weight` is a 16-bit or
+// 32-bit matrix. Otherwise it is NF4: packed codes, two per byte, high nibble first, with one scale
+// for every `block` elements. Scale i is absmax[i] (F32, BF16 or F16) or, if nested,
+//   map2[codes[i]] * absmax2[i / block2] + offset
 typedef struct qlora__linear_source {
     int64_t rows;
     int64_t cols;
@@ -6027,12 +6212,12 @@ typedef struct qlora__linear_source {
     int64_t block;
     int64_t block2;
     float offset;
-    qlora_dtype dtype; // what the codes stand for was rounded to this
+    qlora_dtype dtype; // type to which the dequantised values are rounded
 } qlora__linear_source;
 
 static const char qlora__bnb_suffix[] = ".quant_state.bitsandbytes__nf4";
 
-// Finds `name` + `suffix` with `count` elements of one of two types.
+// Finds `name` + `suffix` with `count` elements of the given type; F32 also accepts BF16 and F16.
 static qlora_result qlora__bnb_part(qlora__env* env, const qlora__folder* f, const char* name,
                                     const char* suffix, uint64_t count, qlora__st_dtype dtype,
                                     const qlora__st_tensor** out) {
@@ -6043,22 +6228,49 @@ static qlora_result qlora__bnb_part(qlora__env* env, const qlora__folder* f, con
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, full);
     }
     bool type_fits = t->dtype == dtype || (dtype == QLORA__ST_F32 && qlora__st_is_float(t));
-    if (!type_fits || qlora__st_elements(t) != count) {
+    if (!type_fits) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %s: %llu elements of %s; the quant_state needs %llu of %s",
-                               f->dir, full, (unsigned long long)qlora__st_elements(t),
-                               qlora__st_dtypes[t->dtype].name, (unsigned long long)count,
-                               qlora__st_dtypes[dtype].name);
+                               "%s: %s has dtype %s; the quant_state requires %s", f->dir, full,
+                               qlora__st_dtypes[t->dtype].name, qlora__st_dtypes[dtype].name);
+    }
+    if (qlora__st_elements(t) != count) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %s has %llu elements; the quant_state requires %llu",
+            f->dir, full, (unsigned long long)qlora__st_elements(t), (unsigned long long)count);
     }
     *out = t;
     return QLORA_OK;
 }
 
-static bool qlora__is_block_size(int64_t n) {
-    return n >= 32 && n <= 4096 && (n & (n - 1)) == 0;
+// Reports a key of the quant_state that is missing or has a wrong value.
+static qlora_result qlora__bnb_wrong(const qlora__config_reader* r, const char* key,
+                                     const char* allowed) {
+    char shown[48];
+    uint32_t value = qlora__config_find(r, key);
+    if (value == 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label, key);
+    }
+    return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be %s", r->json->label,
+                           key, qlora__config_show(r, value, shown), allowed);
 }
 
-// The JSON inside a quant_state tensor.
+static qlora_result qlora__bnb_block(const qlora__config_reader* r, const char* key, int64_t* out) {
+    QLORA__TRY(qlora__config_int(r, key, -1, 32, 4096, out));
+    if ((*out & (*out - 1)) != 0) {
+        return qlora__bnb_wrong(r, key, "a power of two");
+    }
+    return QLORA_OK;
+}
+
+// Reads the shape [rows, cols]; returns false if it is not valid.
+static bool qlora__bnb_shape(const qlora__json* json, uint32_t shape, qlora__linear_source* w) {
+    return shape != 0 && qlora__json_kind_of(json, shape) == QLORA__JSON_ARRAY &&
+           json->tokens[shape].count == 2 && qlora__json_offset(json, shape + 1, &w->rows) &&
+           qlora__json_offset(json, shape + 2, &w->cols) && w->rows >= 1 && w->cols >= 1 &&
+           w->rows <= INT32_MAX && w->cols <= INT32_MAX;
+}
+
+// Reads the JSON inside a quant_state tensor.
 static qlora_result qlora__bnb_state(qlora__env* env, const qlora__json* json,
                                      qlora__linear_source* w) {
     qlora__config_reader r;
@@ -6066,36 +6278,29 @@ static qlora_result qlora__bnb_state(qlora__env* env, const qlora__json* json,
     r.json = json;
     r.object = 0;
     uint32_t type = qlora__config_find(&r, "quant_type");
-    uint32_t shape = qlora__config_find(&r, "shape");
     uint32_t dtype = qlora__config_find(&r, "dtype");
-    if (type == 0 || !qlora__json_is(json, type, "nf4")) {
-        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: quant_type is not nf4",
-                               json->label);
+    if (type != 0 && !qlora__json_is(json, type, "nf4")) {
+        return qlora__config_refuse(&r, "quant_type", type, "only nf4 is supported");
     }
-    if (shape == 0 || qlora__json_kind_of(json, shape) != QLORA__JSON_ARRAY ||
-        json->tokens[shape].count != 2 || !qlora__json_offset(json, shape + 1, &w->rows) ||
-        !qlora__json_offset(json, shape + 2, &w->cols) || w->rows < 1 || w->cols < 1 ||
-        w->rows > INT32_MAX || w->cols > INT32_MAX) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: shape must be two whole numbers from 1 up", json->label);
+    if (type == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: quant_type is missing; only nf4 is supported", json->label);
     }
-    QLORA__TRY(qlora__config_int(&r, "blocksize", -1, 32, 4096, &w->block));
+    if (!qlora__bnb_shape(json, qlora__config_find(&r, "shape"), w)) {
+        return qlora__bnb_wrong(&r, "shape", "two integers from 1 to 2147483647");
+    }
+    QLORA__TRY(qlora__bnb_block(&r, "blocksize", &w->block));
     w->nested = qlora__config_find(&r, "nested_blocksize") != 0;
     w->block2 = 256;
     if (w->nested) {
         double offset = 0.0;
-        QLORA__TRY(qlora__config_int(&r, "nested_blocksize", -1, 32, 4096, &w->block2));
+        QLORA__TRY(qlora__bnb_block(&r, "nested_blocksize", &w->block2));
         uint32_t value = qlora__config_find(&r, "nested_offset");
         if (value == 0 || !qlora__json_double(json, value, &offset) || offset > 3.4e38 ||
             offset < -3.4e38) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: nested_offset must be a number",
-                                   json->label);
+            return qlora__bnb_wrong(&r, "nested_offset", "a number from -3.4e38 to 3.4e38");
         }
         w->offset = (float)offset;
-    }
-    if (!qlora__is_block_size(w->block) || !qlora__is_block_size(w->block2)) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: block sizes must be powers of two",
-                               json->label);
     }
     w->dtype = QLORA_BF16;
     if (dtype != 0 && qlora__json_is(json, dtype, "float16")) {
@@ -6103,23 +6308,23 @@ static qlora_result qlora__bnb_state(qlora__env* env, const qlora__json* json,
     } else if (dtype != 0 && qlora__json_is(json, dtype, "float32")) {
         w->dtype = QLORA_F32;
     } else if (dtype == 0 || !qlora__json_is(json, dtype, "bfloat16")) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: dtype must be bfloat16, float16 or float32", json->label);
+        return qlora__bnb_wrong(&r, "dtype", "bfloat16, float16 or float32");
     }
     return QLORA_OK;
 }
 
-// The parts around the packed codes, each of the size that the quant_state implies.
+// Finds the tensors that accompany the packed codes and checks the sizes that the quant_state
+// implies.
 static qlora_result qlora__bnb_parts(qlora__env* env, const qlora__folder* f, const char* name,
                                      qlora__linear_source* w) {
     uint64_t n = (uint64_t)w->rows * (uint64_t)w->cols;
     uint64_t packed = (n + 1) / 2;
     uint64_t blocks = (n + (uint64_t)w->block - 1) / (uint64_t)w->block;
     uint64_t blocks2 = (blocks + (uint64_t)w->block2 - 1) / (uint64_t)w->block2;
-    // other storage types hold the same bytes, rounded up to whole elements
+    // Other storage types contain the same bytes, rounded up to whole elements.
     if (w->weight->bytes < packed || w->weight->bytes >= packed + 8) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %s: %llu bytes; %lld x %lld codes need %llu", f->dir, name,
+                               "%s: %s has %llu bytes; %lld x %lld codes need %llu", f->dir, name,
                                (unsigned long long)w->weight->bytes, (long long)w->rows,
                                (long long)w->cols, (unsigned long long)packed);
     }
@@ -6141,8 +6346,9 @@ static qlora_result qlora__bnb_parts(qlora__env* env, const qlora__folder* f, co
     return qlora__bnb_part(env, f, name, ".nested_absmax", blocks2, QLORA__ST_F32, &w->absmax2);
 }
 
-// The weight [rows, cols] of a linear layer, plain or 4-bit, decided by the tensors themselves: the
-// config's lists of skipped modules are not to be trusted. `name` ends in ".weight".
+// Finds the weight [rows, cols] of a linear layer. The tensors themselves determine whether it is
+// plain or 4-bit, because the config's lists of skipped modules are not reliable. `name` ends in
+// ".weight".
 static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const qlora__folder* f,
                                                        const char* name, int64_t rows, int64_t cols,
                                                        qlora__linear_source* out) {
@@ -6180,7 +6386,7 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
     QLORA__TRY(result);
     if (w.rows != rows || w.cols != cols) {
         return qlora__env_fail(
-            env, QLORA_ERR_FORMAT, "%s: %s: shape [%lld,%lld], but [%lld,%lld] is needed", f->dir,
+            env, QLORA_ERR_FORMAT, "%s: %s has shape [%lld,%lld]; it must be [%lld,%lld]", f->dir,
             name, (long long)w.rows, (long long)w.cols, (long long)rows, (long long)cols);
     }
     QLORA__TRY(qlora__bnb_parts(env, f, name, &w));
@@ -6193,11 +6399,12 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
 #ifndef QLORA__PART_REGEX
 #define QLORA__PART_REGEX
 
-// ---- regular expressions, as PEFT's configs use them
+// ---- regular expressions in PEFT configs --------------------------------------------------------
 
-// Full match of a short pattern against a module's name. Known: literals, ., escapes \d \w \s \b,
-// [sets], groups, |, * + ? and their lazy forms, {0,} {0,1} {1} {1,}, ^ and $. The pattern becomes
-// a small program for a machine that follows all alternatives at once: linear time, no recursion.
+// Matches a short pattern against the complete name of a module. Supported are literals, ., the
+// escapes \d \w \s \b, [sets], groups, |, * + ? and their lazy forms, {0,} {0,1} {1} {1,}, ^ and $.
+// The pattern is compiled to a small program for a machine that follows all alternatives at once:
+// linear time, no recursion.
 #define QLORA__RE_MAX 1024
 #define QLORA__RE_SETS 32
 #define QLORA__RE_GROUPS 32
@@ -6206,8 +6413,8 @@ typedef enum qlora__re_op {
     QLORA__RE_CHAR, // arg: the byte
     QLORA__RE_ANY,
     QLORA__RE_SET,   // arg: index of the set
-    QLORA__RE_SPLIT, // go on with the next and with this + arg
-    QLORA__RE_JUMP,  // go to this + arg
+    QLORA__RE_SPLIT, // continue with the next step and with this + arg
+    QLORA__RE_JUMP,  // continue with this + arg
     QLORA__RE_BEGIN,
     QLORA__RE_END,
     QLORA__RE_WORD, // \b
@@ -6224,22 +6431,22 @@ typedef struct qlora__re {
     uint8_t set[QLORA__RE_SETS][32];
     int32_t count;
     int32_t sets;
-    const char* wrong; // what the compiler did not understand, NULL when all is well
+    const char* wrong; // the unsupported part of the pattern; NULL if there is none
 } qlora__re;
 
 typedef struct qlora__re_group {
     int32_t begin;  // first step of the group
     int32_t branch; // first step of the current alternative
-    int32_t jumps;  // last jump to the group's end; each holds the one before it, -1 ends
+    int32_t jumps;  // last jump to the end of the group; each links to the previous one, -1 ends
 } qlora__re_group;
 
 static QLORA__UNUSED void qlora__re_insert(qlora__re* re, int32_t at, qlora__re_op op,
                                            int32_t arg) {
     if (re->count >= QLORA__RE_MAX - 1) {
-        re->wrong = "too long a pattern";
+        re->wrong = "too many steps";
         return;
     }
-    // every jump inside the moved piece is relative and stays inside it
+    // Every jump inside the moved piece is relative and stays inside it.
     memmove(&re->step[at + 1], &re->step[at], (size_t)(re->count - at) * sizeof re->step[0]);
     re->step[at].op = op;
     re->step[at].arg = arg;
@@ -6254,7 +6461,7 @@ static QLORA__UNUSED bool qlora__re_is_word(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-// Adds \d, \w, \s or their opposites to a set; false for another letter.
+// Adds \d, \w, \s or their opposites to a set; returns false for any other letter.
 static QLORA__UNUSED bool qlora__re_class(uint8_t* set, char letter) {
     char lower = letter >= 'A' && letter <= 'Z' ? (char)(letter + 32) : letter;
     if (lower != 'd' && lower != 'w' && lower != 's') {
@@ -6282,7 +6489,7 @@ static QLORA__UNUSED uint8_t* qlora__re_new_set(qlora__re* re) {
     return re->set[re->sets - 1];
 }
 
-// An escape; `p` is on the letter after the backslash.
+// Compiles an escape; `p` is on the letter after the backslash.
 static const char* qlora__re_escape(qlora__re* re, const char* p) {
     if (*p == 'b') {
         qlora__re_append(re, QLORA__RE_WORD, 0);
@@ -6301,7 +6508,7 @@ static const char* qlora__re_escape(qlora__re* re, const char* p) {
     return p + 1;
 }
 
-// A set; `p` is after the opening bracket. Returns the place after the closing one.
+// Compiles a set; `p` is after the opening bracket. Returns the place after the closing one.
 static const char* qlora__re_set(qlora__re* re, const char* p) {
     uint8_t* set = qlora__re_new_set(re);
     bool negate = *p == '^';
@@ -6317,7 +6524,7 @@ static const char* qlora__re_set(qlora__re* re, const char* p) {
             }
         }
         if (low == 0) {
-            re->wrong = "a set without its ']'";
+            re->wrong = "a set without a closing ']'";
             return p;
         }
         uint8_t high = low;
@@ -6336,7 +6543,7 @@ static const char* qlora__re_set(qlora__re* re, const char* p) {
     return p + 1;
 }
 
-// A quantifier on the steps from `atom` on, if one stands at p.
+// Compiles a quantifier for the steps from `atom` on, if there is one at p.
 static const char* qlora__re_repeat(qlora__re* re, const char* p, int32_t atom) {
     static const struct {
         const char* text;
@@ -6361,7 +6568,7 @@ static const char* qlora__re_repeat(qlora__re* re, const char* p, int32_t atom) 
         if (*p == '*' || *p == '+' || *p == '{') {
             re->wrong = "a quantifier after a quantifier";
         }
-        return p + (*p == '?' ? 1 : 0); // lazy or not, a full match is the same
+        return p + (*p == '?' ? 1 : 0); // a full match does not depend on laziness
     }
     if (*p == '{') {
         re->wrong = "a counted repetition";
@@ -6377,7 +6584,7 @@ static QLORA__UNUSED void qlora__re_close(qlora__re* re, const qlora__re_group* 
     }
 }
 
-// The opening of a group; `p` is after the parenthesis.
+// Compiles the start of a group; `p` is after the parenthesis.
 static const char* qlora__re_open(qlora__re* re, const char* p, qlora__re_group* g) {
     if (*p == '?' && p[1] != ':') {
         re->wrong = "a (?...) group other than (?:...)";
@@ -6389,7 +6596,7 @@ static const char* qlora__re_open(qlora__re* re, const char* p, qlora__re_group*
     return p + (*p == '?' ? 2 : 0);
 }
 
-// The end of an alternative: the steps so far become one of two ways to go.
+// Ends an alternative: the steps so far become one of two branches.
 static QLORA__UNUSED void qlora__re_alternative(qlora__re* re, qlora__re_group* g) {
     qlora__re_insert(re, g->branch, QLORA__RE_SPLIT, re->count - g->branch + 2);
     qlora__re_append(re, QLORA__RE_JUMP, g->jumps);
@@ -6397,7 +6604,7 @@ static QLORA__UNUSED void qlora__re_alternative(qlora__re* re, qlora__re_group* 
     g->branch = re->count;
 }
 
-// One character that stands for itself, or a set, an escape, an anchor. `p` is on it.
+// Compiles a literal character, a set, an escape or an anchor; `p` is on it.
 static const char* qlora__re_single(qlora__re* re, const char* p) {
     if (*p == '\\') {
         return qlora__re_escape(re, p + 1);
@@ -6406,7 +6613,7 @@ static const char* qlora__re_single(qlora__re* re, const char* p) {
         return qlora__re_set(re, p + 1);
     }
     if (strchr("*+?{", *p) != NULL) {
-        re->wrong = "a quantifier without anything before it";
+        re->wrong = "a quantifier with nothing before it";
         return p;
     }
     qlora__re_op op = *p == '.'   ? QLORA__RE_ANY
@@ -6417,7 +6624,7 @@ static const char* qlora__re_single(qlora__re* re, const char* p) {
     return p + 1;
 }
 
-// Compiles; re->wrong says what was not understood.
+// Compiles a pattern; on failure, re->wrong describes the unsupported part.
 static QLORA__UNUSED void qlora__re_compile(qlora__re* re, const char* p) {
     qlora__re_group stack[QLORA__RE_GROUPS];
     int depth = 0;
@@ -6436,7 +6643,7 @@ static QLORA__UNUSED void qlora__re_compile(qlora__re* re, const char* p) {
             continue;
         }
         if (*p == '(' || (*p == ')' && depth == 0)) {
-            re->wrong = *p == '(' ? "too many groups" : "a ')' without its '('";
+            re->wrong = *p == '(' ? "too many groups" : "an unmatched ')'";
         } else if (*p == ')') {
             qlora__re_close(re, &stack[depth]);
             atom = stack[depth].begin;
@@ -6450,7 +6657,7 @@ static QLORA__UNUSED void qlora__re_compile(qlora__re* re, const char* p) {
         }
     }
     if (re->wrong == NULL && depth > 0) {
-        re->wrong = "a '(' without its ')'";
+        re->wrong = "an unmatched '('";
     }
     if (re->wrong == NULL) {
         qlora__re_close(re, &stack[0]);
@@ -6465,7 +6672,7 @@ typedef struct qlora__re_list {
     uint8_t seen[QLORA__RE_MAX];
 } qlora__re_list;
 
-// Adds a step and all that is reached from it without reading a character at text[at].
+// Adds a step and all steps that are reachable from it without consuming a character at text[at].
 static QLORA__UNUSED void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t from,
                                           const char* text, size_t at) {
     int32_t stack[QLORA__RE_MAX];
@@ -6498,7 +6705,7 @@ static QLORA__UNUSED void qlora__re_reach(const qlora__re* re, qlora__re_list* l
     }
 }
 
-// True when the pattern matches the whole text.
+// Whether the pattern matches the whole text.
 static QLORA__UNUSED bool qlora__re_match(const qlora__re* re, const char* text) {
     qlora__re_list lists[2];
     int now = 0;
@@ -6532,7 +6739,7 @@ static QLORA__UNUSED bool qlora__re_match(const qlora__re* re, const char* text)
 
 //@@ src/formats/peft.h
 
-// ---- PEFT adapters, read
+// ---- reading PEFT adapters ----------------------------------------------------------------------
 
 typedef struct qlora__peft {
     qlora__map map;
@@ -6541,7 +6748,7 @@ typedef struct qlora__peft {
     double alpha;
     double dropout;
     bool rslora;
-    uint32_t targets; // tokens of the config, 0 where absent
+    uint32_t targets; // tokens of the config; 0 if absent
     uint32_t excludes;
     uint32_t layers;
     uint32_t rank_pattern;
@@ -6550,12 +6757,12 @@ typedef struct qlora__peft {
     char path[QLORA__PATH_ROOM];
 } qlora__peft;
 
-// What the adapter holds for one module. rank 0: the module is not adapted.
+// The adapter of one module; rank 0 means that the module is not adapted.
 typedef struct qlora__peft_module {
     int64_t rank;
     double alpha;
     double scale;              // alpha / rank, or alpha / sqrt(rank) with rsLoRA
-    const qlora__st_tensor* a; // [rank, in]; NULL when only a config was read
+    const qlora__st_tensor* a; // [rank, in]; NULL if only a config was read
     const qlora__st_tensor* b; // [out, rank]
 } qlora__peft_module;
 
@@ -6565,7 +6772,8 @@ static void qlora__peft_close(qlora__env* env, qlora__peft* p) {
     qlora__map_close(env, &p->map);
 }
 
-// Full match of a pattern of the config, perhaps wrapped in front and behind.
+// Matches a pattern of the config against the complete name of a module, with `front` added before
+// the pattern and `behind` after it.
 static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, uint32_t pattern,
                                       const char* front, const char* behind, const char* module,
                                       bool* matches) {
@@ -6574,9 +6782,15 @@ static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, 
     size_t head = strlen(front);
     memcpy(text, front, head);
     size_t length = qlora__json_string(json, pattern, text + head, QLORA__RE_MAX);
-    if (length >= QLORA__RE_MAX || strlen(text + head) != length) {
-        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: a pattern of %llu bytes",
-                               json->label, (unsigned long long)length);
+    if (length >= QLORA__RE_MAX) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: a pattern has %llu bytes; the maximum is %d", json->label,
+                               (unsigned long long)length, QLORA__RE_MAX - 1);
+    }
+    if (strlen(text + head) != length) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: the pattern \"%.200s\" contains a NUL byte", json->label,
+                               text + head);
     }
     memcpy(text + head + length, behind, strlen(behind) + 1);
     qlora__re_compile(&re, text);
@@ -6589,8 +6803,8 @@ static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, 
     return QLORA_OK;
 }
 
-// target_modules and exclude_modules: a list of names (whole, or after a dot), a regular
-// expression, or "all-linear".
+// Evaluates target_modules or exclude_modules: a list of names (complete, or the part after a dot),
+// a regular expression, or "all-linear".
 static qlora_result qlora__peft_selects(qlora__env* env, const qlora__json* json, uint32_t select,
                                         const char* module, bool* selected) {
     const qlora__json_token* t = &json->tokens[select];
@@ -6611,7 +6825,8 @@ static qlora_result qlora__peft_selects(qlora__env* env, const qlora__json* json
     return QLORA_OK;
 }
 
-// layers_to_transform: a number or a list; the layer of a module stands after "layers.".
+// Evaluates layers_to_transform, a number or a list; the layer of a module is the number after
+// "layers.".
 static bool qlora__peft_layer_selected(const qlora__json* json, uint32_t select,
                                        const char* module) {
     const char* at = strstr(module, "layers.");
@@ -6634,7 +6849,7 @@ static bool qlora__peft_layer_selected(const qlora__json* json, uint32_t select,
     return false;
 }
 
-// The value of the first key of a rank_pattern or alpha_pattern that matches, 0 when none does.
+// Finds the value of the first key of a rank_pattern or alpha_pattern that matches; 0 if none does.
 static qlora_result qlora__peft_pattern(qlora__env* env, const qlora__json* json, uint32_t pattern,
                                         const char* module, uint32_t* value) {
     *value = 0;
@@ -6652,10 +6867,16 @@ static qlora_result qlora__peft_pattern(qlora__env* env, const qlora__json* json
     return QLORA_OK;
 }
 
-// Rank, alpha and scale of a module by its full name, such as "model.layers.3.self_attn.q_proj".
+// Finds the rank, alpha and scale of a module by its full name, such as
+// "model.layers.3.self_attn.q_proj".
 static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, const char* module,
                                        qlora__peft_module* out) {
     const qlora__json* json = &p->json;
+    qlora__config_reader r;
+    char shown[48];
+    r.env = env;
+    r.json = json;
+    r.object = 0;
     bool selected = false;
     bool excluded = false;
     uint32_t value = 0;
@@ -6673,12 +6894,14 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     QLORA__TRY(qlora__peft_pattern(env, json, p->rank_pattern, module, &value));
     if (value != 0 && (!qlora__json_int(json, value, &rank) || rank < 1 || rank > 65536)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: rank_pattern: a rank must be from 1 to 65536", json->label);
+                               "%s: rank_pattern: rank %s must be an integer from 1 to 65536",
+                               json->label, qlora__config_show(&r, value, shown));
     }
     QLORA__TRY(qlora__peft_pattern(env, json, p->alpha_pattern, module, &value));
     if (value != 0 && (!qlora__json_double(json, value, &alpha) || !(alpha > 0.0))) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: alpha_pattern: an alpha must be above 0",
-                               json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: alpha_pattern: alpha %s must be greater than 0", json->label,
+                               qlora__config_show(&r, value, shown));
     }
     out->rank = rank;
     out->alpha = alpha;
@@ -6686,7 +6909,7 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     return QLORA_OK;
 }
 
-// Keys that change what the adapter computes and that we do not have: refused when they are set.
+// Rejects keys that change the computation in ways that are not supported, if they are set.
 static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
     static const char* const refused[] = {"use_dora",
                                           "lora_bias",
@@ -6712,12 +6935,12 @@ static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
             t->kind == QLORA__JSON_FALSE ||
             ((t->kind == QLORA__JSON_ARRAY || t->kind == QLORA__JSON_OBJECT) && t->count == 0);
         if (!empty) {
-            return qlora__config_refuse(r, refused[i], value, "plain LoRA is");
+            return qlora__config_refuse(r, refused[i], value, "only plain LoRA is supported");
         }
     }
     uint32_t bias = qlora__config_find(r, "bias");
     if (bias != 0 && !qlora__json_is(r->json, bias, "none")) {
-        return qlora__config_refuse(r, "bias", bias, "\"none\" is");
+        return qlora__config_refuse(r, "bias", bias, "only \"none\" is supported");
     }
     uint32_t pattern = qlora__config_find(r, "layers_pattern");
     if (pattern != 0 && r->json->tokens[pattern].count != 0 &&
@@ -6727,12 +6950,12 @@ static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
     if (pattern != 0 && r->json->tokens[pattern].end - r->json->tokens[pattern].begin > 0 &&
         r->json->tokens[pattern].kind == QLORA__JSON_STRING &&
         !qlora__json_is(r->json, pattern, "layers")) {
-        return qlora__config_refuse(r, "layers_pattern", pattern, "\"layers\" is");
+        return qlora__config_refuse(r, "layers_pattern", pattern, "only \"layers\" is supported");
     }
     return QLORA_OK;
 }
 
-// A list of strings, or a string where one is allowed.
+// Checks a list of strings or a single string.
 static qlora_result qlora__peft_check_names(const qlora__config_reader* r, const char* key,
                                             uint32_t* out) {
     char shown[48];
@@ -6757,13 +6980,8 @@ static qlora_result qlora__peft_check_names(const qlora__config_reader* r, const
 
 static qlora_result qlora__peft_check_object(const qlora__config_reader* r, const char* key,
                                              uint32_t* out) {
-    char shown[48];
     *out = qlora__config_find(r, key);
-    if (*out != 0 && qlora__json_kind_of(r->json, *out) != QLORA__JSON_OBJECT) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
-                               r->json->label, key, qlora__config_show(r, *out, shown));
-    }
-    return QLORA_OK;
+    return *out != 0 ? qlora__config_need_object(r, key, *out) : QLORA_OK;
 }
 
 static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
@@ -6773,15 +6991,14 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     r.json = &p->json;
     r.object = 0;
     if (qlora__json_kind_of(r.json, 0) != QLORA__JSON_OBJECT) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a JSON object was expected",
-                               r.json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", r.json->label);
     }
     uint32_t type = qlora__config_find(&r, "peft_type");
     if (type == 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: peft_type is missing", r.json->label);
     }
     if (!qlora__json_is(r.json, type, "LORA")) {
-        return qlora__config_refuse(&r, "peft_type", type, "LORA is");
+        return qlora__config_refuse(&r, "peft_type", type, "only LORA is supported");
     }
     QLORA__TRY(qlora__peft_check_switches(&r));
     QLORA__TRY(qlora__config_int(&r, "r", 8, 1, 65536, &p->rank));
@@ -6791,7 +7008,7 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     if (dropout != 0 && (!qlora__json_double(r.json, dropout, &p->dropout) || p->dropout < 0.0 ||
                          p->dropout >= 1.0)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: lora_dropout is %s; it must be from 0 to below 1",
+                               "%s: lora_dropout is %s; it must be at least 0 and less than 1",
                                r.json->label, qlora__config_show(&r, dropout, shown));
     }
     QLORA__TRY(qlora__peft_check_names(&r, "target_modules", &p->targets));
@@ -6805,7 +7022,7 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     return qlora__peft_check_object(&r, "alpha_pattern", &p->alpha_pattern);
 }
 
-// adapter_config.json from memory that outlives *p. qlora__peft_close when done.
+// Parses adapter_config.json from memory, which must outlive *p. Call qlora__peft_close afterwards.
 static QLORA__UNUSED qlora_result qlora__peft_parse(qlora__env* env, const char* label,
                                                     const void* text, uint64_t size,
                                                     qlora__peft* p) {
@@ -6818,16 +7035,34 @@ static QLORA__UNUSED qlora_result qlora__peft_parse(qlora__env* env, const char*
     return result;
 }
 
-// Name of a module's tensor in adapter_model.safetensors; `which` is 'A' or 'B'.
+// The name of a module's tensor in adapter_model.safetensors; `which` is 'A' or 'B'.
 static qlora_result qlora__peft_key(qlora__env* env, const char* module, char which,
                                     char out[320]) {
     int n = snprintf(out, 320, "base_model.model.%s.lora_%c.weight", module, which);
-    return n > 0 && n < 320
-               ? QLORA_OK
-               : qlora__env_fail(env, QLORA_ERR_ARGUMENT, "module name too long: %.60s...", module);
+    return n > 0 && n < 320 ? QLORA_OK
+                            : qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                                              "the module name %.60s... is too long", module);
 }
 
-// One tensor of the adapter: a matrix of a module that the config targets, of the config's rank.
+// Checks the type and shape of lora_A (which = 0) or lora_B (which = 1).
+static qlora_result qlora__peft_check_matrix(qlora__env* env, const qlora__peft* p,
+                                             const qlora__st_tensor* t, int which, int64_t rank) {
+    char shape[96];
+    if (!qlora__st_is_float(t)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s has dtype %s; supported are F32, BF16 and F16",
+                               p->tensors.dir, t->name, qlora__st_dtypes[t->dtype].name);
+    }
+    if (t->rank != 2 || t->shape[which] != rank) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %s has shape %s; adapter_config.json gives it rank %lld",
+            p->tensors.dir, t->name, qlora__shape_text(t->shape, t->rank, shape), (long long)rank);
+    }
+    return QLORA_OK;
+}
+
+// Checks one tensor of the adapter: a matrix of a module that the config targets, with the rank of
+// the config, whose partner exists.
 static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft* p,
                                              const qlora__st_tensor* t) {
     static const char prefix[] = "base_model.model.";
@@ -6852,7 +7087,7 @@ static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft*
     QLORA__TRY(qlora__peft_lookup(env, p, module, &found));
     if (found.rank == 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %s: adapter_config.json does not target this", p->tensors.dir,
+                               "%s: %s is not targeted by adapter_config.json", p->tensors.dir,
                                t->name);
     }
     memcpy(partner, t->name, length + 1);
@@ -6860,14 +7095,7 @@ static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft*
     if (qlora__folder_find(&p->tensors, partner) == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s is missing", p->tensors.dir, partner);
     }
-    if (!qlora__st_is_float(t) || t->rank != 2 || t->shape[which] != found.rank) {
-        char shape[96];
-        return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %s: %s %s; adapter_config.json gives it rank %lld",
-                               p->tensors.dir, t->name, qlora__st_dtypes[t->dtype].name,
-                               qlora__shape_text(t->shape, t->rank, shape), (long long)found.rank);
-    }
-    return QLORA_OK;
+    return qlora__peft_check_matrix(env, p, t, which, found.rank);
 }
 
 static qlora_result qlora__peft_open_files(qlora__env* env, const char* dir, qlora__peft* p) {
@@ -6886,8 +7114,8 @@ static qlora_result qlora__peft_open_files(qlora__env* env, const char* dir, qlo
     return QLORA_OK;
 }
 
-// Opens an adapter folder and checks it in itself: every tensor is half of a pair, is targeted by
-// the config and has its rank. Nothing to close after a failure.
+// Opens an adapter folder and checks its consistency: every tensor is half of a pair, is targeted
+// by the config and has its rank. After a failure there is nothing to close.
 static QLORA__UNUSED qlora_result qlora__peft_open(qlora__env* env, const char* dir,
                                                    qlora__peft* p) {
     memset(p, 0, sizeof *p);
@@ -6898,7 +7126,8 @@ static QLORA__UNUSED qlora_result qlora__peft_open(qlora__env* env, const char* 
     return result;
 }
 
-// The adapter's matrices for module [out, in]; rank 0 when the config does not target it.
+// Finds the matrices of the adapter for a module [out, in]; the rank is 0 if the config does not
+// target it.
 static QLORA__UNUSED qlora_result qlora__peft_find(qlora__env* env, const qlora__peft* p,
                                                    const char* module, int64_t out_size,
                                                    int64_t in_size, qlora__peft_module* out) {
@@ -6915,7 +7144,7 @@ static QLORA__UNUSED qlora_result qlora__peft_find(qlora__env* env, const qlora_
     return QLORA_OK;
 }
 
-// ---- PEFT adapters, written
+// ---- writing PEFT adapters ----------------------------------------------------------------------
 
 typedef struct qlora__peft_override {
     const char* module; // full name or a suffix of it
@@ -6937,7 +7166,7 @@ typedef struct qlora__peft_desc {
     uint32_t override_count;
 } qlora__peft_desc;
 
-// PEFT declares alpha an integer and accepts a float.
+// PEFT declares alpha as an integer but accepts a float.
 static void qlora__peft_write_alpha(qlora__json_writer* w, const char* key, double alpha) {
     if (alpha >= 0.0 && alpha < 1e15 && (double)(int64_t)alpha == alpha) {
         qlora__json_write_int(w, key, (int64_t)alpha);
@@ -6946,7 +7175,7 @@ static void qlora__peft_write_alpha(qlora__json_writer* w, const char* key, doub
     }
 }
 
-// A pattern's key is a regular expression: dots in a name are escaped.
+// The keys of a pattern are regular expressions, so dots in a name are escaped.
 static void qlora__peft_write_pattern(qlora__json_writer* w, const char* name,
                                       const qlora__peft_desc* d, bool ranks) {
     qlora__json_write_open(w, name, '{');
@@ -6970,7 +7199,8 @@ static void qlora__peft_write_pattern(qlora__json_writer* w, const char* name,
     qlora__json_write_close(w, '}');
 }
 
-// The text of adapter_config.json: the keys every PEFT version knows, sorted, two spaces.
+// Writes the text of adapter_config.json: the keys that every version of PEFT knows, sorted, with
+// an indent of two spaces.
 static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* d) {
     qlora__json_writer w;
     qlora__json_write_begin(&w, text, 2);
@@ -7013,8 +7243,9 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
     qlora__json_write_close(&w, '}');
 }
 
-// Writes adapter_config.json into `dir`. The matrices go beside it through qlora__st_write_*, named
-// by qlora__peft_key; write them first, so that a config never stands without its weights.
+// Writes adapter_config.json into `dir`. The matrices are written to the same folder with
+// qlora__st_write_*, under the names of qlora__peft_key; write them first, so that a config is
+// never written before its weights.
 static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora__env* env, const char* dir,
                                                            const qlora__peft_desc* d) {
     char path[QLORA__PATH_ROOM];
@@ -7032,7 +7263,7 @@ static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora__env* env, cons
 
 //@@ src/formats/gguf.h
 
-// ---- GGUF adapters, written
+// ---- writing GGUF adapters ----------------------------------------------------------------------
 
 #define QLORA__GGUF_ALIGN 32u
 #define QLORA__GGUF_NAME 64
@@ -7046,13 +7277,13 @@ typedef struct qlora__gguf_entry {
 
 typedef struct qlora__gguf_writer {
     qlora__out out;
-    const qlora__gguf_entry* entries; // the caller's, until the end
+    const qlora__gguf_entry* entries; // owned by the caller; must outlive the writer
     uint32_t count;
     uint32_t current;
-    uint64_t left; // bytes of the current tensor still to come
+    uint64_t left; // remaining bytes of the current tensor
 } qlora__gguf_writer;
 
-// Name of a module's matrix, "model.layers.0.self_attn.q_proj" and 'a' ->
+// The name of a module's matrix: "model.layers.0.self_attn.q_proj" and 'a' give
 // "blk.0.attn_q.weight.lora_a".
 static QLORA__UNUSED qlora_result qlora__gguf_name(qlora__env* env, const char* module, char which,
                                                    char out[QLORA__GGUF_NAME]) {
@@ -7078,10 +7309,11 @@ static QLORA__UNUSED qlora_result qlora__gguf_name(qlora__env* env, const char* 
             }
         }
     }
-    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s has no name in a GGUF adapter", module);
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s cannot be stored in a GGUF adapter",
+                           module);
 }
 
-// llama.cpp's name of a family's architecture.
+// The name that llama.cpp uses for the architecture of a family.
 static QLORA__UNUSED const char* qlora__gguf_architecture(qlora_family family) {
     for (int i = 0; i < QLORA__FAMILY_COUNT; i++) {
         if (qlora__families[i].family == family) {
@@ -7091,8 +7323,9 @@ static QLORA__UNUSED const char* qlora__gguf_architecture(qlora_family family) {
     return "";
 }
 
-// llama.cpp turns pairs of neighbours where Hugging Face files turn the two halves of a head, for
-// its "llama" architecture only: row `row` of a q or k matrix comes from this row of ours.
+// For its "llama" architecture, llama.cpp rotates pairs of neighbours where Hugging Face files
+// rotate the two halves of a head. Returns the row of our matrix that becomes row `row` of a q or k
+// matrix.
 static QLORA__UNUSED int64_t qlora__gguf_source_row(qlora_family family, int64_t row,
                                                     int64_t head_dim) {
     if (family != QLORA_FAMILY_LLAMA && family != QLORA_FAMILY_MISTRAL) {
@@ -7102,13 +7335,13 @@ static QLORA__UNUSED int64_t qlora__gguf_source_row(qlora_family family, int64_t
     return row - in_head + in_head % 2 * (head_dim / 2) + in_head / 2;
 }
 
-// llama.cpp scales by alpha / rank and knows no rsLoRA: the alpha to write so that its scale is
-// ours.
+// llama.cpp scales by alpha / rank and does not support rsLoRA. Returns the alpha to write so that
+// its scale equals ours.
 static QLORA__UNUSED double qlora__gguf_alpha(double alpha, int64_t rank, bool rslora) {
     return rslora ? alpha * sqrt((double)rank) : alpha;
 }
 
-// The file has one alpha for all: what to multiply B by where a module's scale is another one.
+// The file has a single alpha. Returns the factor for B of a module whose scale differs.
 static QLORA__UNUSED double qlora__gguf_fold(double scale, double file_alpha, int64_t rank) {
     return scale * (double)rank / file_alpha;
 }
@@ -7181,8 +7414,8 @@ static void qlora__gguf_abort(qlora__env* env, qlora__gguf_writer* w) {
     memset(w, 0, sizeof *w);
 }
 
-// Begins a LoRA file; then the floats of each entry in turn, in pieces of any size; then commit or
-// abort. `alpha` is what qlora__gguf_alpha gives.
+// Starts a LoRA file. Then write the floats of each entry in turn, in pieces of any size, and
+// commit or abort. `alpha` is the result of qlora__gguf_alpha.
 static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora__env* env, const char* path,
                                                     const char* architecture, double alpha,
                                                     const qlora__gguf_entry* entries,
@@ -7216,7 +7449,8 @@ static QLORA__UNUSED qlora_result qlora__gguf_write(qlora__env* env, qlora__gguf
     memset(zeros, 0, sizeof zeros);
     while (size > 0) {
         if (w->current == w->count) {
-            return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "GGUF: more bytes than announced");
+            return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                                   "GGUF: more bytes than the header declares");
         }
         size_t piece = size < w->left ? size : (size_t)w->left;
         QLORA__TRY(qlora__out_write(env, &w->out, p, piece));
@@ -7237,7 +7471,7 @@ static QLORA__UNUSED qlora_result qlora__gguf_write(qlora__env* env, qlora__gguf
 static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora__env* env, qlora__gguf_writer* w) {
     qlora_result result = QLORA_OK;
     if (w->current != w->count) {
-        result = qlora__env_fail(env, QLORA_ERR_ARGUMENT, "GGUF: %s was not written whole",
+        result = qlora__env_fail(env, QLORA_ERR_ARGUMENT, "GGUF: %s was not written completely",
                                  w->entries[w->current].name);
     } else {
         result = qlora__out_commit(env, &w->out);
@@ -7254,13 +7488,15 @@ static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora__env* env, qlora__ggu
 
 //@@ src/driver/driver.h
 
+// ---- the CUDA driver and cuBLAS: values, entry points, error texts ------------------------------
+
 typedef int qlora__CUresult;
 typedef int qlora__CUdevice;
 typedef unsigned long long qlora__CUdeviceptr;
 typedef int qlora__cublasStatus;
 
 // clang-format off
-// Values of cuda.h and cublas_api.h; tests compare them with NVIDIA's headers where those are
+// Values from cuda.h and cublas_api.h; a test compares them with NVIDIA's headers if those are
 // installed.
 #define QLORA__CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT 16
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR 75
@@ -7285,7 +7521,7 @@ typedef int qlora__cublasStatus;
 #define QLORA__CUBLAS_DEFAULT_MATH 0
 #define QLORA__CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION 16
 #define QLORA__CUBLAS_COMPUTE_32F 68
-#define QLORA__CUBLAS_COMPUTE_32F_FAST_TF32 77 // 74 is FAST_16F: the reference system's mistake
+#define QLORA__CUBLAS_COMPUTE_32F_FAST_TF32 77 // not 74, which is FAST_16F
 #define QLORA__CUBLAS_GEMM_DEFAULT (-1)
 
 // required, result type, field, symbol, parameters
@@ -7395,29 +7631,29 @@ typedef struct qlora__symbol {
     int required;
 } qlora__symbol;
 
-typedef struct qlora__cache qlora__cache;   // section CACHE
-typedef struct qlora__beside qlora__beside; // section TENSOR
+typedef struct qlora__cache qlora__cache;   // cache/modules.h
+typedef struct qlora__beside qlora__beside; // tensor/beside.h
 
 struct qlora__gpu {
     qlora__cuda_table cu;
     qlora__cublas_table blas;
     int driver_version; // 13000 is CUDA 13.0
-    int ptx_version;    // highest PTX version that this driver takes, 90 is 9.0
+    int ptx_version;    // highest PTX version that this driver accepts; 90 is 9.0
     qlora__CUdevice device;
     char device_name[128];
     int capability;     // 90 is 9.0
     int sm_count;
-    int max_shared;     // bytes of shared memory that one block can ask for
+    int max_shared;     // bytes of shared memory available to one block
     size_t total_bytes;
     char target[16];    // "sm_90"
     int target_number;  // 90
     void* context;
     bool owns_context;  // the primary context was retained
     void* own_stream;
-    void* stream;       // in use
+    void* stream;       // the stream in use
     void* cublas;       // handle, NULL without cuBLAS
     int cublas_version;
-    bool cublas_exposed; // the caller has the handle: bind again before every use
+    bool cublas_exposed; // the caller has the handle, so bind again before every use
     bool cublas_bound;
     char cublas_note[256];
     void* workspace;    // for cuBLAS
@@ -7426,16 +7662,16 @@ struct qlora__gpu {
     qlora__cache* cache;
 };
 
-// Copies symbol addresses into a table of function pointers; the names that are missing go to
-// missing.
+// Copies the addresses of symbols into a table of function pointers and lists the required symbols
+// that were not found in `missing`.
 static bool qlora__symbols_load(void* library, const qlora__symbol* symbols, size_t count,
                                 void* table, char* missing, size_t size) {
     missing[0] = '\0';
     bool complete = true;
     for (size_t i = 0; i < count; i++) {
         void* address = qlora__library_symbol(library, symbols[i].name);
-        // A pointer to data copied into a pointer to a function: what dlsym asks for, without a
-        // cast that pedantic compilers refuse.
+        // dlsym returns a function as a pointer to data. Copying its bytes avoids a cast that
+        // pedantic compilers reject.
         memcpy((char*)table + symbols[i].offset, &address, sizeof address);
         if (address == NULL && symbols[i].required) {
             size_t used = strlen(missing);
@@ -7455,7 +7691,7 @@ static const qlora__symbol qlora__cuda_symbols[] = {QLORA__CUDA_SYMBOLS(QLORA__X
 static const qlora__symbol qlora__cublas_symbols[] = {QLORA__CUBLAS_SYMBOLS(QLORA__X)};
 #undef QLORA__X
 
-// Opens the first library of a list, or the one the caller named.
+// Opens the library named by the caller, or else the first one of a list that can be opened.
 static void* qlora__library_first(const char* path, const char* const* names, size_t count,
                                   char* why, size_t size) {
     if (path != NULL) {
@@ -7471,11 +7707,11 @@ static void* qlora__library_first(const char* path, const char* const* names, si
             snprintf(first, sizeof first, "%s", why);
         }
     }
-    snprintf(why, size, "%s", first); // the usual name is the one people know
+    snprintf(why, size, "%s", first); // report the usual name
     return NULL;
 }
 
-// These leave the CUDA context unusable: cuda.h says so of each.
+// Codes that leave the CUDA context unusable, according to cuda.h.
 static bool qlora__cu_is_sticky(int code) {
     static const int codes[] = {214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999};
     for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++) {
@@ -7499,7 +7735,7 @@ static void qlora__device_lost(qlora_ctx* ctx, const char* why) {
     QLORA__LOG(ctx, ERROR, DEVICE_LOST, "%s", why);
 }
 
-// Turns a driver's code into a result and a text. what names the call and its size.
+// Converts a driver's code into a result and an error text. `what` names the call and its size.
 static qlora_result qlora__cu(qlora_ctx* ctx, int code, const char* what) {
     if (code == 0) {
         return QLORA_OK;
@@ -7513,8 +7749,8 @@ static qlora_result qlora__cu(qlora_ctx* ctx, int code, const char* what) {
         snprintf(lost, sizeof lost, "%s (%d), seen at %s", name, code, what);
         qlora__device_lost(ctx, lost);
         return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
-                           "a kernel launched earlier failed: %s; the CUDA context is unusable, "
-                           "destroy this context (QLORA_DEBUG finds the kernel)",
+                           "a kernel launched earlier failed: %s; the CUDA context is unusable; "
+                           "destroy this context (a build with QLORA_DEBUG names the kernel)",
                            lost);
     }
     if (code == 2) {
@@ -7522,7 +7758,7 @@ static qlora_result qlora__cu(qlora_ctx* ctx, int code, const char* what) {
         size_t total = 0;
         ctx->gpu->cu.MemGetInfo(&free_bytes, &total);
         return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                           "%s failed: %s (2), %.2f GiB of %.2f are free", what, name,
+                           "%s failed: %s (2); %.2f of %.2f GiB are free", what, name,
                            (double)free_bytes / 1073741824.0, (double)total / 1073741824.0);
     }
     qlora_result result = code >= 900 && code <= 908 ? QLORA_ERR_CAPTURE : QLORA_ERR_CUDA;
@@ -7556,12 +7792,12 @@ static qlora_result qlora__blas(qlora_ctx* ctx, int status, const char* what) {
     if (status == 0) {
         return QLORA_OK;
     }
-    ctx->gpu->cublas_bound = false; // its stream, workspace and modes may be half set
+    ctx->gpu->cublas_bound = false; // its stream, workspace and modes may be partly set
     char why[96];
     snprintf(why, sizeof why, " failed with %s", qlora__cublas_name(status));
     qlora__capture_broke(ctx, what, why);
-    // cuBLAS has one word for every fault; the stream knows whether an earlier kernel's is behind
-    // it.
+    // cuBLAS reports every fault with the same code; query the stream to find out whether an
+    // earlier kernel caused it.
     int code = ctx->capture == NULL ? ctx->gpu->cu.StreamSynchronize(ctx->gpu->stream) : 0;
     if (qlora__cu_is_sticky(code)) {
         return qlora__cu(ctx, code, what);
@@ -7570,9 +7806,9 @@ static qlora_result qlora__blas(qlora_ctx* ctx, int status, const char* what) {
                        qlora__cublas_name(status), status);
 }
 
-// ---- which PTX a device and a driver take -------------------------------------------------------
+// ---- PTX targets of devices, PTX versions of drivers --------------------------------------------
 
-// A plain target, and the lowest PTX version that knows it.
+// A plain target and the lowest PTX version that supports it.
 typedef struct qlora__target {
     int number;
     int version;
@@ -7582,7 +7818,7 @@ static const qlora__target qlora__targets[] = {{75, 63},  {80, 70},  {86, 71},  
                                                {88, 90},  {89, 78},  {90, 78},  {100, 86},
                                                {103, 88}, {110, 90}, {120, 87}, {121, 88}};
 
-// Highest PTX version of a driver, from the table in NVIDIA's PTX manual.
+// The highest PTX version that a driver accepts, from the table in NVIDIA's PTX manual.
 static int qlora__ptx_version_of_driver(int driver) {
     static const int table[][2] = {{13000, 90}, {12090, 88}, {12080, 87}, {12070, 86}, {12050, 85},
                                    {12040, 84}, {12030, 83}, {12020, 82}, {12010, 81}, {12000, 80},
@@ -7606,8 +7842,8 @@ static int qlora__target_version(int number) {
     return 0;
 }
 
-// F-PTX-001: the device's own target; for a device this file does not know, or a driver too old for
-// the device's own, the highest plain target that both take. 0 when there is none.
+// Returns the device's own target. If this table does not have it, or the driver is too old for it,
+// returns the highest plain target that both support, or 0 if there is none.
 static int qlora__target_choose(int capability, int ptx_version) {
     int best = 0;
     for (size_t i = 0; i < sizeof qlora__targets / sizeof qlora__targets[0]; i++) {
@@ -7621,10 +7857,10 @@ static int qlora__target_choose(int capability, int ptx_version) {
 
 //@@ src/driver/device.h
 
-// ---- bringing a device up and down --------------------------------------------------------------
+// ---- opening a device, cuBLAS and device memory -------------------------------------------------
 
-// Whether kernels that need this compute capability (80 is 8.0) run here: both the device and the
-// target that PTX is emitted for must have it.
+// Returns whether kernels that need this compute capability (80 is 8.0) can run: both the device
+// and the target for which PTX is emitted must have it.
 static QLORA__UNUSED bool qlora__gpu_takes(const qlora_ctx* ctx, int capability) {
     return ctx->gpu != NULL && ctx->gpu->target_number >= capability;
 }
@@ -7652,17 +7888,17 @@ static qlora_result qlora__gpu_load(qlora_ctx* ctx) {
                              sizeof qlora__cuda_symbols / sizeof qlora__cuda_symbols[0],
                              &ctx->gpu->cu, why, sizeof why)) {
         return qlora__fail(ctx, QLORA_ERR_BACKEND,
-                           "the CUDA driver is too old or not a driver, it lacks %s", why);
+                           "the CUDA driver is too old, or not a driver: it lacks %s", why);
     }
     int code = ctx->gpu->cu.Init(0);
     if (code == 34) {
         return qlora__fail(
             ctx, QLORA_ERR_BACKEND,
-            "libcuda is the toolkit's stub, not a driver (34); put the real libcuda.so.1 "
-            "first or set desc.cuda_library");
+            "libcuda is the CUDA toolkit's stub, not a driver (34); put the real libcuda.so.1 "
+            "first in the search path or set desc.cuda_library");
     }
     if (code == 100) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "no CUDA device (CUDA_ERROR_NO_DEVICE)");
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "no CUDA device found (CUDA_ERROR_NO_DEVICE)");
     }
     return qlora__cu(ctx, code, "cuInit");
 }
@@ -7680,8 +7916,8 @@ static qlora_result qlora__gpu_choose_device(qlora_ctx* ctx) {
     QLORA__TRY(qlora__cu(ctx, gpu->cu.DeviceGetCount(&count), "cuDeviceGetCount"));
     if (ctx->desc.device < 0 || ctx->desc.device >= count) {
         return qlora__fail(ctx, QLORA_ERR_BACKEND,
-                           "there is no CUDA device %d; the driver shows %d", (int)ctx->desc.device,
-                           count);
+                           "desc.device is %d, but the driver reports %d CUDA device%s",
+                           (int)ctx->desc.device, count, count == 1 ? "" : "s");
     }
     return qlora__cu(ctx, gpu->cu.DeviceGet(&gpu->device, ctx->desc.device), "cuDeviceGet");
 }
@@ -7712,22 +7948,22 @@ static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
     gpu->ptx_version = qlora__ptx_version_of_driver(gpu->driver_version);
     if (gpu->capability < 75) {
         return qlora__fail(ctx, QLORA_ERR_BACKEND,
-                           "%s has compute capability %d.%d; 7.5 or newer is needed",
+                           "%s has compute capability %d.%d; at least 7.5 is needed",
                            gpu->device_name, major, minor);
     }
     gpu->target_number = qlora__target_choose(gpu->capability, gpu->ptx_version);
     if (gpu->target_number == 0) {
         return qlora__fail(
             ctx, QLORA_ERR_BACKEND,
-            "the driver (CUDA %d.%d) is too old for our kernels; 10.0 or newer is needed",
+            "the driver (CUDA %d.%d) is too old for the kernels; at least 10.0 is needed",
             gpu->driver_version / 1000, gpu->driver_version % 1000 / 10);
     }
     snprintf(gpu->target, sizeof gpu->target, "sm_%d", gpu->target_number);
     return QLORA_OK;
 }
 
-// The handle's stream, workspace and modes; again after whatever could have changed them
-// (C-STREAM). cublasSetStream resets the workspace, so that comes second.
+// Sets the handle's stream, workspace and modes, unless nothing can have changed them since the
+// last time. cublasSetStream resets the workspace, so the workspace is set after the stream.
 static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx, void* workspace) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu->cublas_bound && !gpu->cublas_exposed) {
@@ -7746,7 +7982,8 @@ static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx, void* works
     return QLORA_OK;
 }
 
-// Without cuBLAS our own PTX does the products; why it is missing is kept for qlora_describe.
+// Returns false without cuBLAS: the built-in kernels then do the products. qlora_describe reports
+// the reason, which is kept in cublas_note.
 static bool qlora__cublas_open(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
 #define QLORA__X(name) name,
@@ -7754,7 +7991,7 @@ static bool qlora__cublas_open(qlora_ctx* ctx) {
 #undef QLORA__X
     if (ctx->desc.cublas_library != NULL && strcmp(ctx->desc.cublas_library, "none") == 0) {
         snprintf(gpu->cublas_note, sizeof gpu->cublas_note,
-                 "not wanted (desc.cublas_library is none)");
+                 "disabled by desc.cublas_library \"none\"");
         return false;
     }
     char why[256] = "";
@@ -7767,7 +8004,7 @@ static bool qlora__cublas_open(qlora_ctx* ctx) {
     if (!qlora__symbols_load(library, qlora__cublas_symbols,
                              sizeof qlora__cublas_symbols / sizeof qlora__cublas_symbols[0],
                              &gpu->blas, why, sizeof why)) {
-        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "too old or broken, it lacks %.200s",
+        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "too old or damaged: it lacks %.200s",
                  why);
         return false;
     }
@@ -7788,7 +8025,7 @@ static void* qlora__device_alloc(qlora_ctx* ctx, size_t bytes) {
         void* p = ctx->desc.device_allocator.alloc(bytes, ctx->desc.device_allocator.user);
         if (p == NULL) {
             qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                        "desc.device_allocator gave no memory for %llu bytes",
+                        "desc.device_allocator returned NULL for %llu bytes",
                         (unsigned long long)bytes);
         }
         return p;
@@ -7816,6 +8053,8 @@ static void qlora__device_free(qlora_ctx* ctx, void* data, size_t bytes) {
 
 //@@ src/driver/none.h
 
+// ---- device memory in a build without CUDA ------------------------------------------------------
+
 static void* qlora__device_alloc(qlora_ctx* ctx, size_t bytes) {
     (void)bytes;
     qlora__fail(ctx, QLORA_ERR_BACKEND, "built with QLORA_NO_CUDA");
@@ -7835,20 +8074,21 @@ static void qlora__device_free(qlora_ctx* ctx, void* data, size_t bytes) {
 
 //@@ src/tensor/capture.h
 
-// ---- what a graph uses --------------------------------------------------------------------------
+// ---- the buffers that a graph uses --------------------------------------------------------------
 
-// The part of a graph that memory knows: which of our buffers it uses, and why it can no longer be
-// replayed.
+// The part of a graph that buffers know about: the buffers that it uses, and the reason why it can
+// no longer be replayed.
 struct qlora__watch {
     qlora__watch* next;
-    uint64_t key;      // of the graph
+    uint64_t key;      // the graph's key
     uint64_t* buffers; // ids
     size_t buffer_count;
     size_t buffer_capacity;
     char invalid[128]; // "" while it can be replayed
 };
 
-// Remembers which of our buffers a graph in the making uses, so that freeing one invalidates it.
+// Records that the graph being captured uses this memory, so that freeing its buffer invalidates
+// the graph.
 static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
     qlora__capture* capture = ctx->capture;
     if (capture == NULL || data == NULL) {
@@ -7860,7 +8100,7 @@ static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
         b = b->next;
     }
     if (b == NULL) {
-        return QLORA_OK; // the caller's own memory
+        return QLORA_OK; // memory of the caller
     }
     for (size_t i = 0; i < capture->count; i++) {
         if (capture->ids[i] == b->id) {
@@ -7884,7 +8124,7 @@ static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
     return QLORA_OK;
 }
 
-// buffer_id 0: all of them.
+// Invalidates the graphs that use a buffer; with buffer_id 0, all graphs.
 static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const char* why) {
     for (qlora__watch* g = ctx->watches; g != NULL; g = g->next) {
         bool hit = buffer_id == 0;
@@ -7901,7 +8141,38 @@ static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const c
 
 //@@ src/tensor/checks.h
 
-// Elements from the first to the last of a tensor; false when that overflows.
+// ---- checks of arguments ------------------------------------------------------------------------
+
+// The value is from `least` to `most`; INT64_MAX means that there is no upper limit.
+static QLORA__UNUSED qlora_result qlora__need_whole(qlora_ctx* ctx, const char* name, int64_t value,
+                                                    int64_t least, int64_t most) {
+    if (value >= least && value <= most) {
+        return QLORA_OK;
+    }
+    if (most == INT64_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld; it must be at least %lld", name,
+                           (long long)value, (long long)least);
+    }
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld; it must be from %lld to %lld", name,
+                       (long long)value, (long long)least, (long long)most);
+}
+
+// The value is at least `least` and less than `below`; a NaN is neither.
+static QLORA__UNUSED qlora_result qlora__need_real(qlora_ctx* ctx, const char* name, double value,
+                                                   double least, double below) {
+    if (value >= least && value < below) {
+        return QLORA_OK;
+    }
+    if (below >= 1e300) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be a finite number%s", name,
+                           value, least < 0.0 ? "" : " that is not negative");
+    }
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be at least %g and less than %g",
+                       name, value, least, below);
+}
+
+// Counts the elements from the first to the last one of a tensor, with the gaps between its rows.
+// Returns false if the number overflows.
 static bool qlora__tensor_span(const qlora_tensor* t, size_t* elements) {
     *elements = 0;
     if (t->rows == 0 || t->cols == 0 || t->batch == 0) {
@@ -7921,7 +8192,54 @@ static bool qlora__tensor_bytes(const qlora_tensor* t, size_t* bytes) {
            qlora__mul(elements, qlora_dtype_bytes(t->dtype), bytes);
 }
 
-// The checks that every operator makes of every tensor; -1 accepts any size.
+// Sizes are not negative, and rows do not overlap. The prefix is "x." for a tensor x.
+static qlora_result qlora__need_sizes(qlora_ctx* ctx, const qlora_tensor* t, const char* prefix) {
+    static const char* const names[] = {"rows", "cols", "batch", "batch_stride"};
+    const int64_t sizes[] = {t->rows, t->cols, t->batch, t->batch_stride};
+    for (int i = 0; i < 4; i++) {
+        if (sizes[i] < 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s%s is %lld; it must not be negative",
+                               prefix, names[i], (long long)sizes[i]);
+        }
+    }
+    if (t->ld < t->cols) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%sld is %lld; it must be at least cols (%lld)",
+                           prefix, (long long)t->ld, (long long)t->cols);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__need_dtype(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
+                                      unsigned dtypes) {
+    char allowed[64] = "";
+    size_t used = 0;
+    if ((int)t->dtype >= 0 && t->dtype <= QLORA_U8 && (dtypes >> t->dtype & 1u) != 0) {
+        return QLORA_OK;
+    }
+    for (int i = QLORA_F32; i <= QLORA_U8; i++) {
+        if ((dtypes >> i & 1u) != 0) {
+            qlora__append(allowed, sizeof allowed, &used, "%s%s", used > 0 ? " or " : "",
+                          qlora_dtype_name((qlora_dtype)i));
+        }
+    }
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s.dtype is %s (%d); it must be %s", name,
+                       qlora_dtype_name(t->dtype), (int)t->dtype, allowed);
+}
+
+static qlora_result qlora__need_shape(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
+                                      int64_t rows, int64_t cols) {
+    char wanted[2][24];
+    if ((rows < 0 || t->rows == rows) && (cols < 0 || t->cols == cols)) {
+        return QLORA_OK;
+    }
+    snprintf(wanted[0], sizeof wanted[0], "%lld", (long long)rows);
+    snprintf(wanted[1], sizeof wanted[1], "%lld", (long long)cols);
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld x %lld; expected %s x %s", name,
+                       (long long)t->rows, (long long)t->cols, rows < 0 ? "any" : wanted[0],
+                       cols < 0 ? "any" : wanted[1]);
+}
+
+// The checks that every operator does for each of its tensors. A size of -1 accepts any.
 static qlora_result qlora__need_batch(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
                                       unsigned dtypes, int64_t batch, int64_t rows, int64_t cols) {
     if (t == NULL) {
@@ -7932,32 +8250,21 @@ static qlora_result qlora__need_batch(qlora_ctx* ctx, const qlora_tensor* t, con
                            t->owner == NULL ? "no context; use qlora_tensor_create or _wrap"
                                             : "another context");
     }
-    if ((int)t->dtype < 0 || t->dtype > QLORA_U8 || (dtypes >> t->dtype & 1u) == 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has dtype %s, which is not accepted here",
-                           name, qlora_dtype_name(t->dtype));
-    }
-    if (t->rows < 0 || t->cols < 0 || t->batch < 0 || t->batch_stride < 0 || t->ld < t->cols) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s has %lld rows, %lld columns, ld %lld, batch %lld: sizes may not be "
-                           "negative and ld not below the columns",
-                           name, (long long)t->rows, (long long)t->cols, (long long)t->ld,
-                           (long long)t->batch);
-    }
-    if ((rows >= 0 && t->rows != rows) || (cols >= 0 && t->cols != cols)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld x %lld, expected %lld x %lld%s",
-                           name, (long long)t->rows, (long long)t->cols, (long long)rows,
-                           (long long)cols, rows < 0 || cols < 0 ? " (-1: any)" : "");
-    }
+    char prefix[64];
+    snprintf(prefix, sizeof prefix, "%.60s.", name);
+    QLORA__TRY(qlora__need_dtype(ctx, t, name, dtypes));
+    QLORA__TRY(qlora__need_sizes(ctx, t, prefix));
+    QLORA__TRY(qlora__need_shape(ctx, t, name, rows, cols));
     if (batch >= 0 && t->batch != batch) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has a batch of %lld, expected %lld", name,
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s.batch is %lld; expected %lld", name,
                            (long long)t->batch, (long long)batch);
     }
     size_t bytes = 0;
     if (!qlora__tensor_bytes(t, &bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%s: the size overflows", name);
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%s: the size in bytes overflows", name);
     }
     if (bytes > t->bytes || (t->data == NULL && bytes > 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s needs %llu bytes, its buffer has %llu",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s needs %llu bytes; its buffer has %llu",
                            name, (unsigned long long)bytes,
                            (unsigned long long)(t->data == NULL ? 0 : t->bytes));
     }
@@ -7970,7 +8277,7 @@ static QLORA__UNUSED qlora_result qlora__need(qlora_ctx* ctx, const qlora_tensor
     return qlora__need_batch(ctx, t, name, dtypes, 1, rows, cols);
 }
 
-// Two windows of one buffer with the same ld and different columns do not overlap.
+// Views of one buffer with the same ld and disjoint columns do not overlap.
 static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y) {
     size_t x_bytes = 0;
     size_t y_bytes = 0;
@@ -8007,6 +8314,8 @@ static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* 
 }
 
 //@@ src/tensor/tensor.h
+
+// ---- buffers ------------------------------------------------------------------------------------
 
 static qlora_result qlora__buffer_create(qlora_ctx* ctx, size_t bytes, qlora__buffer** out) {
     QLORA__TRY(qlora__not_in_capture(ctx, "allocating memory"));
@@ -8080,7 +8389,7 @@ static qlora_result qlora__copy_in(qlora_ctx* ctx, void* target, const void* sou
     int code = ctx->gpu->cu.MemcpyHtoDAsync((qlora__CUdeviceptr)(uintptr_t)target, source, bytes,
                                             ctx->gpu->stream);
     QLORA__TRY(qlora__cu(ctx, code, "cuMemcpyHtoDAsync"));
-    return qlora__sync(ctx); // the caller may change source at once
+    return qlora__sync(ctx); // the caller may change source right after this call
 }
 
 static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source,
@@ -8168,22 +8477,18 @@ static qlora_result qlora__tensor_shape(qlora_ctx* ctx, qlora_dtype dtype, int64
     out->batch = batch;
     out->owner = ctx;
     if ((int)dtype < 0 || dtype > QLORA_U8) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "unknown dtype %d", (int)dtype);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dtype is %d; it must be one of qlora_dtype",
+                           (int)dtype);
     }
-    if (batch < 0 || rows < 0 || cols < 0 || ld < cols) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "%lld x %lld with ld %lld, batch %lld: sizes may not be negative and ld not "
-            "below the columns",
-            (long long)rows, (long long)cols, (long long)ld, (long long)batch);
-    }
+    QLORA__TRY(qlora__need_sizes(ctx, out, ""));
     size_t matrix = 0;
     size_t all = 0;
     size_t bytes = 0;
     if (!qlora__mul((size_t)rows, (size_t)ld, &matrix) ||
         !qlora__mul(matrix, (size_t)batch, &all) ||
         !qlora__mul(all, qlora_dtype_bytes(dtype), &bytes) || bytes > (size_t)INT64_MAX) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld x %lld x %lld elements overflow",
+        return qlora__fail(ctx, QLORA_ERR_LIMIT,
+                           "the size in bytes of %lld x %lld x %lld elements overflows",
                            (long long)batch, (long long)rows, (long long)ld);
     }
     out->batch_stride = (int64_t)matrix;
@@ -8223,7 +8528,7 @@ static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) 
         return QLORA_OK;
     }
     if (tensor->owner != ctx) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the tensor belongs to another context");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "tensor belongs to another context");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
     qlora__buffer* b = ctx->buffers;
@@ -8233,8 +8538,8 @@ static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) 
     if (b == NULL || b == ctx->scratch) {
         return qlora__fail(
             ctx, QLORA_ERR_ARGUMENT,
-            "not made by qlora_tensor_create, or destroyed already; views and wrapped "
-            "tensors are not destroyed");
+            "tensor does not own a buffer: it is a view, wraps other memory, or was destroyed "
+            "before; views and wrapped tensors must not be destroyed");
     }
     qlora__buffer_destroy(ctx, b);
     ctx->living[QLORA__TENSORS]--;
@@ -8257,15 +8562,19 @@ static qlora_result qlora__tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes,
     t.data = data;
     t.bytes = bytes;
     size_t needed = 0;
-    if (!qlora__tensor_bytes(&t, &needed) || needed > bytes || (data == NULL && needed > 0)) {
+    bool counted = qlora__tensor_bytes(&t, &needed);
+    if (data == NULL && needed > 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "data is NULL");
+    }
+    if (!counted || needed > bytes) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%lld x %lld %s needs %llu bytes, the buffer has %llu", (long long)rows,
-                           (long long)cols, qlora_dtype_name(dtype), (unsigned long long)needed,
-                           (unsigned long long)(data == NULL ? 0 : bytes));
+                           "bytes is %llu; a tensor of %lld x %lld %s with ld %lld needs %llu",
+                           (unsigned long long)bytes, (long long)rows, (long long)cols,
+                           qlora_dtype_name(dtype), (long long)t.ld, (unsigned long long)needed);
     }
     if ((uintptr_t)data % qlora_dtype_bytes(dtype) != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the buffer is not aligned for %s",
-                           qlora_dtype_name(dtype));
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "data must be aligned to %d bytes for %s",
+                           (int)qlora_dtype_bytes(dtype), qlora_dtype_name(dtype));
     }
     *out = t;
     return QLORA_OK;
@@ -8277,16 +8586,24 @@ qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_d
     return qlora__leave(ctx, qlora__tensor_wrap(ctx, data, bytes, dtype, rows, cols, ld, out));
 }
 
+static qlora_result qlora__view_inside(qlora_ctx* ctx, const char* name, int64_t first,
+                                       int64_t count, int64_t size) {
+    if (first < 0 || count < 0 || first > size - count) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%lld %ss from %s %lld on are not inside the tensor's %lld",
+                           (long long)count, name, name, (long long)first, (long long)size);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, int64_t row,
                                        int64_t rows, int64_t col, int64_t cols, qlora_tensor* out) {
-    if (t->batch != 1 || row < 0 || rows < 0 || col < 0 || cols < 0 || row > t->rows - rows ||
-        col > t->cols - cols) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "rows %lld+%lld, columns %lld+%lld do not lie inside %lld x %lld (batch 1)",
-            (long long)row, (long long)rows, (long long)col, (long long)cols, (long long)t->rows,
-            (long long)t->cols);
+    if (t->batch != 1) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "tensor.batch is %lld; a view needs batch 1",
+                           (long long)t->batch);
     }
+    QLORA__TRY(qlora__view_inside(ctx, "row", row, rows, t->rows));
+    QLORA__TRY(qlora__view_inside(ctx, "column", col, cols, t->cols));
     size_t offset = ((size_t)row * (size_t)t->ld + (size_t)col) * qlora_dtype_bytes(t->dtype);
     qlora_tensor v = *t;
     v.rows = rows;
@@ -8300,7 +8617,7 @@ static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, in
 static qlora_result qlora__tensor_view_checked(qlora_ctx* ctx, const qlora_tensor* t, int64_t row,
                                                int64_t rows, int64_t col, int64_t cols,
                                                qlora_tensor* out) {
-    QLORA__TRY(qlora__need(ctx, t, "the tensor", ~0u, -1, -1));
+    QLORA__TRY(qlora__need(ctx, t, "tensor", ~0u, -1, -1));
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
@@ -8315,20 +8632,22 @@ qlora_result qlora_tensor_view(qlora_ctx* ctx, const qlora_tensor* tensor, int64
 
 static qlora_result qlora__tensor_copy_check(qlora_ctx* ctx, const qlora_tensor* t,
                                              const void* host, size_t bytes) {
-    QLORA__TRY(qlora__need_batch(ctx, t, "the tensor", ~0u, -1, -1, -1));
+    QLORA__TRY(qlora__need_batch(ctx, t, "tensor", ~0u, -1, -1, -1));
     size_t whole = 0;
     qlora__tensor_bytes(t, &whole);
     bool contiguous = (t->rows <= 1 || t->ld == t->cols) &&
                       (t->batch <= 1 || t->batch_stride == t->rows * t->cols);
     if (!contiguous) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the tensor's rows do not follow each other (ld %lld, %lld columns)",
+                           "the tensor is not contiguous (ld %lld, %lld columns)",
                            (long long)t->ld, (long long)t->cols);
     }
-    if (bytes != whole || (host == NULL && bytes > 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the tensor has %llu bytes, %llu were given",
-                           (unsigned long long)whole,
-                           (unsigned long long)(host == NULL ? 0 : bytes));
+    if (host == NULL && bytes > 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the host memory is NULL");
+    }
+    if (bytes != whole) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "bytes is %llu; the tensor has %llu",
+                           (unsigned long long)bytes, (unsigned long long)whole);
     }
     return QLORA_OK;
 }
@@ -8358,7 +8677,7 @@ qlora_result qlora_tensor_read(qlora_ctx* ctx, const qlora_tensor* tensor, void*
 }
 
 static qlora_result qlora__tensor_zero(qlora_ctx* ctx, const qlora_tensor* t) {
-    QLORA__TRY(qlora__need_batch(ctx, t, "the tensor", ~0u, -1, -1, -1));
+    QLORA__TRY(qlora__need_batch(ctx, t, "tensor", ~0u, -1, -1, -1));
     size_t size = qlora_dtype_bytes(t->dtype);
     for (int64_t i = 0; i < t->batch; i++) {
         char* matrix = (char*)t->data + (size_t)i * (size_t)t->batch_stride * size;
@@ -8377,9 +8696,9 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 
 // ---- staging ------------------------------------------------------------------------------------
 //
-// Host memory that asynchronous copies read from or write to: pinned on CUDA, plain on the CPU, where
-// a copy is done when the call returns. Floors above this one copy and wait through these functions
-// and need no driver calls of their own.
+// Host memory that asynchronous copies read from or write to. It is pinned on CUDA and ordinary
+// memory on the CPU, where a copy is complete when the call returns. Higher floors copy and wait
+// only through these functions, so they need no driver calls of their own.
 
 #define QLORA__RING_SLOTS 4
 
@@ -8393,8 +8712,8 @@ typedef struct qlora__ring {
     qlora__slot slots[QLORA__RING_SLOTS];
     int count;
     int next;
-    size_t bytes;  // in each slot
-    int64_t waits; // times the host had to wait for a free slot
+    size_t bytes;  // of each slot
+    int64_t waits; // how often the host had to wait for a free slot
 } qlora__ring;
 
 static void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
@@ -8420,7 +8739,7 @@ static void qlora__pinned_free(qlora_ctx* ctx, void* p, size_t bytes) {
     qlora__free(ctx, p, bytes);
 }
 
-// An event without timing; NULL on the CPU.
+// Creates an event without timing; NULL on the CPU.
 static qlora_result qlora__event_create(qlora_ctx* ctx, void** out) {
     *out = NULL;
 #ifndef QLORA_NO_CUDA
@@ -8446,7 +8765,7 @@ static void qlora__event_destroy(qlora_ctx* ctx, void* event) {
 #endif
 }
 
-// Marks this point of the stream.
+// Records the current position of the stream.
 static qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
@@ -8459,7 +8778,7 @@ static qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
     return QLORA_OK;
 }
 
-// Whether the stream has passed the mark; an error shows when somebody waits.
+// Returns whether the stream has passed the recorded position. A later wait reports any error.
 static bool qlora__event_done(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
@@ -8484,7 +8803,7 @@ static qlora_result qlora__event_wait(qlora_ctx* ctx, void* event) {
     return QLORA_OK;
 }
 
-// Device to host without waiting; the target must be pinned.
+// Copies from the device to the host without waiting; the target must be pinned.
 static qlora_result qlora__copy_out_later(qlora_ctx* ctx, void* to, const void* from,
                                           size_t bytes) {
 #ifndef QLORA_NO_CUDA
@@ -8508,7 +8827,7 @@ static void qlora__ring_destroy(qlora_ctx* ctx, qlora__ring* ring) {
     memset(ring, 0, sizeof *ring);
 }
 
-// Destroy it also when this fails.
+// The ring must be destroyed even if this fails.
 static qlora_result qlora__ring_create(qlora_ctx* ctx, int count, size_t bytes, qlora__ring* ring) {
     memset(ring, 0, sizeof *ring);
     ring->bytes = bytes;
@@ -8523,7 +8842,7 @@ static qlora_result qlora__ring_create(qlora_ctx* ctx, int count, size_t bytes, 
     return QLORA_OK;
 }
 
-// The next slot, once no copy reads from it any more.
+// Returns the next slot; waits until no copy reads from it.
 static qlora_result qlora__ring_take(qlora_ctx* ctx, qlora__ring* ring, qlora__slot** out) {
     qlora__slot* slot = &ring->slots[ring->next];
     ring->next = (ring->next + 1) % ring->count;
@@ -8536,7 +8855,7 @@ static qlora_result qlora__ring_take(qlora_ctx* ctx, qlora__ring* ring, qlora__s
     return QLORA_OK;
 }
 
-// Copies from a slot's memory to the device, without waiting.
+// Copies from a slot's memory to the device without waiting.
 static qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* slot, void* target,
                                      const void* source, size_t bytes) {
 #ifndef QLORA_NO_CUDA
@@ -8559,31 +8878,32 @@ static qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* slot, void* ta
 
 //@@ src/tensor/beside.h
 
+// ---- work in parallel with the stream -----------------------------------------------------------
+//
+// Small kernels leave most of a large GPU idle. In a captured graph, the work between
+// qlora__beside_begin and _end goes to a second stream: it starts when everything queued before
+// _begin has finished, including earlier work on the second stream, and runs in parallel with the
+// work after _end. Before using its results, or writing to its inputs, call qlora__beside_wait.
+// Both streams share one scratch buffer, so work that needs scratch must stay on the first. Outside
+// a capture everything runs on one stream in the order of the calls, with the same kernels and
+// bit-identical results.
+
 #ifndef QLORA_NO_CUDA
 
-// ---- work beside the stream ---------------------------------------------------------------------
-//
-// Small kernels leave most of a large GPU idle. In a captured graph, what lies between
-// qlora__beside_begin and _end becomes a second line: it starts when all that was queued before
-// _begin is done (and what went beside before it), and runs at the same time as what follows _end.
-// Whoever needs its results, or writes what it reads, calls qlora__beside_wait first. Lines have
-// one scratch between them, so work that needs scratch belongs to the first. Outside a capture all
-// of it is one line, in the order of the calls: the same kernels, and the same bits.
-
-// Whoever puts work on the second line gives it a slot, counted from 0.
+// Each piece of work on the second stream has a slot, counted from 0, by which it is waited for.
 #define QLORA__BESIDE_SLOTS 5
 
 struct qlora__beside {
     void* stream;
-    void* fork;                      // event: where the second line leaves the first
-    void* done[QLORA__BESIDE_SLOTS]; // events: what the first line can wait for
-    unsigned pending;                // bit i: done[i] was recorded and not waited for
-    bool forked;                     // in this capture
+    void* fork;                      // event: the second stream starts after it
+    void* done[QLORA__BESIDE_SLOTS]; // events: the end of the work in each slot
+    unsigned pending;                // bit i: done[i] was recorded and has not been waited for
+    bool forked;                     // the second stream is part of this capture
     void* first;                     // the context's stream, while the second is in use
     qlora__buffer* workspace;        // for cuBLAS
 };
 
-// A stream of our own with desc.stream_priority; a driver without priorities gives a plain one.
+// Creates a stream with desc.stream_priority, or without a priority if the driver has none.
 static qlora_result qlora__stream_create(qlora_ctx* ctx, void** out) {
     qlora__gpu* gpu = ctx->gpu;
     int priority = (int)ctx->desc.stream_priority;
@@ -8635,7 +8955,7 @@ static void qlora__beside_close(qlora_ctx* ctx) {
     gpu->beside = NULL;
 }
 
-// What cuBLAS works in on the line in use: lines that run at the same time share nothing.
+// The cuBLAS workspace of the stream in use. Streams that run in parallel cannot share one.
 static QLORA__UNUSED void* qlora__beside_workspace(const qlora_ctx* ctx) {
     const qlora__gpu* gpu = ctx->gpu;
     bool second = gpu->beside != NULL && gpu->beside->first != NULL;
@@ -8658,7 +8978,7 @@ static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
     return QLORA_OK;
 }
 
-// Back to the context's stream, whatever has happened.
+// Returns to the context's stream, also after a failure.
 static void qlora__beside_leave(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu->beside->first != NULL) {
@@ -8668,8 +8988,8 @@ static void qlora__beside_leave(qlora_ctx* ctx) {
     }
 }
 
-// Before a capture ends. What failed may have left the second line open: it is joined, as far as
-// that still goes, because a capture may not end otherwise.
+// Call it before a capture ends. A failure may have left the second stream unjoined; it is joined
+// on a best-effort basis, because a capture with an unjoined stream cannot end.
 static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
     qlora__gpu* gpu = ctx->gpu;
     qlora__beside* b = gpu->beside;
@@ -8681,7 +9001,7 @@ static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
     b->pending = 0;
 }
 
-// r is what the work between returned; on failure the capture is lost anyway.
+// r is the result of the work since _begin; if it failed, the capture is lost anyway.
 static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
     qlora__gpu* gpu = ctx->gpu;
     if (ctx->capture == NULL || gpu == NULL) {
@@ -8695,7 +9015,7 @@ static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, ql
     return QLORA_OK;
 }
 
-// What follows on the stream comes after the work of these slots (bits), all of it so far.
+// Later work on the stream starts only after all earlier work in these slots (one bit each).
 static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
     qlora__gpu* gpu = ctx->gpu;
     for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__BESIDE_SLOTS; i++) {
@@ -8731,10 +9051,12 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 
 //@@ src/cache/registry.h
 
+// ---- the registry of the library's kernels ------------------------------------------------------
+
 // clang-format off
-// What a model must have for a kernel to be needed: all conditions of the mask together.
+// When a model needs a kernel: all conditions in its mask must hold.
 #define QLORA__NEED_ALWAYS 0u
-#define QLORA__NEED_GEMM   1u // no cuBLAS is bound
+#define QLORA__NEED_GEMM   1u // runs without cuBLAS
 #define QLORA__NEED_BF16   2u // computes in bf16
 #define QLORA__NEED_F32    4u // computes in f32
 #define QLORA__NEED_NF4    8u // has an NF4 base
@@ -8742,14 +9064,14 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 #define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
 #define QLORA__NEED_HEAD128 64u  // the same, head size 128
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
-#define QLORA__NEED_RANDOM 256u  // makes its weights from a seed
+#define QLORA__NEED_RANDOM 256u  // generates its weights from a seed
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
 
-// The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu),
-// most dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time
-// parameters.
+// The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
+// point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
+// condition. Shapes are run-time parameters of the kernels.
 #define QLORA__KERNELS(X)                                                                          \
     QLORA__KERNELS_RUNTIME(X)                                                                      \
     QLORA__KERNELS_OPS(X)                                                                          \
@@ -8891,9 +9213,9 @@ static const qlora__kernel_row qlora__kernel_rows[] = {QLORA__KERNELS(QLORA__X)}
 struct qlora_kernel {
     qlora_ctx* owner;
     const char* key;
-    void* function; // CUfunction, NULL until its module is loaded
+    void* function; // CUfunction; NULL until its module is loaded
     uint32_t shared_allowed;
-    // The caller's own kernels only:
+    // Only for kernels of the caller:
     qlora_kernel* next;
     void* module;
     uint64_t text_hash;
@@ -8904,13 +9226,15 @@ const char* qlora_kernel_name(size_t index) {
     return index < QLORA__K_COUNT ? qlora__kernel_rows[index].name : NULL;
 }
 
-// Everything that names a kernel on the CPU ends here.
+// The error of every call that needs a kernel, on the CPU.
 static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
     return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                       "kernels need CUDA, and this context runs on the CPU (%s)", ctx->reason);
+                       "kernels need CUDA, but this context runs on the CPU (%s)", ctx->reason);
 }
 
 //@@ src/cache/modules.h
+
+// ---- the kernel cache: PTX, modules, launches, lookup -------------------------------------------
 
 #ifndef QLORA_NO_CUDA
 
@@ -8921,20 +9245,20 @@ static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
 
 #if QLORA__KERNEL_ABI != 2
 #error                                                                                             \
-    "kernels_ptx.h does not fit this qlora.h (kernel ABI 2 is needed); take both from one release"
+    "kernels_ptx.h does not match this qlora.h (kernel ABI 2 is needed); use one release for both"
 #endif
 
 #define QLORA__PLANNED_MAX 256
 
 typedef struct qlora__module {
-    const char* name; // as in the registry
+    const char* name; // the same as in the registry
     void* handle;
     struct qlora__module* next;
 } qlora__module;
 
 struct qlora__cache {
     qlora_kernel kernels[QLORA__K_COUNT];
-    qlora_kernel* extra; // the caller's own
+    qlora_kernel* extra; // kernels of the caller
     qlora__module* modules;
     qlora_cache_info info;
     uint64_t planned[QLORA__PLANNED_MAX]; // hashes of the cuBLAS shapes that pre-warm ran
@@ -8942,15 +9266,15 @@ struct qlora__cache {
 
 // ---- PTX for a target ---------------------------------------------------------------------------
 
-// The text of a module that fits the device best: the highest target not above ours. One that was
-// left out of the build (chunks is NULL) is returned when no other fits, so that the caller can say
-// so.
+// Returns the module's PTX with the highest target that the device supports. PTX that was excluded
+// from the build (chunks is NULL) is returned only if nothing else fits, so that the caller can
+// report it.
 static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const char* module) {
     const qlora__ptx_text* best = NULL;
     const qlora__ptx_text* left_out = NULL;
     for (size_t i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
         const qlora__ptx_text* t = &qlora__ptx_texts[i];
-        // A text with a suffix (90a) runs on exactly that capability.
+        // PTX for a target with a suffix (90a) runs only on exactly that capability.
         bool fits = t->suffix != '\0'
                         ? t->target == gpu->capability && t->target == gpu->target_number
                         : t->target <= gpu->target_number;
@@ -8967,8 +9291,8 @@ static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const cha
     return best != NULL ? best : left_out;
 }
 
-// Joins header and chunks of a text for the device's own target (F-PTX-001). The caller frees *out,
-// *bytes long.
+// Joins the chunks of a module's PTX after a header that names the target of qlora_ctx_target. The
+// caller frees *out, which has *bytes bytes.
 static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text, char** out,
                                     size_t* bytes) {
     const qlora__gpu* gpu = ctx->gpu;
@@ -8996,7 +9320,7 @@ static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text,
     return QLORA_OK;
 }
 
-// Finds a directive at the start of a line, outside comments. NULL when there is none.
+// Finds a directive at the start of a line, outside comments; NULL if there is none.
 static const char* qlora__ptx_directive(const char* text, const char* directive) {
     size_t length = strlen(directive);
     const char* p = text;
@@ -9018,7 +9342,7 @@ static const char* qlora__ptx_directive(const char* text, const char* directive)
     return NULL;
 }
 
-// The word after a directive, e.g. "sm_90a" of ".target sm_90a, texmode_independent".
+// Copies the word after a directive: "sm_90a" from ".target sm_90a, texmode_independent".
 static void qlora__ptx_word(const char* directive, char* out, size_t size) {
     const char* p = directive + strcspn(directive, " \t");
     p += strspn(p, " \t");
@@ -9028,13 +9352,14 @@ static void qlora__ptx_word(const char* directive, char* out, size_t size) {
     out[n] = '\0';
 }
 
-// The caller's PTX must name the emitted target, or its a or f form.
+// PTX of the caller must name the target that qlora_ctx_target returns, or that target with the
+// suffix a or f.
 static qlora_result qlora__ptx_check_target(qlora_ctx* ctx, const char* ptx) {
     const char* directive = qlora__ptx_directive(ptx, ".target");
     if (directive == NULL) {
         return qlora__fail(ctx, QLORA_ERR_TARGET,
-                           "F-PTX-001: the PTX has no .target line; this device takes %s (see "
-                           "qlora_ctx_target, qlora_ptx_emit)",
+                           "the PTX has no .target line; this device needs %s (see "
+                           "qlora_ctx_target and qlora_ptx_emit)",
                            ctx->gpu->target);
     }
     char word[32];
@@ -9044,14 +9369,14 @@ static qlora_result qlora__ptx_check_target(qlora_ctx* ctx, const char* ptx) {
                 (word[n] == '\0' || ((word[n] == 'a' || word[n] == 'f') && word[n + 1] == '\0'));
     if (!same) {
         return qlora__fail(ctx, QLORA_ERR_TARGET,
-                           "F-PTX-001: the PTX is for %s, this device takes %s (qlora_ctx_target); "
+                           "the PTX is for %s, but this device needs %s (qlora_ctx_target); "
                            "rewrite it with qlora_ptx_emit",
                            word, ctx->gpu->target);
     }
     return QLORA_OK;
 }
 
-// Parses "7.8" of a .version line to 78; 0 when it is none.
+// Returns 78 for a .version line with "7.8", and 0 if the line has no version.
 static int qlora__ptx_version(const char* directive) {
     char word[16];
     qlora__ptx_word(directive, word, sizeof word);
@@ -9072,25 +9397,33 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
     const char* version_line = qlora__ptx_directive(ptx, ".version");
     const char* target_line = qlora__ptx_directive(ptx, ".target");
     int version = version_line != NULL ? qlora__ptx_version(version_line) : 0;
-    if (version == 0 || target_line == NULL || target_line < version_line) {
+    if (version == 0) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET, "the PTX has no valid .version line");
+    }
+    if (target_line == NULL || target_line < version_line) {
         return qlora__fail(ctx, QLORA_ERR_TARGET,
-                           "the text must begin with a .version and a .target line");
+                           "the PTX has no .target line after its .version line");
     }
     char word[32];
     qlora__ptx_word(target_line, word, sizeof word);
     int number = strncmp(word, "sm_", 3) == 0 ? atoi(word + 3) : 0;
-    size_t length = strlen(word);
-    if (number == 0 || number > ctx->gpu->target_number || word[length - 1] == 'a' ||
-        word[length - 1] == 'f') {
-        return qlora__fail(ctx, QLORA_ERR_TARGET,
-                           "PTX for %s cannot be rewritten for %s: only plain targets go forward",
-                           word, ctx->gpu->target);
+    if (number == 0) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET, ".target is '%s'; expected sm_ and a number",
+                           word);
+    }
+    char last = word[strlen(word) - 1];
+    if (last == 'a' || last == 'f' || number > ctx->gpu->target_number) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET, "PTX for %s cannot be rewritten for %s: %s", word,
+                           ctx->gpu->target,
+                           number > ctx->gpu->target_number
+                               ? "its target is newer"
+                               : "a target with a suffix has no later equivalent");
     }
     int least = qlora__target_version(ctx->gpu->target_number);
     version = version > least ? version : least;
     if (version > ctx->gpu->ptx_version) {
         return qlora__fail(
-            ctx, QLORA_ERR_TARGET, "the text needs PTX %d.%d, this driver takes %d.%d at most",
+            ctx, QLORA_ERR_TARGET, "the text needs PTX %d.%d; this driver accepts at most %d.%d",
             version / 10, version % 10, ctx->gpu->ptx_version / 10, ctx->gpu->ptx_version % 10);
     }
     const char* after_version = version_line + strcspn(version_line, "\n");
@@ -9101,7 +9434,7 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
                  (int)(target_line - after_version), after_version, ctx->gpu->target, after_target);
     *needed = (size_t)n + 1;
     if (buffer != NULL && size < *needed) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the buffer has %llu bytes, %llu are needed",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "size is %llu; the text needs %llu bytes",
                            (unsigned long long)size, (unsigned long long)*needed);
     }
     return QLORA_OK;
@@ -9109,8 +9442,9 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
 
 // ---- modules ------------------------------------------------------------------------------------
 
-// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET.
-// One log item per compile. A fault of an earlier kernel is reported as that, not as a failed load.
+// Below compute capability 12.0, modules are loaded with JIT logs; from 12.0 on, without. They are
+// never loaded with CU_JIT_TARGET, because the PTX names its own target. There is one log item per
+// compilation. A fault of an earlier kernel is reported as such, not as a failed load.
 static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
                                        void** out) {
     qlora__gpu* gpu = ctx->gpu;
@@ -9168,7 +9502,7 @@ static qlora_result qlora__kernel_resolve(qlora_ctx* ctx, void* module, const ch
     return QLORA_OK;
 }
 
-// All kernels of a module become ready together, or none.
+// Either all kernels of a module become ready, or none.
 static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void* handle) {
     qlora__cache* cache = ctx->gpu->cache;
     for (size_t i = 0; i < QLORA__K_COUNT; i++) {
@@ -9198,7 +9532,7 @@ static void qlora__module_forget(qlora_ctx* ctx, const char* name) {
     }
 }
 
-// Takes a compiled module into the cache and makes its kernels ready, or unloads it.
+// Adds a compiled module to the cache and makes its kernels ready. On failure, unloads it.
 static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* handle) {
     qlora__cache* cache = ctx->gpu->cache;
     qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
@@ -9218,17 +9552,17 @@ static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* 
     return QLORA_OK;
 }
 
-// Compiles the module of a kernel of the library and makes all its kernels ready. No other path is
-// taken in place of a module that was left out of the build: it would be slower, and nobody would
-// know why.
+// Compiles the module of a kernel of the library and makes all its kernels ready. There is no
+// fallback for a module that was excluded from the build: it would be slower without any sign of
+// the reason.
 static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* row) {
     const char* name = row->module;
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
         return qlora__fail(
             ctx, QLORA_ERR_UNSUPPORTED,
-            "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 begins at "
-            "8.0, f32 works)",
+            "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 needs 8.0; f32 "
+            "works)",
             name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
     }
     if (text->chunks == NULL) {
@@ -9245,7 +9579,7 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* 
     return r == QLORA_OK ? qlora__module_adopt(ctx, name, handle) : r;
 }
 
-// A kernel of the registry, compiled on demand unless the cache is sealed.
+// Returns a kernel of the registry, compiled on demand unless the cache is sealed.
 static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlora_kernel** out) {
     qlora__cache* cache = ctx->gpu->cache;
     qlora_kernel* kernel = &cache->kernels[id];
@@ -9273,7 +9607,7 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
     if (shared > (uint32_t)gpu->max_shared) {
         return qlora__fail(
             ctx, QLORA_ERR_UNSUPPORTED,
-            "kernel %s needs %u bytes of shared memory, this device gives a block %d", kernel->key,
+            "kernel %s needs %u bytes of shared memory; this device has %d per block", kernel->key,
             shared, gpu->max_shared);
     }
     if (shared > kernel->shared_allowed) {
@@ -9298,7 +9632,7 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
     return QLORA_OK;
 }
 
-// Launches a kernel of the registry. An empty grid is nothing to do.
+// Launches a kernel of the registry; does nothing if the grid is empty.
 static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
                                                 int64_t grid_y, int64_t grid_z, uint32_t threads,
                                                 uint32_t shared, void** args) {
@@ -9307,7 +9641,7 @@ static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id
     }
     if (grid_x > INT32_MAX || grid_y > 65535 || grid_z > 65535) {
         return qlora__fail(
-            ctx, QLORA_ERR_LIMIT, "kernel %s: a grid of %lld x %lld x %lld is too large",
+            ctx, QLORA_ERR_LIMIT, "kernel %s: a grid of %lld x %lld x %lld exceeds CUDA's limits",
             qlora__kernel_rows[id].name, (long long)grid_x, (long long)grid_y, (long long)grid_z);
     }
     qlora_kernel* kernel = NULL;
@@ -9331,21 +9665,23 @@ static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* ker
     }
     uint32_t grid[3];
     uint32_t block[3];
+    static const uint32_t most[] = {INT32_MAX, 65535, 65535};
     uint64_t threads = 1;
     for (int i = 0; i < 3; i++) {
         grid[i] = launch->grid[i] > 0 ? launch->grid[i] : 1;
         block[i] = launch->block[i] > 0 ? launch->block[i] : 1;
-        threads *= block[i];
-        if (block[i] > 1024) {
-            threads = 1u << 20;
+        threads = block[i] <= 1024 ? threads * block[i] : 1u << 20;
+        if (grid[i] > most[i]) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "launch.grid[%d] is %u; the maximum is %u",
+                               i, grid[i], most[i]);
         }
     }
-    if (threads > 1024 || grid[1] > 65535 || grid[2] > 65535 || grid[0] > INT32_MAX) {
+    if (threads > 1024) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "grid %u x %u x %u of blocks %u x %u x %u is beyond CUDA's limits",
-                           grid[0], grid[1], grid[2], block[0], block[1], block[2]);
+                           "launch.block is %u x %u x %u; the maximum is 1024 threads in all",
+                           block[0], block[1], block[2]);
     }
-    qlora_kernel* own = (qlora_kernel*)(uintptr_t)kernel; // handed out const, ours to update
+    qlora_kernel* own = (qlora_kernel*)(uintptr_t)kernel; // const only for the caller
     return qlora__launch_checked(ctx, own, grid, block, launch->shared_bytes, args);
 }
 
@@ -9383,15 +9719,15 @@ static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlor
         int row = qlora__kernel_row_find(key);
         if (row < 0) {
             return qlora__fail(ctx, QLORA_ERR_KERNEL,
-                               "no kernel is named %.100s; qlora_kernel_name lists ours, "
-                               "qlora_cache_get_or_compile adds yours",
+                               "no kernel is named '%.100s'; qlora_kernel_name lists those of the "
+                               "library, qlora_cache_get_or_compile adds others",
                                key);
         }
         kernel = &ctx->gpu->cache->kernels[row];
         if (kernel->function == NULL) {
             return qlora__fail(ctx, QLORA_ERR_KERNEL,
-                               "kernel %s is not compiled; call qlora_cache_compile or pre-warm a "
-                               "shape that needs it",
+                               "kernel %s is not compiled; call qlora_cache_compile, or pre-warm "
+                               "a shape that needs it",
                                qlora__kernel_rows[row].name);
         }
         ctx->gpu->cache->info.hits++;
@@ -9400,7 +9736,7 @@ static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlor
     return QLORA_OK;
 }
 
-// One of the library's own kernels, compiled if it is not and the cache is not sealed.
+// Finds a kernel of the library and compiles it if necessary, unless the cache is sealed.
 static qlora_result qlora__cache_compile(qlora_ctx* ctx, const char* name,
                                          const qlora_kernel** out) {
     if (qlora__on_cpu(ctx)) {
@@ -9412,7 +9748,7 @@ static qlora_result qlora__cache_compile(qlora_ctx* ctx, const char* name,
     int row = qlora__kernel_row_find(name);
     if (row < 0) {
         return qlora__fail(ctx, QLORA_ERR_KERNEL,
-                           "no kernel of the library is named %.100s; qlora_kernel_name lists them",
+                           "no kernel of the library is named '%.100s'; see qlora_kernel_name",
                            name);
     }
     qlora_kernel* kernel = NULL;
@@ -9462,20 +9798,29 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     if (qlora__on_cpu(ctx)) {
         return qlora__no_kernels(ctx);
     }
-    if (key == NULL || ptx == NULL || entry == NULL || out == NULL || key[0] == '\0') {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "key, ptx, entry and out are all needed");
+    const char* missing = key == NULL     ? "key"
+                          : ptx == NULL   ? "ptx"
+                          : entry == NULL ? "entry"
+                          : out == NULL   ? "out"
+                                          : NULL;
+    if (missing != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", missing);
+    }
+    if (key[0] == '\0') {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "key is empty");
     }
     if (qlora__kernel_row_find(key) >= 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%.100s is the name of a kernel of the library",
-                           key);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "key '%.100s' is the name of a kernel of the library", key);
     }
-    QLORA__TRY(qlora__ptx_check_target(ctx, ptx)); // before the look-up: a wrong text never passes
+    QLORA__TRY(qlora__ptx_check_target(ctx, ptx)); // even if the key is already known
     uint64_t hash = qlora__fnv(entry, strlen(entry), qlora__fnv(ptx, strlen(ptx), 0));
     qlora_kernel* kernel = qlora__kernel_find(ctx, key);
     if (kernel != NULL) {
         if (kernel->text_hash != hash) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "key %.100s was compiled from another text; use another key", key);
+                               "key '%.100s' was compiled from different PTX; use another key",
+                               key);
         }
         ctx->gpu->cache->info.hits++;
         *out = kernel;
@@ -9484,8 +9829,8 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     if (ctx->gpu->cache->info.sealed) {
         return qlora__fail(
             ctx, QLORA_ERR_SEALED,
-            "%.100s would be compiled, but the cache is sealed; call qlora_cache_unseal "
-            "first",
+            "'%.100s' would have to be compiled, but the cache is sealed; call "
+            "qlora_cache_unseal first",
             key);
     }
     QLORA__TRY(qlora__kernel_compile(ctx, key, ptx, entry, hash, &kernel));
@@ -9493,8 +9838,8 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     return QLORA_OK;
 }
 
-// Compiles every module of which a kernel is needed; have: conditions that hold. One after the
-// other: the driver's compiler has a lock of its own, so threads gain nothing.
+// Compiles every module with a kernel whose conditions are all in `have`. The modules are compiled
+// one after another: the driver's compiler holds a lock, so threads would gain nothing.
 static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
     for (int i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
@@ -9526,7 +9871,7 @@ static void qlora__cache_destroy(qlora_ctx* ctx) {
     gpu->cache = NULL;
 }
 
-// Returns whether it was sealed before.
+// Seals or unseals the cache; returns whether it was sealed before.
 static bool qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
     if (qlora__on_cpu(ctx)) {
         return false;
@@ -9536,8 +9881,7 @@ static bool qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
     return before;
 }
 
-// Remembers a cuBLAS shape, by its hash, while the cache is open; afterwards counts those that are
-// new.
+// Records the hash of a cuBLAS shape until the cache is sealed; afterwards counts unknown shapes.
 static QLORA__UNUSED void qlora__cache_count_shape(qlora_ctx* ctx, uint64_t hash) {
     qlora__cache* cache = ctx->gpu->cache;
     for (uint32_t i = 0; i < cache->info.cublas_shapes; i++) {
@@ -9552,7 +9896,7 @@ static QLORA__UNUSED void qlora__cache_count_shape(qlora_ctx* ctx, uint64_t hash
     }
 }
 
-// A kernel's function where its module is loaded, else NULL.
+// Returns a kernel's function, or NULL if its module is not loaded.
 static QLORA__UNUSED void* qlora__cache_function(const qlora_ctx* ctx, qlora__kernel_id id) {
     return ctx->gpu->cache->kernels[id].function;
 }
@@ -9687,11 +10031,14 @@ qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
 
 //@@ src/context.h
 
-// What a CUDA context takes by default: scratch once, a cuBLAS workspace for each line of work.
+// ---- contexts -----------------------------------------------------------------------------------
+
+// Default sizes of a CUDA context: one scratch buffer, and a cuBLAS workspace for each of its two
+// streams.
 #define QLORA__SCRATCH_BYTES ((size_t)64 << 20)
 #define QLORA__WORKSPACE_BYTES ((size_t)32 << 20)
 
-// Zero fields of a desc become what they stand for.
+// Replaces the zero fields of a desc by their defaults.
 static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
     qlora_ctx_desc d;
     memset(&d, 0, sizeof d);
@@ -9708,42 +10055,39 @@ static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
     return d;
 }
 
-// What is wrong with a desc, or NULL.
-static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
+// Describes what is wrong with a desc; the text is empty if nothing is.
+static void qlora__ctx_desc_fault(const qlora_ctx_desc* d, char* text, size_t size) {
+    text[0] = '\0';
     int hooks = qlora__files_count(&d->files);
     if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
-        return "desc was not zeroed: a reserved field is set";
+        snprintf(text, size, "a reserved field of desc is not 0; zero the desc before filling it");
+    } else if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL)) {
+        snprintf(text, size, "desc.allocator.%s is NULL; set both functions or neither",
+                 d->allocator.alloc == NULL ? "alloc" : "free");
+    } else if ((d->device_allocator.alloc == NULL) != (d->device_allocator.free == NULL)) {
+        snprintf(text, size, "desc.device_allocator.%s is NULL; set both functions or neither",
+                 d->device_allocator.alloc == NULL ? "alloc" : "free");
+    } else if (hooks != 0 && hooks != QLORA__FILES_ALL) {
+        snprintf(text, size, "desc.files has %d of %d functions; set all of them or none", hooks,
+                 QLORA__FILES_ALL);
+    } else if ((int)d->require_backend < 0 || d->require_backend > QLORA_BACKEND_CUDA) {
+        snprintf(text, size, "desc.require_backend is %d; it must be one of qlora_backend",
+                 (int)d->require_backend);
+    } else if ((int)d->math < 0 || d->math > QLORA_MATH_TF32_ALL) {
+        snprintf(text, size, "desc.math is %d; it must be one of qlora_math", (int)d->math);
+    } else if (d->threads < 0 || d->threads > QLORA__MAX_THREADS) {
+        snprintf(text, size, "desc.threads is %d; it must be from 0 to %d", (int)d->threads,
+                 QLORA__MAX_THREADS);
+    } else if (d->workspace != NULL && (uintptr_t)d->workspace % 256 != 0) {
+        snprintf(text, size, "desc.workspace must be aligned to 256 bytes");
+    } else if (d->workspace != NULL && d->workspace_bytes == 0) {
+        snprintf(text, size, "desc.workspace_bytes is 0; set it to the size of desc.workspace");
     }
-    if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL)) {
-        return "desc.allocator needs both functions or none";
-    }
-    if ((d->device_allocator.alloc == NULL) != (d->device_allocator.free == NULL)) {
-        return "desc.device_allocator needs both functions or none";
-    }
-    if (hooks != 0 && hooks != QLORA__FILES_ALL) {
-        return "desc.files needs all functions or none";
-    }
-    if ((int)d->require_backend < 0 || d->require_backend > QLORA_BACKEND_CUDA) {
-        return "desc.require_backend is no backend";
-    }
-    if ((int)d->math < 0 || d->math > QLORA_MATH_TF32_ALL) {
-        return "desc.math is no mode";
-    }
-    if (d->threads < 0 || d->threads > QLORA__MAX_THREADS) {
-        return "desc.threads must lie between 0 and 64";
-    }
-    if (d->workspace != NULL && (uintptr_t)d->workspace % 256 != 0) {
-        return "desc.workspace must be 256-byte aligned";
-    }
-    if (d->workspace != NULL && d->workspace_bytes == 0) {
-        return "desc.workspace needs its size in desc.workspace_bytes";
-    }
-    return NULL;
 }
 
 #ifndef QLORA_NO_CUDA
 
-// All that qlora__gpu_open_tools made, with the device's context current.
+// Frees everything that qlora__gpu_open_tools created. The device's context must be current.
 static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu->cublas != NULL) {
@@ -9762,7 +10106,7 @@ static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     }
 }
 
-// After the tools are gone.
+// Releases the device, after qlora__gpu_close_tools.
 static void qlora__gpu_close(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu == NULL) {
@@ -9775,14 +10119,14 @@ static void qlora__gpu_close(qlora_ctx* ctx) {
     ctx->gpu = NULL;
 }
 
-// A stream must belong to our CUDA context; the legacy default stream (NULL or 1) cannot be
+// A stream must belong to the same CUDA context. The legacy default stream (NULL or 1) cannot be
 // captured.
 static qlora_result qlora__stream_check(qlora_ctx* ctx, void* stream) {
     qlora__gpu* gpu = ctx->gpu;
     if ((uintptr_t)stream == 1) {
         return qlora__fail(
             ctx, QLORA_ERR_ARGUMENT,
-            "the legacy default stream cannot be captured; give a stream of your own");
+            "the stream is the legacy default stream, which cannot be captured; create a stream");
     }
     void* owner = NULL;
     QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamGetCtx(stream, &owner), "cuStreamGetCtx"));
@@ -9803,7 +10147,8 @@ static qlora_result qlora__gpu_open_stream(qlora_ctx* ctx) {
     return QLORA_OK;
 }
 
-// Scratch, cache and cuBLAS, with the device's context current.
+// Creates the streams, the scratch buffer and the cache, and opens cuBLAS. The device's context
+// must be current.
 static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     QLORA__TRY(qlora__gpu_open_stream(ctx));
@@ -9816,7 +10161,7 @@ static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
     }
     QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
     if (!qlora__cublas_open(ctx)) {
-        QLORA__LOG(ctx, WARN, CUBLAS, "cuBLAS %s; our own kernels do the products",
+        QLORA__LOG(ctx, WARN, CUBLAS, "cuBLAS %s; the built-in kernels do the products",
                    gpu->cublas_note);
         return qlora__beside_open(ctx);
     }
@@ -9845,7 +10190,7 @@ static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
         gpu->owns_context = true;
     }
     QLORA__TRY(qlora__gpu_activate(ctx));
-    ctx->backend = QLORA_BACKEND_CUDA; // memory comes from the device from here on
+    ctx->backend = QLORA_BACKEND_CUDA; // from here on, memory comes from the device
     qlora_result r = qlora__gpu_open_tools(ctx);
     if (r != QLORA_OK) {
         qlora__gpu_close_tools(ctx);
@@ -9856,7 +10201,7 @@ static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
 
 static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
     if (ctx->desc.require_backend == QLORA_BACKEND_CPU) {
-        snprintf(ctx->reason, sizeof ctx->reason, "asked for");
+        snprintf(ctx->reason, sizeof ctx->reason, "requested by desc.require_backend");
         return QLORA_OK;
     }
     qlora_result r = qlora__gpu_open(ctx);
@@ -9868,7 +10213,7 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
                  ctx->gpu->target);
         return QLORA_OK;
     }
-    // The text without the name of the call in front, as the reason of a CPU context.
+    // The reason for a CPU context is the error without the name of the public call.
     snprintf(ctx->reason, sizeof ctx->reason, "%s", qlora__env_reason(&ctx->env));
     qlora__gpu_close(ctx);
     ctx->backend = QLORA_BACKEND_CPU;
@@ -9877,7 +10222,8 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
         return r;
     }
     if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA was required: %.600s", ctx->reason);
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA is required but not available: %.600s",
+                           ctx->reason);
     }
     return QLORA_OK;
 }
@@ -9895,7 +10241,7 @@ static void qlora__gpu_close(qlora_ctx* ctx) {
 static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
     snprintf(ctx->reason, sizeof ctx->reason, "built with QLORA_NO_CUDA");
     if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA was required, but this was %s",
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA is required but not available: %s",
                            ctx->reason);
     }
     return QLORA_OK;
@@ -9925,13 +10271,14 @@ static void qlora__ctx_close(qlora_ctx* ctx) {
     qlora__gpu_close(ctx);
 }
 
+// Writes to the caller's error_text, the only place for errors before there is a context.
 static void qlora__tell(const qlora_ctx_desc* desc, const char* text) {
     if (desc != NULL && desc->error_text != NULL && desc->error_text_size > 0) {
         snprintf(desc->error_text, desc->error_text_size, "%s", text);
     }
 }
 
-// A program and a library that disagree about a struct would read each other's fields wrongly.
+// A program and a library with different layouts of a struct would misread each other's fields.
 static bool qlora__abi_fits(const qlora_ctx_desc* desc, int version, uint64_t abi) {
     char text[256];
     if (version == QLORA_VERSION && abi == (uint64_t)QLORA_ABI) {
@@ -9940,7 +10287,7 @@ static bool qlora__abi_fits(const qlora_ctx_desc* desc, int version, uint64_t ab
     if (version != QLORA_VERSION) {
         snprintf(
             text, sizeof text,
-            "qlora_ctx_create: the program was compiled with qlora.h %d.%d.%d, this library is "
+            "qlora_ctx_create: the program was compiled with qlora.h %d.%d.%d, this library with "
             "%s; compile both with the same header",
             version / 10000, version / 100 % 100, version % 100, QLORA_VERSION_STRING);
     } else {
@@ -9949,7 +10296,7 @@ static bool qlora__abi_fits(const qlora_ctx_desc* desc, int version, uint64_t ab
                  "headers of version %s (struct sizes %llx and %llx); compile both with the same",
                  QLORA_VERSION_STRING, (unsigned long long)abi, (unsigned long long)QLORA_ABI);
     }
-    qlora__tell(desc, text); // its place in the desc never changes
+    qlora__tell(desc, text); // the position of error_text in the desc never changes
     return false;
 }
 
@@ -9959,11 +10306,13 @@ qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, i
     if (!qlora__abi_fits(desc, version, abi)) {
         return QLORA_ERR_VERSION;
     }
-    const char* fault = out == NULL ? "out is NULL" : NULL;
-    if (fault == NULL && desc != NULL) {
-        fault = qlora__ctx_desc_fault(desc);
+    char fault[128] = "";
+    if (out == NULL) {
+        snprintf(fault, sizeof fault, "out is NULL");
+    } else if (desc != NULL) {
+        qlora__ctx_desc_fault(desc, fault, sizeof fault);
     }
-    if (fault != NULL) {
+    if (fault[0] != '\0') {
         char text[160];
         snprintf(text, sizeof text, "qlora_ctx_create: %s", fault);
         qlora__tell(desc, text);
@@ -9973,7 +10322,7 @@ qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, i
     qlora_ctx* ctx =
         (qlora_ctx*)resolved.allocator.alloc(sizeof *ctx, 64, resolved.allocator.user);
     if (ctx == NULL) {
-        qlora__tell(desc, "qlora_ctx_create: out of host memory");
+        qlora__tell(desc, "qlora_ctx_create: cannot allocate host memory for the context");
         return QLORA_ERR_MEMORY;
     }
     memset(ctx, 0, sizeof *ctx);
@@ -9992,13 +10341,13 @@ qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, i
         return r;
     }
     ctx->env.error[0] = '\0';
-    ctx->desc.error_text = NULL; // the caller's buffer may not live as long as we do
+    ctx->desc.error_text = NULL; // the caller's buffer may not outlive this call
     ctx->desc.error_text_size = 0;
     *out = ctx;
     return QLORA_OK;
 }
 
-// "2 tensors, 1 model" of what still exists; "" when nothing does.
+// Lists the objects that still exist, as "2 tensors, 1 model"; empty if there are none.
 static void qlora__living_text(const qlora_ctx* ctx, char* text, size_t size) {
     static const char* const names[] = {"tensor", "clip", "graph", "model", "trainer",
                                         "generation"};
@@ -10018,13 +10367,13 @@ qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
     }
     if (ctx->depth > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "qlora_ctx_destroy was called inside another call of this context");
+                           "qlora_ctx_destroy was called from inside another call on this context");
     }
     ctx->env.call = "qlora_ctx_destroy";
     char living[160];
     qlora__living_text(ctx, living, sizeof living);
     if (living[0] != '\0') {
-        QLORA__LOG(ctx, ERROR, LEAK, "still in existence: %s", living);
+        QLORA__LOG(ctx, ERROR, LEAK, "objects that still exist: %s", living);
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "objects of this context still exist: %s; "
                            "destroy them first",
@@ -10062,7 +10411,8 @@ const char* qlora_ctx_target(const qlora_ctx* ctx) {
 
 static qlora_result qlora__ctx_set_math(qlora_ctx* ctx, qlora_math math) {
     if ((int)math < 0 || math > QLORA_MATH_TF32_ALL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%d is no math mode", (int)math);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "math is %d; it must be one of qlora_math",
+                           (int)math);
     }
     ctx->desc.math = math;
     return QLORA_OK;
@@ -10084,7 +10434,7 @@ static qlora_result qlora__ctx_set_stream(qlora_ctx* ctx, void* stream) {
     if (stream != NULL) {
         QLORA__TRY(qlora__stream_check(ctx, stream));
     }
-    QLORA__TRY(qlora__sync(ctx)); // what was queued on the old stream comes first
+    QLORA__TRY(qlora__sync(ctx)); // finish the work that was queued on the old stream
     gpu->stream = stream != NULL ? stream : gpu->own_stream;
     gpu->cublas_bound = false;
     qlora__graphs_invalidate(ctx, 0, "the stream was changed");
@@ -10102,14 +10452,15 @@ qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream) {
 
 #ifndef QLORA_NO_CUDA
 
-// Both lines get their new memory before either loses the old one.
+// Allocates the new memory of both streams before freeing any of the old, so that a failure changes
+// nothing.
 static qlora_result qlora__workspace_swap(qlora_ctx* ctx, void* memory, size_t bytes) {
     qlora__gpu* gpu = ctx->gpu;
     qlora__buffer* own = NULL;
     qlora__buffer* second = NULL;
     QLORA__TRY(memory == NULL ? qlora__buffer_create(ctx, bytes, &own) : QLORA_OK);
     qlora_result r = qlora__buffer_create(ctx, bytes, &second);
-    r = r == QLORA_OK ? qlora__sync(ctx) : r; // nothing in the queue uses the old memory
+    r = r == QLORA_OK ? qlora__sync(ctx) : r; // queued work may still use the old memory
     if (r != QLORA_OK) {
         qlora__buffer_destroy(ctx, own);
         qlora__buffer_destroy(ctx, second);
@@ -10127,7 +10478,7 @@ static qlora_result qlora__workspace_swap(qlora_ctx* ctx, void* memory, size_t b
 
 static qlora_result qlora__ctx_set_workspace(qlora_ctx* ctx, void* memory, size_t bytes) {
     if ((uintptr_t)memory % 256 != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "memory must be 256-byte aligned");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "memory must be aligned to 256 bytes");
     }
     if (memory != NULL && bytes == 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "bytes is 0; give the size of memory");
@@ -10245,7 +10596,7 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
         qlora__append(
             buffer, size, &used,
             "device: %d %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, %d KiB "
-            "shared memory a block\n",
+            "shared memory per block\n",
             gpu->device, gpu->device_name, gpu->capability / 10, gpu->capability % 10,
             gpu->sm_count, (double)gpu->total_bytes / 1073741824.0, gpu->max_shared / 1024);
         qlora__append(buffer, size, &used, "driver: CUDA %d.%d, PTX up to %d.%d\n",
@@ -10255,8 +10606,8 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
         qlora__append(buffer, size, &used,
                       "kernels: emitted for %s%s; %u modules, %u kernels ready%s\n", gpu->target,
                       gpu->target_number != gpu->capability
-                          ? " (this device's own target is unknown to "
-                            "us or to the driver)"
+                          ? " (the device's own target is not supported by this version or by "
+                            "the driver)"
                           : "",
                       cache.modules, cache.kernels, cache.sealed ? ", sealed" : "");
     }
@@ -10269,7 +10620,8 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
 
 //@@ src/cpu/gemm.h
 
-// One product, checked: row-major C[M,N] = alpha alpha_dev op(A) op(B) + beta C, batch of them.
+// One matrix product whose arguments have been checked: row-major C[M,N] = alpha alpha_dev op(A)
+// op(B) + beta C for each of `batch` matrices.
 typedef struct qlora__gemm {
     bool ta; // A is stored [K,M]
     bool tb; // B is stored [N,K]
@@ -10283,23 +10635,23 @@ typedef struct qlora__gemm {
     int64_t ldb;
     int64_t ldc;
     int64_t batch;
-    int64_t sA; // batch strides, 0 where one matrix serves all
+    int64_t sA; // batch strides; 0 if all products share one matrix
     int64_t sB;
     int64_t sC;
-    qlora_dtype a_type; // the same as b_type once mixed operands are cast
+    qlora_dtype a_type; // equal to b_type once mixed operands have been cast
     qlora_dtype b_type;
     qlora_dtype out;
     float alpha;
     float beta;
     const float* alpha_dev; // NULL: 1
-    const float* beta_dev;  // given with alpha_dev
+    const float* beta_dev;  // set together with alpha_dev
     bool tf32;
 } qlora__gemm;
 
-// ---- CPU ----------------------------------------------------------------------------------------
+// ---- products on the CPU ------------------------------------------------------------------------
 
-// A panel of 64 rows meets four tiles of 16 columns; K goes by in steps of 64, packed as
-// QLORA__REAL. Each element of C is one sum in ascending k, whatever the threads do.
+// A panel of 64 rows is multiplied by four tiles of 16 columns, in steps of 64 along K, packed as
+// QLORA__REAL. Each element of C is one sum in ascending k, however the threads share the work.
 #define QLORA__PANEL 64
 #define QLORA__TILE 16
 #define QLORA__TILES 4
@@ -10329,8 +10681,8 @@ static void qlora__gemm_pack(const void* data, qlora_dtype dtype, int64_t base, 
     }
 }
 
-// acc[4][16] += a[k][4 of 64] b[k][16] over the packed steps, eight columns at a time: four rows of
-// two vectors stay in registers on every processor.
+// acc[4][16] += a[k][4 of 64] b[k][16] over the packed steps, eight columns at a time, so that four
+// rows of two vectors stay in registers on every processor.
 #if defined(__GNUC__)
 typedef QLORA__REAL qlora__real4 __attribute__((vector_size(4 * sizeof(QLORA__REAL))));
 
@@ -10385,7 +10737,7 @@ static void qlora__gemm_micro(const QLORA__REAL* a, const QLORA__REAL* b, int64_
 }
 #endif
 
-// alpha times the sums of one tile, plus beta times what was there.
+// Writes alpha times the sums of one tile plus beta times the old values.
 static void qlora__gemm_write(const qlora__gemm* g, int64_t batch, int64_t i0, int64_t j0,
                               const QLORA__REAL* acc) {
     int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
@@ -10402,8 +10754,8 @@ static void qlora__gemm_write(const qlora__gemm* g, int64_t batch, int64_t i0, i
     }
 }
 
-// Units are (matrix, panel, group of tiles), in that order. A is packed once for the tiles of a
-// group.
+// A unit is one (matrix, panel, group of tiles), numbered in that order. A is packed once per group
+// of tiles.
 static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
     const qlora__gemm* g = (const qlora__gemm*)user;
     int64_t groups = qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES);
@@ -12801,9 +13153,9 @@ static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t 
     return frequency;
 }
 
-// What is wrong with the arguments, in text; "" when nothing is. Defaults are resolved in d.
-static void qlora__rope_fault(qlora_rope_desc* d, int64_t head_dim, int64_t positions, char* text,
-                              size_t size) {
+// What is wrong with the arguments, in text, where the desc is called `name`; "" when nothing is. Defaults are resolved in d.
+static void qlora__rope_fault(qlora_rope_desc* d, const char* name, int64_t head_dim,
+                              int64_t positions, char* text, size_t size) {
     d->theta = d->theta != 0 ? d->theta : 10000;
     d->factor = d->factor != 0 ? d->factor : 1;
     bool needs_original = d->type == QLORA_ROPE_LLAMA3 || d->type == QLORA_ROPE_YARN;
@@ -12813,25 +13165,25 @@ static void qlora__rope_fault(qlora_rope_desc* d, int64_t head_dim, int64_t posi
     } else if (positions < 0) {
         snprintf(text, size, "positions is %lld; use 0 or more", (long long)positions);
     } else if ((int)d->type < 0 || d->type > QLORA_ROPE_YARN) {
-        snprintf(text, size, "desc.type is %d; use a qlora_rope_type", (int)d->type);
+        snprintf(text, size, "%s.type is %d; use a qlora_rope_type", name, (int)d->type);
     } else if (!(d->theta > 1)) {
-        snprintf(text, size, "desc.theta is %g; use a number above 1", d->theta);
+        snprintf(text, size, "%s.theta is %g; use a number above 1", name, d->theta);
     } else if (!(d->factor > 0)) {
-        snprintf(text, size, "desc.factor is %g; use a number above 0", d->factor);
+        snprintf(text, size, "%s.factor is %g; use a number above 0", name, d->factor);
     } else if (needs_original && !(d->original_max_position > 0)) {
-        snprintf(text, size, "desc.original_max_position is %g; this type needs a number above 0",
-                 d->original_max_position);
+        snprintf(text, size, "%s.original_max_position is %g; this type needs a number above 0",
+                 name, d->original_max_position);
     }
 }
 
-static qlora_result qlora__rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, int64_t head_dim,
-                                      int64_t positions, float* out) {
+static qlora_result qlora__rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, const char* name,
+                                      int64_t head_dim, int64_t positions, float* out) {
     qlora_rope_desc d;
     char text[160] = "desc is NULL";
     memset(&d, 0, sizeof d);
     if (desc != NULL) {
         d = *desc;
-        qlora__rope_fault(&d, head_dim, positions, text, sizeof text);
+        qlora__rope_fault(&d, name, head_dim, positions, text, sizeof text);
     }
     if (text[0] == '\0' && out == NULL && positions > 0) {
         snprintf(text, sizeof text, "out is NULL");
@@ -12855,10 +13207,10 @@ static qlora_result qlora__rope_table(qlora_ctx* ctx, const qlora_rope_desc* des
 qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, int64_t head_dim,
                               int64_t positions, float* out) {
     if (ctx == NULL) {
-        return qlora__rope_table(NULL, desc, head_dim, positions, out);
+        return qlora__rope_table(NULL, desc, "desc", head_dim, positions, out);
     }
     QLORA__ENTER(ctx, "qlora_rope_table");
-    return qlora__leave(ctx, qlora__rope_table(ctx, desc, head_dim, positions, out));
+    return qlora__leave(ctx, qlora__rope_table(ctx, desc, "desc", head_dim, positions, out));
 }
 
 typedef struct qlora__rope_job {
@@ -15525,8 +15877,10 @@ qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape) {
 
 //@@ src/graph.h
 
+// ---- graphs: capture and replay -----------------------------------------------------------------
+
 struct qlora_graph {
-    qlora__watch watch; // first: the context's list leads here
+    qlora__watch watch; // must be first: the context's list points to it
     qlora_ctx* owner;
     uint64_t replays;
     size_t nodes;
@@ -15543,7 +15897,8 @@ static void qlora__graph_free(qlora_ctx* ctx, qlora_graph* graph) {
 
 #ifndef QLORA_NO_CUDA
 
-// Ends a capture whatever happened inside, so that the stream is usable again.
+// Runs the callback inside a capture. The capture is ended even if the callback fails, so that the
+// stream can be used again.
 static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void** recorded) {
     qlora__gpu* gpu = ctx->gpu;
     QLORA__TRY(qlora__cu(
@@ -15581,16 +15936,17 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
                        text[0] != '\0' ? text
                        : r != QLORA_OK ? "the callback failed without a message"
                                        : "a call inside the callback cannot be captured",
-                       code != 0 ? "; cuStreamEndCapture says " : "", name);
+                       code != 0 ? "; cuStreamEndCapture returned " : "", name);
 }
 
 // ---- memsets ------------------------------------------------------------------------------------
 //
-// cuBLAS clears a counter before many of its kernels, and of all nodes a memset costs the host most
-// when a graph is launched: about 3 us, a kernel 0.03 us (driver 580). Small clears therefore
-// become kernel nodes between the same neighbours. What cannot be swapped stays as it is.
+// cuBLAS clears a counter before many of its kernels, and memset nodes cost the host more than any
+// other node when a graph is launched: about 3 us, compared with 0.03 us for a kernel (driver 580).
+// Small clears are therefore replaced by kernel nodes between the same neighbours. Clears that
+// cannot be replaced are left unchanged.
 
-// As CUDA_MEMSET_NODE_PARAMS.
+// Same layout as CUDA_MEMSET_NODE_PARAMS.
 typedef struct qlora__memset_node {
     qlora__CUdeviceptr address;
     size_t pitch;
@@ -15600,7 +15956,7 @@ typedef struct qlora__memset_node {
     size_t height;
 } qlora__memset_node;
 
-// As CUDA_KERNEL_NODE_PARAMS.
+// Same layout as CUDA_KERNEL_NODE_PARAMS.
 typedef struct qlora__kernel_node {
     void* function;
     unsigned grid[3];
@@ -15624,7 +15980,7 @@ typedef struct qlora__clear_node {
     void* after[QLORA__NEIGHBOURS];
 } qlora__clear_node;
 
-// True for a small clear of whole words, with its neighbours.
+// Returns true for a small clear of whole words, and fills in its neighbours.
 static bool qlora__graph_clear_at(const qlora__cuda_table* cu, void* node, qlora__clear_node* out) {
     int type = 0;
     qlora__memset_node set;
@@ -15691,7 +16047,7 @@ static qlora_result qlora__graph_swap_clears(qlora_ctx* ctx, void* recorded, siz
         cu->GraphNodeGetDependencies == NULL || cu->GraphNodeGetDependentNodes == NULL ||
         cu->GraphAddKernelNode == NULL || cu->GraphAddDependencies == NULL ||
         cu->GraphDestroyNode == NULL) {
-        return QLORA_OK; // an older driver, or nothing was pre-warmed
+        return QLORA_OK; // an older driver, or pre-warm did not compile the kernel
     }
     void** nodes = (void**)qlora__alloc_zero(ctx, (count + 1) * sizeof *nodes);
     if (nodes == NULL) {
@@ -15806,8 +16162,8 @@ static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint
     if (graph->watch.key != key) {
         return qlora__fail(
             ctx, QLORA_ERR_STATE,
-            "the graph was captured for key %llu and is asked to run for %llu; capture "
-            "one for that",
+            "the graph was captured for key %llu and cannot be replayed for key %llu; capture "
+            "another graph",
             (unsigned long long)graph->watch.key, (unsigned long long)key);
     }
     if (!qlora__graph_is_valid(graph)) {
@@ -16574,29 +16930,6 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
         linear->state = &m->batch.dropout;
         layer->pads[g] = qlora_linear_pad(linear);
     }
-}
-
-static qlora_result qlora__need_whole(qlora_ctx* ctx, const char* name, int64_t value,
-                                      int64_t least, int64_t most) {
-    if (value < least || value > most) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld; it must be from %lld to %lld",
-                           name, (long long)value, (long long)least, (long long)most);
-    }
-    return QLORA_OK;
-}
-
-// At least `least` and less than `below`; a NaN is neither.
-static qlora_result qlora__need_real(qlora_ctx* ctx, const char* name, double value, double least,
-                                     double below) {
-    if (value >= least && value < below) {
-        return QLORA_OK;
-    }
-    if (below >= 1e300) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be a finite number%s", name,
-                           value, least < 0.0 ? "" : " that is not negative");
-    }
-    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be at least %g and less than %g",
-                       name, value, least, below);
 }
 
 // A config that does not come from a file.
@@ -18372,14 +18705,16 @@ static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const struct {
         const qlora_rope_desc* desc;
+        const char* name;
         const qlora_tensor* table;
-    } tables[] = {{&c->rope, &m->rope}, {&c->rope_sliding, &m->rope_sliding}};
+    } tables[] = {{&c->rope, "config.rope", &m->rope},
+                  {&c->rope_sliding, "config.rope_sliding", &m->rope_sliding}};
     size_t n = (size_t)(m->positions * c->head_dim);
     float* host = (float*)qlora__alloc(ctx, n * 4);
     QLORA__REAL* real = (QLORA__REAL*)qlora__alloc(ctx, n * sizeof *real);
     qlora_result r = host != NULL && real != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     for (int i = 0; i < 2 && r == QLORA_OK; i++) {
-        r = qlora__rope_table(ctx, tables[i].desc, c->head_dim, m->positions, host);
+        r = qlora__rope_table(ctx, tables[i].desc, tables[i].name, c->head_dim, m->positions, host);
         if (r != QLORA_OK) {
             break;
         }
@@ -18948,11 +19283,11 @@ qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, flo
 
 // ---- lists of tensors to be written -------------------------------------------------------------
 
-// One tensor of a file: floats of an arena (device memory on CUDA), or bytes of the host's.
+// One tensor of a file: floats of an arena (device memory on CUDA) or bytes in host memory.
 typedef struct qlora__save_item {
     char name[224];
     int64_t shape[2];
-    const qlora_tensor* arena; // NULL: bytes
+    const qlora_tensor* arena; // NULL if `bytes` is used
     int64_t at;
     const void* bytes;
     size_t size;
@@ -18963,7 +19298,7 @@ typedef struct qlora__save_list {
     qlora__st_entry* entries;
     uint32_t count;
     uint32_t room;
-    int64_t longest; // floats of the largest item that lies in an arena
+    int64_t longest; // floats of the largest item in an arena
 } qlora__save_list;
 
 static void qlora__save_close(qlora_ctx* ctx, qlora__save_list* list) {
@@ -18999,7 +19334,8 @@ static qlora__save_item* qlora__save_next(qlora__save_list* list, qlora__st_dtyp
     return item;
 }
 
-// A trained tensor's part of an arena (parameters or moments) under prefix + name.
+// Adds the part of an arena (parameters or moments) that belongs to a trained tensor. Its name in
+// the file is prefix + name.
 static void qlora__save_add(qlora__save_list* list, const char* prefix, const qlora_tensor* arena,
                             const qlora__trained* t) {
     bool is_norm = t->projection == NULL;
@@ -19022,7 +19358,7 @@ static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlor
     item->size = size;
 }
 
-// Writes the list as one file, atomically, with one tensor in host memory at a time.
+// Writes the list as one file, atomically, with only one tensor in host memory at a time.
 static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
                                       const char* path, const char* const* metadata,
                                       bool checksum) {
@@ -19056,13 +19392,13 @@ static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* li
     return r;
 }
 
-// ---- PEFT folder --------------------------------------------------------------------------------
+// ---- PEFT folders -------------------------------------------------------------------------------
 
 typedef struct qlora__module_name {
     char text[64];
 } qlora__module_name;
 
-// adapter_config.json's numbers and lists, and the memory they lie in.
+// The contents of adapter_config.json and the memory that stores them.
 typedef struct qlora__peft_tables {
     qlora__peft_desc desc;
     qlora__module_name* names;
@@ -19080,8 +19416,8 @@ static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
     qlora__free(ctx, t->layers, t->layer_room * sizeof *t->layers);
 }
 
-// The rank and alpha that stand for the whole adapter: the model's own, or those of the first
-// module.
+// The default rank and alpha of the adapter: those of the model desc if a module uses them,
+// otherwise those of the first module.
 static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double* alpha) {
     bool found = false;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -19109,8 +19445,8 @@ static uint32_t qlora__adapted_mask(const qlora__layer* layer) {
     return mask;
 }
 
-// target_modules and layers_to_transform: short names where every adapted layer has the same
-// modules, else the full name of each.
+// Fills target_modules and layers_to_transform: short names if every adapted layer has the same
+// modules, otherwise the full name of each module.
 static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     uint32_t all = 0;
     bool uniform = true;
@@ -19189,8 +19525,8 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
-// Takes an old adapter_config.json away when it says something else than the new one will, so that
-// new weights never stand beside an old config.
+// Removes an existing adapter_config.json if it differs from the new one, so that new weights are
+// never stored next to an old config.
 static qlora_result qlora__peft_retire_config(qlora_ctx* ctx, const char* dir,
                                               const qlora__peft_desc* desc) {
     char path[QLORA__PATH_ROOM];
@@ -19219,7 +19555,7 @@ static qlora_result qlora__peft_retire_config(qlora_ctx* ctx, const char* dir,
     return r;
 }
 
-// adapter_model.safetensors with the matrices, or the file of norms.
+// Writes adapter_model.safetensors with the matrices, or the file with the norms.
 static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_model* m,
                                                  const char* dir, bool norms) {
     char path[QLORA__PATH_ROOM];
@@ -19238,8 +19574,9 @@ static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_mod
     return r;
 }
 
-// Weights first, then the config: a config never stands without its weights. PEFT has no norms in a
-// LoRA adapter, so trained ones get a file of their own, under the names they have in the base.
+// Writes the weights before the config, so that a config is never stored without its weights. A
+// LoRA adapter in PEFT format cannot contain norms, so trained norms are stored in a separate file
+// under their names in the base.
 static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, const char* dir,
                                          const char* base_name) {
     qlora__peft_tables tables;
@@ -19265,7 +19602,8 @@ static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, c
 static qlora_result qlora__adapter_need(qlora_ctx* ctx, const qlora_model* m, const char* path,
                                         bool norms_suffice) {
     if (path == NULL || path[0] == '\0') {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the path is NULL or empty");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the path is %s",
+                           path == NULL ? "NULL" : "empty");
     }
     if (!qlora__has_lora(m) && !(norms_suffice && m->desc.train_norms)) {
         return qlora__fail(ctx, QLORA_ERR_STATE, "the model has no adapters");
@@ -19287,10 +19625,10 @@ static qlora_result qlora__adapter_save(qlora_ctx* ctx, qlora_model* m, const ch
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
     const char* base_name = desc != NULL ? desc->base_name : NULL;
     if (m->desc.train_norms) {
-        QLORA__LOG(
-            ctx, WARN, CHECKPOINT,
-            "the trained norms are in %s/%s, which PEFT does not read; qlora_merge_save has all",
-            dir, QLORA__NORMS_FILE);
+        QLORA__LOG(ctx, WARN, CHECKPOINT,
+                   "the trained norms are in %s/%s, which PEFT does not read; qlora_merge_save "
+                   "merges them",
+                   dir, QLORA__NORMS_FILE);
     }
     return qlora__adapter_write(ctx, m, dir, base_name != NULL ? base_name : m->dir);
 }
@@ -19329,7 +19667,8 @@ qlora_result qlora_adapter_use(qlora_model* model, bool on) {
 
 // ---- from one model to another ------------------------------------------------------------------
 
-// The two models must have the same trained tensors; *same_places: also at the same places.
+// Checks that the two models have the same trained tensors; *same_places is set if they are also at
+// the same offsets.
 static qlora_result qlora__adapter_compare(qlora_ctx* ctx, const qlora_model* from,
                                            const qlora_model* to, bool* same_places) {
     qlora__trained a;
@@ -19337,29 +19676,30 @@ static qlora_result qlora__adapter_compare(qlora_ctx* ctx, const qlora_model* fr
     *same_places = from->elements == to->elements;
     if (from->range_count != to->range_count) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "one model has %lld trained tensors, the other %lld",
+                           "`from` has %lld trained tensors but `to` has %lld",
                            (long long)from->range_count, (long long)to->range_count);
     }
     for (int64_t i = 0; qlora__trained_at(from, i, &a) && qlora__trained_at(to, i, &b); i++) {
         if (strcmp(a.name, b.name) != 0 || a.rows != b.rows || a.cols != b.cols) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "trained tensor %lld is %s [%lld, %lld] in one model and %s [%lld, "
-                               "%lld] in the other",
-                               (long long)i, a.name, (long long)a.rows, (long long)a.cols, b.name,
-                               (long long)b.rows, (long long)b.cols);
+            return qlora__fail(
+                ctx, QLORA_ERR_ARGUMENT,
+                "trained tensor %lld is %s [%lld, %lld] in `from` but %s [%lld, %lld] "
+                "in `to`",
+                (long long)i, a.name, (long long)a.rows, (long long)a.cols, b.name,
+                (long long)b.rows, (long long)b.cols);
         }
         float scale = a.shadow_scale - b.shadow_scale;
         if (scale < 0.0f || scale > 0.0f) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "%s has scale %g in one model and %g in the other", a.name,
-                               (double)a.shadow_scale, (double)b.shadow_scale);
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has scale %g in `from` but %g in `to`",
+                               a.name, (double)a.shadow_scale, (double)b.shadow_scale);
         }
         *same_places = *same_places && a.at == b.at;
     }
     return QLORA_OK;
 }
 
-// Through host memory: the models may be on different devices. ctx is that of `to`.
+// Copies through host memory, because the models may be on different devices. ctx is the context of
+// `to`.
 static qlora_result qlora__adapter_carry(qlora_ctx* ctx, qlora_model* from, qlora_model* to) {
     int64_t room = qlora__max(from->longest_range, from->plan.config.hidden);
     float* values = (float*)qlora__alloc(ctx, (size_t)room * sizeof *values);
@@ -19410,13 +19750,14 @@ qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
 
 // ---- GGUF ---------------------------------------------------------------------------------------
 
-// B of one module: rows in llama.cpp's order, times what its scale has over the file's.
+// Arranges B of one module: rows in the order of llama.cpp, multiplied by the ratio of the module's
+// scale to that of the file.
 static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, double file_alpha,
                                 const float* in, float* out) {
     const qlora_model_config* c = &m->plan.config;
     bool turned = strstr(t->name, ".q_proj.") != NULL || strstr(t->name, ".k_proj.") != NULL;
     double fold = qlora__gguf_fold((double)t->projection->scale, file_alpha, t->projection->rank);
-    // scale is a float: a ratio that differs from 1 by its rounding only is 1
+    // The scale is a float: a ratio that differs from 1 only by rounding counts as 1.
     bool plain = fold > 1.0 - 1e-6 && fold < 1.0 + 1e-6;
     for (int64_t row = 0; row < t->rows; row++) {
         int64_t from = turned ? qlora__gguf_source_row(c->family, row, c->head_dim) : row;
@@ -19444,7 +19785,7 @@ static qlora_result qlora__gguf_entries(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
-// buffers: two of the longest tensor.
+// `buffers` has room for the longest tensor twice.
 static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* m, double alpha,
                                              float* buffers, qlora__gguf_writer* w) {
     qlora__trained t;
@@ -19470,7 +19811,7 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
     if (m->desc.train_norms) {
         QLORA__LOG(ctx, WARN, CHECKPOINT,
-                   "%s does not have the trained norms; qlora_merge_save has", path);
+                   "%s does not contain the trained norms; qlora_merge_save merges them", path);
     }
     size_t entry_bytes = (size_t)m->range_count * sizeof(qlora__gguf_entry);
     size_t buffer_bytes = (size_t)m->longest_range * 2 * sizeof(float);
@@ -19511,20 +19852,20 @@ qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
 
 //@@ src/adapter/merge.h
 
-// ---- merged export ------------------------------------------------------------------------------
+// ---- export of merged models --------------------------------------------------------------------
 
 // One tensor of the merged model.
 typedef struct qlora__merge_item {
-    const qlora__st_tensor* tensor;      // of the folder; codes when the weight is 4-bit
-    const qlora__projection* projection; // NULL: not one of the seven
-    int64_t norm_at;                     // in the parameter arena; -1: no trained norm
+    const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit
+    const qlora__projection* projection; // NULL if it is not a projection
+    int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t norm_width;
     bool nf4;
-    bool raw; // bytes are copied: not a matter of floats
+    bool raw; // not floats: the bytes are copied
     int64_t shape[2];
     int64_t rows; // the tensor as a matrix
     int64_t cols;
-    uint64_t bytes; // in the file to be written
+    uint64_t bytes; // in the output file
     uint32_t shard;
 } qlora__merge_item;
 
@@ -19533,10 +19874,10 @@ typedef struct qlora__merge {
     const qlora_model* m;
     const char* dir;
     qlora_dtype dtype;
-    bool trained; // onto the 4-bit values
+    bool trained; // merge into the dequantised 4-bit weights
     qlora__folder folder;
     qlora__merge_item* items;
-    qlora__st_entry* entries; // of the shard at hand
+    qlora__st_entry* entries; // of the current shard
     uint32_t* members;        // their items
     const char** names;       // for the index
     uint32_t* shard_of;
@@ -19548,13 +19889,13 @@ typedef struct qlora__merge {
     int64_t most_cols;
     qlora_progress_fn progress;
     void* user;
-    // one block of rows
+    // buffers for one block of rows
     size_t elements;
     float* values;
     uint8_t* packed;
 } qlora__merge;
 
-// One module's adapter and, where it is 4-bit, its weight, on the host.
+// The adapter of one module and, if it is 4-bit, its weight, in host memory.
 typedef struct qlora__merge_module {
     float* a;
     float* b;
@@ -19572,7 +19913,7 @@ typedef struct qlora__merge_rows {
     float* values;
 } qlora__merge_rows;
 
-// W + s B A in f32, row by row.
+// Computes W + s B A in f32, row by row.
 static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
     const qlora__merge_rows* job = (const qlora__merge_rows*)user;
     const qlora__projection* p = job->item->projection;
@@ -19653,7 +19994,7 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
     return QLORA_OK;
 }
 
-// Floats into the type of the file; a finite value that f16 cannot hold is an error.
+// Converts floats to the type of the file; a finite value that F16 cannot represent is an error.
 static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_item* item,
                                       int64_t n) {
     for (int64_t i = 0; i < n; i++) {
@@ -19661,7 +20002,7 @@ static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_
             g->dtype == QLORA_F16 ? qlora__f16_from(g->values[i]) : qlora__bf16_from(g->values[i]);
         if (g->dtype == QLORA_F16 && qlora__finite(g->values[i]) && (half & 0x7c00u) == 0x7c00u) {
             return qlora__fail(g->ctx, QLORA_ERR_LIMIT,
-                               "%s has the value %g, which F16 cannot hold; "
+                               "%s contains %g, which F16 cannot represent; "
                                "export as BF16 or F32",
                                item->tensor->name, (double)g->values[i]);
         }
@@ -19670,7 +20011,7 @@ static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_
     return QLORA_OK;
 }
 
-// Rows [first, first + rows) of an item, in f32.
+// Computes rows [first, first + rows) of an item in f32.
 static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__merge_item* item,
                                            const qlora__merge_module* module, int64_t first,
                                            int64_t rows) {
@@ -19687,7 +20028,7 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         qlora__merge_rows job;
         job.item = item;
         job.module = module;
-        // what a step computes with: 4-bit values are rounded to bf16 in every mode
+        // As in a training step, 4-bit values are rounded to bf16 in every mode.
         job.via_bf16 = item->nf4 || (g->trained && g->m->compute == QLORA_BF16);
         job.first = first;
         job.values = g->values;
@@ -19729,7 +20070,8 @@ static qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
                                  : QLORA__ST_F16;
 }
 
-// Parts of a bitsandbytes weight, which the merged weight does without.
+// Whether a tensor is an auxiliary part of a bitsandbytes weight, which the merged weight does not
+// need.
 static bool qlora__is_bnb_part(const char* name) {
     static const char* const ends[] = {".absmax", ".quant_map", ".nested_absmax",
                                        ".nested_quant_map", qlora__bnb_suffix};
@@ -19744,7 +20086,7 @@ static bool qlora__is_bnb_part(const char* name) {
     return false;
 }
 
-// What of the model a tensor of the folder is: a projection, a trained norm, or neither.
+// Finds the role of a tensor of the folder: a projection, a trained norm, or neither.
 static void qlora__merge_recognise(const qlora_model* m, const char* plain,
                                    qlora__merge_item* item) {
     char name[224];
@@ -19799,7 +20141,7 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
         (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
     if (changed) {
         return qlora__fail(g->ctx, QLORA_ERR_FORMAT,
-                           "%s: %s is not what it was when the model was opened", g->m->dir,
+                           "%s: tensor %s has changed since the model was opened", g->m->dir,
                            t->name);
     }
     item->cols = p != NULL ? p->in : t->rank > 0 ? t->shape[t->rank - 1] : 1;
@@ -19809,7 +20151,7 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     return QLORA_OK;
 }
 
-// The list of tensors, by name, and how they are spread over the shards.
+// Lists the tensors by name and distributes them over the shards.
 static qlora_result qlora__merge_plan(qlora__merge* g, uint64_t shard_bytes) {
     uint64_t filled = 0;
     for (uint32_t i = 0; i < g->folder.count; i++) {
@@ -19905,7 +20247,7 @@ static qlora_result qlora__merge_index(qlora__merge* g) {
     return r;
 }
 
-// What a model folder has besides weights and config.
+// Copies the other files of a model folder, such as those of the tokenizer.
 static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
     static const char* const files[] = {"generation_config.json",
                                         "tokenizer.json",
@@ -19963,7 +20305,7 @@ static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
     return g->packed != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
 }
 
-// config.json comes last: until it is there the folder is not a model.
+// Writes config.json last: without it, the folder is not a model.
 static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
     QLORA__TRY(qlora__merge_open(g, shard_bytes));
     QLORA__TRY(qlora__merge_tell(g));
@@ -19971,7 +20313,8 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
     for (uint32_t i = 0; i < g->shards; i++) {
         QLORA__TRY(qlora__merge_shard(g, i));
     }
-    // Left by an earlier attempt with another number of shards, they would be taken first.
+    // Such a file, left by an earlier attempt with a different number of shards, would be read
+    // first.
     qlora__file_remove(&g->ctx->env, g->dir,
                        g->shards > 1 ? "model.safetensors" : "model.safetensors.index.json");
     if (g->shards > 1) {
@@ -20012,15 +20355,17 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
     }
     if (m->dir == NULL) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a model of random weights has no folder to merge into");
+                           "the model has random weights and no folder to merge into");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
-    // This also keeps the base's own folder from being overwritten, however it is spelt.
+    // This also protects the folder of the base from being overwritten, however its path is
+    // written.
     QLORA__TRY(qlora__path_join(&ctx->env, d->dir, "config.json", path));
     QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (exists) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s already exists; choose a folder without a model", path);
+                           "%s already exists; choose a folder that does not contain a model",
+                           path);
     }
     return QLORA_OK;
 }
@@ -21868,4 +22213,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 5472f95184c1845d
+//@@ end 3fc3b602650333a3

@@ -165,29 +165,33 @@ extern "C" {
 
 //@@ src/api/base.h
 
+<<<<<<< HEAD
 #ifndef QLORA_BASE_INCLUDED
 #define QLORA_BASE_INCLUDED
 
 // clang-format off
+=======
+>>>>>>> prose-p3
 // ---- results ------------------------------------------------------------------------------------
-// name, value (never reused), text
+// clang-format off
+// Name, value (never reused for another result), description.
 #define QLORA_RESULTS(X)                                                                    \
     X(OK,                 0,    "ok")                                                       \
-    X(ERR_ARGUMENT,      -1,    "an argument is not valid")                                 \
+    X(ERR_ARGUMENT,      -1,    "an argument is invalid")                                   \
     X(ERR_MEMORY,        -2,    "out of host memory")                                       \
-    X(ERR_LIMIT,         -3,    "a size is beyond what can be handled")                     \
+    X(ERR_LIMIT,         -3,    "a size is too large")                                      \
     X(ERR_STATE,         -4,    "the object is not in a state that allows this call")       \
-    X(ERR_UNSUPPORTED,   -5,    "not supported here")                                       \
+    X(ERR_UNSUPPORTED,   -5,    "not supported")                                            \
     X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
-    X(ERR_VERSION,       -7,    "the program and the library were built from two headers")  \
+    X(ERR_VERSION,       -7,    "the program and the library use different headers")        \
     X(ERR_FILE,          -100,  "a file could not be read or written")                      \
     X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
     X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \
     X(ERR_DEVICE_MEMORY, -201,  "out of device memory")                                     \
-    X(ERR_DEVICE_LOST,   -202,  "the CUDA context is dead after an earlier fault")          \
+    X(ERR_DEVICE_LOST,   -202,  "the CUDA context is unusable after an earlier fault")      \
     X(ERR_BACKEND,       -203,  "the required backend is not available")                    \
     X(ERR_KERNEL,        -204,  "a kernel could not be compiled or found")                  \
-    X(ERR_TARGET,        -205,  "PTX is not for this device's target")                      \
+    X(ERR_TARGET,        -205,  "the PTX has a different target from this device")           \
     X(ERR_SEALED,        -206,  "the kernel cache is sealed")                               \
     X(ERR_CUBLAS,        -207,  "a cuBLAS call failed")                                     \
     X(ERR_CAPTURE,       -208,  "graph capture failed")
@@ -200,6 +204,16 @@ typedef enum qlora_result {
     QLORA_RESULT_FORCE_INT = 0x7fffffff
 } qlora_result;
 
+<<<<<<< HEAD
+=======
+// The name ("ERR_ARGUMENT") and the description of a result; "unknown" for any other value. The
+// strings are constant. qlora_last_error describes the particular failure.
+QLORA_API const char* qlora_result_name(qlora_result result);
+QLORA_API const char* qlora_result_text(qlora_result result);
+
+QLORA_API int qlora_version(void); // QLORA_VERSION of the implementation
+
+>>>>>>> prose-p3
 // ---- hooks --------------------------------------------------------------------------------------
 typedef enum qlora_log_level {
     QLORA_LOG_ERROR = 1,
@@ -210,16 +224,21 @@ typedef enum qlora_log_level {
 
 // clang-format off
 #define QLORA_LOG_ITEMS(X)                                                                  \
-    X(BACKEND,        "which backend runs and why")                                         \
-    X(CUBLAS,         "cuBLAS bound or not")                                                \
-    X(KERNEL_COMPILE, "a module was compiled, or failed to")                                \
+    X(BACKEND,        "the backend in use, and why")                                        \
+    X(CUBLAS,         "cuBLAS was loaded, or why not")                                      \
+    X(KERNEL_COMPILE, "a module was compiled, or could not be")                             \
     X(PREWARM,        "pre-warm finished")                                                  \
     X(GRAPH,          "a graph was captured, invalidated, or capture failed")               \
     X(MODEL,          "a model is ready")                                                   \
     X(DEVICE_LOST,    "a fault made the device unusable")                                   \
+<<<<<<< HEAD
     X(LEAK,           "something still lives when its parent is destroyed")            \
     X(CHECKPOINT,     "a checkpoint was saved, loaded, or passed over")                     \
     X(TEXT,           "a tokenizer, chat format or data file was read")
+=======
+    X(LEAK,           "an object still exists when its context is destroyed")               \
+    X(CHECKPOINT,     "a checkpoint was saved, loaded, or skipped")
+>>>>>>> prose-p3
 // clang-format on
 
 typedef enum qlora_log_item {
@@ -229,38 +248,53 @@ typedef enum qlora_log_item {
     QLORA_LOG_ITEM_COUNT
 } qlora_log_item;
 
-// text is never NULL; file may be.
+// text is never NULL; file may be NULL. Both are valid only during the call.
 typedef void (*qlora_log_fn)(void* user, qlora_log_level level, qlora_log_item item,
                              const char* text, const char* file, int line);
 
+<<<<<<< HEAD
 // Both functions or none. align is a power of two. free gets the size that alloc got.
+=======
+// A log function for desc.log: prints one line per message to standard error and ignores user.
+QLORA_API void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item,
+                                const char* text, const char* file, int line);
+
+// Host memory. Set both functions or neither. align is a power of two. alloc returns NULL on
+// failure; free receives the size that was passed to alloc.
+>>>>>>> prose-p3
 typedef struct qlora_allocator {
     void* (*alloc)(size_t bytes, size_t align, void* user);
     void (*free)(void* pointer, size_t bytes, void* user);
     void* user;
 } qlora_allocator;
 
-// Device memory, at least 256-byte aligned, of the context that is current. NULL on failure.
+// Device memory of the current CUDA context. Set both functions or neither. alloc returns memory
+// that is at least 256-byte aligned, or NULL on failure.
 typedef struct qlora_device_allocator {
     void* (*alloc)(size_t bytes, void* user);
     void (*free)(void* pointer, size_t bytes, void* user);
     void* user;
 } qlora_device_allocator;
 
-typedef enum qlora_file_mode { QLORA_FILE_READ = 0, QLORA_FILE_CREATE = 1 } qlora_file_mode;
+typedef enum qlora_file_mode {
+    QLORA_FILE_READ = 0,
+    QLORA_FILE_CREATE = 1 // for writing; truncates an existing file
+} qlora_file_mode;
 
-// All functions or none. Those that return int give 0 or an errno value; read and write give the
-// number of bytes (short writes are retried, a read of 0 is the end) or a negative errno value.
+// Set all functions or none. Those that return int return 0 or an errno value. read and write
+// return the number of bytes or a negative errno value: after a short write, the rest is written
+// again; a read of 0 bytes is the end of the file.
 typedef struct qlora_files {
     int (*open)(const char* path, qlora_file_mode mode, void** file, void* user);
     int64_t (*read)(void* file, void* buffer, size_t bytes, void* user);
     int64_t (*write)(void* file, const void* data, size_t bytes, void* user);
-    int (*sync)(void* file, void* user);
+    int (*sync)(void* file, void* user); // returns once the data is on disk
     int (*close)(void* file, void* user);
     int (*rename)(const char* from, const char* to, void* user); // replaces `to` atomically
     int (*remove)(const char* path, void* user);
-    int (*make_dir)(const char* path, void* user); // 0 also when it is there already
-    int (*sync_dir)(const char* path, void* user);
+    int (*make_dir)(const char* path, void* user); // also 0 if it already exists
+    int (*sync_dir)(const char* path, void* user); // makes names in the directory durable
+    // Maps a whole file for reading. handle is passed to unmap.
     int (*map)(const char* path, const void** data, uint64_t* bytes, void** handle, void* user);
     void (*unmap)(const void* data, uint64_t bytes, void* handle, void* user);
     void* user;
@@ -483,6 +517,8 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
 #ifndef QLORA__PART_PLATFORM
 #define QLORA__PART_PLATFORM
 
+// System headers, the targets that are supported, and compiler attributes.
+
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -504,8 +540,7 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
 #include <sys/stat.h>
 #include <unistd.h>
 #ifndef CLOCK_MONOTONIC
-#error                                                                                             \
-    "qlora.h: include the implementation before any system header, or use -D_POSIX_C_SOURCE=200809L"
+#error "qlora.h: include the implementation before system headers, or use -D_POSIX_C_SOURCE=200809L"
 #endif
 #endif
 
@@ -545,7 +580,8 @@ typedef void (*qlora__thread_fn)(void* user);
 #ifndef QLORA__PART_WINDOWS
 #define QLORA__PART_WINDOWS
 
-// Declared here so that <windows.h> and its macros stay out of the user's file.
+// The system functions are declared here so that <windows.h> and its macros stay out of the user's
+// file.
 #ifdef _WINDOWS_
 #ifdef __cplusplus
 #error "qlora.h: include the implementation before <windows.h>"
@@ -661,7 +697,7 @@ static QLORA__UNUSED void qlora__thread_join(qlora__thread* t) {
     CloseHandle((void*)t->handle);
 }
 
-// Paths are UTF-8. Longer ones than this are refused with ENAMETOOLONG.
+// Paths are UTF-8; those that do not fit are rejected with ENAMETOOLONG.
 #define QLORA__PATH_MAX 1024
 static QLORA__UNUSED bool qlora__wide(const char* path, wchar_t* out) {
     return MultiByteToWideChar(65001, 8, path, -1, out, QLORA__PATH_MAX) > 0;
@@ -715,7 +751,7 @@ static QLORA__UNUSED int qlora__os_rename(const char* from, const char* to, void
     if (!qlora__wide(from, wide_from) || !qlora__wide(to, wide_to)) {
         return ENAMETOOLONG;
     }
-    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace, write through
+    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace the target, write through
 }
 
 static QLORA__UNUSED int qlora__os_remove(const char* path, void* user) {
@@ -739,7 +775,7 @@ static QLORA__UNUSED int qlora__os_make_dir(const char* path, void* user) {
 static QLORA__UNUSED int qlora__os_sync_dir(const char* path, void* user) {
     (void)path;
     (void)user;
-    return 0; // MoveFileEx wrote through already
+    return 0; // MoveFileEx has already written through
 }
 
 static QLORA__UNUSED int qlora__os_map(const char* path, const void** data, uint64_t* bytes,
@@ -761,7 +797,7 @@ static QLORA__UNUSED int qlora__os_map(const char* path, const void** data, uint
         view = mapping != NULL ? MapViewOfFile(mapping, 4, 0, 0, 0) : NULL;
     }
     if (mapping != NULL) {
-        CloseHandle(mapping); // the view keeps it
+        CloseHandle(mapping); // the view keeps the mapping open
     }
     CloseHandle(file);
     if (size > 0 && view == NULL) {
@@ -793,6 +829,8 @@ static QLORA__UNUSED void qlora__os_unmap(const void* data, uint64_t bytes, void
 
 #ifndef QLORA__PART_POSIX
 #define QLORA__PART_POSIX
+
+// POSIX: shared libraries, clock, threads and files.
 
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -864,7 +902,7 @@ static QLORA__UNUSED void qlora__thread_join(qlora__thread* t) {
     pthread_join(t->handle, NULL);
 }
 
-// A file is its descriptor plus one, so that NULL stays "none".
+// A file handle is its descriptor plus one, so that NULL can mean "no file".
 static QLORA__UNUSED int qlora__os_fd(void* file) {
     return (int)((intptr_t)file - 1);
 }
@@ -935,8 +973,7 @@ static QLORA__UNUSED int qlora__os_sync_dir(const char* path, void* user) {
     }
     int code = fsync(fd) == 0 ? 0 : errno;
     close(fd);
-    // Some file systems cannot sync a folder and say so; the rename is then as safe as it gets
-    // there.
+    // Some file systems cannot sync a folder and return EINVAL; nothing more can be done about it.
     return code == EINVAL ? 0 : code;
 }
 
@@ -991,6 +1028,8 @@ static QLORA__UNUSED void qlora__os_unmap(const void* data, uint64_t bytes, void
 #define QLORA__PART_SYSTEM
 
 static QLORA__UNUSED void* qlora__os_alloc(size_t bytes, size_t align, void* user) {
+
+// Allocation, the names of NVIDIA's libraries, and error texts, on every system.
     (void)user;
 #ifdef _WIN32
     return _aligned_malloc(bytes, align);
@@ -1010,7 +1049,7 @@ static QLORA__UNUSED void qlora__os_free(void* pointer, size_t bytes, void* user
 #endif
 }
 
-// How NVIDIA's libraries are called, and what they are called.
+// The calling convention and the file names of NVIDIA's libraries.
 // clang-format off
 #ifdef _WIN32
 #define QLORA__CUDAAPI __stdcall
@@ -1026,7 +1065,7 @@ static QLORA__UNUSED void qlora__os_free(void* pointer, size_t bytes, void* user
 #endif
 // clang-format on
 
-// strerror is not safe in threads; these are the ones people meet.
+// strerror is not thread-safe, so the common codes are listed here.
 static const char* qlora__errno_text(int code) {
     static const struct {
         int code;
@@ -1035,7 +1074,7 @@ static const char* qlora__errno_text(int code) {
         {ENOENT, "no such file or folder"},  {EACCES, "permission denied"},
         {EPERM, "not permitted"},            {ENOSPC, "no space left on the device"},
         {EROFS, "read-only file system"},    {EISDIR, "is a folder"},
-        {ENOTDIR, "not a folder"},           {EEXIST, "exists already"},
+        {ENOTDIR, "not a folder"},           {EEXIST, "already exists"},
         {EMFILE, "too many open files"},     {ENAMETOOLONG, "path too long or not UTF-8"},
         {EFBIG, "file too large"},           {EIO, "input/output error"},
         {ENOMEM, "out of memory"},           {EINVAL, "invalid argument"},
@@ -1055,8 +1094,8 @@ static const char* qlora__errno_text(int code) {
 #ifndef QLORA__PART_ENV
 #define QLORA__PART_ENV
 
-// What every reader and writer of files needs, and all it needs: memory, files, a log and a place
-// for the error text. A context has one, and so has an object of qlora_text.h.
+// The environment of all code that reads or writes files: memory, files, a log and the error text.
+// Each context has one, and so does each object of qlora_text.h.
 #define QLORA__ERROR_SIZE 768
 
 typedef struct qlora__env {
@@ -1065,7 +1104,7 @@ typedef struct qlora__env {
     qlora_log_fn log;          // NULL: silent
     void* log_user;
     const char* call;    // the outermost public call, for messages
-    bool one_line;       // messages quote files; a line break in one becomes '?'
+    bool one_line;       // replace control characters, which quoted files may contain
     uint64_t host_bytes; // allocated and not yet freed
     char error[QLORA__ERROR_SIZE];
 } qlora__env;
@@ -1250,12 +1289,12 @@ static QLORA__UNUSED size_t qlora__align_up(size_t n, size_t align) {
 
 // ---- host memory --------------------------------------------------------------------------------
 
-// Host memory through the hook, 64-byte aligned. Sets the error text itself.
+// Allocates host memory through the hook, 64-byte aligned. Sets the error text on failure.
 static void* qlora__env_alloc(qlora__env* env, size_t bytes) {
     size_t wanted = bytes > 0 ? bytes : 1;
     void* p = env->allocator.alloc(wanted, 64, env->allocator.user);
     if (p == NULL) {
-        qlora__env_fail(env, QLORA_ERR_MEMORY, "out of host memory (%llu bytes)",
+        qlora__env_fail(env, QLORA_ERR_MEMORY, "cannot allocate %llu bytes of host memory",
                         (unsigned long long)bytes);
         return NULL;
     }
@@ -1271,7 +1310,7 @@ static QLORA__UNUSED void* qlora__env_alloc_zero(qlora__env* env, size_t bytes) 
     return p;
 }
 
-// bytes as given to qlora__env_alloc; NULL is fine.
+// `bytes` is the size that was passed to qlora__env_alloc; the pointer may be NULL.
 static void qlora__env_free(qlora__env* env, void* pointer, size_t bytes) {
     if (pointer != NULL) {
         size_t wanted = bytes > 0 ? bytes : 1;
@@ -1280,7 +1319,8 @@ static void qlora__env_free(qlora__env* env, void* pointer, size_t bytes) {
     }
 }
 
-// Moves a block of `used` bytes out of `bytes` to one of `wanted` bytes. NULL leaves it as it is.
+// Moves the first `used` bytes of a block of `bytes` bytes into a new block of `wanted` bytes. If
+// it returns NULL, the old block is unchanged.
 static QLORA__UNUSED void* qlora__env_realloc(qlora__env* env, void* pointer, size_t used,
                                               size_t bytes, size_t wanted) {
     void* moved = qlora__env_alloc(env, wanted);
@@ -1291,9 +1331,10 @@ static QLORA__UNUSED void* qlora__env_realloc(qlora__env* env, void* pointer, si
     return moved;
 }
 
-// ---- texts --------------------------------------------------------------------------------------
+// ---- strings ------------------------------------------------------------------------------------
 
-// Appends to a buffer that may be too small; used counts what would have been written.
+// Appends to a buffer that may be too small; `used` counts the characters that would have been
+// written.
 QLORA__PRINTF(4, 5)
 static QLORA__UNUSED void qlora__append(char* buffer, size_t size, size_t* used, const char* format,
                                         ...) {
@@ -1305,7 +1346,8 @@ static QLORA__UNUSED void qlora__append(char* buffer, size_t size, size_t* used,
     *used += n > 0 ? (size_t)n : 0;
 }
 
-// A growing text. The first failure sticks; later additions do nothing, so callers check once.
+// A growing string. The first failure is kept and later additions do nothing, so callers check
+// once.
 typedef struct qlora__string {
     qlora__env* env;
     char* data;
@@ -1333,7 +1375,9 @@ static QLORA__UNUSED void qlora__string_add(qlora__string* s, const void* bytes,
         return;
     }
     if (!qlora__add(s->size, size, &need)) {
-        s->result = qlora__env_fail(s->env, QLORA_ERR_MEMORY, "text too large");
+        s->result = qlora__env_fail(s->env, QLORA_ERR_MEMORY,
+                                    "a text of more than %llu bytes does not fit in memory",
+                                    (unsigned long long)SIZE_MAX);
         return;
     }
     if (need > s->capacity) {
@@ -1392,11 +1436,11 @@ static QLORA__UNUSED void qlora__map_close(qlora__env* env, qlora__map* map) {
     memset(map, 0, sizeof *map);
 }
 
-// A file in the making: written beside its final name and put there only when it is whole and on
-// the disk (C-FILES). A crash leaves the old file or the new one.
+// A file being written: the data goes to a temporary name next to the final one, and the file is
+// renamed only once it is complete and on disk. A crash leaves either the old file or the new one.
 typedef struct qlora__out {
     void* file;
-    char* path; // final, then temporary, in one block
+    char* path; // the final and the temporary path, in one block
     char* temporary;
     size_t block;
 } qlora__out;
@@ -1406,7 +1450,7 @@ static QLORA__UNUSED void qlora__out_forget(qlora__env* env, qlora__out* out) {
     memset(out, 0, sizeof *out);
 }
 
-// Gives up: closes and removes the temporary file. Keeps the error text.
+// Abandons the file: closes and removes the temporary one. Keeps the error text.
 static QLORA__UNUSED void qlora__out_abort(qlora__env* env, qlora__out* out) {
     if (out->file != NULL) {
         env->files.close(out->file, env->files.user);
@@ -1447,7 +1491,7 @@ static QLORA__UNUSED qlora_result qlora__out_begin(qlora__env* env, const char* 
     return QLORA_OK;
 }
 
-// On failure the file is given up already.
+// On failure, the file has already been abandoned.
 static QLORA__UNUSED qlora_result qlora__out_write(qlora__env* env, qlora__out* out,
                                                    const void* data, size_t bytes) {
     const char* p = (const char*)data;
@@ -1476,7 +1520,7 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     if (code != 0) {
         return qlora__out_fail(env, out, "replace", code);
     }
-    out->temporary = NULL; // it has its final name now
+    out->temporary = NULL; // the file has its final name now
     char* slash = strrchr(out->path, '/');
     const char* folder = slash != NULL ? out->path : ".";
     if (slash != NULL) {
@@ -1490,7 +1534,7 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     return QLORA_OK;
 }
 
-// Writes a whole small file, atomically.
+// Writes a small file atomically.
 static QLORA__UNUSED qlora_result qlora__file_write(qlora__env* env, const char* path,
                                                     const void* bytes, size_t size) {
     qlora__out out;
@@ -1508,7 +1552,7 @@ static QLORA__UNUSED qlora_result qlora__path_join(qlora__env* env, const char* 
     size_t b = strlen(name);
     if (a + b + 2 > QLORA__PATH_ROOM) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
-                               "path of %.60s... and %.60s is longer than %d", dir, name,
+                               "the path %.60s.../%.60s is longer than %d bytes", dir, name,
                                QLORA__PATH_ROOM);
     }
     memcpy(out, dir, a);
@@ -1520,7 +1564,7 @@ static QLORA__UNUSED qlora_result qlora__path_join(qlora__env* env, const char* 
     return QLORA_OK;
 }
 
-// Whether a file is there. Anything but "no such file" that keeps it from being opened is an error.
+// Checks whether a file exists. Any failure to open it other than "no such file" is an error.
 static QLORA__UNUSED qlora_result qlora__file_exists(qlora__env* env, const char* path, bool* out) {
     void* file = NULL;
     int code = env->files.open(path, QLORA_FILE_READ, &file, env->files.user);
@@ -1538,7 +1582,7 @@ static QLORA__UNUSED qlora_result qlora__file_exists(qlora__env* env, const char
 static QLORA__UNUSED qlora_result qlora__dir_make(qlora__env* env, const char* dir) {
     int code = env->files.make_dir(dir, env->files.user);
     return code == 0 ? QLORA_OK
-                     : qlora__env_fail(env, QLORA_ERR_FILE, "cannot make the folder %s: %s (%d)",
+                     : qlora__env_fail(env, QLORA_ERR_FILE, "cannot create the folder %s: %s (%d)",
                                        dir, qlora__errno_text(code), code);
 }
 
@@ -1549,7 +1593,7 @@ static QLORA__UNUSED qlora_result qlora__dir_sync(qlora__env* env, const char* d
                                        dir, qlora__errno_text(code), code);
 }
 
-// Removes a file that need not be there.
+// Removes a file if it exists.
 static QLORA__UNUSED void qlora__file_remove(qlora__env* env, const char* dir, const char* name) {
     char path[QLORA__PATH_ROOM];
     if (qlora__path_join(env, dir, name, path) == QLORA_OK) {
@@ -1564,10 +1608,10 @@ static QLORA__UNUSED void qlora__file_remove(qlora__env* env, const char* dir, c
 #ifndef QLORA__PART_TOOLS
 #define QLORA__PART_TOOLS
 
-// ---- sorting
+// ---- sorting ------------------------------------------------------------------------------------
 
-// Heap sort of an index array: no recursion, no worst case, same order on every platform as long as
-// `less` is a strict total order.
+// Heap sort of an index array: no recursion, no quadratic worst case, and the same order on every
+// platform as long as `less` is a strict total order.
 typedef bool (*qlora__less_fn)(const void* user, uint32_t a, uint32_t b);
 
 static QLORA__UNUSED void qlora__sort_sift(uint32_t* index, size_t root, size_t count,
@@ -1603,11 +1647,12 @@ static QLORA__UNUSED void qlora__sort(uint32_t* index, size_t count, qlora__less
     }
 }
 
-// ---- checksum
+// ---- checksums ----------------------------------------------------------------------------------
 
-// 64-bit checksum of a byte stream, eight bytes at a time, in any split into pieces. Each step is a
-// bijection of the state for a given word and of the word for a given state, so damage inside one
-// aligned word is always seen; anything else with probability 1 - 2^-64. Not for adversaries.
+// 64-bit checksum of a byte stream, eight bytes at a time; the result does not depend on how the
+// stream is split into pieces. Each step is a bijection of the state for a given word and of the
+// word for a given state, so damage inside one aligned word is always detected, and other damage
+// with probability 1 - 2^-64. It gives no protection against deliberate changes.
 typedef struct qlora__hash {
     uint64_t state;
     uint64_t bytes;
@@ -1672,14 +1717,14 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 #ifndef QLORA__PART_JSON_READ
 #define QLORA__PART_JSON_READ
 
-// Every reader of this floor takes bytes it does not trust. It either gives a value that obeys all
-// rules of its format, or returns an error whose text names the file and the fault; it never reads
-// outside the bytes it was given. Nothing here knows about devices.
+// Every reader of this floor processes untrusted bytes. It either returns a value that obeys all
+// rules of its format, or fails with an error text that names the file and the fault; it never
+// reads outside the bytes that were passed to it. Nothing here depends on devices.
 
-// ---- numbers in text, independent of the C locale
+// ---- numbers in text, independent of the C locale -----------------------------------------------
 
-// A natural number of up to 5120 bits: enough to compare 801 digits times a power of ten with any
-// double's neighbourhood.
+// A natural number of up to 5120 bits: enough to compare 801 digits times a power of ten with the
+// neighbourhood of any double.
 #define QLORA__BIG_WORDS 160
 typedef struct qlora__big {
     uint32_t word[QLORA__BIG_WORDS];
@@ -1727,8 +1772,9 @@ static QLORA__UNUSED int qlora__big_compare(const qlora__big* a, const qlora__bi
     return 0;
 }
 
-// A decimal number without sign: digits x 10^exponent, no leading zero. What lies behind the 800th
-// digit only matters as "a little more": one further digit 1 stands for it.
+// A decimal number without a sign: digits x 10^exponent, with no leading zero. Digits after the
+// 800th matter only in that they make the number a little larger: a single further digit 1
+// represents them.
 #define QLORA__DECIMAL_DIGITS 800
 typedef struct qlora__decimal {
     uint8_t digit[QLORA__DECIMAL_DIGITS + 1];
@@ -1736,7 +1782,7 @@ typedef struct qlora__decimal {
     int exponent;
 } qlora__decimal;
 
-// Sign of decimal - n x 2^power.
+// The sign of decimal - n x 2^power.
 static QLORA__UNUSED int qlora__decimal_compare(const qlora__decimal* d, uint64_t n, int power) {
     qlora__big left;
     qlora__big right;
@@ -1752,8 +1798,8 @@ static QLORA__UNUSED int qlora__decimal_compare(const qlora__decimal* d, uint64_
     return qlora__big_compare(&left, &right);
 }
 
-// The double nearest to d, ties to even: a guess good to a few units, then exact comparisons with
-// the midpoints to its neighbours. Infinity when out of range.
+// The double nearest to d, with ties to even: an estimate that is good to a few units, followed by
+// exact comparisons with the midpoints to its neighbours. Infinity if d is out of range.
 static QLORA__UNUSED double qlora__decimal_to_double(const qlora__decimal* d) {
     static const double pow10[23] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
                                      1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
@@ -1799,7 +1845,7 @@ static QLORA__UNUSED double qlora__decimal_to_double(const qlora__decimal* d) {
         if (bits == 0) {
             break;
         }
-        // below a power of two the neighbour is only half a step away
+        // Just below a power of two, the neighbour is only half a step away.
         bool edge = (bits & 0xFFFFFFFFFFFFFu) == 0 && exponent > 1;
         int below = edge ? qlora__decimal_compare(d, 4 * mantissa - 1, power - 2)
                          : qlora__decimal_compare(d, 2 * mantissa - 1, power - 1);
@@ -1813,7 +1859,7 @@ static QLORA__UNUSED double qlora__decimal_to_double(const qlora__decimal* d) {
     return x;
 }
 
-// Reads a number of JSON's grammar (already checked) to the nearest double.
+// Converts a number in JSON syntax (already checked) to the nearest double.
 static QLORA__UNUSED double qlora__number_parse(const char* text, size_t size) {
     qlora__decimal d;
     size_t i = 0;
@@ -1827,7 +1873,7 @@ static QLORA__UNUSED double qlora__number_parse(const char* text, size_t size) {
             fraction = true;
             continue;
         }
-        // an exponent of a million is as good as any larger one, and cannot overflow
+        // An exponent of a million is as good as any larger one, and cannot overflow.
         if (d.count == QLORA__DECIMAL_DIGITS) {
             more = more || text[i] != '0';
             d.exponent += fraction || d.exponent > 1000000 ? 0 : 1;
@@ -1856,11 +1902,12 @@ static QLORA__UNUSED double qlora__number_parse(const char* text, size_t size) {
     return negative ? -x : x;
 }
 
-// ---- JSON, read
+// ---- reading JSON -------------------------------------------------------------------------------
 
-// A parsed text is a flat array of tokens in the order of the text. An object's members are pairs:
-// a string token, then the value's tokens. `next` skips a value with all it contains, so walking
-// one level needs no stack. Token 0 is the root and can be no member, so 0 also says "not found".
+// A parsed text is a flat array of tokens in the order of the text. The members of an object are
+// pairs: a string token followed by the tokens of the value. `next` skips a value with everything
+// inside it, so walking one level needs no stack. Token 0 is the root and cannot be a member, so 0
+// also means "not found".
 typedef enum qlora__json_kind {
     QLORA__JSON_NULL,
     QLORA__JSON_FALSE,
@@ -1874,7 +1921,7 @@ typedef enum qlora__json_kind {
 #define QLORA__JSON_MAX_DEPTH 256
 #define QLORA__JSON_MAX_BYTES 0x7FFFFFFFu
 #define QLORA__JSON_ROOT 0xFFFFFFFFu
-#define QLORA__JSON_UNIQUE 1u // flag: an object with the same key twice is an error
+#define QLORA__JSON_UNIQUE 1u // flag: duplicate keys in an object are an error
 
 typedef struct qlora__json_token {
     qlora__json_kind kind;
@@ -1885,7 +1932,7 @@ typedef struct qlora__json_token {
 } qlora__json_token;
 
 typedef struct qlora__json {
-    const char* text; // the caller's; must outlive the tokens
+    const char* text; // owned by the caller; must outlive the tokens
     const char* label;
     const char* strings; // what string tokens point into: the text, or `decoded`
     uint32_t size;
@@ -1901,7 +1948,7 @@ typedef struct qlora__json_parser {
     qlora__env* env;
     qlora__json* json;
     uint32_t at;
-    uint32_t parent; // the innermost open container; its own parent waits in its `next`
+    uint32_t parent; // the innermost open container, whose `next` holds its own parent
     uint32_t depth;
 } qlora__json_parser;
 
@@ -1925,7 +1972,7 @@ static QLORA__UNUSED qlora_result qlora__json_bad(const qlora__json_parser* p, c
                            line, column, what);
 }
 
-// Value of four hexadecimal digits, or 0x10000.
+// The value of four hexadecimal digits, or 0x10000 if they are not valid.
 static QLORA__UNUSED uint32_t qlora__hex4(const char* text, uint32_t left) {
     uint32_t value = 0;
     if (left < 4) {
@@ -1973,12 +2020,12 @@ static QLORA__UNUSED qlora_result qlora__json_push(qlora__json_parser* p, qlora_
     return QLORA_OK;
 }
 
-// An escape, with p->at on the backslash.
+// Parses an escape; p->at is on the backslash.
 static QLORA__UNUSED qlora_result qlora__json_escape(qlora__json_parser* p) {
     const char* text = p->json->text;
     uint32_t left = p->json->size - p->at;
     if (left < 2 || text[p->at + 1] == '\0' || strchr("\"\\/bfnrtu", text[p->at + 1]) == NULL) {
-        return qlora__json_bad(p, "unknown escape in a string");
+        return qlora__json_bad(p, "invalid escape in a string");
     }
     if (text[p->at + 1] != 'u') {
         p->at += 2;
@@ -1994,13 +2041,13 @@ static QLORA__UNUSED qlora_result qlora__json_escape(qlora__json_parser* p) {
         return QLORA_OK;
     }
     if ((code & 0xF800) == 0xD800) {
-        return qlora__json_bad(p, "half of a surrogate pair in a string");
+        return qlora__json_bad(p, "unpaired surrogate in a string");
     }
     p->at += 6;
     return QLORA_OK;
 }
 
-// A string, with p->at on the opening quote.
+// Parses a string; p->at is on the opening quote.
 static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p) {
     const char* text = p->json->text;
     uint32_t size = p->json->size;
@@ -2033,7 +2080,7 @@ static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p
         }
     }
     if (p->at >= size) {
-        return qlora__json_bad(p, "string without its closing quote");
+        return qlora__json_bad(p, "string without a closing quote");
     }
     QLORA__TRY(qlora__json_push(p, QLORA__JSON_STRING, begin, p->at));
     p->json->tokens[p->json->count - 1].count = escapes;
@@ -2055,7 +2102,7 @@ static QLORA__UNUSED qlora_result qlora__json_number_parse(qlora__json_parser* p
     uint32_t at = begin + (text[begin] == '-' ? 1 : 0);
     uint32_t end = qlora__json_digits(p, at);
     if (end == at) {
-        return qlora__json_bad(p, "a value was expected");
+        return qlora__json_bad(p, "expected a value");
     }
     if (text[at] == '0' && end > at + 1) {
         return qlora__json_bad(p, "number with a leading zero");
@@ -2064,7 +2111,7 @@ static QLORA__UNUSED qlora_result qlora__json_number_parse(qlora__json_parser* p
         at = end + 1;
         end = qlora__json_digits(p, at);
         if (end == at) {
-            return qlora__json_bad(p, "number without digits after the point");
+            return qlora__json_bad(p, "number without digits after the decimal point");
         }
     }
     if (end < size && (text[end] == 'e' || text[end] == 'E')) {
@@ -2079,7 +2126,7 @@ static QLORA__UNUSED qlora_result qlora__json_number_parse(qlora__json_parser* p
     return qlora__json_push(p, QLORA__JSON_NUMBER, begin, end);
 }
 
-// A value that is complete in itself, or the opening of a container.
+// Parses a value that is complete in itself, or the start of a container.
 static QLORA__UNUSED qlora_result qlora__json_value(qlora__json_parser* p) {
     static const struct {
         const char* word;
@@ -2093,7 +2140,7 @@ static QLORA__UNUSED qlora_result qlora__json_value(qlora__json_parser* p) {
     }
     if (c == '{' || c == '[') {
         if (p->depth == QLORA__JSON_MAX_DEPTH) {
-            return qlora__json_bad(p, "nested too deeply");
+            return qlora__json_bad(p, "nested too deeply; the limit is 256 levels");
         }
         QLORA__TRY(
             qlora__json_push(p, c == '{' ? QLORA__JSON_OBJECT : QLORA__JSON_ARRAY, p->at, p->at));
@@ -2122,22 +2169,22 @@ static QLORA__UNUSED void qlora__json_space(qlora__json_parser* p) {
     }
 }
 
-// The key of a member and its colon, p->at on the key.
+// Parses the key of a member and its colon; p->at is on the key.
 static QLORA__UNUSED qlora_result qlora__json_key(qlora__json_parser* p) {
     if (p->at >= p->json->size || p->json->text[p->at] != '"') {
-        return qlora__json_bad(p, "a key in quotes was expected");
+        return qlora__json_bad(p, "expected a key in quotes");
     }
     QLORA__TRY(qlora__json_string_parse(p));
     qlora__json_space(p);
     if (p->at >= p->json->size || p->json->text[p->at] != ':') {
-        return qlora__json_bad(p, "':' was expected after a key");
+        return qlora__json_bad(p, "expected ':' after a key");
     }
     p->at++;
     qlora__json_space(p);
     return QLORA_OK;
 }
 
-// After a value: closes containers, and goes past one comma. *done when the root is complete.
+// After a value: closes containers and skips one comma. Sets *done once the root is complete.
 static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
     for (;;) {
         if (p->parent == QLORA__JSON_ROOT) {
@@ -2149,8 +2196,7 @@ static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool*
         qlora__json_space(p);
         char c = p->at < p->json->size ? p->json->text[p->at] : '\0';
         if (c != ',' && c != (object ? '}' : ']')) {
-            return qlora__json_bad(p,
-                                   object ? "',' or '}' was expected" : "',' or ']' was expected");
+            return qlora__json_bad(p, object ? "expected ',' or '}'" : "expected ',' or ']'");
         }
         open->count += p->json->count > p->parent + 1 ? 1 : 0;
         p->at++;
@@ -2165,7 +2211,7 @@ static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool*
     }
 }
 
-// Next code point of a string token, from *at; escapes and UTF-8 were checked when it was parsed.
+// The next code point of a string token, from *at; escapes and UTF-8 were checked by the parser.
 static QLORA__UNUSED uint32_t qlora__json_code(const char* text, uint32_t* at) {
     const char* p = text + *at;
     uint8_t c = (uint8_t)p[0];
@@ -2207,7 +2253,7 @@ static QLORA__UNUSED bool qlora__json_key_less(const void* user, uint32_t a, uin
     return i == json->tokens[a].end && j < json->tokens[b].end;
 }
 
-// Refuses an object that has one key twice: sorts each object's keys and compares neighbours.
+// Rejects an object with duplicate keys: sorts the keys of each object and compares neighbours.
 static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p) {
     qlora__json* json = p->json;
     uint32_t largest = 0;
@@ -2237,9 +2283,8 @@ static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p
             if (!qlora__json_key_less(json, keys[k - 1], keys[k])) {
                 const qlora__json_token* t = &json->tokens[keys[k]];
                 int shown = t->end - t->begin < 80 ? (int)(t->end - t->begin) : 80;
-                result =
-                    qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s: the key \"%.*s\" stands twice",
-                                    json->label, shown, json->text + t->begin);
+                result = qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s: duplicate key \"%.*s\"",
+                                         json->label, shown, json->text + t->begin);
             }
         }
     }
@@ -2252,14 +2297,14 @@ static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p
     bool done = false;
     qlora__json_space(p);
     while (!done) {
-        // a value follows; in an object, its key comes first
+        // A value is expected here, and in an object its key comes first.
         bool object =
             p->parent != QLORA__JSON_ROOT && json->tokens[p->parent].kind == QLORA__JSON_OBJECT;
         if (object) {
             QLORA__TRY(qlora__json_key(p));
         }
         if (p->at >= json->size) {
-            return qlora__json_bad(p, "a value was expected");
+            return qlora__json_bad(p, "expected a value");
         }
         uint32_t opened = p->parent;
         QLORA__TRY(qlora__json_value(p));
@@ -2286,8 +2331,9 @@ static QLORA__UNUSED void qlora__json_begin(qlora__json_parser* p, qlora__env* e
     p->depth = 0;
 }
 
-// Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages and must outlive
-// the tokens, as the text must. qlora__json_free when done; nothing to free after a failure.
+// Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages; it and the text
+// must outlive the tokens. Call qlora__json_free afterwards; after a failure there is nothing to
+// free.
 static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char* label,
                                                     const void* text, uint64_t size, uint32_t flags,
                                                     qlora__json* out) {
@@ -2295,7 +2341,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char*
     qlora__json_parser p;
     memset(&json, 0, sizeof json);
     if (size > QLORA__JSON_MAX_BYTES) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: JSON of more than 2 GiB", label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: JSON texts are limited to 2 GiB", label);
     }
     json.text = (const char*)text;
     json.label = label;
@@ -2341,7 +2387,7 @@ static QLORA__UNUSED qlora__json_kind qlora__json_kind_of(const qlora__json* jso
     return json->tokens[token].kind;
 }
 
-// True when a string token's decoded text equals the bytes given.
+// Whether the decoded text of a string token equals the given bytes.
 static QLORA__UNUSED bool qlora__json_equals(const qlora__json* json, uint32_t token,
                                              const char* text, size_t size) {
     const qlora__json_token* t = &json->tokens[token];
@@ -2370,7 +2416,8 @@ static QLORA__UNUSED bool qlora__json_equals(const qlora__json* json, uint32_t t
     return i == size;
 }
 
-// Value of a member, 0 when `object` is none or has no such key. The last of equal keys, as Python.
+// The value of a member, or 0 if `object` is not an object or has no such key. Of equal keys, the
+// last one counts, as in Python.
 static QLORA__UNUSED uint32_t qlora__json_find(const qlora__json* json, uint32_t object,
                                                const char* key) {
     uint32_t found = 0;
@@ -2386,7 +2433,7 @@ static QLORA__UNUSED uint32_t qlora__json_find(const qlora__json* json, uint32_t
     return found;
 }
 
-// qlora__json_find through several objects, keys joined by '/'.
+// qlora__json_find through nested objects; the keys are separated by '/'.
 static QLORA__UNUSED uint32_t qlora__json_find_path(const qlora__json* json, uint32_t object,
                                                     const char* path) {
     char key[64];
@@ -2406,7 +2453,7 @@ static QLORA__UNUSED uint32_t qlora__json_find_path(const qlora__json* json, uin
     }
 }
 
-// Element of an array, 0 when there is none.
+// The element of an array, or 0 if it does not exist.
 static QLORA__UNUSED uint32_t qlora__json_at(const qlora__json* json, uint32_t array,
                                              uint32_t index) {
     if (json->tokens[array].kind != QLORA__JSON_ARRAY || index >= json->tokens[array].count) {
@@ -2424,8 +2471,8 @@ static QLORA__UNUSED bool qlora__json_is(const qlora__json* json, uint32_t token
     return qlora__json_equals(json, token, text, strlen(text));
 }
 
-// Decoded bytes of a string token: as many as fit, always terminated when size > 0. Returns the
-// length of the whole, which is then less than `size`; a string may contain NUL bytes.
+// The decoded bytes of a string token: as many as fit, always terminated if size > 0. Returns the
+// full length; the string is complete if that is less than `size`. A string may contain NUL bytes.
 static QLORA__UNUSED size_t qlora__json_string(const qlora__json* json, uint32_t token, char* out,
                                                size_t size) {
     const qlora__json_token* t = &json->tokens[token];
@@ -2491,7 +2538,7 @@ static QLORA__UNUSED qlora_result qlora__json_decode(qlora__env* env, qlora__jso
     return QLORA_OK;
 }
 
-// A finite number, nearest double.
+// A finite number, converted to the nearest double.
 static QLORA__UNUSED bool qlora__json_double(const qlora__json* json, uint32_t token, double* out) {
     const qlora__json_token* t = &json->tokens[token];
     if (t->kind != QLORA__JSON_NUMBER) {
@@ -2507,8 +2554,8 @@ static QLORA__UNUSED bool qlora__json_double(const qlora__json* json, uint32_t t
     return true;
 }
 
-// A whole number that an int64_t holds, exactly. 4096, 4.096e3 and 4096.0 are all 4096; beyond 2^53
-// only plain digits will do.
+// An integer that an int64_t can represent exactly. 4096, 4.096e3 and 4096.0 are all 4096; beyond
+// 2^53 only plain digits are accepted.
 static QLORA__UNUSED bool qlora__json_int(const qlora__json* json, uint32_t token, int64_t* out) {
     const qlora__json_token* t = &json->tokens[token];
     if (t->kind != QLORA__JSON_NUMBER) {
@@ -2538,7 +2585,7 @@ static QLORA__UNUSED bool qlora__json_int(const qlora__json* json, uint32_t toke
     return true;
 }
 
-// A whole number written in plain digits, as file offsets and shapes are.
+// An integer written in plain digits, as in file offsets and shapes.
 static QLORA__UNUSED bool qlora__json_offset(const qlora__json* json, uint32_t token,
                                              int64_t* out) {
     const qlora__json_token* t = &json->tokens[token];
@@ -2557,15 +2604,16 @@ static QLORA__UNUSED bool qlora__json_offset(const qlora__json* json, uint32_t t
 #ifndef QLORA__PART_JSON_WRITE
 #define QLORA__PART_JSON_WRITE
 
-// ---- JSON, written
+// ---- writing JSON -------------------------------------------------------------------------------
 
-// JSON into a text. Keys come in the caller's order; `key` is NULL inside arrays and for the root.
-// indent 0 writes no spaces at all, otherwise one line per value, as Python's json.dumps does.
+// Writes JSON into a string. Keys are written in the order of the calls; `key` is NULL inside
+// arrays and for the root. With indent 0, no spaces are written; otherwise each value has its own
+// line, as in Python's json.dumps.
 typedef struct qlora__json_writer {
     qlora__string* text;
     int indent;
     int depth;
-    bool empty; // nothing was written yet into the innermost container
+    bool empty; // nothing has been written into the innermost container
 } qlora__json_writer;
 
 static QLORA__UNUSED void qlora__json_write_begin(qlora__json_writer* w, qlora__string* text,
@@ -2598,7 +2646,7 @@ static QLORA__UNUSED void qlora__json_write_quoted(qlora__string* t, const char*
             char escape[6] = {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
             qlora__string_add(t, escape, 6);
         } else {
-            // a path may hold any bytes; the file must be UTF-8
+            // A path may contain any bytes, but the file must be UTF-8.
             uint32_t left = size - i < 4 ? (uint32_t)(size - i) : 4;
             uint32_t step = qlora__utf8_size(string + i, left);
             qlora__string_add(t, step > 0 ? string + i : "\\ufffd", step > 0 ? step : 6);
@@ -2608,7 +2656,7 @@ static QLORA__UNUSED void qlora__json_write_quoted(qlora__string* t, const char*
     qlora__string_add(t, "\"", 1);
 }
 
-// What stands before every value: comma, line, key.
+// Writes the prefix of a value: comma, line break and key.
 static QLORA__UNUSED void qlora__json_write_key(qlora__json_writer* w, const char* key) {
     if (!w->empty) {
         qlora__string_add(w->text, ",", 1);
@@ -2640,7 +2688,7 @@ static QLORA__UNUSED void qlora__json_write_close(qlora__json_writer* w, char br
     w->empty = false;
 }
 
-// A word as it stands: null, true, false, or a number that is text already.
+// Writes a word unchanged: null, true, false, or a number that is already text.
 static QLORA__UNUSED void qlora__json_write_word(qlora__json_writer* w, const char* key,
                                                  const char* word) {
     qlora__json_write_key(w, key);
@@ -2660,8 +2708,8 @@ static QLORA__UNUSED void qlora__json_write_int(qlora__json_writer* w, const cha
     qlora__json_write_word(w, key, digits);
 }
 
-// The shortest digits that read back as the same double, with a point or an exponent so that it
-// stays a float in Python. The locale's decimal point, whatever it is, becomes a point.
+// Writes the shortest digits that read back as the same double, with a decimal point or an exponent
+// so that Python reads a float. The decimal point of the locale is replaced by a point.
 static QLORA__UNUSED void qlora__json_write_double(qlora__json_writer* w, const char* key,
                                                    double value) {
     char digits[40];
@@ -2706,11 +2754,12 @@ static QLORA__UNUSED void qlora__json_write_double(qlora__json_writer* w, const 
 #ifndef QLORA__PART_REGEX
 #define QLORA__PART_REGEX
 
-// ---- regular expressions, as PEFT's configs use them
+// ---- regular expressions in PEFT configs --------------------------------------------------------
 
-// Full match of a short pattern against a module's name. Known: literals, ., escapes \d \w \s \b,
-// [sets], groups, |, * + ? and their lazy forms, {0,} {0,1} {1} {1,}, ^ and $. The pattern becomes
-// a small program for a machine that follows all alternatives at once: linear time, no recursion.
+// Matches a short pattern against the complete name of a module. Supported are literals, ., the
+// escapes \d \w \s \b, [sets], groups, |, * + ? and their lazy forms, {0,} {0,1} {1} {1,}, ^ and $.
+// The pattern is compiled to a small program for a machine that follows all alternatives at once:
+// linear time, no recursion.
 #define QLORA__RE_MAX 1024
 #define QLORA__RE_SETS 32
 #define QLORA__RE_GROUPS 32
@@ -2719,8 +2768,8 @@ typedef enum qlora__re_op {
     QLORA__RE_CHAR, // arg: the byte
     QLORA__RE_ANY,
     QLORA__RE_SET,   // arg: index of the set
-    QLORA__RE_SPLIT, // go on with the next and with this + arg
-    QLORA__RE_JUMP,  // go to this + arg
+    QLORA__RE_SPLIT, // continue with the next step and with this + arg
+    QLORA__RE_JUMP,  // continue with this + arg
     QLORA__RE_BEGIN,
     QLORA__RE_END,
     QLORA__RE_WORD, // \b
@@ -2737,22 +2786,22 @@ typedef struct qlora__re {
     uint8_t set[QLORA__RE_SETS][32];
     int32_t count;
     int32_t sets;
-    const char* wrong; // what the compiler did not understand, NULL when all is well
+    const char* wrong; // the unsupported part of the pattern; NULL if there is none
 } qlora__re;
 
 typedef struct qlora__re_group {
     int32_t begin;  // first step of the group
     int32_t branch; // first step of the current alternative
-    int32_t jumps;  // last jump to the group's end; each holds the one before it, -1 ends
+    int32_t jumps;  // last jump to the end of the group; each links to the previous one, -1 ends
 } qlora__re_group;
 
 static QLORA__UNUSED void qlora__re_insert(qlora__re* re, int32_t at, qlora__re_op op,
                                            int32_t arg) {
     if (re->count >= QLORA__RE_MAX - 1) {
-        re->wrong = "too long a pattern";
+        re->wrong = "too many steps";
         return;
     }
-    // every jump inside the moved piece is relative and stays inside it
+    // Every jump inside the moved piece is relative and stays inside it.
     memmove(&re->step[at + 1], &re->step[at], (size_t)(re->count - at) * sizeof re->step[0]);
     re->step[at].op = op;
     re->step[at].arg = arg;
@@ -2767,7 +2816,7 @@ static QLORA__UNUSED bool qlora__re_is_word(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-// Adds \d, \w, \s or their opposites to a set; false for another letter.
+// Adds \d, \w, \s or their opposites to a set; returns false for any other letter.
 static QLORA__UNUSED bool qlora__re_class(uint8_t* set, char letter) {
     char lower = letter >= 'A' && letter <= 'Z' ? (char)(letter + 32) : letter;
     if (lower != 'd' && lower != 'w' && lower != 's') {
@@ -2795,7 +2844,7 @@ static QLORA__UNUSED uint8_t* qlora__re_new_set(qlora__re* re) {
     return re->set[re->sets - 1];
 }
 
-// An escape; `p` is on the letter after the backslash.
+// Compiles an escape; `p` is on the letter after the backslash.
 static const char* qlora__re_escape(qlora__re* re, const char* p) {
     if (*p == 'b') {
         qlora__re_append(re, QLORA__RE_WORD, 0);
@@ -2814,7 +2863,7 @@ static const char* qlora__re_escape(qlora__re* re, const char* p) {
     return p + 1;
 }
 
-// A set; `p` is after the opening bracket. Returns the place after the closing one.
+// Compiles a set; `p` is after the opening bracket. Returns the place after the closing one.
 static const char* qlora__re_set(qlora__re* re, const char* p) {
     uint8_t* set = qlora__re_new_set(re);
     bool negate = *p == '^';
@@ -2830,7 +2879,7 @@ static const char* qlora__re_set(qlora__re* re, const char* p) {
             }
         }
         if (low == 0) {
-            re->wrong = "a set without its ']'";
+            re->wrong = "a set without a closing ']'";
             return p;
         }
         uint8_t high = low;
@@ -2849,7 +2898,7 @@ static const char* qlora__re_set(qlora__re* re, const char* p) {
     return p + 1;
 }
 
-// A quantifier on the steps from `atom` on, if one stands at p.
+// Compiles a quantifier for the steps from `atom` on, if there is one at p.
 static const char* qlora__re_repeat(qlora__re* re, const char* p, int32_t atom) {
     static const struct {
         const char* text;
@@ -2874,7 +2923,7 @@ static const char* qlora__re_repeat(qlora__re* re, const char* p, int32_t atom) 
         if (*p == '*' || *p == '+' || *p == '{') {
             re->wrong = "a quantifier after a quantifier";
         }
-        return p + (*p == '?' ? 1 : 0); // lazy or not, a full match is the same
+        return p + (*p == '?' ? 1 : 0); // a full match does not depend on laziness
     }
     if (*p == '{') {
         re->wrong = "a counted repetition";
@@ -2890,7 +2939,7 @@ static QLORA__UNUSED void qlora__re_close(qlora__re* re, const qlora__re_group* 
     }
 }
 
-// The opening of a group; `p` is after the parenthesis.
+// Compiles the start of a group; `p` is after the parenthesis.
 static const char* qlora__re_open(qlora__re* re, const char* p, qlora__re_group* g) {
     if (*p == '?' && p[1] != ':') {
         re->wrong = "a (?...) group other than (?:...)";
@@ -2902,7 +2951,7 @@ static const char* qlora__re_open(qlora__re* re, const char* p, qlora__re_group*
     return p + (*p == '?' ? 2 : 0);
 }
 
-// The end of an alternative: the steps so far become one of two ways to go.
+// Ends an alternative: the steps so far become one of two branches.
 static QLORA__UNUSED void qlora__re_alternative(qlora__re* re, qlora__re_group* g) {
     qlora__re_insert(re, g->branch, QLORA__RE_SPLIT, re->count - g->branch + 2);
     qlora__re_append(re, QLORA__RE_JUMP, g->jumps);
@@ -2910,7 +2959,7 @@ static QLORA__UNUSED void qlora__re_alternative(qlora__re* re, qlora__re_group* 
     g->branch = re->count;
 }
 
-// One character that stands for itself, or a set, an escape, an anchor. `p` is on it.
+// Compiles a literal character, a set, an escape or an anchor; `p` is on it.
 static const char* qlora__re_single(qlora__re* re, const char* p) {
     if (*p == '\\') {
         return qlora__re_escape(re, p + 1);
@@ -2919,7 +2968,7 @@ static const char* qlora__re_single(qlora__re* re, const char* p) {
         return qlora__re_set(re, p + 1);
     }
     if (strchr("*+?{", *p) != NULL) {
-        re->wrong = "a quantifier without anything before it";
+        re->wrong = "a quantifier with nothing before it";
         return p;
     }
     qlora__re_op op = *p == '.'   ? QLORA__RE_ANY
@@ -2930,7 +2979,7 @@ static const char* qlora__re_single(qlora__re* re, const char* p) {
     return p + 1;
 }
 
-// Compiles; re->wrong says what was not understood.
+// Compiles a pattern; on failure, re->wrong describes the unsupported part.
 static QLORA__UNUSED void qlora__re_compile(qlora__re* re, const char* p) {
     qlora__re_group stack[QLORA__RE_GROUPS];
     int depth = 0;
@@ -2949,7 +2998,7 @@ static QLORA__UNUSED void qlora__re_compile(qlora__re* re, const char* p) {
             continue;
         }
         if (*p == '(' || (*p == ')' && depth == 0)) {
-            re->wrong = *p == '(' ? "too many groups" : "a ')' without its '('";
+            re->wrong = *p == '(' ? "too many groups" : "an unmatched ')'";
         } else if (*p == ')') {
             qlora__re_close(re, &stack[depth]);
             atom = stack[depth].begin;
@@ -2963,7 +3012,7 @@ static QLORA__UNUSED void qlora__re_compile(qlora__re* re, const char* p) {
         }
     }
     if (re->wrong == NULL && depth > 0) {
-        re->wrong = "a '(' without its ')'";
+        re->wrong = "an unmatched '('";
     }
     if (re->wrong == NULL) {
         qlora__re_close(re, &stack[0]);
@@ -2978,7 +3027,7 @@ typedef struct qlora__re_list {
     uint8_t seen[QLORA__RE_MAX];
 } qlora__re_list;
 
-// Adds a step and all that is reached from it without reading a character at text[at].
+// Adds a step and all steps that are reachable from it without consuming a character at text[at].
 static QLORA__UNUSED void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t from,
                                           const char* text, size_t at) {
     int32_t stack[QLORA__RE_MAX];
@@ -3011,7 +3060,7 @@ static QLORA__UNUSED void qlora__re_reach(const qlora__re* re, qlora__re_list* l
     }
 }
 
-// True when the pattern matches the whole text.
+// Whether the pattern matches the whole text.
 static QLORA__UNUSED bool qlora__re_match(const qlora__re* re, const char* text) {
     qlora__re_list lists[2];
     int now = 0;
@@ -9627,4 +9676,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end c5cd3a00e7dd685a
+//@@ end 2da91b53d7e903ca

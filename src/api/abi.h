@@ -1,6 +1,6 @@
 // ---- layout of the declarations -----------------------------------------------------------------
 // clang-format off
-// Every struct above. What programs and library agree on when a context is created.
+// Every public struct. qlora_ctx_create compares the sizes that the program and the library have.
 #define QLORA_STRUCTS(X) \
     X(qlora_allocator)                                                                         \
     X(qlora_device_allocator)                                                                  \
@@ -50,7 +50,7 @@ typedef enum qlora_struct_index {
     QLORA_STRUCT_COUNT
 } qlora_struct_index;
 
-// A sum of the sizes, each with a weight of its own: a constant, the same in C and in C++.
+// A sum of the sizes, each with its own weight: a constant expression, equal in C and C++.
 #define QLORA_STRUCT_WEIGHED(type)                                                                 \
     +(uint64_t)sizeof(type) * (QLORA_STRUCT_##type + 3) * (QLORA_STRUCT_##type + 5) *              \
         (QLORA_STRUCT_##type + 7)

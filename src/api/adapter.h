@@ -1,24 +1,28 @@
 // ---- adapters -----------------------------------------------------------------------------------
+// Zero it before setting fields.
 typedef struct qlora_adapter_desc {
     uint32_t reserved_must_be_zero0;
     const char* base_name; // base_model_name_or_path of the saved config; NULL = the model's folder
     uint32_t reserved_must_be_zero1;
 } qlora_adapter_desc;
 
-// With adapters off, the bare base model answers; training needs them on.
+// Switches the adapters on (as after opening) or off. With adapters off, the model behaves like its
+// base; training requires them on. Does not wait for the device.
 QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // Copies the trained tensors of one model to another that has the same ones. The models may belong
-// to different contexts. The optimizer state stays as it is.
+// to different contexts. The optimizer state is left unchanged. Waits for the device.
 QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
-// PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms, which a LoRA
-// adapter of PEFT cannot hold, are written to trained_norms.safetensors next to them. desc NULL =
-// the defaults, here and below.
+// Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms,
+// which PEFT's LoRA adapters cannot contain, are written to trained_norms.safetensors next to them.
+// Waits for the device. desc NULL = all defaults, here and below.
 QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
-// Modules, ranks and scales must be the model's. The optimizer state stays as it is.
+// Loads a PEFT folder, whose modules, ranks and scales must be those of the model. The optimizer
+// state is left unchanged. Waits for the device.
 QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
-// The adapter file of llama.cpp, in f32; it cannot hold trained norms.
+// Writes an f32 adapter for llama.cpp; the format cannot contain trained norms. Waits for the
+// device.
 QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
                                                const qlora_adapter_desc* desc);
 
@@ -29,15 +33,16 @@ typedef enum qlora_merge_base {
 
 typedef struct qlora_merge_desc {
     uint32_t reserved_must_be_zero0;
-    const char* dir;      // folder to write
-    qlora_dtype dtype;    // of the merged weights: F32, BF16 or F16
-    qlora_merge_base base;
-    uint64_t shard_bytes; // maximum size of a file; 0 = 5 GB
-    qlora_progress_fn progress;
+    const char* dir;       // folder to write; required
+    qlora_dtype dtype;     // type of the merged weights: F32, BF16 or F16; 0 = F32
+    qlora_merge_base base; // 0 = ORIGINAL
+    uint64_t shard_bytes;  // maximum size of a weight file; 0 = 5 GB
+    qlora_progress_fn progress; // NULL = none
     void* progress_user;
     uint32_t reserved_must_be_zero1;
 } qlora_merge_desc;
-// Writes the folder's model with the adapter merged in, as safetensors shards with config.json and
-// the tokenizer files. Holds one tensor in memory at a time. config.json is written last, so that
-// an interrupted export is not mistaken for a model; a folder that already has one is refused.
+// Writes the model with the adapter merged into its weights, as safetensors shards with config.json
+// and the tokenizer files. Holds one tensor in memory at a time. config.json is written last, so
+// that an interrupted export is not mistaken for a model; a folder that already contains one is
+// rejected. The model must have been opened from a folder.
 QLORA_API qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc);

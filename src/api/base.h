@@ -1,26 +1,26 @@
 #ifndef QLORA_BASE_INCLUDED
 #define QLORA_BASE_INCLUDED
 
-// clang-format off
 // ---- results ------------------------------------------------------------------------------------
-// name, value (never reused), text
+// clang-format off
+// Name, value (never reused for another result), description.
 #define QLORA_RESULTS(X)                                                                    \
     X(OK,                 0,    "ok")                                                       \
-    X(ERR_ARGUMENT,      -1,    "an argument is not valid")                                 \
+    X(ERR_ARGUMENT,      -1,    "an argument is invalid")                                   \
     X(ERR_MEMORY,        -2,    "out of host memory")                                       \
-    X(ERR_LIMIT,         -3,    "a size is beyond what can be handled")                     \
+    X(ERR_LIMIT,         -3,    "a size is too large")                                      \
     X(ERR_STATE,         -4,    "the object is not in a state that allows this call")       \
-    X(ERR_UNSUPPORTED,   -5,    "not supported here")                                       \
+    X(ERR_UNSUPPORTED,   -5,    "not supported")                                            \
     X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
-    X(ERR_VERSION,       -7,    "the program and the library were built from two headers")  \
+    X(ERR_VERSION,       -7,    "the program and the library use different headers")        \
     X(ERR_FILE,          -100,  "a file could not be read or written")                      \
     X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
     X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \
     X(ERR_DEVICE_MEMORY, -201,  "out of device memory")                                     \
-    X(ERR_DEVICE_LOST,   -202,  "the CUDA context is dead after an earlier fault")          \
+    X(ERR_DEVICE_LOST,   -202,  "the CUDA context is unusable after an earlier fault")      \
     X(ERR_BACKEND,       -203,  "the required backend is not available")                    \
     X(ERR_KERNEL,        -204,  "a kernel could not be compiled or found")                  \
-    X(ERR_TARGET,        -205,  "PTX is not for this device's target")                      \
+    X(ERR_TARGET,        -205,  "the PTX has a different target from this device")           \
     X(ERR_SEALED,        -206,  "the kernel cache is sealed")                               \
     X(ERR_CUBLAS,        -207,  "a cuBLAS call failed")                                     \
     X(ERR_CAPTURE,       -208,  "graph capture failed")
@@ -43,15 +43,15 @@ typedef enum qlora_log_level {
 
 // clang-format off
 #define QLORA_LOG_ITEMS(X)                                                                  \
-    X(BACKEND,        "which backend runs and why")                                         \
-    X(CUBLAS,         "cuBLAS bound or not")                                                \
-    X(KERNEL_COMPILE, "a module was compiled, or failed to")                                \
+    X(BACKEND,        "the backend in use, and why")                                        \
+    X(CUBLAS,         "cuBLAS was loaded, or why not")                                      \
+    X(KERNEL_COMPILE, "a module was compiled, or could not be")                             \
     X(PREWARM,        "pre-warm finished")                                                  \
     X(GRAPH,          "a graph was captured, invalidated, or capture failed")               \
     X(MODEL,          "a model is ready")                                                   \
     X(DEVICE_LOST,    "a fault made the device unusable")                                   \
-    X(LEAK,           "something still lives when its parent is destroyed")            \
-    X(CHECKPOINT,     "a checkpoint was saved, loaded, or passed over")                     \
+    X(LEAK,           "an object still exists when its context is destroyed")               \
+    X(CHECKPOINT,     "a checkpoint was saved, loaded, or skipped")                         \
     X(TEXT,           "a tokenizer, chat format or data file was read")
 // clang-format on
 
@@ -62,38 +62,45 @@ typedef enum qlora_log_item {
     QLORA_LOG_ITEM_COUNT
 } qlora_log_item;
 
-// text is never NULL; file may be.
+// text is never NULL; file may be NULL. Both are valid only during the call.
 typedef void (*qlora_log_fn)(void* user, qlora_log_level level, qlora_log_item item,
                              const char* text, const char* file, int line);
 
-// Both functions or none. align is a power of two. free gets the size that alloc got.
+// Host memory. Set both functions or neither. align is a power of two. alloc returns NULL on
+// failure; free receives the size that was passed to alloc.
 typedef struct qlora_allocator {
     void* (*alloc)(size_t bytes, size_t align, void* user);
     void (*free)(void* pointer, size_t bytes, void* user);
     void* user;
 } qlora_allocator;
 
-// Device memory, at least 256-byte aligned, of the context that is current. NULL on failure.
+// Device memory of the current CUDA context. Set both functions or neither. alloc returns memory
+// that is at least 256-byte aligned, or NULL on failure.
 typedef struct qlora_device_allocator {
     void* (*alloc)(size_t bytes, void* user);
     void (*free)(void* pointer, size_t bytes, void* user);
     void* user;
 } qlora_device_allocator;
 
-typedef enum qlora_file_mode { QLORA_FILE_READ = 0, QLORA_FILE_CREATE = 1 } qlora_file_mode;
+typedef enum qlora_file_mode {
+    QLORA_FILE_READ = 0,
+    QLORA_FILE_CREATE = 1 // for writing; truncates an existing file
+} qlora_file_mode;
 
-// All functions or none. Those that return int give 0 or an errno value; read and write give the
-// number of bytes (short writes are retried, a read of 0 is the end) or a negative errno value.
+// Set all functions or none. Those that return int return 0 or an errno value. read and write
+// return the number of bytes or a negative errno value: after a short write, the rest is written
+// again; a read of 0 bytes is the end of the file.
 typedef struct qlora_files {
     int (*open)(const char* path, qlora_file_mode mode, void** file, void* user);
     int64_t (*read)(void* file, void* buffer, size_t bytes, void* user);
     int64_t (*write)(void* file, const void* data, size_t bytes, void* user);
-    int (*sync)(void* file, void* user);
+    int (*sync)(void* file, void* user); // returns once the data is on disk
     int (*close)(void* file, void* user);
     int (*rename)(const char* from, const char* to, void* user); // replaces `to` atomically
     int (*remove)(const char* path, void* user);
-    int (*make_dir)(const char* path, void* user); // 0 also when it is there already
-    int (*sync_dir)(const char* path, void* user);
+    int (*make_dir)(const char* path, void* user); // also 0 if it already exists
+    int (*sync_dir)(const char* path, void* user); // makes names in the directory durable
+    // Maps a whole file for reading. handle is passed to unmap.
     int (*map)(const char* path, const void** data, uint64_t* bytes, void** handle, void* user);
     void (*unmap)(const void* data, uint64_t bytes, void* handle, void* user);
     void* user;

@@ -1,63 +1,69 @@
 // ---- kernel cache -------------------------------------------------------------------------------
-typedef struct qlora_kernel qlora_kernel; // lives as long as its context
+// All functions of this part that take or return a kernel fail with QLORA_ERR_UNSUPPORTED on the
+// CPU.
+typedef struct qlora_kernel qlora_kernel; // belongs to its context and is freed with it
 
-// A kernel of the library by its registry name, or one that get_or_compile made by its key. Only
-// looks: QLORA_ERR_KERNEL when it is not compiled.
+// Looks up a kernel of the library by its name, or one that qlora_cache_get_or_compile compiled by
+// its key. Never compiles: fails with QLORA_ERR_KERNEL if the kernel is unknown or not compiled
+// yet.
 QLORA_API qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out);
-// Compiles one of the library's own kernels, and its module, unless it is there. out may be NULL.
+// Compiles a kernel of the library, with the rest of its module, unless that has been done. out may
+// be NULL.
 QLORA_API qlora_result qlora_cache_compile(qlora_ctx* ctx, const char* name,
                                            const qlora_kernel** out);
-// Compiles the caller's own PTX under a key of the caller's, once. The text's .target must be
-// qlora_ctx_target(ctx) (or its a/f form); qlora_ptx_emit rewrites a text that only needs an older
-// one.
+// Compiles the caller's own PTX, once, and stores the kernel `entry` under a key of the caller's
+// choice. The PTX must have the target qlora_ctx_target(ctx), or that with the suffix a or f;
+// qlora_ptx_emit rewrites PTX for an older target. Reusing a key for other PTX is an error.
 QLORA_API qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
                                                   const char* entry, const qlora_kernel** out);
-// Rewrites .version and .target of a text for this device. *needed gets the size with the final
-// NUL; a NULL buffer only asks for it.
+// Copies PTX with .version and .target rewritten for this device. *needed receives the number of
+// bytes, including the final NUL; with a NULL buffer, nothing else is done.
 QLORA_API qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
                                       size_t* needed);
 
 typedef struct qlora_launch_desc {
-    uint32_t grid[3]; // 0 counts as 1
-    uint32_t block[3];
-    uint32_t shared_bytes; // dynamic shared memory
+    uint32_t grid[3];      // in blocks; 0 = 1
+    uint32_t block[3];     // in threads, at most 1024 in total; 0 = 1
+    uint32_t shared_bytes; // dynamic shared memory; 0 = none
 } qlora_launch_desc;
-// args[i] points at the value of parameter i, as in cuLaunchKernel.
+// Launches a kernel on the context's stream. args[i] points to the value of parameter i, as in
+// cuLaunchKernel. Does not wait for the device.
 QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
                                            const qlora_launch_desc* launch, void** args);
 
+// The shape of a model. Sizes must be from 1 to 2^24.
 typedef struct qlora_prewarm_desc {
     int64_t hidden;
     int64_t intermediate;
     int64_t heads;
-    int64_t kv_heads; // 0 = heads
-    int64_t head_dim; // 0 = hidden / heads
-    int64_t max_tokens;
-    int64_t rank; // 0 = no LoRA; norms and activations are warmed all the same
-    qlora_base_format base;
-    qlora_dtype compute; // F32, BF16
+    int64_t kv_heads;       // must divide heads; 0 = heads
+    int64_t head_dim;       // 0 = hidden / heads
+    int64_t max_tokens;     // maximum tokens per micro-batch
+    int64_t rank;           // LoRA rank, at most 4096; 0 = no LoRA kernels
+    qlora_base_format base; // 0 = NF4
+    qlora_dtype compute;    // F32 or BF16; 0 = F32
 } qlora_prewarm_desc;
 
-// Compiles every kernel that this shape needs, runs each of its cuBLAS shapes once on memory that
-// is freed again, and seals the cache. Again for a second model: compiles the difference and
-// reseals.
+// Compiles every kernel that the shape needs, runs each of its cuBLAS products once on temporary
+// memory, and seals the cache. A second call, for another model, compiles only the missing kernels.
+// Does nothing on the CPU. qlora_model_open includes this work.
 QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
-// A sealed cache answers a miss with QLORA_ERR_SEALED and the kernel's name, never with a silent
-// compile.
+// On a miss, a sealed cache fails with QLORA_ERR_SEALED and names the kernel; it never compiles
+// silently. Both calls do nothing on the CPU.
 QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
 QLORA_API qlora_result qlora_cache_unseal(qlora_ctx* ctx);
 
 typedef struct qlora_cache_info {
-    uint32_t modules; // loaded, the caller's included
-    uint32_t kernels; // ready to launch
-    uint64_t hits;
-    uint64_t misses;
-    double jit_ms;
-    uint32_t jit_after_seal; // compiles between a seal and the next unseal: 0 by construction
-    uint32_t cublas_shapes;  // run by pre-warm
-    uint64_t cublas_unplanned; // calls with a shape that pre-warm did not run, after the seal
+    uint32_t modules;          // loaded modules, including the caller's
+    uint32_t kernels;          // kernels that can be launched
+    uint64_t hits;             // lookups that found the kernel compiled
+    uint64_t misses;           // modules that had to be compiled
+    double jit_ms;             // milliseconds spent compiling
+    uint32_t jit_after_seal;   // compilations while sealed; always 0
+    uint32_t cublas_shapes;    // cuBLAS product shapes that ran before the seal
+    uint64_t cublas_unplanned; // cuBLAS calls with other shapes while sealed
     bool sealed;
 } qlora_cache_info;
 QLORA_API qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out);
-// The registry, for tests and tools: name of kernel i, NULL past the end.
+// The name of kernel number `index` of the library, for tests and tools; NULL past the last one.
 QLORA_API const char* qlora_kernel_name(size_t index);

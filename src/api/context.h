@@ -14,7 +14,7 @@ QLORA_API void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_ite
 typedef struct qlora_ctx qlora_ctx;
 
 typedef enum qlora_backend {
-    QLORA_BACKEND_ANY = 0, // CUDA if usable, else the CPU
+    QLORA_BACKEND_ANY = 0, // CUDA if usable, otherwise the CPU
     QLORA_BACKEND_CPU = 1,
     QLORA_BACKEND_CUDA = 2
 } qlora_backend;
@@ -27,53 +27,61 @@ typedef enum qlora_math {
     QLORA_MATH_TF32_ALL = 2 // forward and backward on TF32 tensor cores
 } qlora_math;
 
+// Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_ctx_desc {
     uint32_t reserved_must_be_zero0;
-    // These two stay here in every version, so that another version can explain itself.
-    char* error_text;              // where qlora_ctx_create explains a failure; may be NULL
+    // These two keep their place in every version, so that a version mismatch can be reported.
+    char* error_text; // receives the reason if qlora_ctx_create fails; may be NULL
     size_t error_text_size;
-    qlora_backend require_backend; // ANY
-    int32_t device;                // CUDA ordinal; 0 is the first
-    int32_t threads;               // CPU threads; 0 = one per core, at most 64
-    qlora_math math;               // F32
+    qlora_backend require_backend; // fail unless this backend can be used; 0 = ANY
+    int32_t device;                // CUDA device number; 0 = the first
+    int32_t threads;               // CPU threads, at most 64; 0 = one per core
+    qlora_math math;               // 0 = F32
     void* cu_context;              // CUcontext to use; NULL = the device's primary context
-    void* cu_stream;               // CUstream to use; NULL = one of our own
-    int32_t stream_priority;       // of our own streams, as CUDA counts: lower is more urgent; 0
+    void* cu_stream;               // CUstream to use; NULL = the context's own stream
+    int32_t stream_priority;       // of the context's own streams; lower is more urgent, as in CUDA
     const char* cuda_library;      // path; NULL = the usual names
-    const char* cublas_library; // path; NULL = the usual names, newest first; "none" = do without
-    size_t workspace_bytes;        // for cuBLAS, of each of two; 0 = 32 MiB
-    void* workspace;               // the caller's device memory for the first; NULL = ours
+    const char* cublas_library;    // path; NULL = the usual names, newest first; "none" = not used
+    size_t workspace_bytes;        // of each of the two cuBLAS workspaces; 0 = 32 MiB
+    void* workspace;               // the first one: device memory, 256-byte aligned; NULL = own
     size_t scratch_bytes;          // for operators; 0 = 64 MiB on CUDA, 16 MiB on the CPU
     qlora_allocator allocator;     // host memory; zero = malloc
     qlora_device_allocator device_allocator; // zero = cuMemAlloc
-    qlora_files files;             // zero = the operating system's
-    qlora_log_fn log;              // NULL = silent
-    void* log_user;
+    qlora_files files;                       // zero = the operating system's files
+    qlora_log_fn log;                        // NULL = silent
+    void* log_user;                          // passed to log
     uint32_t reserved_must_be_zero1;
 } qlora_ctx_desc;
 
-// desc NULL = all defaults. Refuses (QLORA_ERR_VERSION) to serve a program that was compiled with
-// another version of this header, or with structs of other sizes.
+// desc NULL = all defaults. The desc is copied; handles, hooks and strings must outlive the
+// context. Fails with QLORA_ERR_VERSION if the program was compiled with another version of this
+// header or with structs of other sizes.
 #define qlora_ctx_create(desc, out)                                                                \
     qlora_ctx_create_abi((desc), (out), QLORA_VERSION, QLORA_ABI)
 QLORA_API qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out,
                                             int version, uint64_t abi);
-// Refuses (QLORA_ERR_STATE, nothing freed) while objects of the context exist, and names them.
+// Fails with QLORA_ERR_STATE, frees nothing and names the objects, while any object of the context
+// still exists. ctx may be NULL.
 QLORA_API qlora_result qlora_ctx_destroy(qlora_ctx* ctx);
+// Describes the failure of the last call on the context; "" if it succeeded, never NULL. Valid
+// until the next call.
 QLORA_API const char* qlora_last_error(const qlora_ctx* ctx);
-QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx);
-QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx); // why this backend
-QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx); // "sm_90"; "cpu" without a GPU
-// For products from here on; models that are open keep their own.
+QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx); // ANY only if ctx is NULL
+QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx);    // why this backend is used
+QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx);    // "sm_90"; "cpu" without a GPU
+// Applies to products from now on; models that are already open keep the math they were opened
+// with.
 QLORA_API qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math);
-// Binds a stream of the caller's (NULL: back to our own). It must belong to this CUDA context and
-// may not be the legacy default stream, which cannot be captured. Invalidates the graphs.
+// Binds the caller's stream; NULL = the context's own. The stream must belong to this CUDA context
+// and must not be the legacy default stream, which cannot be captured. Waits for the work queued on
+// the old stream and invalidates all graphs.
 QLORA_API qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream);
-// Changes the memory that cuBLAS works in, as desc.workspace and desc.workspace_bytes set it at
-// first: bytes for each of our two lines of work, the first one's at memory (device memory of the
-// caller's, 256-byte aligned; NULL = ours), the second one's ours; 0 bytes = 32 MiB. Waits for the
-// device and invalidates the graphs.
+// Replaces the cuBLAS workspaces that desc.workspace and desc.workspace_bytes set up. There are two
+// of `bytes` each (0 = 32 MiB), because some work runs in parallel with the main stream. The first
+// is `memory`, the caller's device memory, 256-byte aligned (NULL = allocated); the second is
+// always allocated. Waits for the device and invalidates all graphs.
 QLORA_API qlora_result qlora_ctx_set_workspace(qlora_ctx* ctx, void* memory, size_t bytes);
+// Waits until the device has finished all queued work.
 QLORA_API qlora_result qlora_ctx_sync(qlora_ctx* ctx);
 
 typedef struct qlora_native {
@@ -82,42 +90,45 @@ typedef struct qlora_native {
     void* cublas; // cublasHandle_t, NULL without cuBLAS
     int32_t cu_device;
 } qlora_native;
-// All NULL on the CPU. Once handed out, the handle's stream and workspace are set anew at every
-// use.
+// The CUDA and cuBLAS handles in use; all zero on the CPU. After this call, the stream and
+// workspace of the cuBLAS handle are set again before every use, since the caller may change them.
 QLORA_API qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out);
 
-// Version, backend and why, device, driver, cuBLAS, kernel targets, as lines of text. Returns the
-// bytes needed with the final NUL; writes as much as fits.
+// Writes the version, the backend and the reason for it, and on CUDA the device, driver, cuBLAS and
+// kernel target, as lines of text; truncated if the buffer is too small. Returns the number of
+// bytes needed, including the final NUL. ctx and buffer may be NULL.
 QLORA_API size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size);
 
 typedef struct qlora_memory_info {
-    uint64_t device_bytes;       // live device memory that we allocated
-    uint64_t device_peak;        // most of it at one time
-    uint64_t device_allocations; // how many so far
-    uint64_t device_free;        // what the driver says is free, 0 on the CPU
-    uint64_t device_total;
-    uint64_t host_bytes; // live host memory that we allocated
+    uint64_t device_bytes;       // device memory allocated by the context at present
+    uint64_t device_peak;        // maximum of device_bytes so far
+    uint64_t device_allocations; // number of device allocations so far
+    uint64_t device_free;        // free memory reported by the driver; 0 on the CPU
+    uint64_t device_total;       // memory of the device; 0 on the CPU
+    uint64_t host_bytes;         // host memory allocated by the context at present
 } qlora_memory_info;
 
+// How a matrix product is computed.
 typedef enum qlora_path {
-    QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
+    QLORA_PATH_AUTO = 0, // cuBLAS if it was found, otherwise PTX; the CPU on a CPU context
     QLORA_PATH_CPU = 1,
-    QLORA_PATH_PTX = 2,
+    QLORA_PATH_PTX = 2, // the library's own kernels
     QLORA_PATH_CUBLAS = 3,
-    QLORA_PATH_NF4 = 4 // reported only: weights were dequantised inside the product
+    QLORA_PATH_NF4 = 4 // only reported: the weights were dequantised inside the product
 } qlora_path;
 
 typedef struct qlora_ctx_info {
-    const qlora_ctx_desc* desc; // defaults resolved; valid as long as the context
+    const qlora_ctx_desc* desc; // with defaults resolved; valid until the context is destroyed
     qlora_memory_info memory;
-    qlora_path last_path; // of the last product
-    int64_t tensors;      // how many objects of each kind exist
+    qlora_path last_path; // path of the last matrix product
+    int64_t tensors;      // number of objects of each kind that exist
     int64_t clips;
-    int64_t graphs; // a trainer's own included
+    int64_t graphs; // including those of trainers
     int64_t models;
     int64_t trainers;
     int64_t generations;
 } qlora_ctx_info;
+// Does not wait for the device.
 QLORA_API qlora_result qlora_ctx_query(qlora_ctx* ctx, qlora_ctx_info* out);
 
 // ---- tensors ------------------------------------------------------------------------------------
@@ -129,39 +140,47 @@ typedef enum qlora_dtype {
     QLORA_U8 = 4
 } qlora_dtype;
 
-// Row-major matrices. data is a device address on CUDA and a host address on the CPU.
+// A batch of row-major matrices. data is a device address on CUDA and a host address on the CPU.
+// The struct may be copied freely; the memory belongs to the tensor that qlora_tensor_create filled
+// in.
 typedef struct qlora_tensor {
     void* data;
-    size_t bytes; // reachable from data
+    size_t bytes; // size of the memory at data
     qlora_dtype dtype;
     int64_t rows;
     int64_t cols;
-    int64_t ld;           // elements from one row to the next, at least cols
+    int64_t ld;           // elements from the start of one row to the next; at least cols
     int64_t batch;        // number of matrices
-    int64_t batch_stride; // elements from one matrix to the next
+    int64_t batch_stride; // elements from the start of one matrix to the next
     qlora_ctx* owner;
 } qlora_tensor;
 
-// Contiguous and uninitialised; batch 1. Freed by qlora_tensor_destroy, which zeroes the struct.
+// Allocates a contiguous, uninitialised tensor (with batch 1 unless batched). Free it with
+// qlora_tensor_destroy, which zeroes the struct, does nothing for an empty one, and invalidates the
+// graphs that use the memory.
 QLORA_API qlora_result qlora_tensor_create(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows,
                                            int64_t cols, qlora_tensor* out);
 QLORA_API qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch,
                                                    int64_t rows, int64_t cols, qlora_tensor* out);
 QLORA_API qlora_result qlora_tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor);
-// Memory of the caller's; ld 0 means cols.
+// Describes memory owned by the caller, which must outlive the tensor. ld 0 = cols; data must be
+// aligned for the type. Nothing is allocated, so the tensor must not be destroyed.
 QLORA_API qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes,
                                          qlora_dtype dtype, int64_t rows, int64_t cols, int64_t ld,
                                          qlora_tensor* out);
-// A window of a tensor of batch 1; shares its memory, is not destroyed.
+// A view of part of a tensor with batch 1. It shares the tensor's memory and must not be destroyed.
 QLORA_API qlora_result qlora_tensor_view(qlora_ctx* ctx, const qlora_tensor* tensor, int64_t row,
                                          int64_t rows, int64_t col, int64_t cols,
                                          qlora_tensor* out);
-// Whole contiguous tensors; bytes must be the tensor's size. Both wait for the device.
+// Copies a whole tensor from or to host memory. The tensor must be contiguous, and bytes must be
+// its size. Both calls wait for the device.
 QLORA_API qlora_result qlora_tensor_write(qlora_ctx* ctx, const qlora_tensor* tensor,
                                            const void* source, size_t bytes);
 QLORA_API qlora_result qlora_tensor_read(qlora_ctx* ctx, const qlora_tensor* tensor,
                                              void* target, size_t bytes);
-// Bytes of zero over the elements of the tensor (not over padding between rows). Does not wait.
+// Zeroes the elements of the tensor, but not the padding between its rows. Does not wait for the
+// device.
 QLORA_API qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor);
+// "f32" and so on, and the size of an element; "unknown" and 0 for any other value.
 QLORA_API const char* qlora_dtype_name(qlora_dtype dtype);
 QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);

@@ -1,32 +1,39 @@
 // ---- GEMM ---------------------------------------------------------------------------------------
 typedef struct qlora_gemm_desc {
-    bool trans_a; // A is stored [K, M]
-    bool trans_b; // B is stored [N, K]
-    float alpha;
-    float beta; // 0: C is not read
-    qlora_path path;
+    bool trans_a;    // A is stored as [K, M]
+    bool trans_b;    // B is stored as [N, K]
+    float alpha;     // must be set: 0 means 0, not 1
+    float beta;      // 0 = C is not read
+    qlora_path path; // 0 = AUTO; NF4 is not accepted
 } qlora_gemm_desc;
 
-// C = alpha op(A) op(B) + beta C, row-major, batch by batch (a batch of 1 serves all). With the
-// context's math it counts as a forward product.
-// Types (A, B, C): f32 f32 f32; bf16 bf16 {bf16, f32}; f16 f16 f32; and f32 with one operand of
-// bf16 or f16, C f32: the f32 operand is cast into the scratch, for f16 scaled by a power of two
-// from its own maximum, and back in alpha.
+// C = alpha op(A) op(B) + beta C, row-major, for each matrix of the batch; an operand with batch 1
+// is used for all of them. C must not overlap A or B. Rows, columns, leading dimensions and the
+// batch must be at most 2^31 - 257. The context's math applies as to a forward product. Does not
+// wait for the device.
+//
+// Types of A, B and C:
+//   f32, f32, f32
+//   bf16, bf16, bf16 or f32
+//   f16, f16, f32
+//   one of A and B f32, the other bf16 or f16, C f32, batch 1 on CUDA: the f32 operand is cast into
+//   the scratch buffer; for f16 it is first scaled by a power of two chosen from its maximum, which
+//   alpha then cancels
 QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc,
                                   const qlora_tensor* a, const qlora_tensor* b,
                                   const qlora_tensor* c);
 
-// 0 overwrites the result and chooses the path by itself.
+// 0 = overwrite the result and choose the path automatically.
 typedef enum qlora_product_flags {
     QLORA_PRODUCT_ACCUMULATE = 1, // add to the result
-    QLORA_PRODUCT_PTX = 2,        // our own kernels
-    QLORA_PRODUCT_CUBLAS = 4,     // cuBLAS
+    QLORA_PRODUCT_PTX = 2,        // use the library's own kernels
+    QLORA_PRODUCT_CUBLAS = 4,     // use cuBLAS
     QLORA_PRODUCT_FUSED = 8,      // NF4: dequantise inside the product; bf16, at most 32 rows
-    QLORA_PRODUCT_UNFUSED = 16    // NF4: dequantise into the scratch, then multiply
+    QLORA_PRODUCT_UNFUSED = 16    // NF4: dequantise into the scratch buffer, then multiply
 } qlora_product_flags;
 
-// C[M,N] = A[M,K] B[K,N] and its two gradients: dA = dC B^T, dB = A^T dC. flags:
-// qlora_product_flags, the first three.
+// C[M,N] = A[M,K] B[K,N] and its two gradients, dA = dC B^T and dB = A^T dC; types and limits as in
+// qlora_gemm. flags: ACCUMULATE, and PTX or CUBLAS. No call waits for the device.
 QLORA_API qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a,
                                           const qlora_tensor* b, const qlora_tensor* c,
                                           uint32_t flags);
@@ -36,39 +43,40 @@ QLORA_API qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor*
 QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a,
                                              const qlora_tensor* dc, const qlora_tensor* db,
                                              uint32_t flags);
+// "cuBLAS" and so on; "unknown" for any other value.
 QLORA_API const char* qlora_path_name(qlora_path path);
 
-// ---- NF4
-// ------------------------------------------------------------------------------------------ A
-// frozen weight in 4 bits an element, byte for byte as bitsandbytes stores it: blocks of `block`
-// elements along the rows share a scale, and (unless plain_scales) `block2` scales share another.
+// ---- NF4 ----------------------------------------------------------------------------------------
+// A frozen weight with 4 bits per element, byte-identical to bitsandbytes' storage: each block of
+// `block` consecutive elements, in row-major order, shares a scale, and unless plain_scales is set,
+// each group of `block2` scales is quantised to one byte each with a scale of its own.
 typedef struct qlora_nf4_desc {
     int64_t rows;
     int64_t cols;
-    int32_t block;     // elements with one scale, a power of two from 32 to 4096; 0 = 64
-    int32_t block2;    // scales with one scale of their own, a power of two; 0 = 256
-    bool plain_scales; // one float a block instead of one byte
+    int32_t block;     // elements per scale, a power of two from 32 to 4096; 0 = 64
+    int32_t block2;    // scales per group, a power of two up to 2^20; 0 = 256
+    bool plain_scales; // store one float per block instead of one byte
 } qlora_nf4_desc;
 
-// Addresses are the device's on CUDA, the host's on the CPU; all lie in `memory`.
+// All addresses are in `memory`: device addresses on CUDA, host addresses on the CPU.
 typedef struct qlora_nf4 {
-    uint8_t* codes;        // (rows * cols + 1) / 2; element 2i in the high half of byte i
-    float* absmax;         // one a block; NULL unless plain_scales
-    uint8_t* absmax_codes; // one a block; NULL when plain_scales
-    float* absmax_scales;  // one for block2 blocks
-    float* offset;         // one
+    uint8_t* codes;        // (rows * cols + 1) / 2 bytes; element 2i is the high half of byte i
+    float* absmax;         // one per block; NULL unless plain_scales
+    uint8_t* absmax_codes; // one per block; NULL if plain_scales
+    float* absmax_scales;  // one per block2 blocks; NULL if plain_scales
+    float* offset;         // one, added to every scale; NULL if plain_scales
     float* maps;           // the 16 levels, then the 256 values of a scale's byte, ascending
     int64_t rows;
     int64_t cols;
     int32_t block;
     int32_t block2;
-    bool owns_memory;
+    bool owns_memory; // created, not wrapped
     qlora_tensor memory;
     qlora_ctx* owner;
 } qlora_nf4;
 
-// The host's copies of the parts; NULL where a part is absent or not wanted. levels and map follow
-// maps.
+// Host copies of the parts of a qlora_nf4; `levels` and `map` are the two parts of maps. A part
+// that the weight does not have must be NULL.
 typedef struct qlora_nf4_parts {
     uint8_t* codes;
     float* absmax;
@@ -79,37 +87,44 @@ typedef struct qlora_nf4_parts {
     float* map;    // 256
 } qlora_nf4_parts;
 
-// Bytes that a weight of this description takes, 0 when the description is not valid.
+// Number of bytes that such a weight needs; 0 if the desc is invalid.
 QLORA_API size_t qlora_nf4_bytes(const qlora_nf4_desc* desc);
-// The maps are set to bitsandbytes' own; codes and scales are not set.
+// Allocates a weight with bitsandbytes' maps; codes and scales are uninitialised. Free it with
+// qlora_nf4_destroy, which zeroes the struct. Waits for the device.
 QLORA_API qlora_result qlora_nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out);
-// The same inside a U8 tensor of qlora_nf4_bytes or more bytes, 16-byte aligned, that outlives it.
+// The same in an existing U8 tensor of at least qlora_nf4_bytes bytes, 16-byte aligned, which must
+// outlive the weight. Nothing is allocated, and destroying the weight frees nothing.
 QLORA_API qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
                                       const qlora_tensor* memory, qlora_nf4* out);
 QLORA_API qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight);
-// Both wait for the device. Parts that are NULL stay as they are.
+// Copies parts from or to host memory; parts that are NULL are left unchanged. Both calls wait for
+// the device.
 QLORA_API qlora_result qlora_nf4_write(qlora_ctx* ctx, const qlora_nf4* weight,
                                         const qlora_nf4_parts* parts);
 QLORA_API qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
                                           const qlora_nf4_parts* parts);
-// From a contiguous matrix of f32, bf16 or f16. Uses 4 bytes of scratch a block.
+// Quantises a contiguous f32, bf16 or f16 matrix. Uses 4 bytes of scratch per block. Does not wait
+// for the device.
 QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
                                           const qlora_nf4* weight);
-// Into f32, bf16 or f16, any ld. via_bf16: an f32 out gets the values that a bf16 one would.
+// Dequantises into an f32, bf16 or f16 matrix with any ld. via_bf16: an f32 result is rounded to
+// bf16 first. Does not wait for the device.
 QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight,
                                             const qlora_tensor* out, bool via_bf16);
 
-// y = x W^T and dx = dy W. x and y (dy, dx) are f32, or bf16 (y may be f32 then). The weights are
-// the bf16 values that NF4 stands for, whatever the type of x. Uses what scratch there is: a weight
-// that does not fit is taken in slices. Fused: reported as QLORA_PATH_NF4; else the GEMM's path.
-// flags: qlora_product_flags; ACCUMULATE, PTX and CUBLAS mean an unfused product.
+// y = x W^T and dx = dy W. x and dy are f32 or bf16; y and dx have the same type, or f32. W is
+// dequantised to bf16 values, whatever the type of x. An unfused product dequantises as much of W
+// at a time as the free scratch holds and reports the path of its GEMM; a fused one, which only the
+// forward product has, reports QLORA_PATH_NF4. flags: ACCUMULATE, PTX and CUBLAS imply an unfused
+// product; without flags, small products are fused if the device can. No call waits for the device.
 QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
                                               const qlora_nf4* w, const qlora_tensor* y,
                                               uint32_t flags);
 QLORA_API qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
                                                const qlora_nf4* w, const qlora_tensor* dx,
                                                uint32_t flags);
-// Two weights with the same x (gate and up, k and v); fused, one pass over x serves both.
+// Two weights with the same x (gate and up, or k and v); a fused product computes both in one
+// launch.
 QLORA_API qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x,
                                                const qlora_nf4* w1, const qlora_nf4* w2,
                                                const qlora_tensor* y1, const qlora_tensor* y2,

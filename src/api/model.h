@@ -2,6 +2,7 @@
 #define QLORA_MAX_LAYERS 256
 #define QLORA_MAX_STOP_IDS 16
 
+// How the frozen weights of the projections are stored.
 typedef enum qlora_base_format {
     QLORA_BASE_NF4 = 0,
     QLORA_BASE_16BIT = 1,
@@ -39,6 +40,7 @@ typedef enum qlora_family {
     QLORA_FAMILY_QWEN3
 } qlora_family;
 
+// The architecture of a model, as in its config.json.
 typedef struct qlora_model_config {
     qlora_family family;
     int64_t vocab;
@@ -50,28 +52,28 @@ typedef struct qlora_model_config {
     int64_t head_dim;
     int64_t max_positions;
     double rms_eps;
-    qlora_rope_desc rope;         // layers with full attention; nothing left to default
-    qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
-    int64_t window; // a token sees itself and window - 1 before it; 0 = no layer has one
+    qlora_rope_desc rope;         // layers with full attention; defaults are filled in
+    qlora_rope_desc rope_sliding; // layers with a sliding window; usually the same
+    int64_t window; // a token sees itself and the window - 1 tokens before it; 0 = no window
     bool tied;      // the output head is the embedding
     bool qkv_bias;
     bool o_bias;
     bool mlp_bias;
     bool qk_norm;
     bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
-    int32_t dtype;  // a qlora_dtype, or -1 where the file does not say
+    int32_t dtype;  // a qlora_dtype; -1 = not given in the file
     int32_t bos_id; // -1 = none
     int32_t pad_id; // -1 = none
     int32_t stop_count;
     int32_t stop_ids[QLORA_MAX_STOP_IDS];
-    uint8_t sliding[QLORA_MAX_LAYERS]; // 1 where the layer's attention is limited by `window`
+    uint8_t sliding[QLORA_MAX_LAYERS]; // 1 if the attention of the layer is limited by `window`
 } qlora_model_config;
 
-// What a model computes in. Weights keep their own format.
+// The type in which a model computes. Frozen weights keep their own format.
 typedef enum qlora_mode {
-    QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and up, else F32
+    QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and newer, otherwise F32
     QLORA_MODE_F32 = 1,  // fp32; the context's math decides between exact and TF32 products
-    QLORA_MODE_BF16 = 3  // 2 is not used: checkpoints hold these numbers
+    QLORA_MODE_BF16 = 3  // 2 is unused; these values are stored in checkpoints
 } qlora_mode;
 
 typedef enum qlora_target { // the projections of a layer, one bit each
@@ -91,7 +93,7 @@ typedef enum qlora_choice {
     QLORA_CHOICE_OFF = 2
 } qlora_choice;
 
-// What the memory of a model is laid out for.
+// The use that the memory of a model is planned for.
 typedef enum qlora_purpose {
     QLORA_PURPOSE_TRAIN = 0,   // gradients, optimizer state and activations are part of the plan
     QLORA_PURPOSE_EVALUATE = 1 // evaluation and generation only
@@ -103,11 +105,12 @@ typedef bool (*qlora_progress_fn)(void* user, const char* what, uint64_t done, u
 
 typedef struct qlora_plan qlora_plan;
 
+// Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_model_desc {
     uint32_t reserved_must_be_zero0;
     // The model.
     const char* dir;                  // Hugging Face folder; NULL = random weights of *config
-    const qlora_model_config* config; // only without dir
+    const qlora_model_config* config; // set exactly one of dir and config
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
     qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
@@ -115,36 +118,36 @@ typedef struct qlora_model_desc {
     qlora_mode mode;                  // 0 = AUTO
     // Its adapters.
     const char* adapter; // PEFT folder: ranks, targets, scales and weights come from there
-    int32_t rank;        // 0 = 16; negative = no adapters
+    int32_t rank;        // at most 1024; 0 = 16, negative = no adapters
     float alpha;         // 0 = 2 * rank
     bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
-    float dropout;       // on the input of the adapters; 0 = none
+    float dropout;       // on the input of the adapters, less than 1; 0 = none
     uint32_t targets;    // qlora_target bits; 0 = all seven
     bool train_norms;    // also train the RMSNorm weights
     // Its memory.
     qlora_purpose purpose;   // 0 = TRAIN
     int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
     int64_t max_sequences;   // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
-    int64_t max_length;      // maximum length of a sequence; 0 = tokens
-    int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024, at most tokens
-    int64_t generate_tokens; // maximum length of a generated text, prompt included; 0 = none
-    qlora_choice recompute;  // ON = every layer, OFF = none, AUTO = as few as fit the memory
+    int64_t max_length;      // maximum tokens per sequence; 0 = tokens
+    int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024; at most tokens
+    int64_t generate_tokens; // maximum tokens of a text, including the prompt; 0 = no generation
+    qlora_choice recompute;  // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
     qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory
-    const qlora_plan* plan;  // made earlier by qlora_plan_make; NULL = planned on opening
+    const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;
     uint32_t reserved_must_be_zero1;
 } qlora_model_desc;
 
-// The machine a plan is made for; zero = the context's own device and the memory that is free there.
+// The machine to plan for.
 typedef struct qlora_plan_desc {
-    uint64_t bytes;     // memory to stay within
-    int32_t capability; // compute capability of the device: 90 is 9.0
+    uint64_t bytes;     // memory limit; 0 = the free memory of the GPU, no limit on the CPU
+    int32_t capability; // compute capability, 90 for 9.0; 0 = that of the context's device
 } qlora_plan_desc;
 
 struct qlora_plan {
     qlora_model_config config;
-    uint64_t source; // hash of the names of the model folder and the adapter
+    uint64_t source; // hash of the paths of the model folder and the adapter
     qlora_mode mode;
     // Bytes of the one arena that holds the model.
     uint64_t base;        // frozen weights, embedding, head, norms, tables
@@ -157,7 +160,7 @@ struct qlora_plan {
     uint64_t generation;  // key/value cache
     uint64_t batches;     // ids, labels and positions of a micro-batch
     uint64_t total;       // sum of the above
-    uint64_t context;     // scratch and cuBLAS workspaces that the context already holds
+    uint64_t context;     // memory of the context: scratch buffer, cuBLAS workspaces
     int64_t tokens;
     int64_t max_sequences;
     int64_t max_length;
@@ -167,35 +170,38 @@ struct qlora_plan {
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
 };
 
-// Needs no GPU: a CPU context can plan for any device. desc NULL = this machine. Fails with
-// QLORA_ERR_DEVICE_MEMORY if the model cannot fit.
+// Plans the memory of a model without loading it. No GPU is needed: a CPU context can plan for any
+// device. desc NULL = this machine. Fails with QLORA_ERR_DEVICE_MEMORY if the model cannot fit.
 QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
                                        const qlora_plan_desc* desc, qlora_plan* out);
-// Formats the plan as a table. Returns the number of bytes needed, including the final NUL.
+// Writes the plan as a table, truncated if the buffer is too small. Returns the number of bytes
+// needed, including the final NUL.
 QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size);
-// Reads config.json and generation_config.json of a folder.
+// Reads config.json and, if present, generation_config.json of a model folder.
 QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
 
 typedef struct qlora_model qlora_model;
 
-// Plans unless desc->plan is given, compiles the kernels, allocates the plan's arena, runs every
-// planned product once, seals the kernel cache, and only then loads the weights.
+// Plans unless desc->plan is given, compiles the kernels, allocates all memory of the model, runs
+// every operation of a step once, seals the kernel cache, and only then loads the weights. The desc
+// and the objects it points to are not needed afterwards. Waits for the device.
 QLORA_API qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
                                         qlora_model** out);
-// Fails while a trainer or a generation of the model exists, and frees nothing then.
+// Fails with QLORA_ERR_STATE, and frees nothing, while a trainer or a generation of the model
+// exists. model may be NULL.
 QLORA_API qlora_result qlora_model_close(qlora_model* model);
 
 typedef struct qlora_model_info {
     qlora_ctx* ctx;
-    const qlora_plan* plan; // with the config; valid while the model is open
+    const qlora_plan* plan; // includes the config; valid while the model is open
     qlora_purpose purpose;
     int64_t generate_tokens;
     int64_t parameters;  // number of trained tensors
     bool use_adapters;
-    int64_t trainers;    // that exist
-    int64_t generations; // that exist
+    int64_t trainers;    // number of trainers that exist, 0 or 1
+    int64_t generations; // number of generations that exist, 0 or 1
 } qlora_model_info;
-// Leaves the device and qlora_last_error alone.
+// Does not use the device and does not change qlora_last_error.
 QLORA_API qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out);
 
 // The trained tensors, with PEFT's names, shapes and order: A [rank, in], B [out, rank].
@@ -204,24 +210,26 @@ typedef struct qlora_parameter_info {
     int64_t rows;
     int64_t cols;
 } qlora_parameter_info;
+// index is less than qlora_model_info.parameters.
 QLORA_API qlora_result qlora_parameter_query(const qlora_model* model, int64_t index,
                                              qlora_parameter_info* out);
-// Copies rows * cols floats. Both calls wait for the device.
+// Copy rows * cols floats. Both calls wait for the device.
 QLORA_API qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out);
 QLORA_API qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const float* in);
 
 // ---- batches and evaluation ---------------------------------------------------------------------
-// Sequences, concatenated. As in transformers, labels[i] belongs to ids[i], and the loss at token i
-// is that of predicting labels[i + 1] of the same sequence; -100 = not trained.
+// A micro-batch of concatenated sequences. As in transformers, labels[i] is the label of ids[i],
+// and the loss at token i is that of predicting labels[i + 1] of the same sequence. The label -100
+// means that the token is not trained. Batches are read during the call only, unless noted.
 typedef struct qlora_batch {
     const int32_t* ids;
     const int32_t* labels;
-    const float* weights;     // one per label; NULL = 1
+    const float* weights;     // one per label, finite and not negative; NULL = all 1
     const int32_t* lengths;   // tokens in each sequence
-    const int32_t* sequences; // number of each sequence in the data, for dropout; NULL = 0, 1, ...
+    const int32_t* sequences; // index of each sequence in the data, for dropout; NULL = 0, 1, ...
     int64_t count;            // number of sequences
 } qlora_batch;
-// Sum of the weights of a batch's labels: its share of total_labels.
+// The sum of the weights of the trained labels: the batch's share of total_labels.
 QLORA_API double qlora_batch_labels(const qlora_batch* batch);
 
 typedef struct qlora_eval_info {
@@ -229,9 +237,10 @@ typedef struct qlora_eval_info {
     double labels; // sum of weights
     int64_t tokens;
 } qlora_eval_info;
-// Runs the forward pass only, with adapters on or off as set; waits for the result. Does not
-// disturb a step that is being accumulated.
+// Runs the forward pass only, with adapters on or off as set, and waits for the result. Does not
+// affect gradients that are being accumulated.
 QLORA_API qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch,
                                   qlora_eval_info* out);
-// Writes the logits of every token, tokens * vocab floats; for tests and tools. Waits.
+// Writes the logits of every token, tokens * vocab floats; for tests and tools. Waits for the
+// device.
 QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, float* out);
