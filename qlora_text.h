@@ -165,13 +165,9 @@ extern "C" {
 
 //@@ src/api/base.h
 
-<<<<<<< HEAD
 #ifndef QLORA_BASE_INCLUDED
 #define QLORA_BASE_INCLUDED
 
-// clang-format off
-=======
->>>>>>> prose-p3
 // ---- results ------------------------------------------------------------------------------------
 // clang-format off
 // Name, value (never reused for another result), description.
@@ -204,16 +200,6 @@ typedef enum qlora_result {
     QLORA_RESULT_FORCE_INT = 0x7fffffff
 } qlora_result;
 
-<<<<<<< HEAD
-=======
-// The name ("ERR_ARGUMENT") and the description of a result; "unknown" for any other value. The
-// strings are constant. qlora_last_error describes the particular failure.
-QLORA_API const char* qlora_result_name(qlora_result result);
-QLORA_API const char* qlora_result_text(qlora_result result);
-
-QLORA_API int qlora_version(void); // QLORA_VERSION of the implementation
-
->>>>>>> prose-p3
 // ---- hooks --------------------------------------------------------------------------------------
 typedef enum qlora_log_level {
     QLORA_LOG_ERROR = 1,
@@ -231,14 +217,9 @@ typedef enum qlora_log_level {
     X(GRAPH,          "a graph was captured, invalidated, or capture failed")               \
     X(MODEL,          "a model is ready")                                                   \
     X(DEVICE_LOST,    "a fault made the device unusable")                                   \
-<<<<<<< HEAD
-    X(LEAK,           "something still lives when its parent is destroyed")            \
-    X(CHECKPOINT,     "a checkpoint was saved, loaded, or passed over")                     \
-    X(TEXT,           "a tokenizer, chat format or data file was read")
-=======
     X(LEAK,           "an object still exists when its context is destroyed")               \
-    X(CHECKPOINT,     "a checkpoint was saved, loaded, or skipped")
->>>>>>> prose-p3
+    X(CHECKPOINT,     "a checkpoint was saved, loaded, or skipped")                         \
+    X(TEXT,           "a tokenizer, chat format or data file was read")
 // clang-format on
 
 typedef enum qlora_log_item {
@@ -252,16 +233,8 @@ typedef enum qlora_log_item {
 typedef void (*qlora_log_fn)(void* user, qlora_log_level level, qlora_log_item item,
                              const char* text, const char* file, int line);
 
-<<<<<<< HEAD
-// Both functions or none. align is a power of two. free gets the size that alloc got.
-=======
-// A log function for desc.log: prints one line per message to standard error and ignores user.
-QLORA_API void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item,
-                                const char* text, const char* file, int line);
-
 // Host memory. Set both functions or neither. align is a power of two. alloc returns NULL on
 // failure; free receives the size that was passed to alloc.
->>>>>>> prose-p3
 typedef struct qlora_allocator {
     void* (*alloc)(size_t bytes, size_t align, void* user);
     void (*free)(void* pointer, size_t bytes, void* user);
@@ -9676,4 +9649,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 2da91b53d7e903ca
+//@@ end e2e3a4847a57061b
