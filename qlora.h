@@ -287,7 +287,7 @@ typedef enum qlora_math {
 
 typedef struct qlora_ctx_desc {
     uint32_t reserved_must_be_zero0;
-    // These two stay here in every version, so that a library of another version can explain itself.
+    // These two stay here in every version, so that another version can explain itself.
     char* error_text;              // where qlora_ctx_create explains a failure; may be NULL
     size_t error_text_size;
     qlora_backend require_backend; // ANY
@@ -1009,9 +1009,9 @@ typedef struct qlora_clip_info {
 } qlora_clip_info;
 // Waits for the device. group counts from 0.
 QLORA_API qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out);
-// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as tensors
-// of one element that live as long as the clip. They are what qlora_adamw_desc takes: after
-// qlora_clip_measure both, after qlora_clip_apply the flag alone, because the gradients are scaled
+// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as
+// tensors of one element that are valid as long as the clip. qlora_adamw_desc takes them: both
+// after qlora_clip_measure, only the flag after qlora_clip_apply, which has scaled the gradients
 // already. Group -1 is the flag of all groups together, which qlora_clip_apply sets; it has no
 // scale. Either pointer may be NULL.
 QLORA_API qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
@@ -1070,8 +1070,8 @@ QLORA_API qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor
                                               float eps, const qlora_tensor* dres,
                                               const qlora_tensor* dx, const qlora_tensor* dw);
 
-// Fills out[positions][head_dim] in host memory: cosines of the head_dim / 2 frequencies, then their
-// sines. ctx is for the error text only and may be NULL.
+// Fills out[positions][head_dim] in host memory: cosines of the head_dim / 2 frequencies, then
+// their sines. ctx is for the error text only and may be NULL.
 QLORA_API qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc,
                                         int64_t head_dim, int64_t positions, float* out);
 // Rotates heads 0 .. rotated-1 of x [T, heads * head_dim] in place, pairs (i, i + head_dim / 2),
@@ -1419,10 +1419,10 @@ typedef enum qlora_struct_index {
 } qlora_struct_index;
 
 // A sum of the sizes, each with a weight of its own: a constant, the same in C and in C++.
-#define QLORA_X_ABI(type)                                                                          \
+#define QLORA_STRUCT_WEIGHED(type)                                                                 \
     +(uint64_t)sizeof(type) * (QLORA_STRUCT_##type + 3) * (QLORA_STRUCT_##type + 5) *              \
         (QLORA_STRUCT_##type + 7)
-#define QLORA_ABI ((uint64_t)QLORA_STRUCT_COUNT QLORA_STRUCTS(QLORA_X_ABI))
+#define QLORA_ABI ((uint64_t)QLORA_STRUCT_COUNT QLORA_STRUCTS(QLORA_STRUCT_WEIGHED))
 
 //@@ src/qlora.h
 
@@ -1453,6 +1453,8 @@ typedef enum qlora_struct_index {
 
 //@@ src/platform/base.h
 
+// System headers, the targets that are supported, and compiler attributes.
+
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -1474,8 +1476,7 @@ typedef enum qlora_struct_index {
 #include <sys/stat.h>
 #include <unistd.h>
 #ifndef CLOCK_MONOTONIC
-#error                                                                                             \
-    "qlora.h: include the implementation before any system header, or use -D_POSIX_C_SOURCE=200809L"
+#error "qlora.h: include the implementation before system headers, or use -D_POSIX_C_SOURCE=200809L"
 #endif
 #endif
 
@@ -1510,7 +1511,10 @@ typedef void (*qlora__thread_fn)(void* user);
 
 //@@ src/platform/windows.h
 
-// Declared here so that <windows.h> and its macros stay out of the user's file.
+// Windows: shared libraries, clock, threads and files.
+
+// The system functions are declared here so that <windows.h> and its macros stay out of the user's
+// file.
 #ifdef _WINDOWS_
 #ifdef __cplusplus
 #error "qlora.h: include the implementation before <windows.h>"
@@ -1626,7 +1630,7 @@ static void qlora__thread_join(qlora__thread* t) {
     CloseHandle((void*)t->handle);
 }
 
-// Paths are UTF-8. Longer ones than this are refused with ENAMETOOLONG.
+// Paths are UTF-8; those that do not fit are rejected with ENAMETOOLONG.
 #define QLORA__PATH_MAX 1024
 static bool qlora__wide(const char* path, wchar_t* out) {
     return MultiByteToWideChar(65001, 8, path, -1, out, QLORA__PATH_MAX) > 0;
@@ -1678,7 +1682,7 @@ static int qlora__os_rename(const char* from, const char* to, void* user) {
     if (!qlora__wide(from, wide_from) || !qlora__wide(to, wide_to)) {
         return ENAMETOOLONG;
     }
-    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace, write through
+    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace the target, write through
 }
 
 static int qlora__os_remove(const char* path, void* user) {
@@ -1702,7 +1706,7 @@ static int qlora__os_make_dir(const char* path, void* user) {
 static int qlora__os_sync_dir(const char* path, void* user) {
     (void)path;
     (void)user;
-    return 0; // MoveFileEx wrote through already
+    return 0; // MoveFileEx has already written through
 }
 
 static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, void** handle,
@@ -1724,7 +1728,7 @@ static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, v
         view = mapping != NULL ? MapViewOfFile(mapping, 4, 0, 0, 0) : NULL;
     }
     if (mapping != NULL) {
-        CloseHandle(mapping); // the view keeps it
+        CloseHandle(mapping); // the view keeps the mapping open
     }
     CloseHandle(file);
     if (size > 0 && view == NULL) {
@@ -1750,6 +1754,8 @@ static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void
 #else // POSIX
 
 //@@ src/platform/posix.h
+
+// POSIX: shared libraries, clock, threads and files.
 
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -1821,7 +1827,7 @@ static void qlora__thread_join(qlora__thread* t) {
     pthread_join(t->handle, NULL);
 }
 
-// A file is its descriptor plus one, so that NULL stays "none".
+// A file handle is its descriptor plus one, so that NULL can mean "no file".
 static int qlora__os_fd(void* file) {
     return (int)((intptr_t)file - 1);
 }
@@ -1890,8 +1896,7 @@ static int qlora__os_sync_dir(const char* path, void* user) {
     }
     int code = fsync(fd) == 0 ? 0 : errno;
     close(fd);
-    // Some file systems cannot sync a folder and say so; the rename is then as safe as it gets
-    // there.
+    // Some file systems cannot sync a folder and return EINVAL; nothing more can be done about it.
     return code == EINVAL ? 0 : code;
 }
 
@@ -1939,6 +1944,8 @@ static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void
 
 //@@ src/platform/system.h
 
+// Allocation, the names of NVIDIA's libraries, and error texts, on every system.
+
 static void* qlora__os_alloc(size_t bytes, size_t align, void* user) {
     (void)user;
 #ifdef _WIN32
@@ -1959,7 +1966,7 @@ static void qlora__os_free(void* pointer, size_t bytes, void* user) {
 #endif
 }
 
-// How NVIDIA's libraries are called, and what they are called.
+// The calling convention and the file names of NVIDIA's libraries.
 // clang-format off
 #ifdef _WIN32
 #define QLORA__CUDAAPI __stdcall
@@ -1975,7 +1982,7 @@ static void qlora__os_free(void* pointer, size_t bytes, void* user) {
 #endif
 // clang-format on
 
-// strerror is not safe in threads; these are the ones people meet.
+// strerror is not thread-safe, so the common codes are listed here.
 static const char* qlora__errno_text(int code) {
     static const struct {
         int code;
@@ -1984,7 +1991,7 @@ static const char* qlora__errno_text(int code) {
         {ENOENT, "no such file or folder"},  {EACCES, "permission denied"},
         {EPERM, "not permitted"},            {ENOSPC, "no space left on the device"},
         {EROFS, "read-only file system"},    {EISDIR, "is a folder"},
-        {ENOTDIR, "not a folder"},           {EEXIST, "exists already"},
+        {ENOTDIR, "not a folder"},           {EEXIST, "already exists"},
         {EMFILE, "too many open files"},     {ENAMETOOLONG, "path too long or not UTF-8"},
         {EFBIG, "file too large"},           {EIO, "input/output error"},
         {ENOMEM, "out of memory"},           {EINVAL, "invalid argument"},
@@ -2002,8 +2009,8 @@ static const char* qlora__errno_text(int code) {
 #ifndef QLORA__PART_ENV
 #define QLORA__PART_ENV
 
-// What every reader and writer of files needs, and all it needs: memory, files, a log and a place
-// for the error text. A context has one, and so has an object of qlora_text.h.
+// The environment of all code that reads or writes files: memory, files, a log and the error text.
+// Each context has one, and so does each object of qlora_text.h.
 #define QLORA__ERROR_SIZE 768
 
 typedef struct qlora__env {
@@ -2012,7 +2019,7 @@ typedef struct qlora__env {
     qlora_log_fn log;          // NULL: silent
     void* log_user;
     const char* call;    // the outermost public call, for messages
-    bool one_line;       // messages quote files; a line break in one becomes '?'
+    bool one_line;       // replace control characters, which quoted files may contain
     uint64_t host_bytes; // allocated and not yet freed
     char error[QLORA__ERROR_SIZE];
 } qlora__env;
@@ -2027,7 +2034,8 @@ typedef struct qlora__env {
 
 // ---- errors and log -----------------------------------------------------------------------------
 
-// Drops a UTF-8 character that was cut off at the end, and control characters.
+// Removes a UTF-8 character that was truncated at the end. With one_line, control characters become
+// '?'.
 static void qlora__env_clean(const qlora__env* env, char* text, size_t room) {
     size_t count = strlen(text);
     if (count + 1 == room) {
@@ -2125,12 +2133,12 @@ static QLORA__UNUSED size_t qlora__align_up(size_t n, size_t align) {
 
 // ---- host memory --------------------------------------------------------------------------------
 
-// Host memory through the hook, 64-byte aligned. Sets the error text itself.
+// Allocates host memory through the hook, 64-byte aligned. Sets the error text on failure.
 static void* qlora__env_alloc(qlora__env* env, size_t bytes) {
     size_t wanted = bytes > 0 ? bytes : 1;
     void* p = env->allocator.alloc(wanted, 64, env->allocator.user);
     if (p == NULL) {
-        qlora__env_fail(env, QLORA_ERR_MEMORY, "out of host memory (%llu bytes)",
+        qlora__env_fail(env, QLORA_ERR_MEMORY, "cannot allocate %llu bytes of host memory",
                         (unsigned long long)bytes);
         return NULL;
     }
@@ -2146,7 +2154,7 @@ static QLORA__UNUSED void* qlora__env_alloc_zero(qlora__env* env, size_t bytes) 
     return p;
 }
 
-// bytes as given to qlora__env_alloc; NULL is fine.
+// `bytes` is the size that was passed to qlora__env_alloc; the pointer may be NULL.
 static void qlora__env_free(qlora__env* env, void* pointer, size_t bytes) {
     if (pointer != NULL) {
         size_t wanted = bytes > 0 ? bytes : 1;
@@ -2155,7 +2163,8 @@ static void qlora__env_free(qlora__env* env, void* pointer, size_t bytes) {
     }
 }
 
-// Moves a block of `used` bytes out of `bytes` to one of `wanted` bytes. NULL leaves it as it is.
+// Moves the first `used` bytes of a block of `bytes` bytes into a new block of `wanted` bytes. If
+// it returns NULL, the old block is unchanged.
 static QLORA__UNUSED void* qlora__env_realloc(qlora__env* env, void* pointer, size_t used,
                                               size_t bytes, size_t wanted) {
     void* moved = qlora__env_alloc(env, wanted);
@@ -2166,9 +2175,10 @@ static QLORA__UNUSED void* qlora__env_realloc(qlora__env* env, void* pointer, si
     return moved;
 }
 
-// ---- texts --------------------------------------------------------------------------------------
+// ---- strings ------------------------------------------------------------------------------------
 
-// Appends to a buffer that may be too small; used counts what would have been written.
+// Appends to a buffer that may be too small; `used` counts the characters that would have been
+// written.
 QLORA__PRINTF(4, 5)
 static QLORA__UNUSED void qlora__append(char* buffer, size_t size, size_t* used, const char* format,
                                         ...) {
@@ -2180,7 +2190,8 @@ static QLORA__UNUSED void qlora__append(char* buffer, size_t size, size_t* used,
     *used += n > 0 ? (size_t)n : 0;
 }
 
-// A growing text. The first failure sticks; later additions do nothing, so callers check once.
+// A growing string. The first failure is kept and later additions do nothing, so callers check
+// once.
 typedef struct qlora__string {
     qlora__env* env;
     char* data;
@@ -2208,7 +2219,9 @@ static QLORA__UNUSED void qlora__string_add(qlora__string* s, const void* bytes,
         return;
     }
     if (!qlora__add(s->size, size, &need)) {
-        s->result = qlora__env_fail(s->env, QLORA_ERR_MEMORY, "text too large");
+        s->result = qlora__env_fail(s->env, QLORA_ERR_MEMORY,
+                                    "a text of more than %llu bytes does not fit in memory",
+                                    (unsigned long long)SIZE_MAX);
         return;
     }
     if (need > s->capacity) {
@@ -2267,11 +2280,11 @@ static QLORA__UNUSED void qlora__map_close(qlora__env* env, qlora__map* map) {
     memset(map, 0, sizeof *map);
 }
 
-// A file in the making: written beside its final name and put there only when it is whole and on
-// the disk (C-FILES). A crash leaves the old file or the new one.
+// A file being written: the data goes to a temporary name next to the final one, and the file is
+// renamed only once it is complete and on disk. A crash leaves either the old file or the new one.
 typedef struct qlora__out {
     void* file;
-    char* path; // final, then temporary, in one block
+    char* path; // the final and the temporary path, in one block
     char* temporary;
     size_t block;
 } qlora__out;
@@ -2281,7 +2294,7 @@ static void qlora__out_forget(qlora__env* env, qlora__out* out) {
     memset(out, 0, sizeof *out);
 }
 
-// Gives up: closes and removes the temporary file. Keeps the error text.
+// Abandons the file: closes and removes the temporary one. Keeps the error text.
 static void qlora__out_abort(qlora__env* env, qlora__out* out) {
     if (out->file != NULL) {
         env->files.close(out->file, env->files.user);
@@ -2321,7 +2334,7 @@ static QLORA__UNUSED qlora_result qlora__out_begin(qlora__env* env, const char* 
     return QLORA_OK;
 }
 
-// On failure the file is given up already.
+// On failure, the file has already been abandoned.
 static QLORA__UNUSED qlora_result qlora__out_write(qlora__env* env, qlora__out* out,
                                                    const void* data, size_t bytes) {
     const char* p = (const char*)data;
@@ -2350,7 +2363,7 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     if (code != 0) {
         return qlora__out_fail(env, out, "replace", code);
     }
-    out->temporary = NULL; // it has its final name now
+    out->temporary = NULL; // the file has its final name now
     char* slash = strrchr(out->path, '/');
     const char* folder = slash != NULL ? out->path : ".";
     if (slash != NULL) {
@@ -2364,7 +2377,7 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     return QLORA_OK;
 }
 
-// Writes a whole small file, atomically.
+// Writes a small file atomically.
 static QLORA__UNUSED qlora_result qlora__file_write(qlora__env* env, const char* path,
                                                     const void* bytes, size_t size) {
     qlora__out out;
@@ -2382,7 +2395,7 @@ static QLORA__UNUSED qlora_result qlora__path_join(qlora__env* env, const char* 
     size_t b = strlen(name);
     if (a + b + 2 > QLORA__PATH_ROOM) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
-                               "path of %.60s... and %.60s is longer than %d", dir, name,
+                               "the path %.60s.../%.60s is longer than %d bytes", dir, name,
                                QLORA__PATH_ROOM);
     }
     memcpy(out, dir, a);
@@ -2394,7 +2407,7 @@ static QLORA__UNUSED qlora_result qlora__path_join(qlora__env* env, const char* 
     return QLORA_OK;
 }
 
-// Whether a file is there. Anything but "no such file" that keeps it from being opened is an error.
+// Checks whether a file exists. Any failure to open it other than "no such file" is an error.
 static QLORA__UNUSED qlora_result qlora__file_exists(qlora__env* env, const char* path, bool* out) {
     void* file = NULL;
     int code = env->files.open(path, QLORA_FILE_READ, &file, env->files.user);
@@ -2412,7 +2425,7 @@ static QLORA__UNUSED qlora_result qlora__file_exists(qlora__env* env, const char
 static QLORA__UNUSED qlora_result qlora__dir_make(qlora__env* env, const char* dir) {
     int code = env->files.make_dir(dir, env->files.user);
     return code == 0 ? QLORA_OK
-                     : qlora__env_fail(env, QLORA_ERR_FILE, "cannot make the folder %s: %s (%d)",
+                     : qlora__env_fail(env, QLORA_ERR_FILE, "cannot create the folder %s: %s (%d)",
                                        dir, qlora__errno_text(code), code);
 }
 
@@ -2423,7 +2436,7 @@ static QLORA__UNUSED qlora_result qlora__dir_sync(qlora__env* env, const char* d
                                        dir, qlora__errno_text(code), code);
 }
 
-// Removes a file that need not be there.
+// Removes a file if it exists.
 static QLORA__UNUSED void qlora__file_remove(qlora__env* env, const char* dir, const char* name) {
     char path[QLORA__PATH_ROOM];
     if (qlora__path_join(env, dir, name, path) == QLORA_OK) {
@@ -2438,10 +2451,10 @@ static QLORA__UNUSED void qlora__file_remove(qlora__env* env, const char* dir, c
 #ifndef QLORA__PART_TOOLS
 #define QLORA__PART_TOOLS
 
-// ---- sorting
+// ---- sorting ------------------------------------------------------------------------------------
 
-// Heap sort of an index array: no recursion, no worst case, same order on every platform as long as
-// `less` is a strict total order.
+// Heap sort of an index array: no recursion, no quadratic worst case, and the same order on every
+// platform as long as `less` is a strict total order.
 typedef bool (*qlora__less_fn)(const void* user, uint32_t a, uint32_t b);
 
 static QLORA__UNUSED void qlora__sort_sift(uint32_t* index, size_t root, size_t count,
@@ -2477,11 +2490,12 @@ static QLORA__UNUSED void qlora__sort(uint32_t* index, size_t count, qlora__less
     }
 }
 
-// ---- checksum
+// ---- checksums ----------------------------------------------------------------------------------
 
-// 64-bit checksum of a byte stream, eight bytes at a time, in any split into pieces. Each step is a
-// bijection of the state for a given word and of the word for a given state, so damage inside one
-// aligned word is always seen; anything else with probability 1 - 2^-64. Not for adversaries.
+// 64-bit checksum of a byte stream, eight bytes at a time; the result does not depend on how the
+// stream is split into pieces. Each step is a bijection of the state for a given word and of the
+// word for a given state, so damage inside one aligned word is always detected, and other damage
+// with probability 1 - 2^-64. It gives no protection against deliberate changes.
 typedef struct qlora__hash {
     uint64_t state;
     uint64_t bytes;
@@ -2543,8 +2557,10 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 
 //@@ src/core/base.h
 
-// The CPU's arithmetic and the storage of an f32 tensor there. Tests build it as double, to check
-// gradients by finite differences; everything else is made with float.
+// The context: its fields, entering and leaving public calls, host memory and scratch memory.
+
+// The type of CPU arithmetic and of the elements of f32 tensors on the CPU. Tests compile it as
+// double to check gradients by finite differences; everything else uses float.
 #ifndef QLORA__REAL
 #define QLORA__REAL float
 #endif
@@ -2553,8 +2569,9 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 #define QLORA__MAX_DEPTH 16
 
 typedef struct qlora__pool qlora__pool;
-typedef struct qlora__gpu qlora__gpu;         // section DRIVER
+typedef struct qlora__gpu qlora__gpu;         // driver/driver.h
 typedef struct qlora__capture qlora__capture; // below
+typedef struct qlora__watch qlora__watch;     // tensor/capture.h
 
 // Memory that the context owns: device memory on CUDA, host memory on the CPU.
 typedef struct qlora__buffer {
@@ -2580,11 +2597,11 @@ struct qlora_ctx {
     qlora_backend backend;
     qlora__env env; // hooks as in desc, error text
     char reason[QLORA__ERROR_SIZE];
-    char dead[QLORA__ERROR_SIZE]; // what made the device unusable; "" while it is alive
-    int depth;                    // public calls call each other
-    bool not_current;             // a destroying call goes on although the device is dead
-    size_t scratch_marks[QLORA__MAX_DEPTH]; // what was in use when each of them began
-    int64_t living[QLORA__KINDS]; // objects, by kind
+    char dead[QLORA__ERROR_SIZE];           // why the device is unusable; "" while it works
+    int depth;                              // of nested public calls
+    bool not_current;                       // a destroying call runs although the device is lost
+    size_t scratch_marks[QLORA__MAX_DEPTH]; // scratch in use when each call began
+    int64_t living[QLORA__KINDS];           // existing objects, by kind
     uint64_t device_bytes;
     uint64_t device_peak;
     uint64_t device_allocations;
@@ -2593,7 +2610,7 @@ struct qlora_ctx {
     qlora__buffer* scratch;
     size_t scratch_used;
     qlora__pool* pool;
-    qlora_graph* graphs;
+    qlora__watch* watches;   // one for each graph
     qlora__capture* capture; // not NULL while a graph is being captured
     qlora_path last_path;
     qlora__gpu* gpu; // NULL on the CPU
@@ -2601,7 +2618,7 @@ struct qlora_ctx {
     void (*deactivate)(qlora_ctx* ctx);
 };
 
-// What a capture has touched, and the first call that broke it.
+// The buffers that a capture uses, and the first call that invalidated it.
 struct qlora__capture {
     uint64_t* ids;
     size_t count;
@@ -2639,7 +2656,8 @@ const char* qlora_result_text(qlora_result result) {
     }
 }
 
-// Sets the text of qlora_last_error, with the public call in front, and returns the result.
+// Sets the text of qlora_last_error, prefixed with the name of the public call, and returns the
+// result.
 QLORA__PRINTF(3, 4)
 static qlora_result qlora__fail(qlora_ctx* ctx, qlora_result result, const char* format, ...) {
     va_list args;
@@ -2675,7 +2693,7 @@ static bool qlora__on_cpu(const qlora_ctx* ctx) {
     return ctx->backend != QLORA_BACKEND_CUDA;
 }
 
-// The first thing every public call does; nests, so that operators can call operators.
+// Every public call starts here. Calls nest, so that operators can call operators.
 static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
     if (ctx == NULL) {
         return QLORA_ERR_ARGUMENT;
@@ -2685,7 +2703,9 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
         ctx->env.error[0] = '\0';
         if (ctx->dead[0] != '\0') {
             return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
-                               "the device was lost earlier (%s); destroy this context", ctx->dead);
+                               "the device was lost in an earlier call (%s); this context can only "
+                               "be destroyed",
+                               ctx->dead);
         }
         if (ctx->activate != NULL) {
             QLORA__TRY(ctx->activate(ctx));
@@ -2696,7 +2716,7 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
     return QLORA_OK;
 }
 
-// Gives back the scratch that the call took: the next one on the stream may use it.
+// Releases the scratch memory of the call; the next call on the stream may reuse it.
 static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     ctx->scratch_used = ctx->scratch_marks[--ctx->depth];
     if (ctx->depth == 0 && ctx->deactivate != NULL && !ctx->not_current) {
@@ -2706,7 +2726,7 @@ static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     return result;
 }
 
-// Host memory of the context's environment.
+// Host memory, allocated through the environment of the context.
 static void* qlora__alloc(qlora_ctx* ctx, size_t bytes) {
     return qlora__env_alloc(&ctx->env, bytes);
 }
@@ -2715,18 +2735,18 @@ static void* qlora__alloc_zero(qlora_ctx* ctx, size_t bytes) {
     return qlora__env_alloc_zero(&ctx->env, bytes);
 }
 
-// bytes as given to qlora__alloc; NULL is fine.
+// `bytes` is the size that was passed to qlora__alloc; the pointer may be NULL.
 static void qlora__free(qlora_ctx* ctx, void* pointer, size_t bytes) {
     qlora__env_free(&ctx->env, pointer, bytes);
 }
 
-// A 256-byte aligned piece of the scratch, given back when the public call that takes it ends.
+// Takes a 256-byte aligned block of scratch memory, which is released when the public call ends.
 static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, void** out) {
     size_t end = 0;
     if (!qlora__add(ctx->scratch_used, qlora__align_up(bytes, 256), &end) ||
         bytes > SIZE_MAX - 256 || end > ctx->scratch->bytes) {
         return qlora__fail(ctx, QLORA_ERR_LIMIT,
-                           "needs %llu bytes of scratch, %llu of %llu are free; raise "
+                           "%llu bytes of scratch needed, but only %llu of %llu are free; increase "
                            "desc.scratch_bytes",
                            (unsigned long long)bytes,
                            (unsigned long long)(ctx->scratch->bytes - ctx->scratch_used),
@@ -2735,6 +2755,66 @@ static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, v
     *out = (char*)ctx->scratch->data + ctx->scratch_used;
     ctx->scratch_used = end;
     return QLORA_OK;
+}
+
+//@@ src/core/scope.h
+
+// ---- scratch memory by marks --------------------------------------------------------------------
+
+// Work on one stream runs in order, so scratch memory can be reused as soon as the call that uses
+// it has been queued: mark, take, queue, release.
+static QLORA__UNUSED size_t qlora__scratch_mark(const qlora_ctx* ctx) {
+    return ctx->scratch_used;
+}
+
+static QLORA__UNUSED void qlora__scratch_release(qlora_ctx* ctx, size_t mark) {
+    ctx->scratch_used = mark;
+}
+
+static QLORA__UNUSED size_t qlora__scratch_free(const qlora_ctx* ctx) {
+    return ctx->scratch->bytes - ctx->scratch_used;
+}
+
+// ---- calls that destroy -------------------------------------------------------------------------
+
+// Objects on a lost device can still be destroyed: their memory disappears with the CUDA context.
+// If a working device cannot be made current, nothing is destroyed and the caller may try again.
+static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
+    if (ctx == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    if (ctx->depth == 0) {
+        ctx->env.call = call;
+        ctx->env.error[0] = '\0';
+        qlora_result r = ctx->activate != NULL ? ctx->activate(ctx) : QLORA_OK;
+        if (r != QLORA_OK && ctx->dead[0] == '\0') {
+            return r;
+        }
+        ctx->not_current = r != QLORA_OK;
+        ctx->env.error[0] = '\0';
+    }
+    ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
+    return QLORA_OK;
+}
+
+// ---- captures -----------------------------------------------------------------------------------
+
+// Records the first thing that invalidated the capture in progress. Does nothing without a capture.
+static void qlora__capture_broke(qlora_ctx* ctx, const char* what, const char* why) {
+    qlora__capture* capture = ctx->capture;
+    if (capture != NULL && capture->broke[0] == '\0') {
+        snprintf(capture->broke, sizeof capture->broke, "%s%s", what, why);
+    }
+}
+
+// Rejects an operation that cannot be captured. The capture then fails with an error that names it.
+static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
+    if (ctx->capture == NULL) {
+        return QLORA_OK;
+    }
+    qlora__capture_broke(ctx, what, "");
+    return qlora__fail(ctx, QLORA_ERR_CAPTURE,
+                       "%s cannot be part of a graph; do it before the capture", what);
 }
 
 //@@ src/core/threads.h
@@ -2746,12 +2826,12 @@ typedef void (*qlora__range_fn)(void* user, int64_t begin, int64_t end);
 struct qlora__pool {
     qlora__mutex mutex;
     qlora__cond wake; // a job was posted, or quit
-    qlora__cond idle; // a worker ran out of work
+    qlora__cond idle; // the last busy thread ran out of work
     qlora__range_fn fn;
     void* user;
     int64_t count;
     int64_t grain;
-    int64_t next; // first item that nobody took yet
+    int64_t next; // first item not yet taken
     uint64_t job;
     int busy;
     bool quit;
@@ -2759,7 +2839,7 @@ struct qlora__pool {
     qlora__thread threads[QLORA__MAX_THREADS];
 };
 
-// Takes ranges until none is left. Called with the mutex held.
+// Processes ranges until none is left. Called with the mutex held.
 static void qlora__pool_work(qlora__pool* pool) {
     pool->busy++;
     while (pool->next < pool->count) {
@@ -2793,8 +2873,8 @@ static void qlora__pool_thread(void* user) {
     qlora__mutex_unlock(&pool->mutex);
 }
 
-// threads - 1 workers; the calling thread is the last one. A thread that cannot start is done
-// without.
+// Starts threads - 1 workers; the calling thread is the last one. If a thread cannot be started,
+// the pool runs with fewer.
 static qlora_result qlora__pool_create(qlora_ctx* ctx, int32_t threads) {
     if (threads <= 1) {
         return QLORA_OK;
@@ -2806,7 +2886,7 @@ static qlora_result qlora__pool_create(qlora_ctx* ctx, int32_t threads) {
     if (!qlora__mutex_init(&pool->mutex) || !qlora__cond_init(&pool->wake) ||
         !qlora__cond_init(&pool->idle)) {
         qlora__free(ctx, pool, sizeof *pool);
-        return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot make a lock for the CPU threads");
+        return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot create a lock for the CPU threads");
     }
     while (pool->workers < threads - 1 &&
            qlora__thread_start(&pool->threads[pool->workers], qlora__pool_thread, pool)) {
@@ -2835,8 +2915,8 @@ static void qlora__pool_destroy(qlora_ctx* ctx) {
     ctx->pool = NULL;
 }
 
-// fn(user, begin, end) over [0, count), grain items at a time. Every output must have one writer,
-// so that results do not depend on who ran what.
+// Calls fn(user, begin, end) over [0, count), at most `grain` items at a time. Every output must
+// have one writer, so that results do not depend on which thread ran which range.
 static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
                                           qlora__range_fn fn, void* user) {
     qlora__pool* pool = ctx->pool;
@@ -2866,8 +2946,8 @@ static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t
 
 // ---- random numbers -----------------------------------------------------------------------------
 
-// Philox 4x32 with 10 rounds: four random words that depend on nothing but counter and key, so that
-// any part of a stream can be made again, in any order, on the CPU and on the GPU alike.
+// Philox 4x32 with 10 rounds: four random words that depend only on the counter and the key, so
+// that any part of a stream can be recomputed, in any order, on the CPU and on the GPU.
 static QLORA__UNUSED void qlora__philox(const uint32_t counter[4], const uint32_t key[2],
                                         uint32_t out[4]) {
     uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
@@ -2889,6 +2969,8 @@ static QLORA__UNUSED void qlora__philox(const uint32_t counter[4], const uint32_
 
 //@@ src/numbers/floats.h
 
+// ---- floats -------------------------------------------------------------------------------------
+
 static uint32_t qlora__bits(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
@@ -2901,12 +2983,12 @@ static float qlora__from_bits(uint32_t u) {
     return x;
 }
 
-// By bits: with -ffast-math compilers fold isfinite() away.
+// Tests the bits, because compilers fold isfinite() away with -ffast-math.
 static QLORA__UNUSED bool qlora__finite(float x) {
     return (qlora__bits(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// Round to nearest even; a NaN stays a NaN.
+// Rounds to nearest even; a NaN stays a NaN.
 static uint16_t qlora__bf16_from(float x) {
     uint32_t u = qlora__bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u) {
@@ -2926,10 +3008,10 @@ static uint16_t qlora__f16_from(float x) {
     if (a > 0x7f800000u) {
         return 0x7fff;
     }
-    if (a >= 0x47800000u) { // 65536 and up
+    if (a >= 0x47800000u) { // 65536 or more
         return (uint16_t)(sign | 0x7c00u);
     }
-    if (a < 0x38800000u) { // below the smallest normal: let the adder of float do the rounding
+    if (a < 0x38800000u) { // below the smallest normal: let float addition do the rounding
         float magic = qlora__from_bits(a) + 0.5f; // 0.5 has an ulp of 2^-24, f16's smallest step
         return (uint16_t)(sign | (qlora__bits(magic) - 0x3f000000u));
     }
@@ -2978,7 +3060,7 @@ const char* qlora_dtype_name(qlora_dtype dtype) {
 #define QLORA__IS_U8 (1u << QLORA_U8)
 #define QLORA__IS_FLOAT (QLORA__IS_F32 | QLORA__IS_BF16 | QLORA__IS_F16)
 
-// Element access on the CPU, through the dtype.
+// Element access on the CPU for every dtype.
 static QLORA__REAL qlora__load(const void* data, qlora_dtype dtype, int64_t index) {
     switch (dtype) {
     case QLORA_F32:
@@ -3014,7 +3096,7 @@ static QLORA__UNUSED void qlora__put(const qlora_tensor* t, int64_t row, int64_t
     qlora__store(t->data, t->dtype, row * t->ld + col, value);
 }
 
-// exp, log, ... in the CPU's own precision.
+// exp, log, sqrt and fabs in the precision of QLORA__REAL.
 #define QLORA__MATH1(name)                                                                         \
     static QLORA__UNUSED QLORA__REAL qlora__##name(QLORA__REAL x) {                                \
         return sizeof x == sizeof(float) ? (QLORA__REAL)name##f((float)x)                          \
@@ -3028,15 +3110,16 @@ QLORA__MATH1(fabs)
 
 //@@ src/numbers/nf4.h
 
-// ---- NF4
-// ------------------------------------------------------------------------------------------ 4-bit
-// NormalFloat with block-wise scales, byte for byte as bitsandbytes stores it. Element e of a
-// matrix without gaps lies in block e / block; a block may straddle rows, the last may be short.
+// ---- NF4 ----------------------------------------------------------------------------------------
+
+// 4-bit NormalFloat with block-wise scales, byte-identical to the storage of bitsandbytes. Element
+// e of a matrix without gaps belongs to block e / block; a block may span rows, and the last block
+// may be shorter.
 //   absmax[b] = max |w| of the block
 //   code[e]   = number of thresholds below w[e] * inv, inv = 1 / max(absmax[b], 1e-38)
-//   value[e]  = level[code[e]] * absmax[b], in f32, then rounded to the type that is asked for
-// Byte i holds element 2i in its high half and 2i + 1 in its low half; after an odd count the last
-// half is 7, the code of zero. Double quantisation keeps one byte a block instead of absmax, in
+//   value[e]  = level[code[e]] * absmax[b], in f32, then rounded to the requested type
+// Byte i stores element 2i in its high half and 2i + 1 in its low half; after an odd count the last
+// half is 7, the code of zero. Double quantisation stores one byte per block instead of absmax, in
 // groups:
 //   offset    = f32(sum of absmax) * f32(1 / blocks)
 //   scale[g]  = max(max |absmax - offset|, 1e-38)
@@ -3047,7 +3130,7 @@ QLORA__MATH1(fabs)
 // instead of 7 for a block of zeros.
 
 #define QLORA__NF4_SMALLEST 1e-38f
-#define QLORA__NF4_MAPS 272 // 16 levels, then the map of the scales
+#define QLORA__NF4_MAPS 272 // 16 levels, followed by the map of the scales
 
 static const float qlora__nf4_levels[16] = {
     -1.0f,
@@ -3075,14 +3158,14 @@ static const float qlora__nf4_thresholds[15] = {
     0.5016634464263916f,   0.6427869200706482f,   0.8614784479141235f,
 };
 
-// The 16 levels and the signed dynamic map: for i = 0 ... 6 the middles between 2^i + 1 points
+// The 16 levels and the signed dynamic map: for i = 0 ... 6 the midpoints between 2^i + 1 points
 // spread evenly over [0.1, 1], times 10^(i-6), with both signs; 0; and 1. The points are computed
-// as torch's linspace does (from both ends, each one multiply-add), because files carry those very
-// bits; a file's own map replaces this one.
+// as in torch's linspace (from both ends, one multiply-add each), because files contain exactly
+// those bits; a map in a file replaces this one.
 static void qlora__nf4_default_maps(float* maps) {
     static const float powers[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
     memcpy(maps, qlora__nf4_levels, sizeof qlora__nf4_levels);
-    float* middle = maps + 16 + 127; // the entry that is zero
+    float* middle = maps + 16 + 127; // the entry for zero
     middle[0] = 0.0f;
     middle[128] = 1.0f;
     int at = 0;
@@ -3091,7 +3174,7 @@ static void qlora__nf4_default_maps(float* maps) {
         float step = (1.0f - 0.1f) / (float)(points - 1);
         float before = 0.1f;
         for (int j = 1; j < points; j++) {
-            // In double the product and the sum are exact, so this rounds once.
+            // In double, the product and the sum are exact, so this rounds once.
             float here = j < points / 2 ? (float)((double)0.1f + (double)step * (double)j)
                                         : (float)(1.0 - (double)step * (double)(points - 1 - j));
             float value = (before + here) / 2.0f * powers[i];
@@ -3135,7 +3218,7 @@ static void qlora__nf4_quantise_blocks(const void* w, qlora_dtype dtype, int64_t
     }
 }
 
-// 1024 sums in f64, as the kernel's threads have them, folded in halves.
+// 1024 sums in f64, in the same order as the kernel's threads, folded in halves.
 static float qlora__nf4_offset(const float* absmax, int64_t blocks) {
     double sums[1024];
     memset(sums, 0, sizeof sums);
@@ -3150,8 +3233,8 @@ static float qlora__nf4_offset(const float* absmax, int64_t blocks) {
     return blocks > 0 ? (float)sums[0] * (1.0f / (float)blocks) : 0.0f;
 }
 
-// Bisection from the middle, then the nearer of the last entry and its neighbour on the side of x;
-// in the middle between the two the last entry of the bisection stays.
+// Bisection from the middle, then the nearer of the last entry and its neighbour on the side of x.
+// If both are equally near, the last entry of the bisection is used.
 static int qlora__nf4_nearest(const float* map, float x) {
     int at = 127;
     int below = 0;
@@ -3188,7 +3271,7 @@ static void qlora__nf4_quantise_scales(const float* absmax, int64_t blocks, int6
     }
 }
 
-// The scale of block b. volatile keeps a compiler from fusing the product and the sum.
+// The scale of block b. volatile prevents the compiler from fusing the product and the sum.
 static float qlora__nf4_absmax(const qlora_nf4* w, int64_t b) {
     if (w->absmax != NULL) {
         return w->absmax[b];
@@ -3208,14 +3291,14 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 
 //@@ src/formats/json_read.h
 
-// Every reader of this floor takes bytes it does not trust. It either gives a value that obeys all
-// rules of its format, or returns an error whose text names the file and the fault; it never reads
-// outside the bytes it was given. Nothing here knows about devices.
+// Every reader of this floor processes untrusted bytes. It either returns a value that obeys all
+// rules of its format, or fails with an error text that names the file and the fault; it never
+// reads outside the bytes that were passed to it. Nothing here depends on devices.
 
-// ---- numbers in text, independent of the C locale
+// ---- numbers in text, independent of the C locale -----------------------------------------------
 
-// A natural number of up to 5120 bits: enough to compare 801 digits times a power of ten with any
-// double's neighbourhood.
+// A natural number of up to 5120 bits: enough to compare 801 digits times a power of ten with the
+// neighbourhood of any double.
 #define QLORA__BIG_WORDS 160
 typedef struct qlora__big {
     uint32_t word[QLORA__BIG_WORDS];
@@ -3263,8 +3346,9 @@ static int qlora__big_compare(const qlora__big* a, const qlora__big* b) {
     return 0;
 }
 
-// A decimal number without sign: digits x 10^exponent, no leading zero. What lies behind the 800th
-// digit only matters as "a little more": one further digit 1 stands for it.
+// A decimal number without a sign: digits x 10^exponent, with no leading zero. Digits after the
+// 800th matter only in that they make the number a little larger: a single further digit 1
+// represents them.
 #define QLORA__DECIMAL_DIGITS 800
 typedef struct qlora__decimal {
     uint8_t digit[QLORA__DECIMAL_DIGITS + 1];
@@ -3272,7 +3356,7 @@ typedef struct qlora__decimal {
     int exponent;
 } qlora__decimal;
 
-// Sign of decimal - n x 2^power.
+// The sign of decimal - n x 2^power.
 static int qlora__decimal_compare(const qlora__decimal* d, uint64_t n, int power) {
     qlora__big left;
     qlora__big right;
@@ -3288,8 +3372,8 @@ static int qlora__decimal_compare(const qlora__decimal* d, uint64_t n, int power
     return qlora__big_compare(&left, &right);
 }
 
-// The double nearest to d, ties to even: a guess good to a few units, then exact comparisons with
-// the midpoints to its neighbours. Infinity when out of range.
+// The double nearest to d, with ties to even: an estimate that is good to a few units, followed by
+// exact comparisons with the midpoints to its neighbours. Infinity if d is out of range.
 static double qlora__decimal_to_double(const qlora__decimal* d) {
     static const double pow10[23] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
                                      1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
@@ -3335,7 +3419,7 @@ static double qlora__decimal_to_double(const qlora__decimal* d) {
         if (bits == 0) {
             break;
         }
-        // below a power of two the neighbour is only half a step away
+        // Just below a power of two, the neighbour is only half a step away.
         bool edge = (bits & 0xFFFFFFFFFFFFFu) == 0 && exponent > 1;
         int below = edge ? qlora__decimal_compare(d, 4 * mantissa - 1, power - 2)
                          : qlora__decimal_compare(d, 2 * mantissa - 1, power - 1);
@@ -3349,7 +3433,7 @@ static double qlora__decimal_to_double(const qlora__decimal* d) {
     return x;
 }
 
-// Reads a number of JSON's grammar (already checked) to the nearest double.
+// Converts a number in JSON syntax (already checked) to the nearest double.
 static double qlora__number_parse(const char* text, size_t size) {
     qlora__decimal d;
     size_t i = 0;
@@ -3363,7 +3447,7 @@ static double qlora__number_parse(const char* text, size_t size) {
             fraction = true;
             continue;
         }
-        // an exponent of a million is as good as any larger one, and cannot overflow
+        // An exponent of a million is as good as any larger one, and cannot overflow.
         if (d.count == QLORA__DECIMAL_DIGITS) {
             more = more || text[i] != '0';
             d.exponent += fraction || d.exponent > 1000000 ? 0 : 1;
@@ -3392,11 +3476,12 @@ static double qlora__number_parse(const char* text, size_t size) {
     return negative ? -x : x;
 }
 
-// ---- JSON, read
+// ---- reading JSON -------------------------------------------------------------------------------
 
-// A parsed text is a flat array of tokens in the order of the text. An object's members are pairs:
-// a string token, then the value's tokens. `next` skips a value with all it contains, so walking
-// one level needs no stack. Token 0 is the root and can be no member, so 0 also says "not found".
+// A parsed text is a flat array of tokens in the order of the text. The members of an object are
+// pairs: a string token followed by the tokens of the value. `next` skips a value with everything
+// inside it, so walking one level needs no stack. Token 0 is the root and cannot be a member, so 0
+// also means "not found".
 typedef enum qlora__json_kind {
     QLORA__JSON_NULL,
     QLORA__JSON_FALSE,
@@ -3410,7 +3495,7 @@ typedef enum qlora__json_kind {
 #define QLORA__JSON_MAX_DEPTH 256
 #define QLORA__JSON_MAX_BYTES 0x7FFFFFFFu
 #define QLORA__JSON_ROOT 0xFFFFFFFFu
-#define QLORA__JSON_UNIQUE 1u // flag: an object with the same key twice is an error
+#define QLORA__JSON_UNIQUE 1u // flag: duplicate keys in an object are an error
 
 typedef struct qlora__json_token {
     qlora__json_kind kind;
@@ -3421,7 +3506,7 @@ typedef struct qlora__json_token {
 } qlora__json_token;
 
 typedef struct qlora__json {
-    const char* text; // the caller's; must outlive the tokens
+    const char* text; // owned by the caller; must outlive the tokens
     const char* label;
     uint32_t size;
     uint32_t count;
@@ -3433,7 +3518,7 @@ typedef struct qlora__json_parser {
     qlora__env* env;
     qlora__json* json;
     uint32_t at;
-    uint32_t parent; // the innermost open container; its own parent waits in its `next`
+    uint32_t parent; // the innermost open container, whose `next` holds its own parent
     uint32_t depth;
 } qlora__json_parser;
 
@@ -3456,7 +3541,7 @@ static qlora_result qlora__json_bad(const qlora__json_parser* p, const char* wha
                            line, column, what);
 }
 
-// Length of the UTF-8 character at p (1 to 4), 0 when it is not valid.
+// Length of the UTF-8 character at p (1 to 4), or 0 if it is not valid.
 static uint32_t qlora__utf8_size(const char* text, uint32_t left) {
     const uint8_t* p = (const uint8_t*)text;
     uint32_t size = p[0] < 0x80 ? 1 : p[0] < 0xC2 ? 0 : p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : 4;
@@ -3468,7 +3553,7 @@ static uint32_t qlora__utf8_size(const char* text, uint32_t left) {
             return 0;
         }
     }
-    // overlong forms, surrogates, and what lies above U+10FFFF show in the second byte
+    // Overlong forms, surrogates and codes above U+10FFFF are recognised by the second byte.
     if ((p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xED && p[1] > 0x9F) ||
         (p[0] == 0xF0 && p[1] < 0x90) || (p[0] == 0xF4 && p[1] > 0x8F)) {
         return 0;
@@ -3476,7 +3561,7 @@ static uint32_t qlora__utf8_size(const char* text, uint32_t left) {
     return size;
 }
 
-// Value of four hexadecimal digits, or 0x10000.
+// The value of four hexadecimal digits, or 0x10000 if they are not valid.
 static uint32_t qlora__hex4(const char* text, uint32_t left) {
     uint32_t value = 0;
     if (left < 4) {
@@ -3526,12 +3611,12 @@ static qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kin
     return QLORA_OK;
 }
 
-// An escape, with p->at on the backslash.
+// Parses an escape; p->at is on the backslash.
 static qlora_result qlora__json_escape(qlora__json_parser* p) {
     const char* text = p->json->text;
     uint32_t left = p->json->size - p->at;
     if (left < 2 || text[p->at + 1] == '\0' || strchr("\"\\/bfnrtu", text[p->at + 1]) == NULL) {
-        return qlora__json_bad(p, "unknown escape in a string");
+        return qlora__json_bad(p, "invalid escape in a string");
     }
     if (text[p->at + 1] != 'u') {
         p->at += 2;
@@ -3547,13 +3632,13 @@ static qlora_result qlora__json_escape(qlora__json_parser* p) {
         return QLORA_OK;
     }
     if ((code & 0xF800) == 0xD800) {
-        return qlora__json_bad(p, "half of a surrogate pair in a string");
+        return qlora__json_bad(p, "unpaired surrogate in a string");
     }
     p->at += 6;
     return QLORA_OK;
 }
 
-// A string, with p->at on the opening quote.
+// Parses a string; p->at is on the opening quote.
 static qlora_result qlora__json_string_parse(qlora__json_parser* p) {
     const char* text = p->json->text;
     uint32_t size = p->json->size;
@@ -3576,7 +3661,7 @@ static qlora_result qlora__json_string_parse(qlora__json_parser* p) {
         }
     }
     if (p->at >= size) {
-        return qlora__json_bad(p, "string without its closing quote");
+        return qlora__json_bad(p, "string without a closing quote");
     }
     QLORA__TRY(qlora__json_push(p, QLORA__JSON_STRING, begin, p->at));
     p->json->tokens[p->json->count - 1].count = escapes;
@@ -3598,7 +3683,7 @@ static qlora_result qlora__json_number_parse(qlora__json_parser* p) {
     uint32_t at = begin + (text[begin] == '-' ? 1 : 0);
     uint32_t end = qlora__json_digits(p, at);
     if (end == at) {
-        return qlora__json_bad(p, "a value was expected");
+        return qlora__json_bad(p, "expected a value");
     }
     if (text[at] == '0' && end > at + 1) {
         return qlora__json_bad(p, "number with a leading zero");
@@ -3607,7 +3692,7 @@ static qlora_result qlora__json_number_parse(qlora__json_parser* p) {
         at = end + 1;
         end = qlora__json_digits(p, at);
         if (end == at) {
-            return qlora__json_bad(p, "number without digits after the point");
+            return qlora__json_bad(p, "number without digits after the decimal point");
         }
     }
     if (end < size && (text[end] == 'e' || text[end] == 'E')) {
@@ -3622,7 +3707,7 @@ static qlora_result qlora__json_number_parse(qlora__json_parser* p) {
     return qlora__json_push(p, QLORA__JSON_NUMBER, begin, end);
 }
 
-// A value that is complete in itself, or the opening of a container.
+// Parses a value that is complete in itself, or the start of a container.
 static qlora_result qlora__json_value(qlora__json_parser* p) {
     static const struct {
         const char* word;
@@ -3636,7 +3721,7 @@ static qlora_result qlora__json_value(qlora__json_parser* p) {
     }
     if (c == '{' || c == '[') {
         if (p->depth == QLORA__JSON_MAX_DEPTH) {
-            return qlora__json_bad(p, "nested too deeply");
+            return qlora__json_bad(p, "nested too deeply; the limit is 256 levels");
         }
         QLORA__TRY(
             qlora__json_push(p, c == '{' ? QLORA__JSON_OBJECT : QLORA__JSON_ARRAY, p->at, p->at));
@@ -3665,22 +3750,22 @@ static void qlora__json_space(qlora__json_parser* p) {
     }
 }
 
-// The key of a member and its colon, p->at on the key.
+// Parses the key of a member and its colon; p->at is on the key.
 static qlora_result qlora__json_key(qlora__json_parser* p) {
     if (p->at >= p->json->size || p->json->text[p->at] != '"') {
-        return qlora__json_bad(p, "a key in quotes was expected");
+        return qlora__json_bad(p, "expected a key in quotes");
     }
     QLORA__TRY(qlora__json_string_parse(p));
     qlora__json_space(p);
     if (p->at >= p->json->size || p->json->text[p->at] != ':') {
-        return qlora__json_bad(p, "':' was expected after a key");
+        return qlora__json_bad(p, "expected ':' after a key");
     }
     p->at++;
     qlora__json_space(p);
     return QLORA_OK;
 }
 
-// After a value: closes containers, and goes past one comma. *done when the root is complete.
+// After a value: closes containers and skips one comma. Sets *done once the root is complete.
 static qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
     for (;;) {
         if (p->parent == QLORA__JSON_ROOT) {
@@ -3692,8 +3777,7 @@ static qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
         qlora__json_space(p);
         char c = p->at < p->json->size ? p->json->text[p->at] : '\0';
         if (c != ',' && c != (object ? '}' : ']')) {
-            return qlora__json_bad(p,
-                                   object ? "',' or '}' was expected" : "',' or ']' was expected");
+            return qlora__json_bad(p, object ? "expected ',' or '}'" : "expected ',' or ']'");
         }
         open->count += p->json->count > p->parent + 1 ? 1 : 0;
         p->at++;
@@ -3708,7 +3792,7 @@ static qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
     }
 }
 
-// Next code point of a string token, from *at; escapes and UTF-8 were checked when it was parsed.
+// The next code point of a string token, from *at; escapes and UTF-8 were checked by the parser.
 static uint32_t qlora__json_code(const char* text, uint32_t* at) {
     const char* p = text + *at;
     uint8_t c = (uint8_t)p[0];
@@ -3750,7 +3834,7 @@ static bool qlora__json_key_less(const void* user, uint32_t a, uint32_t b) {
     return i == json->tokens[a].end && j < json->tokens[b].end;
 }
 
-// Refuses an object that has one key twice: sorts each object's keys and compares neighbours.
+// Rejects an object with duplicate keys: sorts the keys of each object and compares neighbours.
 static qlora_result qlora__json_check_unique(qlora__json_parser* p) {
     qlora__json* json = p->json;
     uint32_t largest = 0;
@@ -3780,9 +3864,8 @@ static qlora_result qlora__json_check_unique(qlora__json_parser* p) {
             if (!qlora__json_key_less(json, keys[k - 1], keys[k])) {
                 const qlora__json_token* t = &json->tokens[keys[k]];
                 int shown = t->end - t->begin < 80 ? (int)(t->end - t->begin) : 80;
-                result =
-                    qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s: the key \"%.*s\" stands twice",
-                                    json->label, shown, json->text + t->begin);
+                result = qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s: duplicate key \"%.*s\"",
+                                         json->label, shown, json->text + t->begin);
             }
         }
     }
@@ -3795,14 +3878,14 @@ static qlora_result qlora__json_parse_tokens(qlora__json_parser* p, uint32_t fla
     bool done = false;
     qlora__json_space(p);
     while (!done) {
-        // here a value stands, in an object with its key before it
+        // A value is expected here, and in an object its key comes first.
         bool object =
             p->parent != QLORA__JSON_ROOT && json->tokens[p->parent].kind == QLORA__JSON_OBJECT;
         if (object) {
             QLORA__TRY(qlora__json_key(p));
         }
         if (p->at >= json->size) {
-            return qlora__json_bad(p, "a value was expected");
+            return qlora__json_bad(p, "expected a value");
         }
         uint32_t opened = p->parent;
         QLORA__TRY(qlora__json_value(p));
@@ -3817,20 +3900,21 @@ static qlora_result qlora__json_parse_tokens(qlora__json_parser* p, uint32_t fla
     }
     qlora__json_space(p);
     if (p->at != json->size) {
-        return qlora__json_bad(p, "something follows the value");
+        return qlora__json_bad(p, "unexpected text after the value");
     }
     return (flags & QLORA__JSON_UNIQUE) != 0 ? qlora__json_check_unique(p) : QLORA_OK;
 }
 
-// Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages and must outlive
-// the tokens, as the text must. qlora__json_free when done; nothing to free after a failure.
+// Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages; it and the text
+// must outlive the tokens. Call qlora__json_free afterwards; after a failure there is nothing to
+// free.
 static qlora_result qlora__json_parse(qlora__env* env, const char* label, const void* text,
                                       uint64_t size, uint32_t flags, qlora__json* out) {
     qlora__json json;
     qlora__json_parser p;
     memset(&json, 0, sizeof json);
     if (size > QLORA__JSON_MAX_BYTES) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: JSON of more than 2 GiB", label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: JSON texts are limited to 2 GiB", label);
     }
     json.text = (const char*)text;
     json.label = label;
@@ -3853,7 +3937,7 @@ static qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t to
     return json->tokens[token].kind;
 }
 
-// True when a string token's decoded text equals the bytes given.
+// Whether the decoded text of a string token equals the given bytes.
 static bool qlora__json_equals(const qlora__json* json, uint32_t token, const char* text,
                                size_t size) {
     const qlora__json_token* t = &json->tokens[token];
@@ -3882,7 +3966,8 @@ static bool qlora__json_equals(const qlora__json* json, uint32_t token, const ch
     return i == size;
 }
 
-// Value of a member, 0 when `object` is none or has no such key. The last of equal keys, as Python.
+// The value of a member, or 0 if `object` is not an object or has no such key. Of equal keys, the
+// last one counts, as in Python.
 static uint32_t qlora__json_find(const qlora__json* json, uint32_t object, const char* key) {
     uint32_t found = 0;
     size_t size = strlen(key);
@@ -3897,7 +3982,7 @@ static uint32_t qlora__json_find(const qlora__json* json, uint32_t object, const
     return found;
 }
 
-// qlora__json_find through several objects, keys joined by '/'.
+// qlora__json_find through nested objects; the keys are separated by '/'.
 static QLORA__UNUSED uint32_t qlora__json_find_path(const qlora__json* json, uint32_t object,
                                                     const char* path) {
     char key[64];
@@ -3917,7 +4002,7 @@ static QLORA__UNUSED uint32_t qlora__json_find_path(const qlora__json* json, uin
     }
 }
 
-// Element of an array, 0 when there is none.
+// The element of an array, or 0 if it does not exist.
 static uint32_t qlora__json_at(const qlora__json* json, uint32_t array, uint32_t index) {
     if (json->tokens[array].kind != QLORA__JSON_ARRAY || index >= json->tokens[array].count) {
         return 0;
@@ -3933,8 +4018,8 @@ static bool qlora__json_is(const qlora__json* json, uint32_t token, const char* 
     return qlora__json_equals(json, token, text, strlen(text));
 }
 
-// Decoded bytes of a string token: as many as fit, always terminated when size > 0. Returns the
-// length of the whole, which is then less than `size`; a string may contain NUL bytes.
+// The decoded bytes of a string token: as many as fit, always terminated if size > 0. Returns the
+// full length; the string is complete if that is less than `size`. A string may contain NUL bytes.
 static size_t qlora__json_string(const qlora__json* json, uint32_t token, char* out, size_t size) {
     const qlora__json_token* t = &json->tokens[token];
     uint32_t at = t->begin;
@@ -3961,7 +4046,7 @@ static size_t qlora__json_string(const qlora__json* json, uint32_t token, char* 
     return length;
 }
 
-// A finite number, nearest double.
+// A finite number, converted to the nearest double.
 static bool qlora__json_double(const qlora__json* json, uint32_t token, double* out) {
     const qlora__json_token* t = &json->tokens[token];
     if (t->kind != QLORA__JSON_NUMBER) {
@@ -3977,8 +4062,8 @@ static bool qlora__json_double(const qlora__json* json, uint32_t token, double* 
     return true;
 }
 
-// A whole number that an int64_t holds, exactly. 4096, 4.096e3 and 4096.0 are all 4096; beyond 2^53
-// only plain digits will do.
+// An integer that an int64_t can represent exactly. 4096, 4.096e3 and 4096.0 are all 4096; beyond
+// 2^53 only plain digits are accepted.
 static bool qlora__json_int(const qlora__json* json, uint32_t token, int64_t* out) {
     const qlora__json_token* t = &json->tokens[token];
     if (t->kind != QLORA__JSON_NUMBER) {
@@ -4008,7 +4093,7 @@ static bool qlora__json_int(const qlora__json* json, uint32_t token, int64_t* ou
     return true;
 }
 
-// A whole number written in plain digits, as file offsets and shapes are.
+// An integer written in plain digits, as in file offsets and shapes.
 static bool qlora__json_offset(const qlora__json* json, uint32_t token, int64_t* out) {
     const qlora__json_token* t = &json->tokens[token];
     for (uint32_t i = t->begin; i < t->end; i++) {
@@ -4021,15 +4106,16 @@ static bool qlora__json_offset(const qlora__json* json, uint32_t token, int64_t*
 
 //@@ src/formats/json_write.h
 
-// ---- JSON, written
+// ---- writing JSON -------------------------------------------------------------------------------
 
-// JSON into a text. Keys come in the caller's order; `key` is NULL inside arrays and for the root.
-// indent 0 writes no spaces at all, otherwise one line per value, as Python's json.dumps does.
+// Writes JSON into a string. Keys are written in the order of the calls; `key` is NULL inside
+// arrays and for the root. With indent 0, no spaces are written; otherwise each value has its own
+// line, as in Python's json.dumps.
 typedef struct qlora__json_writer {
     qlora__string* text;
     int indent;
     int depth;
-    bool empty; // nothing was written yet into the innermost container
+    bool empty; // nothing has been written into the innermost container
 } qlora__json_writer;
 
 static void qlora__json_write_begin(qlora__json_writer* w, qlora__string* text, int indent) {
@@ -4060,7 +4146,7 @@ static void qlora__json_write_quoted(qlora__string* t, const char* string, size_
             char escape[6] = {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
             qlora__string_add(t, escape, 6);
         } else {
-            // a path may hold any bytes; the file must be UTF-8
+            // A path may contain any bytes, but the file must be UTF-8.
             uint32_t left = size - i < 4 ? (uint32_t)(size - i) : 4;
             uint32_t step = qlora__utf8_size(string + i, left);
             qlora__string_add(t, step > 0 ? string + i : "\\ufffd", step > 0 ? step : 6);
@@ -4070,7 +4156,7 @@ static void qlora__json_write_quoted(qlora__string* t, const char* string, size_
     qlora__string_add(t, "\"", 1);
 }
 
-// What stands before every value: comma, line, key.
+// Writes the prefix of a value: comma, line break and key.
 static void qlora__json_write_key(qlora__json_writer* w, const char* key) {
     if (!w->empty) {
         qlora__string_add(w->text, ",", 1);
@@ -4101,7 +4187,7 @@ static void qlora__json_write_close(qlora__json_writer* w, char bracket) {
     w->empty = false;
 }
 
-// A word as it stands: null, true, false, or a number that is text already.
+// Writes a word unchanged: null, true, false, or a number that is already text.
 static void qlora__json_write_word(qlora__json_writer* w, const char* key, const char* word) {
     qlora__json_write_key(w, key);
     qlora__string_puts(w->text, word);
@@ -4118,8 +4204,8 @@ static void qlora__json_write_int(qlora__json_writer* w, const char* key, int64_
     qlora__json_write_word(w, key, digits);
 }
 
-// The shortest digits that read back as the same double, with a point or an exponent so that it
-// stays a float in Python. The locale's decimal point, whatever it is, becomes a point.
+// Writes the shortest digits that read back as the same double, with a decimal point or an exponent
+// so that Python reads a float. The decimal point of the locale is replaced by a point.
 static void qlora__json_write_double(qlora__json_writer* w, const char* key, double value) {
     char digits[40];
     uint64_t bits = 0;
@@ -4158,9 +4244,9 @@ static void qlora__json_write_double(qlora__json_writer* w, const char* key, dou
 
 //@@ src/formats/safetensors.h
 
-// ---- safetensors, read
+// ---- reading safetensors ------------------------------------------------------------------------
 
-// Element types of the format, narrowest first: the writer's order is this one backwards.
+// Element types of the format, from the narrowest to the widest; the writer uses the reverse order.
 // X(name, bits)
 #define QLORA__ST_DTYPES(X)                                                                        \
     X(BOOL, 8)                                                                                     \
@@ -4202,11 +4288,11 @@ static const qlora__st_dtype_row qlora__st_dtypes[] = {QLORA__ST_DTYPES(QLORA__S
 #undef QLORA__ST_ROW
 
 #define QLORA__ST_MAX_HEADER 100000000u
-#define QLORA__ST_CHECKSUM "~checksum" // the writer's last tensor where a checksum is asked for
+#define QLORA__ST_CHECKSUM "~checksum" // the last tensor of a file with a checksum
 
 typedef struct qlora__st_tensor {
     const char* name;     // decoded, terminated
-    const int64_t* shape; // rank numbers, outermost first
+    const int64_t* shape; // `rank` numbers, outermost first
     const uint8_t* data;  // not aligned: read it with memcpy or qlora__st_read_f32
     uint64_t bytes;
     uint64_t begin; // offset in the data part
@@ -4216,14 +4302,14 @@ typedef struct qlora__st_tensor {
 
 typedef struct qlora__st {
     const char* label;
-    qlora__map map; // data is NULL when the bytes are the caller's
+    qlora__map map; // data is NULL if the caller owns the bytes
     qlora__json json;
     const uint8_t* file;
     uint64_t file_size;
     uint32_t count;
     qlora__st_tensor* tensors; // in header order
     uint32_t* by_name;
-    void* block; // tensors, by_name, shapes, names in one piece
+    void* block; // tensors, by_name, shapes and names in one block
     size_t block_bytes;
     char path[QLORA__PATH_ROOM];
 } qlora__st;
@@ -4250,23 +4336,24 @@ static void qlora__store_u64(uint8_t* p, uint64_t value) {
     }
 }
 
-// The eight bytes of length and the outline of the header.
+// Checks the eight bytes with the length of the header, and its first byte.
 static qlora_result qlora__st_check_header(qlora__env* env, const qlora__st* st, uint64_t* header) {
     if (st->file_size < 8) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %llu bytes are too few for a safetensors file", st->label,
+                               "%s: a file of %llu bytes is too short for safetensors", st->label,
                                (unsigned long long)st->file_size);
     }
     uint64_t n = qlora__load_u64(st->file);
     if (n > QLORA__ST_MAX_HEADER) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: header of %llu bytes, more than the format's limit of %u",
+                               "%s: the header has %llu bytes; the limit of the format is %u",
                                st->label, (unsigned long long)n, QLORA__ST_MAX_HEADER);
     }
     if (n > st->file_size - 8) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: header of %llu bytes in a file of %llu: the file is cut short",
-                               st->label, (unsigned long long)n, (unsigned long long)st->file_size);
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT,
+            "%s: the header needs %llu bytes but the file has only %llu; it is truncated",
+            st->label, (unsigned long long)n, (unsigned long long)st->file_size);
     }
     if (n == 0 || st->file[8] != '{') {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the header does not start with '{'",
@@ -4276,40 +4363,55 @@ static qlora_result qlora__st_check_header(qlora__env* env, const qlora__st* st,
     return QLORA_OK;
 }
 
-// Shape product in bytes against the extent; checked multiplication, whole bytes.
+// Compares the size of the shape in bytes with the extent, with checked multiplications.
 static qlora_result qlora__st_check_size(qlora__env* env, const qlora__st* st,
                                          const qlora__st_tensor* t) {
     uint64_t bits = qlora__st_dtypes[t->dtype].bits;
     for (uint32_t i = 0; i < t->rank; i++) {
         uint64_t dim = (uint64_t)t->shape[i];
         if (dim != 0 && bits > UINT64_MAX / dim) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: the shape overflows", st->label,
-                                   t->name);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: the size of the shape overflows",
+                                   st->label, t->name);
         }
         bits *= dim;
     }
     if (bits % 8 != 0) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: %llu bits are not whole bytes",
-                               st->label, t->name, (unsigned long long)bits);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: %llu bits are not a whole number of bytes", st->label,
+                               t->name, (unsigned long long)bits);
     }
     if (bits / 8 != t->bytes) {
         return qlora__env_fail(
-            env, QLORA_ERR_FORMAT, "%s: %s: the shape needs %llu bytes, data_offsets give %llu",
+            env, QLORA_ERR_FORMAT, "%s: %s: the shape needs %llu bytes but data_offsets span %llu",
             st->label, t->name, (unsigned long long)(bits / 8), (unsigned long long)t->bytes);
     }
     return QLORA_OK;
 }
 
-// One entry of the header into *t; its name stands there already, its numbers go to `shape`.
+// Finds a key of a header entry; its value must be of the given kind.
+static qlora_result qlora__st_entry_find(qlora__env* env, const qlora__st* st,
+                                         const qlora__st_tensor* t, uint32_t entry, const char* key,
+                                         qlora__json_kind kind, uint32_t* out) {
+    *out = qlora__json_find(&st->json, entry, key);
+    if (*out == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: %s is missing", st->label, t->name,
+                               key);
+    }
+    if (qlora__json_kind_of(&st->json, *out) != kind) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: %s must be %s", st->label, t->name,
+                               key, kind == QLORA__JSON_STRING ? "a string" : "a list of integers");
+    }
+    return QLORA_OK;
+}
+
+// Parses one entry of the header into *t, whose name is already set; `shape` receives its numbers.
 static qlora_result qlora__st_entry_parse(qlora__env* env, const qlora__st* st, uint32_t value,
                                           int64_t* shape, qlora__st_tensor* t) {
     const qlora__json* json = &st->json;
-    uint32_t dtype = qlora__json_find(json, value, "dtype");
-    uint32_t dims = qlora__json_find(json, value, "shape");
-    uint32_t offsets = qlora__json_find(json, value, "data_offsets");
-    if (dtype == 0 || qlora__json_kind_of(json, dtype) != QLORA__JSON_STRING) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: no dtype", st->label, t->name);
-    }
+    uint32_t dtype = 0;
+    uint32_t dims = 0;
+    uint32_t offsets = 0;
+    QLORA__TRY(qlora__st_entry_find(env, st, t, value, "dtype", QLORA__JSON_STRING, &dtype));
     int known = 0;
     while (known < QLORA__ST_DTYPE_COUNT &&
            !qlora__json_is(json, dtype, qlora__st_dtypes[known].name)) {
@@ -4322,30 +4424,30 @@ static qlora_result qlora__st_entry_parse(qlora__env* env, const qlora__st* st, 
                                t->name, name);
     }
     t->dtype = (qlora__st_dtype)known;
-    if (dims == 0 || qlora__json_kind_of(json, dims) != QLORA__JSON_ARRAY) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: no shape", st->label, t->name);
-    }
+    QLORA__TRY(qlora__st_entry_find(env, st, t, value, "shape", QLORA__JSON_ARRAY, &dims));
     t->rank = json->tokens[dims].count;
     t->shape = shape;
     for (uint32_t i = 0; i < t->rank; i++) {
         if (!qlora__json_offset(json, dims + 1 + i, &shape[i])) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: %s: shape must hold whole numbers from 0 up", st->label,
+                                   "%s: %s: shape must contain non-negative integers", st->label,
                                    t->name);
         }
     }
     int64_t begin = 0;
     int64_t end = 0;
-    if (offsets == 0 || qlora__json_kind_of(json, offsets) != QLORA__JSON_ARRAY ||
-        json->tokens[offsets].count != 2 || !qlora__json_offset(json, offsets + 1, &begin) ||
+    QLORA__TRY(
+        qlora__st_entry_find(env, st, t, value, "data_offsets", QLORA__JSON_ARRAY, &offsets));
+    if (json->tokens[offsets].count != 2 || !qlora__json_offset(json, offsets + 1, &begin) ||
         !qlora__json_offset(json, offsets + 2, &end)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %s: data_offsets must be two whole numbers from 0 up",
-                               st->label, t->name);
+                               "%s: %s: data_offsets must be two non-negative integers", st->label,
+                               t->name);
     }
     if (end < begin) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: data_offsets end before they begin",
-                               st->label, t->name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: data_offsets: the end is before the start", st->label,
+                               t->name);
     }
     t->begin = (uint64_t)begin;
     t->bytes = (uint64_t)(end - begin);
@@ -4365,32 +4467,32 @@ static bool qlora__st_name_less(const void* user, uint32_t a, uint32_t b) {
     return strcmp(t[a].name, t[b].name) < 0;
 }
 
-// Tensors must follow each other without holes or overlaps, from 0 to the end of the file.
+// Tensors must follow one another without gaps or overlaps, from 0 to the end of the file.
 static qlora_result qlora__st_check_layout(qlora__env* env, qlora__st* st, uint64_t data_size) {
     uint64_t at = 0;
     qlora__sort(st->by_name, st->count, qlora__st_offset_less, st->tensors);
     for (uint32_t i = 0; i < st->count; i++) {
         const qlora__st_tensor* t = &st->tensors[st->by_name[i]];
         if (t->begin != at) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: begins at %llu, %s %llu",
-                                   st->label, t->name, (unsigned long long)t->begin,
-                                   t->begin < at ? "overlapping what ends at"
-                                                 : "leaving a hole after",
-                                   (unsigned long long)at);
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT, "%s: %s: data_offsets start at %llu, %s %llu", st->label,
+                t->name, (unsigned long long)t->begin,
+                t->begin < at ? "before the previous tensor ends at" : "leaving a gap after",
+                (unsigned long long)at);
         }
         at = t->begin + t->bytes;
     }
     if (at != data_size) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: the tensors need %llu bytes, the file has %llu%s", st->label,
-                               (unsigned long long)at, (unsigned long long)data_size,
-                               at > data_size ? ": it is cut short" : "");
+                               "%s: the tensors need %llu bytes but the file contains %llu%s",
+                               st->label, (unsigned long long)at, (unsigned long long)data_size,
+                               at > data_size ? "; it is truncated" : "");
     }
     qlora__sort(st->by_name, st->count, qlora__st_name_less, st->tensors);
     return QLORA_OK;
 }
 
-// __metadata__: an object of strings.
+// Checks that __metadata__ is an object of strings.
 static qlora_result qlora__st_check_metadata(qlora__env* env, const qlora__st* st, uint32_t value) {
     const qlora__json_token* tokens = st->json.tokens;
     bool good = tokens[value].kind == QLORA__JSON_OBJECT;
@@ -4402,7 +4504,7 @@ static qlora_result qlora__st_check_metadata(qlora__env* env, const qlora__st* s
                                   "%s: __metadata__ must map strings to strings", st->label);
 }
 
-// Counts what the header holds and makes one block for it.
+// Counts the tensors, dimensions and names of the header and allocates one block for them.
 static qlora_result qlora__st_reserve(qlora__env* env, qlora__st* st, int64_t** shapes,
                                       char** names) {
     const qlora__json* json = &st->json;
@@ -4451,7 +4553,7 @@ static qlora_result qlora__st_parse_header(qlora__env* env, qlora__st* st) {
     for (uint64_t i = json->tokens[0].end; i < header; i++) {
         if (st->file[8 + i] != ' ') {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: the header may be padded with spaces only", st->label);
+                                   "%s: the header may only be padded with spaces", st->label);
         }
     }
     QLORA__TRY(qlora__st_reserve(env, st, &shapes, &names));
@@ -4466,8 +4568,9 @@ static qlora_result qlora__st_parse_header(qlora__env* env, qlora__st* st) {
         qlora__json_string(json, k, names, length);
         t->name = names;
         if (strlen(names) + 1 != length) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: NUL in a tensor's name",
-                                   st->label, names);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %s: the name of a tensor contains a NUL byte", st->label,
+                                   names);
         }
         QLORA__TRY(qlora__st_entry_parse(env, st, k + 1, shapes, t));
         st->by_name[index] = index;
@@ -4482,8 +4585,8 @@ static qlora_result qlora__st_parse_header(qlora__env* env, qlora__st* st) {
     return QLORA_OK;
 }
 
-// Reads a whole file that lies in memory and stays there. qlora__st_close when done; *st is large
-// and its address must not change. Nothing to close after a failure.
+// Reads a complete file from memory, which must outlive *st. Call qlora__st_close afterwards. *st
+// is large and must not be moved. After a failure there is nothing to close.
 static QLORA__UNUSED qlora_result qlora__st_parse(qlora__env* env, const char* label,
                                                   const void* bytes, uint64_t size, qlora__st* st) {
     memset(st, 0, sizeof *st);
@@ -4514,7 +4617,7 @@ static qlora_result qlora__st_open(qlora__env* env, const char* path, qlora__st*
     return result;
 }
 
-// NULL when there is no tensor of that name.
+// Returns NULL if there is no tensor of that name.
 static const qlora__st_tensor* qlora__st_find(const qlora__st* st, const char* name) {
     uint32_t low = 0;
     uint32_t high = st->count;
@@ -4533,7 +4636,8 @@ static const qlora__st_tensor* qlora__st_find(const qlora__st* st, const char* n
     return NULL;
 }
 
-// Text of a __metadata__ entry, as qlora__json_string; false when there is none.
+// Copies the text of a __metadata__ entry, as qlora__json_string does. Returns false if it does not
+// exist or does not fit.
 static QLORA__UNUSED bool qlora__st_metadata(const qlora__st* st, const char* key, char* out,
                                              size_t size) {
     uint32_t all = qlora__json_find(&st->json, 0, "__metadata__");
@@ -4541,7 +4645,7 @@ static QLORA__UNUSED bool qlora__st_metadata(const qlora__st* st, const char* ke
     return value != 0 && qlora__json_string(&st->json, value, out, size) < size;
 }
 
-// "[8,128]" for messages.
+// Formats a shape for messages, such as "[8,128]".
 static const char* qlora__shape_text(const int64_t* shape, uint32_t rank, char out[96]) {
     size_t n = 1;
     out[0] = '[';
@@ -4561,7 +4665,7 @@ static bool qlora__st_is_float(const qlora__st_tensor* t) {
     return t->dtype == QLORA__ST_F32 || t->dtype == QLORA__ST_BF16 || t->dtype == QLORA__ST_F16;
 }
 
-// Elements first .. first + count of an F32, BF16 or F16 tensor as floats; exact.
+// Converts elements [first, first + count) of an F32, BF16 or F16 tensor to floats, exactly.
 static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64_t count,
                                float* out) {
     if (t->dtype == QLORA__ST_F32) {
@@ -4575,26 +4679,27 @@ static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64
     }
 }
 
-// Checks a file that was written with a checksum: *st must carry one and it must be right.
+// Checks a file that was written with a checksum: it must be present and correct.
 static QLORA__UNUSED qlora_result qlora__st_verify(qlora__env* env, const qlora__st* st) {
     const qlora__st_tensor* t = qlora__st_find(st, QLORA__ST_CHECKSUM);
     if (t == NULL || t->bytes != 8 || t->data + 8 != st->file + st->file_size) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: no checksum at the end of the file",
-                               st->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: the checksum at the end of the file is missing", st->label);
     }
     qlora__hash hash;
     qlora__hash_begin(&hash);
     qlora__hash_add(&hash, st->file, (size_t)(st->file_size - 8));
     if (qlora__hash_end(&hash) != qlora__load_u64(t->data)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: the checksum is wrong: the file is damaged", st->label);
+                               "%s: the checksum does not match; the file is damaged", st->label);
     }
     return QLORA_OK;
 }
 
-// ---- safetensors, written
+// ---- writing safetensors ------------------------------------------------------------------------
 
-// What is to be written. Names must be distinct; the strings and shapes are read by _begin only.
+// A tensor to be written. Names must be distinct; names and shapes are read only by
+// qlora__st_write_begin.
 typedef struct qlora__st_entry {
     const char* name;
     const int64_t* shape;
@@ -4604,7 +4709,7 @@ typedef struct qlora__st_entry {
 
 typedef struct qlora__st_writer {
     qlora__out out;
-    uint32_t* order; // order[i]: the entry whose bytes come i-th
+    uint32_t* order; // order[i] is the entry whose bytes are written i-th
     uint32_t count;
     uint64_t written;
     uint64_t data_bytes;
@@ -4642,7 +4747,7 @@ static void qlora__st_write_entry(qlora__json_writer* w, const char* name, qlora
     qlora__json_write_close(w, '}');
 }
 
-// The header's text, its length in front, padded with spaces to a multiple of eight.
+// Writes the header: its length, then its text, padded with spaces to a multiple of eight bytes.
 static void qlora__st_write_header(qlora__st_writer* w, qlora__string* text,
                                    const qlora__st_entry* entries, const char* const* metadata) {
     static const int64_t eight = 8;
@@ -4682,9 +4787,10 @@ static void qlora__st_write_abort(qlora__env* env, qlora__st_writer* w) {
     memset(w, 0, sizeof *w);
 }
 
-// Begins a file with all its tensors known. `metadata`: pairs of strings ended by NULL, or NULL;
-// {"format":"pt"} is always there. `checksum` adds a last tensor that qlora__st_verify checks.
-// Then the bytes of entry order[0], order[1], ... in pieces of any size, then commit or abort.
+// Starts a file; all its tensors must be known. `metadata` is a list of pairs of strings that ends
+// with NULL, or NULL; {"format":"pt"} is always included. `checksum` adds a last tensor that
+// qlora__st_verify checks. Then write the bytes of entries order[0], order[1], ... in pieces of any
+// size, and commit or abort.
 static QLORA__UNUSED qlora_result qlora__st_write_begin(qlora__env* env, const char* path,
                                                         const qlora__st_entry* entries,
                                                         uint32_t count, const char* const* metadata,
@@ -4726,7 +4832,7 @@ static QLORA__UNUSED qlora_result qlora__st_write(qlora__env* env, qlora__st_wri
                                                   const void* bytes, size_t size) {
     if (size > w->data_bytes - w->written) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
-                               "safetensors: %llu bytes more than announced",
+                               "safetensors: %llu bytes more than the header declares",
                                (unsigned long long)(size - (w->data_bytes - w->written)));
     }
     w->written += size;
@@ -4736,13 +4842,13 @@ static QLORA__UNUSED qlora_result qlora__st_write(qlora__env* env, qlora__st_wri
     return qlora__out_write(env, &w->out, bytes, size);
 }
 
-// Makes the file appear under its name, whole. On failure the old file, if any, is still there.
+// Gives the complete file its final name. On failure, an existing file is left unchanged.
 static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora__st_writer* w) {
     qlora_result result = QLORA_OK;
     if (w->written != w->data_bytes) {
-        result =
-            qlora__env_fail(env, QLORA_ERR_ARGUMENT, "safetensors: %llu of %llu bytes were written",
-                            (unsigned long long)w->written, (unsigned long long)w->data_bytes);
+        result = qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                                 "safetensors: only %llu of %llu bytes have been written",
+                                 (unsigned long long)w->written, (unsigned long long)w->data_bytes);
     }
     if (result == QLORA_OK && w->checksum) {
         uint8_t sum[8];
@@ -4758,7 +4864,7 @@ static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora_
 
 //@@ src/formats/config.h
 
-// ---- Hugging Face config.json
+// ---- Hugging Face config.json -------------------------------------------------------------------
 
 static const struct {
     const char* model_type;
@@ -4771,20 +4877,20 @@ static const struct {
                        {"qwen3", QLORA_FAMILY_QWEN3, "Qwen3ForCausalLM", "qwen3"}};
 #define QLORA__FAMILY_COUNT ((int)(sizeof qlora__families / sizeof qlora__families[0]))
 
-// One object of a config file, and where its messages come from.
+// One object of a config file, with the environment for its messages.
 typedef struct qlora__config_reader {
     qlora__env* env;
     const qlora__json* json;
     uint32_t object;
 } qlora__config_reader;
 
-// Value of a key; JSON's null counts as absent, as it does in transformers.
+// The value of a key; null counts as absent, as in transformers.
 static uint32_t qlora__config_find(const qlora__config_reader* r, const char* key) {
     uint32_t value = qlora__json_find(r->json, r->object, key);
     return value != 0 && qlora__json_kind_of(r->json, value) == QLORA__JSON_NULL ? 0 : value;
 }
 
-// The value as it stands in the file, for messages.
+// The value as written in the file, for messages.
 static const char* qlora__config_show(const qlora__config_reader* r, uint32_t value, char out[48]) {
     const qlora__json_token* t = &r->json->tokens[value];
     uint32_t n = t->end - t->begin < 44 ? t->end - t->begin : 44;
@@ -4793,7 +4899,8 @@ static const char* qlora__config_show(const qlora__config_reader* r, uint32_t va
     return out;
 }
 
-// An integer within [least, most]; absent gives `fallback`, and is an error where that is negative.
+// An integer within [least, most]. If it is absent, the result is `fallback`; a negative fallback
+// makes that an error.
 static qlora_result qlora__config_int(const qlora__config_reader* r, const char* key,
                                       int64_t fallback, int64_t least, int64_t most, int64_t* out) {
     char shown[48];
@@ -4809,7 +4916,7 @@ static qlora_result qlora__config_int(const qlora__config_reader* r, const char*
     int64_t number = 0;
     if (!qlora__json_int(r->json, value, &number) || number < least || number > most) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: %s is %s; it must be a whole number from %lld to %lld",
+                               "%s: %s is %s; it must be an integer from %lld to %lld",
                                r->json->label, key, qlora__config_show(r, value, shown),
                                (long long)least, (long long)most);
     }
@@ -4817,7 +4924,8 @@ static qlora_result qlora__config_int(const qlora__config_reader* r, const char*
     return QLORA_OK;
 }
 
-// A number above 0; absent gives `fallback`, and is an error where that is negative.
+// A positive number. If it is absent, the result is `fallback`; a negative fallback makes that an
+// error.
 static qlora_result qlora__config_positive(const qlora__config_reader* r, const char* key,
                                            double fallback, double* out) {
     char shown[48];
@@ -4833,8 +4941,8 @@ static qlora_result qlora__config_positive(const qlora__config_reader* r, const 
     double number = 0.0;
     if (!qlora__json_double(r->json, value, &number) || !(number > 0.0) || number > 1e30) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: %s is %s; it must be a number above 0", r->json->label, key,
-                               qlora__config_show(r, value, shown));
+                               "%s: %s is %s; it must be positive and at most 1e30", r->json->label,
+                               key, qlora__config_show(r, value, shown));
     }
     *out = number;
     return QLORA_OK;
@@ -4853,7 +4961,7 @@ static qlora_result qlora__config_bool(const qlora__config_reader* r, const char
     return QLORA_OK;
 }
 
-// A token id below `vocab`, -1 where absent (or -1 in the file, as some old ones have it).
+// A token id below `vocab`, or -1 if it is absent; some old files contain -1 itself.
 static qlora_result qlora__config_id(const qlora__config_reader* r, const char* key, int64_t vocab,
                                      int32_t* out) {
     int64_t id = -1;
@@ -4864,7 +4972,7 @@ static qlora_result qlora__config_id(const qlora__config_reader* r, const char* 
     return QLORA_OK;
 }
 
-// eos_token_id: one id or a list.
+// eos_token_id: one id or a list of ids.
 static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_model_config* c) {
     char shown[48];
     uint32_t value = qlora__config_find(r, "eos_token_id");
@@ -4875,17 +4983,17 @@ static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_mod
     uint32_t count = list ? r->json->tokens[value].count : 1;
     if (count > QLORA_MAX_STOP_IDS) {
         return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                               "%s: eos_token_id lists %u ids; %d at most", r->json->label, count,
-                               QLORA_MAX_STOP_IDS);
+                               "%s: eos_token_id lists %u ids; the limit is %d", r->json->label,
+                               count, QLORA_MAX_STOP_IDS);
     }
     for (uint32_t i = 0; i < count; i++) {
         int64_t id = 0;
         if (!qlora__json_int(r->json, list ? value + 1 + i : value, &id) || id < 0 ||
             id >= c->vocab) {
-            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                                   "%s: eos_token_id is %s; ids go from 0 to vocab_size - 1 = %lld",
-                                   r->json->label, qlora__config_show(r, value, shown),
-                                   (long long)(c->vocab - 1));
+            return qlora__env_fail(
+                r->env, QLORA_ERR_FORMAT,
+                "%s: eos_token_id is %s; ids must be from 0 to vocab_size - 1 (%lld)",
+                r->json->label, qlora__config_show(r, value, shown), (long long)(c->vocab - 1));
         }
         c->stop_ids[i] = (int32_t)id;
     }
@@ -4934,15 +5042,16 @@ static qlora_result qlora__config_llama3(const qlora__config_reader* r,
     QLORA__TRY(qlora__config_positive(r, "original_max_position_embeddings", fallback,
                                       &rope->original_max_position));
     if (!(rope->high_freq_factor > rope->low_freq_factor)) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: high_freq_factor %g must be above low_freq_factor %g",
-                               r->json->label, rope->high_freq_factor, rope->low_freq_factor);
+        return qlora__env_fail(
+            r->env, QLORA_ERR_FORMAT,
+            "%s: high_freq_factor is %g; it must be greater than low_freq_factor (%g)",
+            r->json->label, rope->high_freq_factor, rope->low_freq_factor);
     }
     return QLORA_OK;
 }
 
-// One set of rotary parameters from object `dict` (0 = none: all defaults); what it leaves out is
-// looked for at the top of the file.
+// One set of rotary parameters from the object `dict` (0 = none: all defaults). Keys that it does
+// not contain are looked up at the top of the file.
 static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t dict,
                                        const qlora_model_config* c, qlora_rope_desc* rope) {
     static const struct {
@@ -4970,17 +5079,19 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
             k++;
         }
         if (k == 4) {
-            return qlora__config_refuse(&r, "rope_type", type, "default, linear, llama3, yarn are");
+            return qlora__config_refuse(&r, "rope_type", type,
+                                        "supported values: default, linear, llama3, yarn");
         }
         rope->type = kinds[k].type;
     }
     if (!(rope->theta > 1.0)) {
-        return qlora__env_fail(r.env, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
-                               r.json->label, rope->theta);
+        return qlora__env_fail(r.env, QLORA_ERR_FORMAT,
+                               "%s: rope_theta is %g; it must be greater than 1", r.json->label,
+                               rope->theta);
     }
     if (partial < 1.0 || partial > 1.0) {
         return qlora__env_fail(r.env, QLORA_ERR_UNSUPPORTED,
-                               "%s: partial_rotary_factor %g is not supported; only 1 is",
+                               "%s: partial_rotary_factor is %g; only 1 is supported",
                                r.json->label, partial);
     }
     switch (rope->type) {
@@ -4996,9 +5107,18 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
     return QLORA_OK;
 }
 
-// rope_parameters (new; one set, or one per layer type) or rope_scaling (old).
-static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_model_config* c) {
+static qlora_result qlora__config_need_object(const qlora__config_reader* r, const char* key,
+                                              uint32_t value) {
     char shown[48];
+    if (qlora__json_kind_of(r->json, value) != QLORA__JSON_OBJECT) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
+                               r->json->label, key, qlora__config_show(r, value, shown));
+    }
+    return QLORA_OK;
+}
+
+// rope_parameters (new files: one set, or one per layer type) or rope_scaling (old files).
+static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_model_config* c) {
     const char* key = "rope_parameters";
     uint32_t dict = qlora__config_find(r, key);
     if (dict == 0) {
@@ -5007,25 +5127,26 @@ static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_mod
     }
     uint32_t full = dict;
     uint32_t slide = dict;
+    const char* full_key = key;
+    const char* slide_key = key;
     if (dict != 0) {
         uint32_t per_full = qlora__json_find(r->json, dict, "full_attention");
         uint32_t per_slide = qlora__json_find(r->json, dict, "sliding_attention");
         if (per_full != 0 || per_slide != 0) {
             full = per_full != 0 ? per_full : per_slide;
             slide = per_slide != 0 ? per_slide : per_full;
+            full_key = per_full != 0 ? "full_attention" : "sliding_attention";
+            slide_key = per_slide != 0 ? "sliding_attention" : "full_attention";
         }
-        if (qlora__json_kind_of(r->json, dict) != QLORA__JSON_OBJECT ||
-            qlora__json_kind_of(r->json, full) != QLORA__JSON_OBJECT ||
-            qlora__json_kind_of(r->json, slide) != QLORA__JSON_OBJECT) {
-            return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
-                                   r->json->label, key, qlora__config_show(r, dict, shown));
-        }
+        QLORA__TRY(qlora__config_need_object(r, key, dict));
+        QLORA__TRY(qlora__config_need_object(r, full_key, full));
+        QLORA__TRY(qlora__config_need_object(r, slide_key, slide));
     }
     QLORA__TRY(qlora__config_rope(r, full, c, &c->rope));
     return qlora__config_rope(r, slide, c, &c->rope_sliding);
 }
 
-// Family from model_type, checked against the architecture's name where one is given.
+// The family from model_type, checked against the name of the architecture if there is one.
 static qlora_result qlora__config_family(const qlora__config_reader* r, bool nested,
                                          qlora_model_config* c) {
     uint32_t type = qlora__config_find(r, "model_type");
@@ -5043,7 +5164,7 @@ static qlora_result qlora__config_family(const qlora__config_reader* r, bool nes
             break;
         }
     }
-    const char* advice = "llama, mistral, qwen2 and qwen3 are";
+    const char* advice = "supported families: llama, mistral, qwen2, qwen3";
     if (k == QLORA__FAMILY_COUNT) {
         return qlora__config_refuse(r, type != 0 ? "model_type" : "architecture",
                                     type != 0 ? type : architecture, advice);
@@ -5052,13 +5173,13 @@ static qlora_result qlora__config_family(const qlora__config_reader* r, bool nes
         !qlora__json_is(r->json, architecture, qlora__families[k].architecture) &&
         !qlora__json_is(r->json, architecture, "LLaMAForCausalLM")) {
         return qlora__config_refuse(r, "architecture", architecture,
-                                    "a causal language model of the family is needed");
+                                    "only causal language models are supported");
     }
     c->family = qlora__families[k].family;
     return QLORA_OK;
 }
 
-// Sizes, each with its own limits, and how they must fit together.
+// The sizes, each with its own limits, and the relations between them.
 static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_model_config* c) {
     QLORA__TRY(qlora__config_int(r, "vocab_size", -1, 1, 1 << 24, &c->vocab));
     QLORA__TRY(qlora__config_int(r, "hidden_size", -1, 1, 1 << 20, &c->hidden));
@@ -5072,27 +5193,27 @@ static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_mod
     if (c->heads % c->kv_heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
-            "%s: num_attention_heads %lld is no multiple of num_key_value_heads %lld",
+            "%s: num_attention_heads (%lld) is not a multiple of num_key_value_heads (%lld)",
             r->json->label, (long long)c->heads, (long long)c->kv_heads);
     }
     bool given = qlora__config_find(r, "head_dim") != 0;
     if (!given && c->family != QLORA_FAMILY_QWEN3 && c->hidden % c->heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
-            "%s: hidden_size %lld is no multiple of num_attention_heads %lld, and "
-            "head_dim is missing",
+            "%s: head_dim is missing, and hidden_size (%lld) is not a multiple of "
+            "num_attention_heads (%lld)",
             r->json->label, (long long)c->hidden, (long long)c->heads);
     }
     int64_t fallback = c->family == QLORA_FAMILY_QWEN3 ? 128 : c->hidden / c->heads;
     QLORA__TRY(qlora__config_int(r, "head_dim", fallback, 1, 1 << 14, &c->head_dim));
     if (c->head_dim % 2 != 0) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: head_dim %lld is odd", r->json->label,
-                               (long long)c->head_dim);
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: head_dim is %lld; it must be even",
+                               r->json->label, (long long)c->head_dim);
     }
     if (c->head_dim > 256) {
         return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                               "%s: head_dim %lld is not supported; 256 is the largest",
-                               r->json->label, (long long)c->head_dim);
+                               "%s: head_dim is %lld; the maximum is 256", r->json->label,
+                               (long long)c->head_dim);
     }
     return QLORA_OK;
 }
@@ -5107,16 +5228,20 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
         QLORA__TRY(qlora__config_bool(r, "use_sliding_window", false, &use));
         QLORA__TRY(qlora__config_int(r, "max_window_layers", 28, 0, INT32_MAX, &first));
     } else if (c->family == QLORA_FAMILY_LLAMA) {
-        use = false; // a llama file may carry the key; the architecture has no window
+        use = false; // a llama file may contain the key, but the architecture has no window
     }
     if (use) {
         QLORA__TRY(qlora__config_int(r, "sliding_window", 0, 1, INT32_MAX, &c->window));
     }
-    if (types != 0 && (qlora__json_kind_of(r->json, types) != QLORA__JSON_ARRAY ||
-                       r->json->tokens[types].count != c->layers)) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: layer_types must list one type for each of the %lld layers",
-                               r->json->label, (long long)c->layers);
+    if (types != 0 && qlora__json_kind_of(r->json, types) != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: layer_types must be a list",
+                               r->json->label);
+    }
+    if (types != 0 && r->json->tokens[types].count != c->layers) {
+        return qlora__env_fail(
+            r->env, QLORA_ERR_FORMAT,
+            "%s: layer_types has length %u; it must have one entry per layer (%lld)",
+            r->json->label, r->json->tokens[types].count, (long long)c->layers);
     }
     bool any = false;
     for (int64_t i = 0; i < c->layers; i++) {
@@ -5124,10 +5249,11 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
         bool slides = type != 0 ? qlora__json_is(r->json, type, "sliding_attention") : i >= first;
         if (type != 0 && !slides && !qlora__json_is(r->json, type, "full_attention")) {
             return qlora__config_refuse(r, "layer type", type,
-                                        "full_attention and sliding_attention are");
+                                        "supported types: full_attention, sliding_attention");
         }
         if (type != 0 && slides && c->family == QLORA_FAMILY_LLAMA) {
-            return qlora__config_refuse(r, "layer type", type, "llama layers have full attention");
+            return qlora__config_refuse(r, "layer type", type,
+                                        "llama layers always have full attention");
         }
         c->sliding[i] = slides && c->window > 0 ? 1 : 0;
         any = any || c->sliding[i] != 0;
@@ -5136,7 +5262,8 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
     return QLORA_OK;
 }
 
-// quantization_config: bitsandbytes 4-bit is read, tensor by tensor; all else is refused by name.
+// quantization_config: bitsandbytes 4-bit is read tensor by tensor; everything else is rejected by
+// name.
 static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora_model_config* c) {
     uint32_t dict = qlora__config_find(r, "quantization_config");
     if (dict == 0) {
@@ -5148,7 +5275,7 @@ static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora
     uint32_t method = qlora__config_find(&q, "quant_method");
     if (method != 0 && !qlora__json_is(r->json, method, "bitsandbytes")) {
         return qlora__config_refuse(r, "quant_method", method,
-                                    "use the 16-bit model or a bitsandbytes 4-bit one");
+                                    "use the 16-bit model or one in bitsandbytes 4-bit format");
     }
     QLORA__TRY(qlora__config_bool(&q, "load_in_8bit", false, &eight));
     if (eight) {
@@ -5184,7 +5311,7 @@ static qlora_result qlora__config_switches(const qlora__config_reader* r, qlora_
     act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
     if (act != 0 && !qlora__json_is(r->json, act, "silu") &&
         !qlora__json_is(r->json, act, "swish")) {
-        return qlora__config_refuse(r, "hidden_act", act, "only silu is");
+        return qlora__config_refuse(r, "hidden_act", act, "only silu is supported");
     }
     uint32_t dtype = qlora__config_find(r, "dtype");
     dtype = dtype != 0 ? dtype : qlora__config_find(r, "torch_dtype");
@@ -5205,11 +5332,10 @@ static qlora_result qlora__config_from_json(qlora__env* env, const qlora__json* 
     r.object = 0;
     memset(c, 0, sizeof *c);
     if (qlora__json_kind_of(json, 0) != QLORA__JSON_OBJECT) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a JSON object was expected",
-                               json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", json->label);
     }
     QLORA__TRY(qlora__config_quantized(&r, c));
-    // a model that also sees or hears keeps its language part here
+    // A multimodal model keeps the parameters of its language model here.
     uint32_t text = qlora__config_find(&r, "text_config");
     bool nested = text != 0 && qlora__json_kind_of(json, text) == QLORA__JSON_OBJECT;
     r.object = nested ? text : 0;
@@ -5223,7 +5349,7 @@ static qlora_result qlora__config_from_json(qlora__env* env, const qlora__json* 
     return qlora__config_stops(&r, c);
 }
 
-// config.json, already in memory, into *out.
+// Parses config.json from memory into *out.
 static qlora_result qlora__config_parse(qlora__env* env, const char* label, const void* text,
                                         uint64_t size, qlora_model_config* out) {
     qlora__json json;
@@ -5252,7 +5378,7 @@ static qlora_result qlora__config_parse_generation(qlora__env* env, const char* 
     return result;
 }
 
-// Reads config.json and, where there is one, generation_config.json of a model folder.
+// Reads config.json of a model folder and, if it exists, generation_config.json.
 static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char* dir,
                                                      qlora_model_config* out) {
     char path[QLORA__PATH_ROOM];
@@ -5278,11 +5404,10 @@ static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char
 
 //@@ src/formats/folder.h
 
-// ---- Hugging Face model folder
+// ---- reading a Hugging Face model folder --------------------------------------------------------
 
-// A tensor of the folder under its plain name: without "model.", "language_model." and
-// "base_model." in front, in whatever order a file has them, so that every wrapper's names look the
-// same.
+// A tensor of the folder under its plain name: without the prefixes "model.", "language_model." and
+// "base_model.", in any order, so that names are the same whatever wrapper wrote the file.
 typedef struct qlora__folder_entry {
     const char* name;
     const qlora__st_tensor* tensor;
@@ -5359,28 +5484,28 @@ static qlora_result qlora__folder_sort(qlora__env* env, qlora__folder* f) {
         const qlora__folder_entry* a = &f->entries[f->by_name[i - 1]];
         const qlora__folder_entry* b = &f->entries[f->by_name[i]];
         if (strcmp(a->name, b->name) == 0) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s and %s are the same tensor twice",
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s and %s are the same tensor",
                                    f->dir, a->tensor->name, b->tensor->name);
         }
     }
     return QLORA_OK;
 }
 
-// The shard a weight_map value names, opened at its first mention.
+// The shard named by a value of weight_map; it is opened when it is first mentioned.
 static qlora_result qlora__folder_shard(qlora__env* env, qlora__folder* f, const qlora__json* json,
                                         uint32_t value, uint32_t* shard) {
     char name[256];
     char path[QLORA__PATH_ROOM];
     size_t length = qlora__json_string(json, value, name, sizeof name);
-    // only plain names: an index must not lead out of its folder
+    // Only plain names are allowed: an index must not lead out of its folder.
     if (length == 0 || length >= sizeof name || strlen(name) != length ||
         strpbrk(name, "/\\:") != NULL || name[0] == '.') {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: weight_map: \"%s\" is no plain file name", json->label,
-                               length < sizeof name ? name : "...");
+                               "%s: weight_map: \"%s\" must be a plain file name without a path",
+                               json->label, length < sizeof name ? name : "...");
     }
     QLORA__TRY(qlora__path_join(env, f->dir, name, path));
-    // the files stand in runs, so the last one opened comes first
+    // Consecutive tensors are usually in the same file, so the search starts with the last one.
     for (uint32_t i = f->shard_count; i > 0; i--) {
         if (strcmp(f->shards[i - 1].path, path) == 0) {
             *shard = i - 1;
@@ -5391,10 +5516,11 @@ static qlora_result qlora__folder_shard(qlora__env* env, qlora__folder* f, const
     QLORA__TRY(qlora__file_exists(env, path, &exists));
     if (!exists) {
         return qlora__env_fail(env, QLORA_ERR_FILE,
-                               "%s: the index names this shard, but it is missing", path);
+                               "%s: this shard is listed in the index but does not exist", path);
     }
     if (f->shard_count == f->shard_room) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map names more than %u shards",
+                               json->label, f->shard_room);
     }
     QLORA__TRY(qlora__st_open(env, path, &f->shards[f->shard_count]));
     *shard = f->shard_count;
@@ -5407,7 +5533,7 @@ static bool qlora__json_value_less(const void* user, uint32_t a, uint32_t b) {
     return qlora__json_key_less(json, a + 1, b + 1);
 }
 
-// How many different files a weight_map names: the values sorted, changes counted.
+// Counts the different files that a weight_map names: sorts the values and counts the changes.
 static qlora_result qlora__folder_count_shards(qlora__env* env, const qlora__json* json,
                                                uint32_t map, uint32_t* count) {
     uint32_t n = json->tokens[map].count;
@@ -5432,22 +5558,30 @@ static qlora_result qlora__folder_count_shards(qlora__env* env, const qlora__jso
 static qlora_result qlora__folder_read_index(qlora__env* env, qlora__folder* f,
                                              const qlora__json* json) {
     uint32_t map = qlora__json_find(json, 0, "weight_map");
-    if (map == 0 || qlora__json_kind_of(json, map) != QLORA__JSON_OBJECT ||
-        json->tokens[map].count == 0) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map is missing or empty",
+    if (map == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map is missing", json->label);
+    }
+    if (qlora__json_kind_of(json, map) != QLORA__JSON_OBJECT) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map must be an object",
                                json->label);
+    }
+    if (json->tokens[map].count == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map is empty", json->label);
     }
     for (uint32_t k = map + 1; k < json->tokens[map].next; k = json->tokens[k + 1].next) {
         if (qlora__json_kind_of(json, k + 1) != QLORA__JSON_STRING) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: weight_map must map names to file names", json->label);
+                                   "%s: weight_map must map tensor names to file names",
+                                   json->label);
         }
     }
     uint32_t room = 0;
     size_t bytes = 0;
     QLORA__TRY(qlora__folder_count_shards(env, json, map, &room));
     if (room > QLORA__MAX_SHARDS || !qlora__mul(room, sizeof *f->shards, &bytes)) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: weight_map names %u shards; the limit is %d", json->label, room,
+                               QLORA__MAX_SHARDS);
     }
     f->shards = (qlora__st*)qlora__env_alloc(env, bytes);
     if (f->shards == NULL) {
@@ -5463,9 +5597,10 @@ static qlora_result qlora__folder_read_index(qlora__env* env, qlora__folder* f,
         const qlora__st_tensor* t =
             length < sizeof name ? qlora__st_find(&f->shards[shard], name) : NULL;
         if (t == NULL) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: %s: the index says that this tensor is here, but it is not",
-                                   f->shards[shard].path, name);
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT,
+                "%s: tensor %s is listed in the index but missing from this shard",
+                f->shards[shard].path, name);
         }
         qlora__folder_add(f, t);
     }
@@ -5501,8 +5636,8 @@ static qlora_result qlora__folder_open_single(qlora__env* env, qlora__folder* f,
     return qlora__folder_sort(env, f);
 }
 
-// Opens the weights of a model folder: model.safetensors, or the shards its index names. All files
-// stay mapped until qlora__folder_close. Nothing to close after a failure.
+// Opens the weights of a model folder: model.safetensors, or the shards that its index names. All
+// files stay mapped until qlora__folder_close. After a failure there is nothing to close.
 static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char* dir,
                                                      qlora__folder* f) {
     char path[QLORA__PATH_ROOM];
@@ -5519,7 +5654,7 @@ static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char
     if (!exists) {
         return qlora__env_fail(
             env, QLORA_ERR_FILE,
-            "%s: neither model.safetensors nor model.safetensors.index.json is there", dir);
+            "%s: found neither model.safetensors nor model.safetensors.index.json", dir);
     }
     qlora_result result =
         single ? qlora__folder_open_single(env, f, path) : qlora__folder_open_index(env, f, path);
@@ -5529,7 +5664,7 @@ static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char
     return result;
 }
 
-// NULL when the folder has no such tensor. Names with or without their "model." prefix.
+// Returns NULL if the folder has no such tensor. The "model." prefix of the name is optional.
 static const qlora__st_tensor* qlora__folder_find(const qlora__folder* f, const char* name) {
     const char* plain = qlora__plain_name(name);
     uint32_t low = 0;
@@ -5550,7 +5685,7 @@ static const qlora__st_tensor* qlora__folder_find(const qlora__folder* f, const 
     return NULL;
 }
 
-// A plain F32, BF16 or F16 tensor of the given shape: [rows] when cols is -1, else [rows, cols].
+// Finds an F32, BF16 or F16 tensor of the shape [rows, cols], or [rows] if cols is -1.
 static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, const char* name,
                                        int64_t rows, int64_t cols, const qlora__st_tensor** out) {
     char have[96];
@@ -5565,11 +5700,11 @@ static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, 
     }
     if (!qlora__st_is_float(t)) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "%s: %s: dtype %s; F32, BF16 or F16 is needed", f->dir, name,
+                               "%s: %s has dtype %s; supported are F32, BF16 and F16", f->dir, name,
                                qlora__st_dtypes[t->dtype].name);
     }
     if (t->rank != rank || t->shape[0] != rows || (rank == 2 && t->shape[1] != cols)) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: shape %s, but %s is needed", f->dir,
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s has shape %s; it must be %s", f->dir,
                                name, qlora__shape_text(t->shape, t->rank, have),
                                qlora__shape_text(shape, rank, want));
     }
@@ -5577,9 +5712,9 @@ static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, 
     return QLORA_OK;
 }
 
-// ---- Hugging Face model folder, written
+// ---- writing a Hugging Face model folder --------------------------------------------------------
 
-// Copies a file, atomically, as the tokenizer's files beside an exported model.
+// Copies a file atomically, such as the files of the tokenizer.
 static QLORA__UNUSED qlora_result qlora__file_copy(qlora__env* env, const char* from,
                                                    const char* to) {
     qlora__map map;
@@ -5589,8 +5724,8 @@ static QLORA__UNUSED qlora_result qlora__file_copy(qlora__env* env, const char* 
     return result;
 }
 
-// model.safetensors.index.json: which of the `shards` each tensor lies in. Names in the caller's
-// order; `bytes` is the sum of all tensors.
+// Writes model.safetensors.index.json, which assigns each tensor to one of `shards`. The names keep
+// the order of the caller; `bytes` is the total size of the tensors.
 static QLORA__UNUSED qlora_result qlora__index_write(qlora__env* env, const char* dir,
                                                      const char* const* names,
                                                      const uint32_t* shard_of, uint32_t count,
@@ -5619,8 +5754,8 @@ static QLORA__UNUSED qlora_result qlora__index_write(qlora__env* env, const char
     return result;
 }
 
-// The members of a config with its weights' type replaced and without quantization_config; all else
-// as it stands in the file.
+// Writes the members of a config with the type of its weights replaced and without
+// quantization_config; everything else is copied unchanged.
 static void qlora__config_rewrite(const qlora__json* json, const char* dtype, qlora__string* text) {
     qlora__json_writer w;
     qlora__json_write_begin(&w, text, 2);
@@ -5645,7 +5780,7 @@ static void qlora__config_rewrite(const qlora__json* json, const char* dtype, ql
     qlora__json_write_close(&w, '}');
 }
 
-// config.json for weights exported as `dtype` ("bfloat16", ...), from the one they came from.
+// Writes config.json for weights exported as `dtype` ("bfloat16", ...), based on the original one.
 static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const char* from_dir,
                                                        const char* to_dir, const char* dtype) {
     char path[QLORA__PATH_ROOM];
@@ -5661,7 +5796,7 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
             qlora__config_rewrite(&json, dtype, &text);
             result = text.result;
         } else {
-            result = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a JSON object was expected", path);
+            result = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", path);
         }
         qlora__json_free(env, &json);
     }
@@ -5676,11 +5811,12 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
     return result;
 }
 
-// ---- bitsandbytes 4-bit tensors
+// ---- bitsandbytes 4-bit tensors -----------------------------------------------------------------
 
-// A linear layer's weight as its file holds it: 16/32-bit (nf4 false, `weight` is the matrix) or
-// NF4: packed codes, 2 per byte, high nibble first, and one scale for each `block` elements. Scale
-// i is absmax[i] (F32, BF16 or F16), or when nested map2[codes[i]] * absmax2[i / block2] + offset.
+// The weight of a linear layer as stored in its file. If nf4 is false, `weight` is a 16-bit or
+// 32-bit matrix. Otherwise it is NF4: packed codes, two per byte, high nibble first, with one scale
+// for every `block` elements. Scale i is absmax[i] (F32, BF16 or F16) or, if nested,
+//   map2[codes[i]] * absmax2[i / block2] + offset
 typedef struct qlora__linear_source {
     int64_t rows;
     int64_t cols;
@@ -5694,12 +5830,12 @@ typedef struct qlora__linear_source {
     int64_t block;
     int64_t block2;
     float offset;
-    qlora_dtype dtype; // what the codes stand for was rounded to this
+    qlora_dtype dtype; // type to which the dequantised values are rounded
 } qlora__linear_source;
 
 static const char qlora__bnb_suffix[] = ".quant_state.bitsandbytes__nf4";
 
-// Finds `name` + `suffix` with `count` elements of one of two types.
+// Finds `name` + `suffix` with `count` elements of the given type; F32 also accepts BF16 and F16.
 static qlora_result qlora__bnb_part(qlora__env* env, const qlora__folder* f, const char* name,
                                     const char* suffix, uint64_t count, qlora__st_dtype dtype,
                                     const qlora__st_tensor** out) {
@@ -5710,22 +5846,49 @@ static qlora_result qlora__bnb_part(qlora__env* env, const qlora__folder* f, con
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, full);
     }
     bool type_fits = t->dtype == dtype || (dtype == QLORA__ST_F32 && qlora__st_is_float(t));
-    if (!type_fits || qlora__st_elements(t) != count) {
+    if (!type_fits) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %s: %llu elements of %s; the quant_state needs %llu of %s",
-                               f->dir, full, (unsigned long long)qlora__st_elements(t),
-                               qlora__st_dtypes[t->dtype].name, (unsigned long long)count,
-                               qlora__st_dtypes[dtype].name);
+                               "%s: %s has dtype %s; the quant_state requires %s", f->dir, full,
+                               qlora__st_dtypes[t->dtype].name, qlora__st_dtypes[dtype].name);
+    }
+    if (qlora__st_elements(t) != count) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %s has %llu elements; the quant_state requires %llu",
+            f->dir, full, (unsigned long long)qlora__st_elements(t), (unsigned long long)count);
     }
     *out = t;
     return QLORA_OK;
 }
 
-static bool qlora__is_block_size(int64_t n) {
-    return n >= 32 && n <= 4096 && (n & (n - 1)) == 0;
+// Reports a key of the quant_state that is missing or has a wrong value.
+static qlora_result qlora__bnb_wrong(const qlora__config_reader* r, const char* key,
+                                     const char* allowed) {
+    char shown[48];
+    uint32_t value = qlora__config_find(r, key);
+    if (value == 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label, key);
+    }
+    return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be %s", r->json->label,
+                           key, qlora__config_show(r, value, shown), allowed);
 }
 
-// The JSON inside a quant_state tensor.
+static qlora_result qlora__bnb_block(const qlora__config_reader* r, const char* key, int64_t* out) {
+    QLORA__TRY(qlora__config_int(r, key, -1, 32, 4096, out));
+    if ((*out & (*out - 1)) != 0) {
+        return qlora__bnb_wrong(r, key, "a power of two");
+    }
+    return QLORA_OK;
+}
+
+// Reads the shape [rows, cols]; returns false if it is not valid.
+static bool qlora__bnb_shape(const qlora__json* json, uint32_t shape, qlora__linear_source* w) {
+    return shape != 0 && qlora__json_kind_of(json, shape) == QLORA__JSON_ARRAY &&
+           json->tokens[shape].count == 2 && qlora__json_offset(json, shape + 1, &w->rows) &&
+           qlora__json_offset(json, shape + 2, &w->cols) && w->rows >= 1 && w->cols >= 1 &&
+           w->rows <= INT32_MAX && w->cols <= INT32_MAX;
+}
+
+// Reads the JSON inside a quant_state tensor.
 static qlora_result qlora__bnb_state(qlora__env* env, const qlora__json* json,
                                      qlora__linear_source* w) {
     qlora__config_reader r;
@@ -5733,36 +5896,29 @@ static qlora_result qlora__bnb_state(qlora__env* env, const qlora__json* json,
     r.json = json;
     r.object = 0;
     uint32_t type = qlora__config_find(&r, "quant_type");
-    uint32_t shape = qlora__config_find(&r, "shape");
     uint32_t dtype = qlora__config_find(&r, "dtype");
-    if (type == 0 || !qlora__json_is(json, type, "nf4")) {
-        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: quant_type is not nf4",
-                               json->label);
+    if (type != 0 && !qlora__json_is(json, type, "nf4")) {
+        return qlora__config_refuse(&r, "quant_type", type, "only nf4 is supported");
     }
-    if (shape == 0 || qlora__json_kind_of(json, shape) != QLORA__JSON_ARRAY ||
-        json->tokens[shape].count != 2 || !qlora__json_offset(json, shape + 1, &w->rows) ||
-        !qlora__json_offset(json, shape + 2, &w->cols) || w->rows < 1 || w->cols < 1 ||
-        w->rows > INT32_MAX || w->cols > INT32_MAX) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: shape must be two whole numbers from 1 up", json->label);
+    if (type == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: quant_type is missing; only nf4 is supported", json->label);
     }
-    QLORA__TRY(qlora__config_int(&r, "blocksize", -1, 32, 4096, &w->block));
+    if (!qlora__bnb_shape(json, qlora__config_find(&r, "shape"), w)) {
+        return qlora__bnb_wrong(&r, "shape", "two integers from 1 to 2147483647");
+    }
+    QLORA__TRY(qlora__bnb_block(&r, "blocksize", &w->block));
     w->nested = qlora__config_find(&r, "nested_blocksize") != 0;
     w->block2 = 256;
     if (w->nested) {
         double offset = 0.0;
-        QLORA__TRY(qlora__config_int(&r, "nested_blocksize", -1, 32, 4096, &w->block2));
+        QLORA__TRY(qlora__bnb_block(&r, "nested_blocksize", &w->block2));
         uint32_t value = qlora__config_find(&r, "nested_offset");
         if (value == 0 || !qlora__json_double(json, value, &offset) || offset > 3.4e38 ||
             offset < -3.4e38) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: nested_offset must be a number",
-                                   json->label);
+            return qlora__bnb_wrong(&r, "nested_offset", "a number from -3.4e38 to 3.4e38");
         }
         w->offset = (float)offset;
-    }
-    if (!qlora__is_block_size(w->block) || !qlora__is_block_size(w->block2)) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: block sizes must be powers of two",
-                               json->label);
     }
     w->dtype = QLORA_BF16;
     if (dtype != 0 && qlora__json_is(json, dtype, "float16")) {
@@ -5770,23 +5926,23 @@ static qlora_result qlora__bnb_state(qlora__env* env, const qlora__json* json,
     } else if (dtype != 0 && qlora__json_is(json, dtype, "float32")) {
         w->dtype = QLORA_F32;
     } else if (dtype == 0 || !qlora__json_is(json, dtype, "bfloat16")) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: dtype must be bfloat16, float16 or float32", json->label);
+        return qlora__bnb_wrong(&r, "dtype", "bfloat16, float16 or float32");
     }
     return QLORA_OK;
 }
 
-// The parts around the packed codes, each of the size that the quant_state implies.
+// Finds the tensors that accompany the packed codes and checks the sizes that the quant_state
+// implies.
 static qlora_result qlora__bnb_parts(qlora__env* env, const qlora__folder* f, const char* name,
                                      qlora__linear_source* w) {
     uint64_t n = (uint64_t)w->rows * (uint64_t)w->cols;
     uint64_t packed = (n + 1) / 2;
     uint64_t blocks = (n + (uint64_t)w->block - 1) / (uint64_t)w->block;
     uint64_t blocks2 = (blocks + (uint64_t)w->block2 - 1) / (uint64_t)w->block2;
-    // other storage types hold the same bytes, rounded up to whole elements
+    // Other storage types contain the same bytes, rounded up to whole elements.
     if (w->weight->bytes < packed || w->weight->bytes >= packed + 8) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %s: %llu bytes; %lld x %lld codes need %llu", f->dir, name,
+                               "%s: %s has %llu bytes; %lld x %lld codes need %llu", f->dir, name,
                                (unsigned long long)w->weight->bytes, (long long)w->rows,
                                (long long)w->cols, (unsigned long long)packed);
     }
@@ -5808,8 +5964,9 @@ static qlora_result qlora__bnb_parts(qlora__env* env, const qlora__folder* f, co
     return qlora__bnb_part(env, f, name, ".nested_absmax", blocks2, QLORA__ST_F32, &w->absmax2);
 }
 
-// The weight [rows, cols] of a linear layer, plain or 4-bit, decided by the tensors themselves: the
-// config's lists of skipped modules are not to be trusted. `name` ends in ".weight".
+// Finds the weight [rows, cols] of a linear layer. The tensors themselves determine whether it is
+// plain or 4-bit, because the config's lists of skipped modules are not reliable. `name` ends in
+// ".weight".
 static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const qlora__folder* f,
                                                        const char* name, int64_t rows, int64_t cols,
                                                        qlora__linear_source* out) {
@@ -5847,7 +6004,7 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
     QLORA__TRY(result);
     if (w.rows != rows || w.cols != cols) {
         return qlora__env_fail(
-            env, QLORA_ERR_FORMAT, "%s: %s: shape [%lld,%lld], but [%lld,%lld] is needed", f->dir,
+            env, QLORA_ERR_FORMAT, "%s: %s has shape [%lld,%lld]; it must be [%lld,%lld]", f->dir,
             name, (long long)w.rows, (long long)w.cols, (long long)rows, (long long)cols);
     }
     QLORA__TRY(qlora__bnb_parts(env, f, name, &w));
@@ -5857,11 +6014,12 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
 
 //@@ src/formats/regex.h
 
-// ---- regular expressions, as PEFT's configs use them
+// ---- regular expressions in PEFT configs --------------------------------------------------------
 
-// Full match of a short pattern against a module's name. Known: literals, ., escapes \d \w \s \b,
-// [sets], groups, |, * + ? and their lazy forms, {0,} {0,1} {1} {1,}, ^ and $. The pattern becomes
-// a small program for a machine that follows all alternatives at once: linear time, no recursion.
+// Matches a short pattern against the complete name of a module. Supported are literals, ., the
+// escapes \d \w \s \b, [sets], groups, |, * + ? and their lazy forms, {0,} {0,1} {1} {1,}, ^ and $.
+// The pattern is compiled to a small program for a machine that follows all alternatives at once:
+// linear time, no recursion.
 #define QLORA__RE_MAX 1024
 #define QLORA__RE_SETS 32
 #define QLORA__RE_GROUPS 32
@@ -5870,8 +6028,8 @@ typedef enum qlora__re_op {
     QLORA__RE_CHAR, // arg: the byte
     QLORA__RE_ANY,
     QLORA__RE_SET,   // arg: index of the set
-    QLORA__RE_SPLIT, // go on with the next and with this + arg
-    QLORA__RE_JUMP,  // go to this + arg
+    QLORA__RE_SPLIT, // continue with the next step and with this + arg
+    QLORA__RE_JUMP,  // continue with this + arg
     QLORA__RE_BEGIN,
     QLORA__RE_END,
     QLORA__RE_WORD, // \b
@@ -5888,21 +6046,21 @@ typedef struct qlora__re {
     uint8_t set[QLORA__RE_SETS][32];
     int32_t count;
     int32_t sets;
-    const char* wrong; // what the compiler did not understand, NULL when all is well
+    const char* wrong; // the unsupported part of the pattern; NULL if there is none
 } qlora__re;
 
 typedef struct qlora__re_group {
     int32_t begin;  // first step of the group
     int32_t branch; // first step of the current alternative
-    int32_t jumps;  // last jump to the group's end; each holds the one before it, -1 ends
+    int32_t jumps;  // last jump to the end of the group; each links to the previous one, -1 ends
 } qlora__re_group;
 
 static void qlora__re_insert(qlora__re* re, int32_t at, qlora__re_op op, int32_t arg) {
     if (re->count >= QLORA__RE_MAX - 1) {
-        re->wrong = "too long a pattern";
+        re->wrong = "too many steps";
         return;
     }
-    // every jump inside the moved piece is relative and stays inside it
+    // Every jump inside the moved piece is relative and stays inside it.
     memmove(&re->step[at + 1], &re->step[at], (size_t)(re->count - at) * sizeof re->step[0]);
     re->step[at].op = op;
     re->step[at].arg = arg;
@@ -5917,7 +6075,7 @@ static bool qlora__re_is_word(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-// Adds \d, \w, \s or their opposites to a set; false for another letter.
+// Adds \d, \w, \s or their opposites to a set; returns false for any other letter.
 static bool qlora__re_class(uint8_t* set, char letter) {
     char lower = letter >= 'A' && letter <= 'Z' ? (char)(letter + 32) : letter;
     if (lower != 'd' && lower != 'w' && lower != 's') {
@@ -5945,7 +6103,7 @@ static uint8_t* qlora__re_new_set(qlora__re* re) {
     return re->set[re->sets - 1];
 }
 
-// An escape; `p` is on the letter after the backslash.
+// Compiles an escape; `p` is on the letter after the backslash.
 static const char* qlora__re_escape(qlora__re* re, const char* p) {
     if (*p == 'b') {
         qlora__re_append(re, QLORA__RE_WORD, 0);
@@ -5964,7 +6122,7 @@ static const char* qlora__re_escape(qlora__re* re, const char* p) {
     return p + 1;
 }
 
-// A set; `p` is after the opening bracket. Returns the place after the closing one.
+// Compiles a set; `p` is after the opening bracket. Returns the place after the closing one.
 static const char* qlora__re_set(qlora__re* re, const char* p) {
     uint8_t* set = qlora__re_new_set(re);
     bool negate = *p == '^';
@@ -5980,7 +6138,7 @@ static const char* qlora__re_set(qlora__re* re, const char* p) {
             }
         }
         if (low == 0) {
-            re->wrong = "a set without its ']'";
+            re->wrong = "a set without a closing ']'";
             return p;
         }
         uint8_t high = low;
@@ -5999,7 +6157,7 @@ static const char* qlora__re_set(qlora__re* re, const char* p) {
     return p + 1;
 }
 
-// A quantifier on the steps from `atom` on, if one stands at p.
+// Compiles a quantifier for the steps from `atom` on, if there is one at p.
 static const char* qlora__re_repeat(qlora__re* re, const char* p, int32_t atom) {
     static const struct {
         const char* text;
@@ -6024,7 +6182,7 @@ static const char* qlora__re_repeat(qlora__re* re, const char* p, int32_t atom) 
         if (*p == '*' || *p == '+' || *p == '{') {
             re->wrong = "a quantifier after a quantifier";
         }
-        return p + (*p == '?' ? 1 : 0); // lazy or not, a full match is the same
+        return p + (*p == '?' ? 1 : 0); // a full match does not depend on laziness
     }
     if (*p == '{') {
         re->wrong = "a counted repetition";
@@ -6040,7 +6198,7 @@ static void qlora__re_close(qlora__re* re, const qlora__re_group* g) {
     }
 }
 
-// The opening of a group; `p` is after the parenthesis.
+// Compiles the start of a group; `p` is after the parenthesis.
 static const char* qlora__re_open(qlora__re* re, const char* p, qlora__re_group* g) {
     if (*p == '?' && p[1] != ':') {
         re->wrong = "a (?...) group other than (?:...)";
@@ -6052,7 +6210,7 @@ static const char* qlora__re_open(qlora__re* re, const char* p, qlora__re_group*
     return p + (*p == '?' ? 2 : 0);
 }
 
-// The end of an alternative: the steps so far become one of two ways to go.
+// Ends an alternative: the steps so far become one of two branches.
 static void qlora__re_alternative(qlora__re* re, qlora__re_group* g) {
     qlora__re_insert(re, g->branch, QLORA__RE_SPLIT, re->count - g->branch + 2);
     qlora__re_append(re, QLORA__RE_JUMP, g->jumps);
@@ -6060,7 +6218,7 @@ static void qlora__re_alternative(qlora__re* re, qlora__re_group* g) {
     g->branch = re->count;
 }
 
-// One character that stands for itself, or a set, an escape, an anchor. `p` is on it.
+// Compiles a literal character, a set, an escape or an anchor; `p` is on it.
 static const char* qlora__re_single(qlora__re* re, const char* p) {
     if (*p == '\\') {
         return qlora__re_escape(re, p + 1);
@@ -6069,7 +6227,7 @@ static const char* qlora__re_single(qlora__re* re, const char* p) {
         return qlora__re_set(re, p + 1);
     }
     if (strchr("*+?{", *p) != NULL) {
-        re->wrong = "a quantifier without anything before it";
+        re->wrong = "a quantifier with nothing before it";
         return p;
     }
     qlora__re_op op = *p == '.'   ? QLORA__RE_ANY
@@ -6080,7 +6238,7 @@ static const char* qlora__re_single(qlora__re* re, const char* p) {
     return p + 1;
 }
 
-// Compiles; re->wrong says what was not understood.
+// Compiles a pattern; on failure, re->wrong describes the unsupported part.
 static void qlora__re_compile(qlora__re* re, const char* p) {
     qlora__re_group stack[QLORA__RE_GROUPS];
     int depth = 0;
@@ -6099,7 +6257,7 @@ static void qlora__re_compile(qlora__re* re, const char* p) {
             continue;
         }
         if (*p == '(' || (*p == ')' && depth == 0)) {
-            re->wrong = *p == '(' ? "too many groups" : "a ')' without its '('";
+            re->wrong = *p == '(' ? "too many groups" : "an unmatched ')'";
         } else if (*p == ')') {
             qlora__re_close(re, &stack[depth]);
             atom = stack[depth].begin;
@@ -6113,7 +6271,7 @@ static void qlora__re_compile(qlora__re* re, const char* p) {
         }
     }
     if (re->wrong == NULL && depth > 0) {
-        re->wrong = "a '(' without its ')'";
+        re->wrong = "an unmatched '('";
     }
     if (re->wrong == NULL) {
         qlora__re_close(re, &stack[0]);
@@ -6128,7 +6286,7 @@ typedef struct qlora__re_list {
     uint8_t seen[QLORA__RE_MAX];
 } qlora__re_list;
 
-// Adds a step and all that is reached from it without reading a character at text[at].
+// Adds a step and all steps that are reachable from it without consuming a character at text[at].
 static void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t from,
                             const char* text, size_t at) {
     int32_t stack[QLORA__RE_MAX];
@@ -6161,7 +6319,7 @@ static void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t f
     }
 }
 
-// True when the pattern matches the whole text.
+// Whether the pattern matches the whole text.
 static bool qlora__re_match(const qlora__re* re, const char* text) {
     qlora__re_list lists[2];
     int now = 0;
@@ -6193,7 +6351,7 @@ static bool qlora__re_match(const qlora__re* re, const char* text) {
 
 //@@ src/formats/peft.h
 
-// ---- PEFT adapters, read
+// ---- reading PEFT adapters ----------------------------------------------------------------------
 
 typedef struct qlora__peft {
     qlora__map map;
@@ -6202,7 +6360,7 @@ typedef struct qlora__peft {
     double alpha;
     double dropout;
     bool rslora;
-    uint32_t targets; // tokens of the config, 0 where absent
+    uint32_t targets; // tokens of the config; 0 if absent
     uint32_t excludes;
     uint32_t layers;
     uint32_t rank_pattern;
@@ -6211,12 +6369,12 @@ typedef struct qlora__peft {
     char path[QLORA__PATH_ROOM];
 } qlora__peft;
 
-// What the adapter holds for one module. rank 0: the module is not adapted.
+// The adapter of one module; rank 0 means that the module is not adapted.
 typedef struct qlora__peft_module {
     int64_t rank;
     double alpha;
     double scale;              // alpha / rank, or alpha / sqrt(rank) with rsLoRA
-    const qlora__st_tensor* a; // [rank, in]; NULL when only a config was read
+    const qlora__st_tensor* a; // [rank, in]; NULL if only a config was read
     const qlora__st_tensor* b; // [out, rank]
 } qlora__peft_module;
 
@@ -6226,20 +6384,27 @@ static void qlora__peft_close(qlora__env* env, qlora__peft* p) {
     qlora__map_close(env, &p->map);
 }
 
-// Full match of a pattern of the config, perhaps wrapped in front and behind.
+// Matches a pattern of the config, with `before` and `after` added around it, against the complete
+// name of a module.
 static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, uint32_t pattern,
-                                      const char* front, const char* behind, const char* module,
+                                      const char* before, const char* after, const char* module,
                                       bool* matches) {
     char text[QLORA__RE_MAX + 32];
     qlora__re re;
-    size_t head = strlen(front);
-    memcpy(text, front, head);
+    size_t head = strlen(before);
+    memcpy(text, before, head);
     size_t length = qlora__json_string(json, pattern, text + head, QLORA__RE_MAX);
-    if (length >= QLORA__RE_MAX || strlen(text + head) != length) {
-        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: a pattern of %llu bytes",
-                               json->label, (unsigned long long)length);
+    if (length >= QLORA__RE_MAX) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: a pattern has %llu bytes; the maximum is %d", json->label,
+                               (unsigned long long)length, QLORA__RE_MAX - 1);
     }
-    memcpy(text + head + length, behind, strlen(behind) + 1);
+    if (strlen(text + head) != length) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: the pattern \"%.200s\" contains a NUL byte", json->label,
+                               text + head);
+    }
+    memcpy(text + head + length, after, strlen(after) + 1);
     qlora__re_compile(&re, text);
     if (re.wrong != NULL) {
         text[head + length] = '\0';
@@ -6250,8 +6415,8 @@ static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, 
     return QLORA_OK;
 }
 
-// target_modules and exclude_modules: a list of names (whole, or after a dot), a regular
-// expression, or "all-linear".
+// Evaluates target_modules or exclude_modules: a list of names (complete, or the part after a dot),
+// a regular expression, or "all-linear".
 static qlora_result qlora__peft_selects(qlora__env* env, const qlora__json* json, uint32_t select,
                                         const char* module, bool* selected) {
     const qlora__json_token* t = &json->tokens[select];
@@ -6272,7 +6437,8 @@ static qlora_result qlora__peft_selects(qlora__env* env, const qlora__json* json
     return QLORA_OK;
 }
 
-// layers_to_transform: a number or a list; the layer of a module stands after "layers.".
+// Evaluates layers_to_transform, a number or a list; the layer of a module is the number after
+// "layers.".
 static bool qlora__peft_layer_selected(const qlora__json* json, uint32_t select,
                                        const char* module) {
     const char* at = strstr(module, "layers.");
@@ -6295,7 +6461,7 @@ static bool qlora__peft_layer_selected(const qlora__json* json, uint32_t select,
     return false;
 }
 
-// The value of the first key of a rank_pattern or alpha_pattern that matches, 0 when none does.
+// Finds the value of the first key of a rank_pattern or alpha_pattern that matches; 0 if none does.
 static qlora_result qlora__peft_pattern(qlora__env* env, const qlora__json* json, uint32_t pattern,
                                         const char* module, uint32_t* value) {
     *value = 0;
@@ -6313,10 +6479,16 @@ static qlora_result qlora__peft_pattern(qlora__env* env, const qlora__json* json
     return QLORA_OK;
 }
 
-// Rank, alpha and scale of a module by its full name, such as "model.layers.3.self_attn.q_proj".
+// Finds the rank, alpha and scale of a module by its full name, such as
+// "model.layers.3.self_attn.q_proj".
 static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, const char* module,
                                        qlora__peft_module* out) {
     const qlora__json* json = &p->json;
+    qlora__config_reader r;
+    char shown[48];
+    r.env = env;
+    r.json = json;
+    r.object = 0;
     bool selected = false;
     bool excluded = false;
     uint32_t value = 0;
@@ -6334,12 +6506,14 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     QLORA__TRY(qlora__peft_pattern(env, json, p->rank_pattern, module, &value));
     if (value != 0 && (!qlora__json_int(json, value, &rank) || rank < 1 || rank > 65536)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: rank_pattern: a rank must be from 1 to 65536", json->label);
+                               "%s: rank_pattern: rank %s must be an integer from 1 to 65536",
+                               json->label, qlora__config_show(&r, value, shown));
     }
     QLORA__TRY(qlora__peft_pattern(env, json, p->alpha_pattern, module, &value));
     if (value != 0 && (!qlora__json_double(json, value, &alpha) || !(alpha > 0.0))) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: alpha_pattern: an alpha must be above 0",
-                               json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: alpha_pattern: alpha %s must be greater than 0", json->label,
+                               qlora__config_show(&r, value, shown));
     }
     out->rank = rank;
     out->alpha = alpha;
@@ -6347,7 +6521,7 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     return QLORA_OK;
 }
 
-// Keys that change what the adapter computes and that we do not have: refused when they are set.
+// Rejects keys that change the computation in ways that are not supported, if they are set.
 static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
     static const char* const refused[] = {"use_dora",
                                           "lora_bias",
@@ -6373,12 +6547,12 @@ static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
             t->kind == QLORA__JSON_FALSE ||
             ((t->kind == QLORA__JSON_ARRAY || t->kind == QLORA__JSON_OBJECT) && t->count == 0);
         if (!empty) {
-            return qlora__config_refuse(r, refused[i], value, "plain LoRA is");
+            return qlora__config_refuse(r, refused[i], value, "only plain LoRA is supported");
         }
     }
     uint32_t bias = qlora__config_find(r, "bias");
     if (bias != 0 && !qlora__json_is(r->json, bias, "none")) {
-        return qlora__config_refuse(r, "bias", bias, "\"none\" is");
+        return qlora__config_refuse(r, "bias", bias, "only \"none\" is supported");
     }
     uint32_t pattern = qlora__config_find(r, "layers_pattern");
     if (pattern != 0 && r->json->tokens[pattern].count != 0 &&
@@ -6388,12 +6562,12 @@ static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
     if (pattern != 0 && r->json->tokens[pattern].end - r->json->tokens[pattern].begin > 0 &&
         r->json->tokens[pattern].kind == QLORA__JSON_STRING &&
         !qlora__json_is(r->json, pattern, "layers")) {
-        return qlora__config_refuse(r, "layers_pattern", pattern, "\"layers\" is");
+        return qlora__config_refuse(r, "layers_pattern", pattern, "only \"layers\" is supported");
     }
     return QLORA_OK;
 }
 
-// A list of strings, or a string where one is allowed.
+// Checks a list of strings or a single string.
 static qlora_result qlora__peft_check_names(const qlora__config_reader* r, const char* key,
                                             uint32_t* out) {
     char shown[48];
@@ -6418,13 +6592,8 @@ static qlora_result qlora__peft_check_names(const qlora__config_reader* r, const
 
 static qlora_result qlora__peft_check_object(const qlora__config_reader* r, const char* key,
                                              uint32_t* out) {
-    char shown[48];
     *out = qlora__config_find(r, key);
-    if (*out != 0 && qlora__json_kind_of(r->json, *out) != QLORA__JSON_OBJECT) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
-                               r->json->label, key, qlora__config_show(r, *out, shown));
-    }
-    return QLORA_OK;
+    return *out != 0 ? qlora__config_need_object(r, key, *out) : QLORA_OK;
 }
 
 static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
@@ -6434,15 +6603,14 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     r.json = &p->json;
     r.object = 0;
     if (qlora__json_kind_of(r.json, 0) != QLORA__JSON_OBJECT) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a JSON object was expected",
-                               r.json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", r.json->label);
     }
     uint32_t type = qlora__config_find(&r, "peft_type");
     if (type == 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: peft_type is missing", r.json->label);
     }
     if (!qlora__json_is(r.json, type, "LORA")) {
-        return qlora__config_refuse(&r, "peft_type", type, "LORA is");
+        return qlora__config_refuse(&r, "peft_type", type, "only LORA is supported");
     }
     QLORA__TRY(qlora__peft_check_switches(&r));
     QLORA__TRY(qlora__config_int(&r, "r", 8, 1, 65536, &p->rank));
@@ -6452,7 +6620,7 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     if (dropout != 0 && (!qlora__json_double(r.json, dropout, &p->dropout) || p->dropout < 0.0 ||
                          p->dropout >= 1.0)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: lora_dropout is %s; it must be from 0 to below 1",
+                               "%s: lora_dropout is %s; it must be at least 0 and less than 1",
                                r.json->label, qlora__config_show(&r, dropout, shown));
     }
     QLORA__TRY(qlora__peft_check_names(&r, "target_modules", &p->targets));
@@ -6466,7 +6634,7 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     return qlora__peft_check_object(&r, "alpha_pattern", &p->alpha_pattern);
 }
 
-// adapter_config.json from memory that outlives *p. qlora__peft_close when done.
+// Parses adapter_config.json from memory, which must outlive *p. Call qlora__peft_close afterwards.
 static QLORA__UNUSED qlora_result qlora__peft_parse(qlora__env* env, const char* label,
                                                     const void* text, uint64_t size,
                                                     qlora__peft* p) {
@@ -6479,16 +6647,34 @@ static QLORA__UNUSED qlora_result qlora__peft_parse(qlora__env* env, const char*
     return result;
 }
 
-// Name of a module's tensor in adapter_model.safetensors; `which` is 'A' or 'B'.
+// The name of a module's tensor in adapter_model.safetensors; `which` is 'A' or 'B'.
 static qlora_result qlora__peft_key(qlora__env* env, const char* module, char which,
                                     char out[320]) {
     int n = snprintf(out, 320, "base_model.model.%s.lora_%c.weight", module, which);
-    return n > 0 && n < 320
-               ? QLORA_OK
-               : qlora__env_fail(env, QLORA_ERR_ARGUMENT, "module name too long: %.60s...", module);
+    return n > 0 && n < 320 ? QLORA_OK
+                            : qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                                              "the module name %.60s... is too long", module);
 }
 
-// One tensor of the adapter: a matrix of a module that the config targets, of the config's rank.
+// Checks the type and shape of lora_A (which = 0) or lora_B (which = 1).
+static qlora_result qlora__peft_check_matrix(qlora__env* env, const qlora__peft* p,
+                                             const qlora__st_tensor* t, int which, int64_t rank) {
+    char shape[96];
+    if (!qlora__st_is_float(t)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s has dtype %s; supported are F32, BF16 and F16",
+                               p->tensors.dir, t->name, qlora__st_dtypes[t->dtype].name);
+    }
+    if (t->rank != 2 || t->shape[which] != rank) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %s has shape %s; adapter_config.json gives it rank %lld",
+            p->tensors.dir, t->name, qlora__shape_text(t->shape, t->rank, shape), (long long)rank);
+    }
+    return QLORA_OK;
+}
+
+// Checks one tensor of the adapter: a matrix of a module that the config targets, with the rank of
+// the config, whose partner exists.
 static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft* p,
                                              const qlora__st_tensor* t) {
     static const char prefix[] = "base_model.model.";
@@ -6513,7 +6699,7 @@ static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft*
     QLORA__TRY(qlora__peft_lookup(env, p, module, &found));
     if (found.rank == 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %s: adapter_config.json does not target this", p->tensors.dir,
+                               "%s: %s is not targeted by adapter_config.json", p->tensors.dir,
                                t->name);
     }
     memcpy(partner, t->name, length + 1);
@@ -6521,14 +6707,7 @@ static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft*
     if (qlora__folder_find(&p->tensors, partner) == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s is missing", p->tensors.dir, partner);
     }
-    if (!qlora__st_is_float(t) || t->rank != 2 || t->shape[which] != found.rank) {
-        char shape[96];
-        return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "%s: %s: %s %s; adapter_config.json gives it rank %lld",
-                               p->tensors.dir, t->name, qlora__st_dtypes[t->dtype].name,
-                               qlora__shape_text(t->shape, t->rank, shape), (long long)found.rank);
-    }
-    return QLORA_OK;
+    return qlora__peft_check_matrix(env, p, t, which, found.rank);
 }
 
 static qlora_result qlora__peft_open_files(qlora__env* env, const char* dir, qlora__peft* p) {
@@ -6547,8 +6726,8 @@ static qlora_result qlora__peft_open_files(qlora__env* env, const char* dir, qlo
     return QLORA_OK;
 }
 
-// Opens an adapter folder and checks it in itself: every tensor is half of a pair, is targeted by
-// the config and has its rank. Nothing to close after a failure.
+// Opens an adapter folder and checks its consistency: every tensor is half of a pair, is targeted
+// by the config and has its rank. After a failure there is nothing to close.
 static QLORA__UNUSED qlora_result qlora__peft_open(qlora__env* env, const char* dir,
                                                    qlora__peft* p) {
     memset(p, 0, sizeof *p);
@@ -6559,7 +6738,8 @@ static QLORA__UNUSED qlora_result qlora__peft_open(qlora__env* env, const char* 
     return result;
 }
 
-// The adapter's matrices for module [out, in]; rank 0 when the config does not target it.
+// Finds the matrices of the adapter for a module [out, in]; the rank is 0 if the config does not
+// target it.
 static QLORA__UNUSED qlora_result qlora__peft_find(qlora__env* env, const qlora__peft* p,
                                                    const char* module, int64_t out_size,
                                                    int64_t in_size, qlora__peft_module* out) {
@@ -6576,7 +6756,7 @@ static QLORA__UNUSED qlora_result qlora__peft_find(qlora__env* env, const qlora_
     return QLORA_OK;
 }
 
-// ---- PEFT adapters, written
+// ---- writing PEFT adapters ----------------------------------------------------------------------
 
 typedef struct qlora__peft_override {
     const char* module; // full name or a suffix of it
@@ -6598,7 +6778,7 @@ typedef struct qlora__peft_desc {
     uint32_t override_count;
 } qlora__peft_desc;
 
-// PEFT declares alpha an integer and accepts a float.
+// PEFT declares alpha as an integer but accepts a float.
 static void qlora__peft_write_alpha(qlora__json_writer* w, const char* key, double alpha) {
     if (alpha >= 0.0 && alpha < 1e15 && (double)(int64_t)alpha == alpha) {
         qlora__json_write_int(w, key, (int64_t)alpha);
@@ -6607,7 +6787,7 @@ static void qlora__peft_write_alpha(qlora__json_writer* w, const char* key, doub
     }
 }
 
-// A pattern's key is a regular expression: dots in a name are escaped.
+// The keys of a pattern are regular expressions, so dots in a name are escaped.
 static void qlora__peft_write_pattern(qlora__json_writer* w, const char* name,
                                       const qlora__peft_desc* d, bool ranks) {
     qlora__json_write_open(w, name, '{');
@@ -6631,7 +6811,8 @@ static void qlora__peft_write_pattern(qlora__json_writer* w, const char* name,
     qlora__json_write_close(w, '}');
 }
 
-// The text of adapter_config.json: the keys every PEFT version knows, sorted, two spaces.
+// Writes the text of adapter_config.json: the keys that every version of PEFT knows, sorted, with
+// an indent of two spaces.
 static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* d) {
     qlora__json_writer w;
     qlora__json_write_begin(&w, text, 2);
@@ -6674,8 +6855,9 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
     qlora__json_write_close(&w, '}');
 }
 
-// Writes adapter_config.json into `dir`. The matrices go beside it through qlora__st_write_*, named
-// by qlora__peft_key; write them first, so that a config never stands without its weights.
+// Writes adapter_config.json into `dir`. The matrices are written to the same folder with
+// qlora__st_write_*, under the names of qlora__peft_key; write them first, so that a config is
+// never written before its weights.
 static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora__env* env, const char* dir,
                                                            const qlora__peft_desc* d) {
     char path[QLORA__PATH_ROOM];
@@ -6693,7 +6875,7 @@ static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora__env* env, cons
 
 //@@ src/formats/gguf.h
 
-// ---- GGUF adapters, written
+// ---- writing GGUF adapters ----------------------------------------------------------------------
 
 #define QLORA__GGUF_ALIGN 32u
 #define QLORA__GGUF_NAME 64
@@ -6707,13 +6889,13 @@ typedef struct qlora__gguf_entry {
 
 typedef struct qlora__gguf_writer {
     qlora__out out;
-    const qlora__gguf_entry* entries; // the caller's, until the end
+    const qlora__gguf_entry* entries; // owned by the caller; must outlive the writer
     uint32_t count;
     uint32_t current;
-    uint64_t left; // bytes of the current tensor still to come
+    uint64_t left; // remaining bytes of the current tensor
 } qlora__gguf_writer;
 
-// Name of a module's matrix, "model.layers.0.self_attn.q_proj" and 'a' ->
+// The name of a module's matrix: "model.layers.0.self_attn.q_proj" and 'a' give
 // "blk.0.attn_q.weight.lora_a".
 static QLORA__UNUSED qlora_result qlora__gguf_name(qlora__env* env, const char* module, char which,
                                                    char out[QLORA__GGUF_NAME]) {
@@ -6739,10 +6921,11 @@ static QLORA__UNUSED qlora_result qlora__gguf_name(qlora__env* env, const char* 
             }
         }
     }
-    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s has no name in a GGUF adapter", module);
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s cannot be stored in a GGUF adapter",
+                           module);
 }
 
-// llama.cpp's name of a family's architecture.
+// The name that llama.cpp uses for the architecture of a family.
 static QLORA__UNUSED const char* qlora__gguf_architecture(qlora_family family) {
     for (int i = 0; i < QLORA__FAMILY_COUNT; i++) {
         if (qlora__families[i].family == family) {
@@ -6752,8 +6935,9 @@ static QLORA__UNUSED const char* qlora__gguf_architecture(qlora_family family) {
     return "";
 }
 
-// llama.cpp turns pairs of neighbours where Hugging Face files turn the two halves of a head, for
-// its "llama" architecture only: row `row` of a q or k matrix comes from this row of ours.
+// For its "llama" architecture, llama.cpp rotates pairs of neighbours where Hugging Face files
+// rotate the two halves of a head. Returns the row of our matrix that becomes row `row` of a q or k
+// matrix.
 static QLORA__UNUSED int64_t qlora__gguf_source_row(qlora_family family, int64_t row,
                                                     int64_t head_dim) {
     if (family != QLORA_FAMILY_LLAMA && family != QLORA_FAMILY_MISTRAL) {
@@ -6763,13 +6947,13 @@ static QLORA__UNUSED int64_t qlora__gguf_source_row(qlora_family family, int64_t
     return row - in_head + in_head % 2 * (head_dim / 2) + in_head / 2;
 }
 
-// llama.cpp scales by alpha / rank and knows no rsLoRA: the alpha to write so that its scale is
-// ours.
+// llama.cpp scales by alpha / rank and does not support rsLoRA. Returns the alpha to write so that
+// its scale equals ours.
 static QLORA__UNUSED double qlora__gguf_alpha(double alpha, int64_t rank, bool rslora) {
     return rslora ? alpha * sqrt((double)rank) : alpha;
 }
 
-// The file has one alpha for all: what to multiply B by where a module's scale is another one.
+// The file has a single alpha. Returns the factor for B of a module whose scale differs.
 static QLORA__UNUSED double qlora__gguf_fold(double scale, double file_alpha, int64_t rank) {
     return scale * (double)rank / file_alpha;
 }
@@ -6842,8 +7026,8 @@ static void qlora__gguf_abort(qlora__env* env, qlora__gguf_writer* w) {
     memset(w, 0, sizeof *w);
 }
 
-// Begins a LoRA file; then the floats of each entry in turn, in pieces of any size; then commit or
-// abort. `alpha` is what qlora__gguf_alpha gives.
+// Starts a LoRA file. Then write the floats of each entry in turn, in pieces of any size, and
+// commit or abort. `alpha` is the result of qlora__gguf_alpha.
 static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora__env* env, const char* path,
                                                     const char* architecture, double alpha,
                                                     const qlora__gguf_entry* entries,
@@ -6877,7 +7061,8 @@ static QLORA__UNUSED qlora_result qlora__gguf_write(qlora__env* env, qlora__gguf
     memset(zeros, 0, sizeof zeros);
     while (size > 0) {
         if (w->current == w->count) {
-            return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "GGUF: more bytes than announced");
+            return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                                   "GGUF: more bytes than the header declares");
         }
         size_t piece = size < w->left ? size : (size_t)w->left;
         QLORA__TRY(qlora__out_write(env, &w->out, p, piece));
@@ -6898,7 +7083,7 @@ static QLORA__UNUSED qlora_result qlora__gguf_write(qlora__env* env, qlora__gguf
 static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora__env* env, qlora__gguf_writer* w) {
     qlora_result result = QLORA_OK;
     if (w->current != w->count) {
-        result = qlora__env_fail(env, QLORA_ERR_ARGUMENT, "GGUF: %s was not written whole",
+        result = qlora__env_fail(env, QLORA_ERR_ARGUMENT, "GGUF: %s was not written completely",
                                  w->entries[w->current].name);
     } else {
         result = qlora__out_commit(env, &w->out);
@@ -7056,21 +7241,8 @@ typedef struct qlora__symbol {
     int required;
 } qlora__symbol;
 
-typedef struct qlora__cache qlora__cache; // section CACHE
-
-// A model's four stacks of projections, and attention's dq.
-#define QLORA__BESIDE_SLOTS 5
-
-// A second line of work inside a captured graph (section CONTEXT).
-typedef struct qlora__beside {
-    void* stream;
-    void* fork;                      // event: where the second line leaves the first
-    void* done[QLORA__BESIDE_SLOTS]; // events: what the first line can wait for
-    unsigned pending;                // bit i: done[i] was recorded and not waited for
-    bool forked;                     // in this capture
-    void* first;                     // the context's stream, while the second is in use
-    qlora__buffer* workspace;        // for cuBLAS
-} qlora__beside;
+typedef struct qlora__cache qlora__cache;   // section CACHE
+typedef struct qlora__beside qlora__beside; // section TENSOR
 
 struct qlora__gpu {
     qlora__cuda_table cu;
@@ -7096,7 +7268,7 @@ struct qlora__gpu {
     char cublas_note[256];
     void* workspace;    // for cuBLAS
     qlora__buffer* own_workspace;
-    qlora__beside beside;
+    qlora__beside* beside; // tensor/beside.h
     qlora__cache* cache;
 };
 
@@ -7179,17 +7351,17 @@ static qlora_result qlora__cu(qlora_ctx* ctx, int code, const char* what) {
         return QLORA_OK;
     }
     const char* name = qlora__cu_name(ctx->gpu, code);
-    if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what, name);
-    }
+    char why[160];
+    snprintf(why, sizeof why, " failed with %.140s", name);
+    qlora__capture_broke(ctx, what, why);
     if (qlora__cu_is_sticky(code)) {
-        char why[256];
-        snprintf(why, sizeof why, "%s (%d), seen at %s", name, code, what);
-        qlora__device_lost(ctx, why);
+        char lost[256];
+        snprintf(lost, sizeof lost, "%s (%d), seen at %s", name, code, what);
+        qlora__device_lost(ctx, lost);
         return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
                            "a kernel launched earlier failed: %s; the CUDA context is unusable, "
                            "destroy this context (QLORA_DEBUG finds the kernel)",
-                           why);
+                           lost);
     }
     if (code == 2) {
         size_t free_bytes = 0;
@@ -7231,10 +7403,9 @@ static qlora_result qlora__blas(qlora_ctx* ctx, int status, const char* what) {
         return QLORA_OK;
     }
     ctx->gpu->cublas_bound = false; // its stream, workspace and modes may be half set
-    if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what,
-                 qlora__cublas_name(status));
-    }
+    char why[96];
+    snprintf(why, sizeof why, " failed with %s", qlora__cublas_name(status));
+    qlora__capture_broke(ctx, what, why);
     // cuBLAS has one word for every fault; the stream knows whether an earlier kernel's is behind
     // it.
     int code = ctx->capture == NULL ? ctx->gpu->cu.StreamSynchronize(ctx->gpu->stream) : 0;
@@ -7403,13 +7574,11 @@ static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
 
 // The handle's stream, workspace and modes; again after whatever could have changed them
 // (C-STREAM). cublasSetStream resets the workspace, so that comes second.
-static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx) {
+static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx, void* workspace) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu->cublas_bound && !gpu->cublas_exposed) {
         return QLORA_OK;
     }
-    bool second = gpu->beside.first != NULL; // lines that run at the same time share nothing
-    void* workspace = second ? gpu->beside.workspace->data : gpu->workspace;
     QLORA__TRY(qlora__blas(ctx, gpu->blas.SetStream(gpu->cublas, gpu->stream), "cublasSetStream"));
     QLORA__TRY(
         qlora__blas(ctx, gpu->blas.SetWorkspace(gpu->cublas, workspace, ctx->desc.workspace_bytes),
@@ -7510,27 +7679,20 @@ static void qlora__device_free(qlora_ctx* ctx, void* data, size_t bytes) {
 #endif // QLORA_NO_CUDA
 
 
-//@@ src/tensor/checks.h
+//@@ src/tensor/capture.h
 
-// Elements from the first to the last of a tensor; false when that overflows.
-static bool qlora__tensor_span(const qlora_tensor* t, size_t* elements) {
-    *elements = 0;
-    if (t->rows == 0 || t->cols == 0 || t->batch == 0) {
-        return true;
-    }
-    size_t last_row = 0;
-    size_t last_batch = 0;
-    size_t sum = 0;
-    return qlora__mul((size_t)(t->rows - 1), (size_t)t->ld, &last_row) &&
-           qlora__mul((size_t)(t->batch - 1), (size_t)t->batch_stride, &last_batch) &&
-           qlora__add(last_row, last_batch, &sum) && qlora__add(sum, (size_t)t->cols, elements);
-}
+// ---- what a graph uses --------------------------------------------------------------------------
 
-static bool qlora__tensor_bytes(const qlora_tensor* t, size_t* bytes) {
-    size_t elements = 0;
-    return qlora__tensor_span(t, &elements) &&
-           qlora__mul(elements, qlora_dtype_bytes(t->dtype), bytes);
-}
+// The part of a graph that memory knows: which of our buffers it uses, and why it can no longer be
+// replayed.
+struct qlora__watch {
+    qlora__watch* next;
+    uint64_t key;      // of the graph
+    uint64_t* buffers; // ids
+    size_t buffer_count;
+    size_t buffer_capacity;
+    char invalid[128]; // "" while it can be replayed
+};
 
 // Remembers which of our buffers a graph in the making uses, so that freeing one invalidates it.
 static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
@@ -7568,16 +7730,41 @@ static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
     return QLORA_OK;
 }
 
-// What cannot happen inside a capture says so here; the capture then fails and names it.
-static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
-    if (ctx->capture == NULL) {
-        return QLORA_OK;
+// buffer_id 0: all of them.
+static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const char* why) {
+    for (qlora__watch* g = ctx->watches; g != NULL; g = g->next) {
+        bool hit = buffer_id == 0;
+        for (size_t i = 0; i < g->buffer_count && !hit; i++) {
+            hit = g->buffers[i] == buffer_id;
+        }
+        if (hit && g->invalid[0] == '\0') {
+            snprintf(g->invalid, sizeof g->invalid, "%s", why);
+            QLORA__LOG(ctx, INFO, GRAPH, "graph %llu is no longer valid: %s",
+                       (unsigned long long)g->key, why);
+        }
     }
-    if (ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s", what);
+}
+
+//@@ src/tensor/checks.h
+
+// Elements from the first to the last of a tensor; false when that overflows.
+static bool qlora__tensor_span(const qlora_tensor* t, size_t* elements) {
+    *elements = 0;
+    if (t->rows == 0 || t->cols == 0 || t->batch == 0) {
+        return true;
     }
-    return qlora__fail(ctx, QLORA_ERR_CAPTURE,
-                       "%s cannot be part of a graph; do it before the capture", what);
+    size_t last_row = 0;
+    size_t last_batch = 0;
+    size_t sum = 0;
+    return qlora__mul((size_t)(t->rows - 1), (size_t)t->ld, &last_row) &&
+           qlora__mul((size_t)(t->batch - 1), (size_t)t->batch_stride, &last_batch) &&
+           qlora__add(last_row, last_batch, &sum) && qlora__add(sum, (size_t)t->cols, elements);
+}
+
+static bool qlora__tensor_bytes(const qlora_tensor* t, size_t* bytes) {
+    size_t elements = 0;
+    return qlora__tensor_span(t, &elements) &&
+           qlora__mul(elements, qlora_dtype_bytes(t->dtype), bytes);
 }
 
 // The checks that every operator makes of every tensor; -1 accepts any size.
@@ -7666,36 +7853,6 @@ static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* 
 }
 
 //@@ src/tensor/tensor.h
-
-struct qlora_graph {
-    qlora_ctx* owner;
-    qlora_graph* next;
-    uint64_t key;
-    uint64_t replays;
-    size_t nodes;
-    uint64_t* buffers; // ids of our buffers that it uses
-    size_t buffer_count;
-    size_t buffer_capacity;
-    void* exec; // CUgraphExec
-    qlora_graph_fn fn;
-    void* user;
-    char invalid[128]; // why it cannot be replayed; "" while it can
-};
-
-// buffer_id 0: all of them.
-static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const char* why) {
-    for (qlora_graph* g = ctx->graphs; g != NULL; g = g->next) {
-        bool hit = buffer_id == 0;
-        for (size_t i = 0; i < g->buffer_count && !hit; i++) {
-            hit = g->buffers[i] == buffer_id;
-        }
-        if (hit && g->invalid[0] == '\0') {
-            snprintf(g->invalid, sizeof g->invalid, "%s", why);
-            QLORA__LOG(ctx, INFO, GRAPH, "graph %llu is no longer valid: %s",
-                       (unsigned long long)g->key, why);
-        }
-    }
-}
 
 static qlora_result qlora__buffer_create(qlora_ctx* ctx, size_t bytes, qlora__buffer** out) {
     QLORA__TRY(qlora__not_in_capture(ctx, "allocating memory"));
@@ -7905,26 +8062,6 @@ qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int6
                                          int64_t rows, int64_t cols, qlora_tensor* out) {
     QLORA__ENTER(ctx, "qlora_tensor_create_batched");
     return qlora__leave(ctx, qlora__tensor_create(ctx, dtype, batch, rows, cols, out));
-}
-
-// Destroying works on a dead device, too: what is left there goes with its CUDA context. Where a
-// live one cannot be made current, nothing is destroyed and the caller may try again.
-static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
-    if (ctx == NULL) {
-        return QLORA_ERR_ARGUMENT;
-    }
-    if (ctx->depth == 0) {
-        ctx->env.call = call;
-        ctx->env.error[0] = '\0';
-        qlora_result r = ctx->activate != NULL ? ctx->activate(ctx) : QLORA_OK;
-        if (r != QLORA_OK && ctx->dead[0] == '\0') {
-            return r;
-        }
-        ctx->not_current = r != QLORA_OK;
-        ctx->env.error[0] = '\0';
-    }
-    ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
-    return QLORA_OK;
 }
 
 static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) {
@@ -8265,6 +8402,178 @@ static qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* slot, void* ta
     memcpy(target, source, bytes);
     return QLORA_OK;
 }
+
+//@@ src/tensor/beside.h
+
+#ifndef QLORA_NO_CUDA
+
+// ---- work beside the stream ---------------------------------------------------------------------
+//
+// Small kernels leave most of a large GPU idle. In a captured graph, what lies between
+// qlora__beside_begin and _end becomes a second line: it starts when all that was queued before
+// _begin is done (and what went beside before it), and runs at the same time as what follows _end.
+// Whoever needs its results, or writes what it reads, calls qlora__beside_wait first. Lines have
+// one scratch between them, so work that needs scratch belongs to the first. Outside a capture all
+// of it is one line, in the order of the calls: the same kernels, and the same bits.
+
+// Whoever puts work on the second line gives it a slot, counted from 0.
+#define QLORA__BESIDE_SLOTS 5
+
+struct qlora__beside {
+    void* stream;
+    void* fork;                      // event: where the second line leaves the first
+    void* done[QLORA__BESIDE_SLOTS]; // events: what the first line can wait for
+    unsigned pending;                // bit i: done[i] was recorded and not waited for
+    bool forked;                     // in this capture
+    void* first;                     // the context's stream, while the second is in use
+    qlora__buffer* workspace;        // for cuBLAS
+};
+
+// A stream of our own with desc.stream_priority; a driver without priorities gives a plain one.
+static qlora_result qlora__stream_create(qlora_ctx* ctx, void** out) {
+    qlora__gpu* gpu = ctx->gpu;
+    int priority = (int)ctx->desc.stream_priority;
+    if (priority != 0 && gpu->cu.StreamCreateWithPriority != NULL) {
+        int code = gpu->cu.StreamCreateWithPriority(out, QLORA__CU_STREAM_NON_BLOCKING, priority);
+        return qlora__cu(ctx, code, "cuStreamCreateWithPriority");
+    }
+    return qlora__cu(ctx, gpu->cu.StreamCreate(out, QLORA__CU_STREAM_NON_BLOCKING),
+                     "cuStreamCreate");
+}
+
+static qlora_result qlora__beside_open(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = (qlora__beside*)qlora__alloc_zero(ctx, sizeof *b);
+    if (b == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    gpu->beside = b;
+    QLORA__TRY(qlora__stream_create(ctx, &b->stream));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->fork, QLORA__CU_EVENT_DISABLE_TIMING),
+                         "cuEventCreate"));
+    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
+        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->done[i], QLORA__CU_EVENT_DISABLE_TIMING),
+                             "cuEventCreate"));
+    }
+    return gpu->cublas != NULL ? qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &b->workspace)
+                               : QLORA_OK;
+}
+
+static void qlora__beside_close(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = gpu->beside;
+    if (b == NULL) {
+        return;
+    }
+    qlora__buffer_destroy(ctx, b->workspace);
+    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
+        if (b->done[i] != NULL) {
+            gpu->cu.EventDestroy(b->done[i]);
+        }
+    }
+    if (b->fork != NULL) {
+        gpu->cu.EventDestroy(b->fork);
+    }
+    if (b->stream != NULL) {
+        gpu->cu.StreamDestroy(b->stream);
+    }
+    qlora__free(ctx, b, sizeof *b);
+    gpu->beside = NULL;
+}
+
+// What cuBLAS works in on the line in use: lines that run at the same time share nothing.
+static QLORA__UNUSED void* qlora__beside_workspace(const qlora_ctx* ctx) {
+    const qlora__gpu* gpu = ctx->gpu;
+    bool second = gpu->beside != NULL && gpu->beside->first != NULL;
+    return second ? gpu->beside->workspace->data : gpu->workspace;
+}
+
+static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (ctx->capture == NULL || gpu == NULL) {
+        return QLORA_OK;
+    }
+    qlora__beside* b = gpu->beside;
+    QLORA_ASSERT(b->first == NULL);
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(b->stream, b->fork, 0), "cuStreamWaitEvent"));
+    b->forked = true;
+    b->first = gpu->stream;
+    gpu->stream = b->stream;
+    gpu->cublas_bound = false;
+    return QLORA_OK;
+}
+
+// Back to the context's stream, whatever has happened.
+static void qlora__beside_leave(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu->beside->first != NULL) {
+        gpu->stream = gpu->beside->first;
+        gpu->beside->first = NULL;
+        gpu->cublas_bound = false;
+    }
+}
+
+// Before a capture ends. What failed may have left the second line open: it is joined, as far as
+// that still goes, because a capture may not end otherwise.
+static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = gpu->beside;
+    qlora__beside_leave(ctx);
+    if (failed && b->forked && gpu->cu.EventRecord(b->fork, b->stream) == 0) {
+        gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
+    }
+    b->forked = false;
+    b->pending = 0;
+}
+
+// r is what the work between returned; on failure the capture is lost anyway.
+static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (ctx->capture == NULL || gpu == NULL) {
+        return r;
+    }
+    qlora__beside_leave(ctx);
+    QLORA__TRY(r);
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(gpu->beside->done[slot], gpu->beside->stream),
+                         "cuEventRecord"));
+    gpu->beside->pending |= 1u << slot;
+    return QLORA_OK;
+}
+
+// What follows on the stream comes after the work of these slots (bits), all of it so far.
+static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
+    qlora__gpu* gpu = ctx->gpu;
+    for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__BESIDE_SLOTS; i++) {
+        if ((slots & gpu->beside->pending & 1u << i) != 0) {
+            gpu->beside->pending &= ~(1u << i);
+            QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside->done[i], 0),
+                                 "cuStreamWaitEvent"));
+        }
+    }
+    return QLORA_OK;
+}
+
+#else
+
+static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
+    (void)ctx;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
+    (void)ctx;
+    (void)slot;
+    return r;
+}
+
+static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
+    (void)ctx;
+    (void)slots;
+    return QLORA_OK;
+}
+
+#endif
 
 //@@ src/cache/registry.h
 
@@ -9300,125 +9609,6 @@ static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
 
 #ifndef QLORA_NO_CUDA
 
-// ---- work beside the stream ---------------------------------------------------------------------
-//
-// Small kernels leave most of a large GPU idle. In a captured graph, what lies between
-// qlora__beside_begin and _end becomes a second line: it starts when all that was queued before
-// _begin is done (and what went beside before it), and runs at the same time as what follows _end.
-// Whoever needs its results, or writes what it reads, calls qlora__beside_wait first. Lines have
-// one scratch between them, so work that needs scratch belongs to the first. Outside a capture all
-// of it is one line, in the order of the calls: the same kernels, and the same bits.
-
-// A stream of our own with desc.stream_priority; a driver without priorities gives a plain one.
-static qlora_result qlora__stream_create(qlora_ctx* ctx, void** out) {
-    qlora__gpu* gpu = ctx->gpu;
-    int priority = (int)ctx->desc.stream_priority;
-    if (priority != 0 && gpu->cu.StreamCreateWithPriority != NULL) {
-        int code = gpu->cu.StreamCreateWithPriority(out, QLORA__CU_STREAM_NON_BLOCKING, priority);
-        return qlora__cu(ctx, code, "cuStreamCreateWithPriority");
-    }
-    return qlora__cu(ctx, gpu->cu.StreamCreate(out, QLORA__CU_STREAM_NON_BLOCKING),
-                     "cuStreamCreate");
-}
-
-static qlora_result qlora__beside_open(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    qlora__beside* b = &gpu->beside;
-    QLORA__TRY(qlora__stream_create(ctx, &b->stream));
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->fork, QLORA__CU_EVENT_DISABLE_TIMING),
-                         "cuEventCreate"));
-    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
-        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->done[i], QLORA__CU_EVENT_DISABLE_TIMING),
-                             "cuEventCreate"));
-    }
-    return gpu->cublas != NULL ? qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &b->workspace)
-                               : QLORA_OK;
-}
-
-static void qlora__beside_close(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    qlora__beside* b = &gpu->beside;
-    qlora__buffer_destroy(ctx, b->workspace);
-    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
-        if (b->done[i] != NULL) {
-            gpu->cu.EventDestroy(b->done[i]);
-        }
-    }
-    if (b->fork != NULL) {
-        gpu->cu.EventDestroy(b->fork);
-    }
-    if (b->stream != NULL) {
-        gpu->cu.StreamDestroy(b->stream);
-    }
-    memset(b, 0, sizeof *b);
-}
-
-static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    if (ctx->capture == NULL || gpu == NULL) {
-        return QLORA_OK;
-    }
-    qlora__beside* b = &gpu->beside;
-    QLORA_ASSERT(b->first == NULL);
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(b->stream, b->fork, 0), "cuStreamWaitEvent"));
-    b->forked = true;
-    b->first = gpu->stream;
-    gpu->stream = b->stream;
-    gpu->cublas_bound = false;
-    return QLORA_OK;
-}
-
-// Back to the context's stream, whatever has happened.
-static void qlora__beside_leave(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    if (gpu->beside.first != NULL) {
-        gpu->stream = gpu->beside.first;
-        gpu->beside.first = NULL;
-        gpu->cublas_bound = false;
-    }
-}
-
-// Before a capture ends. What failed may have left the second line open: it is joined, as far as
-// that still goes, because a capture may not end otherwise.
-static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
-    qlora__gpu* gpu = ctx->gpu;
-    qlora__beside* b = &gpu->beside;
-    qlora__beside_leave(ctx);
-    if (failed && b->forked && gpu->cu.EventRecord(b->fork, b->stream) == 0) {
-        gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
-    }
-    b->forked = false;
-    b->pending = 0;
-}
-
-// r is what the work between returned; on failure the capture is lost anyway.
-static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
-    qlora__gpu* gpu = ctx->gpu;
-    if (ctx->capture == NULL || gpu == NULL) {
-        return r;
-    }
-    qlora__beside_leave(ctx);
-    QLORA__TRY(r);
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(gpu->beside.done[slot], gpu->beside.stream),
-                         "cuEventRecord"));
-    gpu->beside.pending |= 1u << slot;
-    return QLORA_OK;
-}
-
-// What follows on the stream comes after the work of these slots (bits), all of it so far.
-static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
-    qlora__gpu* gpu = ctx->gpu;
-    for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__BESIDE_SLOTS; i++) {
-        if ((slots & gpu->beside.pending & 1u << i) != 0) {
-            gpu->beside.pending &= ~(1u << i);
-            QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside.done[i], 0),
-                                 "cuStreamWaitEvent"));
-        }
-    }
-    return QLORA_OK;
-}
-
 // All that qlora__gpu_open_tools made, with the device's context current.
 static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
@@ -9501,7 +9691,7 @@ static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
         QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &gpu->own_workspace));
         gpu->workspace = gpu->own_workspace->data;
     }
-    QLORA__TRY(qlora__cublas_bind(ctx));
+    QLORA__TRY(qlora__cublas_bind(ctx, qlora__beside_workspace(ctx)));
     QLORA__LOG(ctx, INFO, CUBLAS, "cuBLAS %s", gpu->cublas_note);
     return qlora__beside_open(ctx);
 }
@@ -9559,23 +9749,6 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
 }
 
 #else
-
-static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
-    (void)ctx;
-    return QLORA_OK;
-}
-
-static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
-    (void)ctx;
-    (void)slot;
-    return r;
-}
-
-static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
-    (void)ctx;
-    (void)slots;
-    return QLORA_OK;
-}
 
 static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     (void)ctx;
@@ -9782,7 +9955,7 @@ static qlora_result qlora__ctx_set_stream(qlora_ctx* ctx, void* stream) {
     gpu->cublas_bound = false;
     qlora__graphs_invalidate(ctx, 0, "the stream was changed");
     if (gpu->cublas != NULL) {
-        return qlora__cublas_bind(ctx);
+        return qlora__cublas_bind(ctx, qlora__beside_workspace(ctx));
     }
 #endif
     return QLORA_OK;
@@ -9809,10 +9982,10 @@ static qlora_result qlora__workspace_swap(qlora_ctx* ctx, void* memory, size_t b
         return r;
     }
     qlora__buffer_destroy(ctx, gpu->own_workspace);
-    qlora__buffer_destroy(ctx, gpu->beside.workspace);
+    qlora__buffer_destroy(ctx, gpu->beside->workspace);
     gpu->own_workspace = own;
     gpu->workspace = own != NULL ? own->data : memory;
-    gpu->beside.workspace = second;
+    gpu->beside->workspace = second;
     return QLORA_OK;
 }
 
@@ -9841,7 +10014,7 @@ static qlora_result qlora__ctx_set_workspace(qlora_ctx* ctx, void* memory, size_
     ctx->desc.workspace_bytes = bytes;
 #ifndef QLORA_NO_CUDA
     if (ctx->gpu != NULL && ctx->gpu->cublas != NULL) {
-        return qlora__cublas_bind(ctx);
+        return qlora__cublas_bind(ctx, qlora__beside_workspace(ctx));
     }
 #endif
     return QLORA_OK;
@@ -9962,7 +10135,8 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
 
 //@@ src/cpu/gemm.h
 
-// One product, checked: row-major C[M,N] = alpha alpha_dev op(A) op(B) + beta C, batch of them.
+// One matrix product whose arguments have been checked: row-major C[M,N] = alpha alpha_dev op(A)
+// op(B) + beta C for each of `batch` matrices.
 typedef struct qlora__gemm {
     bool ta; // A is stored [K,M]
     bool tb; // B is stored [N,K]
@@ -9976,23 +10150,23 @@ typedef struct qlora__gemm {
     int64_t ldb;
     int64_t ldc;
     int64_t batch;
-    int64_t sA; // batch strides, 0 where one matrix serves all
+    int64_t sA; // batch strides; 0 if all products share one matrix
     int64_t sB;
     int64_t sC;
-    qlora_dtype a_type; // the same as b_type once mixed operands are cast
+    qlora_dtype a_type; // equal to b_type once mixed operands have been cast
     qlora_dtype b_type;
     qlora_dtype out;
     float alpha;
     float beta;
     const float* alpha_dev; // NULL: 1
-    const float* beta_dev;  // given with alpha_dev
+    const float* beta_dev;  // set together with alpha_dev
     bool tf32;
 } qlora__gemm;
 
-// ---- CPU ----------------------------------------------------------------------------------------
+// ---- products on the CPU ------------------------------------------------------------------------
 
-// A panel of 64 rows meets four tiles of 16 columns; K goes by in steps of 64, packed as
-// QLORA__REAL. Each element of C is one sum in ascending k, whatever the threads do.
+// A panel of 64 rows is multiplied by four tiles of 16 columns, in steps of 64 along K, packed as
+// QLORA__REAL. Each element of C is one sum in ascending k, however the threads share the work.
 #define QLORA__PANEL 64
 #define QLORA__TILE 16
 #define QLORA__TILES 4
@@ -10022,8 +10196,8 @@ static void qlora__gemm_pack(const void* data, qlora_dtype dtype, int64_t base, 
     }
 }
 
-// acc[4][16] += a[k][4 of 64] b[k][16] over the packed steps, eight columns at a time: four rows of
-// two vectors stay in registers on every processor.
+// acc[4][16] += a[k][4 of 64] b[k][16] over the packed steps, eight columns at a time, so that four
+// rows of two vectors stay in registers on every processor.
 #if defined(__GNUC__)
 typedef QLORA__REAL qlora__real4 __attribute__((vector_size(4 * sizeof(QLORA__REAL))));
 
@@ -10078,7 +10252,7 @@ static void qlora__gemm_micro(const QLORA__REAL* a, const QLORA__REAL* b, int64_
 }
 #endif
 
-// alpha times the sums of one tile, plus beta times what was there.
+// Writes alpha times the sums of one tile plus beta times the old values.
 static void qlora__gemm_write(const qlora__gemm* g, int64_t batch, int64_t i0, int64_t j0,
                               const QLORA__REAL* acc) {
     int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
@@ -10095,8 +10269,8 @@ static void qlora__gemm_write(const qlora__gemm* g, int64_t batch, int64_t i0, i
     }
 }
 
-// Units are (matrix, panel, group of tiles), in that order. A is packed once for the tiles of a
-// group.
+// A unit is one (matrix, panel, group of tiles), numbered in that order. A is packed once per group
+// of tiles.
 static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
     const qlora__gemm* g = (const qlora__gemm*)user;
     int64_t groups = qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES);
@@ -10235,7 +10409,7 @@ static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
 // cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T, which is the same memory.
 static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
     qlora__gpu* gpu = ctx->gpu;
-    QLORA__TRY(qlora__cublas_bind(ctx));
+    QLORA__TRY(qlora__cublas_bind(ctx, qlora__beside_workspace(ctx)));
     qlora__cublas_count(ctx, g);
     int op_a = g->ta ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;
     int op_b = g->tb ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;
@@ -10987,7 +11161,7 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
 // `unit`.
 static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
                                      int64_t* slice, void** memory) {
-    size_t free_bytes = ctx->scratch->bytes - ctx->scratch_used;
+    size_t free_bytes = qlora__scratch_free(ctx);
     int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
     if (fit < count) {
         fit = qlora__max(fit / unit * unit,
@@ -11231,10 +11405,9 @@ static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, cons
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w1, w2, y1, y2);
     }
-    size_t before = ctx->scratch_used;
+    size_t before = qlora__scratch_mark(ctx);
     QLORA__TRY(qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w1, y1, flags));
-    ctx->scratch_used =
-        before; // the stream keeps the order, so the second weight takes the same place
+    qlora__scratch_release(ctx, before);
     return qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w2, y2, flags);
 }
 
@@ -13808,9 +13981,9 @@ typedef struct qlora__masked {
 static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear_desc* l,
                                         const qlora_tensor* x, qlora__masked* m) {
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
-    m->scratch_before = ctx->scratch_used;
+    m->scratch_before = qlora__scratch_mark(ctx);
     // Half of what is free, because products may need some.
-    size_t all = ctx->scratch->bytes - ctx->scratch_used;
+    size_t all = qlora__scratch_free(ctx);
     int64_t fit = (int64_t)(all / 2 / ((size_t)l->in * qlora_dtype_bytes(x->dtype) + 1));
     m->slice = qlora__min(x->rows, qlora__max(1, fit));
     m->rows.bytes = (size_t)(m->slice * l->in) * qlora_dtype_bytes(x->dtype);
@@ -13868,7 +14041,7 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
         QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, &m.rows,
                                       l->parts[i].a, &to));
     }
-    ctx->scratch_used = m.scratch_before; // what comes next on the stream may use it again
+    qlora__scratch_release(ctx, m.scratch_before);
     return QLORA_OK;
 }
 
@@ -13909,13 +14082,13 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor part;
         qlora_tensor z;
-        size_t scratch_before = ctx->scratch_used;
+        size_t scratch_before = qlora__scratch_mark(ctx);
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
         QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, false, inner, p->nf4, &part, 0)
                                   : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
                                                        inner, p->dense, &part));
-        ctx->scratch_used = scratch_before;
+        qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0) {
             QLORA__TRY(
                 qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
@@ -14025,7 +14198,7 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor part;
         qlora_tensor u;
-        size_t scratch_before = ctx->scratch_used;
+        size_t scratch_before = qlora__scratch_mark(ctx);
         float beta = i > 0 ? 1.0f : 0.0f;
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
@@ -14033,7 +14206,7 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
                                                     i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
                                   : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta,
                                                        &part, p->dense, dx));
-        ctx->scratch_used = scratch_before;
+        qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0 && l->dropout == 0.0f) {
             QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
         }
@@ -14069,7 +14242,7 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math ma
             QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &m.rows, &to, true));
         }
     }
-    ctx->scratch_used = m.scratch_before;
+    qlora__scratch_release(ctx, m.scratch_before);
     return QLORA_OK;
 }
 
@@ -14581,7 +14754,7 @@ static qlora_result qlora__attention_share(qlora_ctx* ctx, const qlora__attentio
     int64_t group = a->heads / a->kv_heads;
     int64_t blocks = (a->tokens / path->kv.rows + a->n_seqs + 1) * a->kv_heads;
     int64_t size = a->tokens * a->kv_heads * a->hd * 2 * (int64_t)sizeof(float);
-    int64_t fit = (int64_t)(ctx->scratch->bytes - ctx->scratch_used) / qlora__max(size, 1);
+    int64_t fit = (int64_t)qlora__scratch_free(ctx) / qlora__max(size, 1);
     int64_t wanted = path->sum.id != QLORA__K_COUNT
                          ? qlora__ceil_div((int64_t)ctx->gpu->sm_count * 4, blocks)
                          : 1;
@@ -15219,8 +15392,19 @@ qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape) {
 
 //@@ src/graph.h
 
+struct qlora_graph {
+    qlora__watch watch; // first: the context's list leads here
+    qlora_ctx* owner;
+    uint64_t replays;
+    size_t nodes;
+    void* exec; // CUgraphExec
+    qlora_graph_fn fn;
+    void* user;
+};
+
 static void qlora__graph_free(qlora_ctx* ctx, qlora_graph* graph) {
-    qlora__free(ctx, graph->buffers, graph->buffer_capacity * sizeof *graph->buffers);
+    qlora__free(ctx, graph->watch.buffers,
+                graph->watch.buffer_capacity * sizeof *graph->watch.buffers);
     qlora__free(ctx, graph, sizeof *graph);
 }
 
@@ -15242,9 +15426,9 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     char text[QLORA__ERROR_SIZE];
     snprintf(text, sizeof text, "%s", r != QLORA_OK ? ctx->env.error : capture.broke);
     int code = gpu->cu.StreamEndCapture(gpu->stream, recorded);
-    graph->buffers = capture.ids;
-    graph->buffer_count = capture.count;
-    graph->buffer_capacity = capture.capacity;
+    graph->watch.buffers = capture.ids;
+    graph->watch.buffer_count = capture.count;
+    graph->watch.buffer_capacity = capture.capacity;
     if (qlora__cu_is_sticky(code)) {
         return qlora__cu(ctx, code, "cuStreamEndCapture");
     }
@@ -15260,7 +15444,7 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     }
     const char* name = code != 0 ? qlora__cu_name(gpu, code) : "";
     return qlora__fail(ctx, QLORA_ERR_CAPTURE, "graph %llu was not captured: %.500s%s%s",
-                       (unsigned long long)graph->key,
+                       (unsigned long long)graph->watch.key,
                        text[0] != '\0' ? text
                        : r != QLORA_OK ? "the callback failed without a message"
                                        : "a call inside the callback cannot be captured",
@@ -15451,7 +15635,7 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
         return QLORA_ERR_MEMORY;
     }
     graph->owner = ctx;
-    graph->key = key;
+    graph->watch.key = key;
     graph->fn = fn;
     graph->user = user;
     qlora_result r = qlora__graph_build(ctx, graph);
@@ -15461,8 +15645,8 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
         qlora__graph_free(ctx, graph);
         return r;
     }
-    graph->next = ctx->graphs;
-    ctx->graphs = graph;
+    graph->watch.next = ctx->watches;
+    ctx->watches = &graph->watch;
     ctx->living[QLORA__GRAPHS]++;
     QLORA__LOG(ctx, INFO, GRAPH, "graph %llu captured, %llu nodes", (unsigned long long)key,
                (unsigned long long)graph->nodes);
@@ -15476,23 +15660,27 @@ qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn
     return qlora__leave(ctx, qlora__graph_capture(ctx, key, fn, user, out));
 }
 
+static bool qlora__graph_is_valid(const qlora_graph* graph) {
+    return graph->watch.invalid[0] == '\0';
+}
+
 static qlora_ctx* qlora__graph_ctx(const qlora_graph* graph) {
     return graph != NULL ? graph->owner : NULL;
 }
 
 static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key) {
     QLORA__TRY(qlora__not_in_capture(ctx, "replaying a graph"));
-    if (graph->key != key) {
+    if (graph->watch.key != key) {
         return qlora__fail(
             ctx, QLORA_ERR_STATE,
             "the graph was captured for key %llu and is asked to run for %llu; capture "
             "one for that",
-            (unsigned long long)graph->key, (unsigned long long)key);
+            (unsigned long long)graph->watch.key, (unsigned long long)key);
     }
-    if (graph->invalid[0] != '\0') {
+    if (!qlora__graph_is_valid(graph)) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "graph %llu cannot be replayed: %s; capture it again",
-                           (unsigned long long)key, graph->invalid);
+                           (unsigned long long)key, graph->watch.invalid);
     }
     QLORA__TRY(qlora__on_cpu(ctx) ? graph->fn(ctx, graph->user) : qlora__graph_launch(ctx, graph));
     graph->replays++;
@@ -15510,11 +15698,11 @@ static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "destroying a graph"));
-    qlora_graph** link = &ctx->graphs;
-    while (*link != graph) {
+    qlora__watch** link = &ctx->watches;
+    while (*link != &graph->watch) {
         link = &(*link)->next;
     }
-    *link = graph->next;
+    *link = graph->watch.next;
     qlora__graph_drop_exec(ctx, graph);
     qlora__graph_free(ctx, graph);
     ctx->living[QLORA__GRAPHS]--;
@@ -15535,10 +15723,10 @@ static qlora_result qlora__graph_query(qlora_ctx* ctx, const qlora_graph* graph,
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
-    out->key = graph->key;
+    out->key = graph->watch.key;
     out->replays = graph->replays;
     out->nodes = graph->nodes;
-    out->valid = graph->invalid[0] == '\0';
+    out->valid = qlora__graph_is_valid(graph);
     return QLORA_OK;
 }
 
@@ -17684,12 +17872,12 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
 // Token ids -> the final norm's output in m->x.
 static qlora_result qlora__forward(const qlora__pass* pass) {
     qlora_ctx* ctx = pass->ctx;
-    size_t scratch = ctx->scratch_used;
+    size_t scratch = qlora__scratch_mark(ctx);
     QLORA__TRY(qlora__forward_begin(pass));
     for (int64_t l = 0; l < pass->m->plan.config.layers; l++) {
         QLORA__TRY(qlora__forward_attention(pass, l));
         QLORA__TRY(qlora__forward_mlp(pass, l));
-        ctx->scratch_used = scratch; // the stream keeps the order, so the next layer may reuse it
+        qlora__scratch_release(ctx, scratch);
     }
     return QLORA_OK;
 }
@@ -18627,11 +18815,11 @@ qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, flo
 
 // ---- lists of tensors to be written -------------------------------------------------------------
 
-// One tensor of a file: floats of an arena (device memory on CUDA), or bytes of the host's.
+// One tensor of a file: floats of an arena (device memory on CUDA) or bytes in host memory.
 typedef struct qlora__save_item {
     char name[224];
     int64_t shape[2];
-    const qlora_tensor* arena; // NULL: bytes
+    const qlora_tensor* arena; // NULL if `bytes` is used
     int64_t at;
     const void* bytes;
     size_t size;
@@ -18642,7 +18830,7 @@ typedef struct qlora__save_list {
     qlora__st_entry* entries;
     uint32_t count;
     uint32_t room;
-    int64_t longest; // floats of the largest item that lies in an arena
+    int64_t longest; // floats of the largest item in an arena
 } qlora__save_list;
 
 static void qlora__save_close(qlora_ctx* ctx, qlora__save_list* list) {
@@ -18678,7 +18866,8 @@ static qlora__save_item* qlora__save_next(qlora__save_list* list, qlora__st_dtyp
     return item;
 }
 
-// A trained tensor's part of an arena (parameters or moments) under prefix + name.
+// Adds the part of an arena (parameters or moments) that belongs to a trained tensor. Its name in
+// the file is prefix + name.
 static void qlora__save_add(qlora__save_list* list, const char* prefix, const qlora_tensor* arena,
                             const qlora__trained* t) {
     bool is_norm = t->projection == NULL;
@@ -18701,7 +18890,7 @@ static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlor
     item->size = size;
 }
 
-// Writes the list as one file, atomically, with one tensor in host memory at a time.
+// Writes the list as one file, atomically, with only one tensor in host memory at a time.
 static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
                                       const char* path, const char* const* metadata,
                                       bool checksum) {
@@ -18735,13 +18924,13 @@ static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* li
     return r;
 }
 
-// ---- PEFT folder --------------------------------------------------------------------------------
+// ---- PEFT folders -------------------------------------------------------------------------------
 
 typedef struct qlora__module_name {
     char text[64];
 } qlora__module_name;
 
-// adapter_config.json's numbers and lists, and the memory they lie in.
+// The contents of adapter_config.json and the memory that stores them.
 typedef struct qlora__peft_tables {
     qlora__peft_desc desc;
     qlora__module_name* names;
@@ -18759,8 +18948,8 @@ static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
     qlora__free(ctx, t->layers, t->layer_room * sizeof *t->layers);
 }
 
-// The rank and alpha that stand for the whole adapter: the model's own, or those of the first
-// module.
+// The default rank and alpha of the adapter: those of the model desc if a module uses them,
+// otherwise those of the first module.
 static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double* alpha) {
     bool found = false;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -18788,8 +18977,8 @@ static uint32_t qlora__adapted_mask(const qlora__layer* layer) {
     return mask;
 }
 
-// target_modules and layers_to_transform: short names where every adapted layer has the same
-// modules, else the full name of each.
+// Fills target_modules and layers_to_transform: short names if every adapted layer has the same
+// modules, otherwise the full name of each module.
 static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     uint32_t all = 0;
     bool uniform = true;
@@ -18868,8 +19057,8 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
-// Takes an old adapter_config.json away when it says something else than the new one will, so that
-// new weights never stand beside an old config.
+// Removes an existing adapter_config.json if it differs from the new one, so that new weights are
+// never stored next to an old config.
 static qlora_result qlora__peft_retire_config(qlora_ctx* ctx, const char* dir,
                                               const qlora__peft_desc* desc) {
     char path[QLORA__PATH_ROOM];
@@ -18898,7 +19087,7 @@ static qlora_result qlora__peft_retire_config(qlora_ctx* ctx, const char* dir,
     return r;
 }
 
-// adapter_model.safetensors with the matrices, or the file of norms.
+// Writes adapter_model.safetensors with the matrices, or the file with the norms.
 static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_model* m,
                                                  const char* dir, bool norms) {
     char path[QLORA__PATH_ROOM];
@@ -18917,8 +19106,9 @@ static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_mod
     return r;
 }
 
-// Weights first, then the config: a config never stands without its weights. PEFT has no norms in a
-// LoRA adapter, so trained ones get a file of their own, under the names they have in the base.
+// Writes the weights before the config, so that a config is never stored without its weights. A
+// LoRA adapter in PEFT format cannot contain norms, so trained norms are stored in a separate file
+// under their names in the base.
 static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, const char* dir,
                                          const char* base_name) {
     qlora__peft_tables tables;
@@ -18944,7 +19134,8 @@ static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, c
 static qlora_result qlora__adapter_need(qlora_ctx* ctx, const qlora_model* m, const char* path,
                                         bool norms_suffice) {
     if (path == NULL || path[0] == '\0') {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the path is NULL or empty");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the path is %s",
+                           path == NULL ? "NULL" : "empty");
     }
     if (!qlora__has_lora(m) && !(norms_suffice && m->desc.train_norms)) {
         return qlora__fail(ctx, QLORA_ERR_STATE, "the model has no adapters");
@@ -18966,10 +19157,10 @@ static qlora_result qlora__adapter_save(qlora_ctx* ctx, qlora_model* m, const ch
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
     const char* base_name = desc != NULL ? desc->base_name : NULL;
     if (m->desc.train_norms) {
-        QLORA__LOG(
-            ctx, WARN, CHECKPOINT,
-            "the trained norms are in %s/%s, which PEFT does not read; qlora_merge_save has all",
-            dir, QLORA__NORMS_FILE);
+        QLORA__LOG(ctx, WARN, CHECKPOINT,
+                   "the trained norms are in %s/%s, which PEFT does not read; qlora_merge_save "
+                   "merges them",
+                   dir, QLORA__NORMS_FILE);
     }
     return qlora__adapter_write(ctx, m, dir, base_name != NULL ? base_name : m->dir);
 }
@@ -19008,7 +19199,8 @@ qlora_result qlora_adapter_use(qlora_model* model, bool on) {
 
 // ---- from one model to another ------------------------------------------------------------------
 
-// The two models must have the same trained tensors; *same_places: also at the same places.
+// Checks that the two models have the same trained tensors; *same_places is set if they are also at
+// the same offsets.
 static qlora_result qlora__adapter_compare(qlora_ctx* ctx, const qlora_model* from,
                                            const qlora_model* to, bool* same_places) {
     qlora__trained a;
@@ -19016,29 +19208,30 @@ static qlora_result qlora__adapter_compare(qlora_ctx* ctx, const qlora_model* fr
     *same_places = from->elements == to->elements;
     if (from->range_count != to->range_count) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "one model has %lld trained tensors, the other %lld",
+                           "`from` has %lld trained tensors but `to` has %lld",
                            (long long)from->range_count, (long long)to->range_count);
     }
     for (int64_t i = 0; qlora__trained_at(from, i, &a) && qlora__trained_at(to, i, &b); i++) {
         if (strcmp(a.name, b.name) != 0 || a.rows != b.rows || a.cols != b.cols) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "trained tensor %lld is %s [%lld, %lld] in one model and %s [%lld, "
-                               "%lld] in the other",
-                               (long long)i, a.name, (long long)a.rows, (long long)a.cols, b.name,
-                               (long long)b.rows, (long long)b.cols);
+            return qlora__fail(
+                ctx, QLORA_ERR_ARGUMENT,
+                "trained tensor %lld is %s [%lld, %lld] in `from` but %s [%lld, %lld] "
+                "in `to`",
+                (long long)i, a.name, (long long)a.rows, (long long)a.cols, b.name,
+                (long long)b.rows, (long long)b.cols);
         }
         float scale = a.shadow_scale - b.shadow_scale;
         if (scale < 0.0f || scale > 0.0f) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "%s has scale %g in one model and %g in the other", a.name,
-                               (double)a.shadow_scale, (double)b.shadow_scale);
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has scale %g in `from` but %g in `to`",
+                               a.name, (double)a.shadow_scale, (double)b.shadow_scale);
         }
         *same_places = *same_places && a.at == b.at;
     }
     return QLORA_OK;
 }
 
-// Through host memory: the models may be on different devices. ctx is that of `to`.
+// Copies through host memory, because the models may be on different devices. ctx is the context of
+// `to`.
 static qlora_result qlora__adapter_carry(qlora_ctx* ctx, qlora_model* from, qlora_model* to) {
     int64_t room = qlora__max(from->longest_range, from->plan.config.hidden);
     float* values = (float*)qlora__alloc(ctx, (size_t)room * sizeof *values);
@@ -19089,13 +19282,14 @@ qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
 
 // ---- GGUF ---------------------------------------------------------------------------------------
 
-// B of one module: rows in llama.cpp's order, times what its scale has over the file's.
+// Arranges B of one module: rows in the order of llama.cpp, multiplied by the ratio of the module's
+// scale to that of the file.
 static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, double file_alpha,
                                 const float* in, float* out) {
     const qlora_model_config* c = &m->plan.config;
     bool turned = strstr(t->name, ".q_proj.") != NULL || strstr(t->name, ".k_proj.") != NULL;
     double fold = qlora__gguf_fold((double)t->projection->scale, file_alpha, t->projection->rank);
-    // scale is a float: a ratio that differs from 1 by its rounding only is 1
+    // The scale is a float: a ratio that differs from 1 only by rounding counts as 1.
     bool plain = fold > 1.0 - 1e-6 && fold < 1.0 + 1e-6;
     for (int64_t row = 0; row < t->rows; row++) {
         int64_t from = turned ? qlora__gguf_source_row(c->family, row, c->head_dim) : row;
@@ -19123,7 +19317,7 @@ static qlora_result qlora__gguf_entries(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
-// buffers: two of the longest tensor.
+// `buffers` has room for the longest tensor twice.
 static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* m, double alpha,
                                              float* buffers, qlora__gguf_writer* w) {
     qlora__trained t;
@@ -19149,7 +19343,7 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
     if (m->desc.train_norms) {
         QLORA__LOG(ctx, WARN, CHECKPOINT,
-                   "%s does not have the trained norms; qlora_merge_save has", path);
+                   "%s does not contain the trained norms; qlora_merge_save merges them", path);
     }
     size_t entry_bytes = (size_t)m->range_count * sizeof(qlora__gguf_entry);
     size_t buffer_bytes = (size_t)m->longest_range * 2 * sizeof(float);
@@ -19190,20 +19384,20 @@ qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
 
 //@@ src/adapter/merge.h
 
-// ---- merged export ------------------------------------------------------------------------------
+// ---- export of merged models --------------------------------------------------------------------
 
 // One tensor of the merged model.
 typedef struct qlora__merge_item {
-    const qlora__st_tensor* tensor;      // of the folder; codes when the weight is 4-bit
-    const qlora__projection* projection; // NULL: not one of the seven
-    int64_t norm_at;                     // in the parameter arena; -1: no trained norm
+    const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit
+    const qlora__projection* projection; // NULL if it is not a projection
+    int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t norm_width;
     bool nf4;
-    bool raw; // bytes are copied: not a matter of floats
+    bool raw; // not floats: the bytes are copied
     int64_t shape[2];
     int64_t rows; // the tensor as a matrix
     int64_t cols;
-    uint64_t bytes; // in the file to be written
+    uint64_t bytes; // in the output file
     uint32_t shard;
 } qlora__merge_item;
 
@@ -19212,10 +19406,10 @@ typedef struct qlora__merge {
     const qlora_model* m;
     const char* dir;
     qlora_dtype dtype;
-    bool trained; // onto the 4-bit values
+    bool trained; // merge into the dequantised 4-bit weights
     qlora__folder folder;
     qlora__merge_item* items;
-    qlora__st_entry* entries; // of the shard at hand
+    qlora__st_entry* entries; // of the current shard
     uint32_t* members;        // their items
     const char** names;       // for the index
     uint32_t* shard_of;
@@ -19227,13 +19421,13 @@ typedef struct qlora__merge {
     int64_t most_cols;
     qlora_progress_fn progress;
     void* user;
-    // one block of rows
+    // buffers for one block of rows
     size_t elements;
     float* values;
     uint8_t* packed;
 } qlora__merge;
 
-// One module's adapter and, where it is 4-bit, its weight, on the host.
+// The adapter of one module and, if it is 4-bit, its weight, in host memory.
 typedef struct qlora__merge_module {
     float* a;
     float* b;
@@ -19251,7 +19445,7 @@ typedef struct qlora__merge_rows {
     float* values;
 } qlora__merge_rows;
 
-// W + s B A in f32, row by row.
+// Computes W + s B A in f32, row by row.
 static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
     const qlora__merge_rows* job = (const qlora__merge_rows*)user;
     const qlora__projection* p = job->item->projection;
@@ -19332,7 +19526,7 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
     return QLORA_OK;
 }
 
-// Floats into the type of the file; a finite value that f16 cannot hold is an error.
+// Converts floats to the type of the file; a finite value that F16 cannot represent is an error.
 static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_item* item,
                                       int64_t n) {
     for (int64_t i = 0; i < n; i++) {
@@ -19340,7 +19534,7 @@ static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_
             g->dtype == QLORA_F16 ? qlora__f16_from(g->values[i]) : qlora__bf16_from(g->values[i]);
         if (g->dtype == QLORA_F16 && qlora__finite(g->values[i]) && (half & 0x7c00u) == 0x7c00u) {
             return qlora__fail(g->ctx, QLORA_ERR_LIMIT,
-                               "%s has the value %g, which F16 cannot hold; "
+                               "%s contains %g, which F16 cannot represent; "
                                "export as BF16 or F32",
                                item->tensor->name, (double)g->values[i]);
         }
@@ -19349,7 +19543,7 @@ static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_
     return QLORA_OK;
 }
 
-// Rows [first, first + rows) of an item, in f32.
+// Computes rows [first, first + rows) of an item in f32.
 static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__merge_item* item,
                                            const qlora__merge_module* module, int64_t first,
                                            int64_t rows) {
@@ -19366,7 +19560,7 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         qlora__merge_rows job;
         job.item = item;
         job.module = module;
-        // what a step computes with: 4-bit values are rounded to bf16 in every mode
+        // As in a training step, 4-bit values are rounded to bf16 in every mode.
         job.via_bf16 = item->nf4 || (g->trained && g->m->compute == QLORA_BF16);
         job.first = first;
         job.values = g->values;
@@ -19408,7 +19602,8 @@ static qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
                                  : QLORA__ST_F16;
 }
 
-// Parts of a bitsandbytes weight, which the merged weight does without.
+// Whether a tensor is an auxiliary part of a bitsandbytes weight, which the merged weight does not
+// need.
 static bool qlora__is_bnb_part(const char* name) {
     static const char* const ends[] = {".absmax", ".quant_map", ".nested_absmax",
                                        ".nested_quant_map", qlora__bnb_suffix};
@@ -19423,7 +19618,7 @@ static bool qlora__is_bnb_part(const char* name) {
     return false;
 }
 
-// What of the model a tensor of the folder is: a projection, a trained norm, or neither.
+// Finds the role of a tensor of the folder: a projection, a trained norm, or neither.
 static void qlora__merge_recognise(const qlora_model* m, const char* plain,
                                    qlora__merge_item* item) {
     char name[224];
@@ -19478,7 +19673,7 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
         (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
     if (changed) {
         return qlora__fail(g->ctx, QLORA_ERR_FORMAT,
-                           "%s: %s is not what it was when the model was opened", g->m->dir,
+                           "%s: tensor %s has changed since the model was opened", g->m->dir,
                            t->name);
     }
     item->cols = p != NULL ? p->in : t->rank > 0 ? t->shape[t->rank - 1] : 1;
@@ -19488,7 +19683,7 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     return QLORA_OK;
 }
 
-// The list of tensors, by name, and how they are spread over the shards.
+// Lists the tensors by name and distributes them over the shards.
 static qlora_result qlora__merge_plan(qlora__merge* g, uint64_t shard_bytes) {
     uint64_t filled = 0;
     for (uint32_t i = 0; i < g->folder.count; i++) {
@@ -19584,7 +19779,7 @@ static qlora_result qlora__merge_index(qlora__merge* g) {
     return r;
 }
 
-// What a model folder has besides weights and config.
+// Copies the other files of a model folder, such as those of the tokenizer.
 static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
     static const char* const files[] = {"generation_config.json",
                                         "tokenizer.json",
@@ -19642,7 +19837,7 @@ static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
     return g->packed != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
 }
 
-// config.json comes last: until it is there the folder is not a model.
+// Writes config.json last: without it, the folder is not a model.
 static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
     QLORA__TRY(qlora__merge_open(g, shard_bytes));
     QLORA__TRY(qlora__merge_tell(g));
@@ -19650,7 +19845,8 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
     for (uint32_t i = 0; i < g->shards; i++) {
         QLORA__TRY(qlora__merge_shard(g, i));
     }
-    // Left by an earlier attempt with another number of shards, they would be taken first.
+    // Such a file, left by an earlier attempt with a different number of shards, would be read
+    // first.
     qlora__file_remove(&g->ctx->env, g->dir,
                        g->shards > 1 ? "model.safetensors" : "model.safetensors.index.json");
     if (g->shards > 1) {
@@ -19691,15 +19887,17 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
     }
     if (m->dir == NULL) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a model of random weights has no folder to merge into");
+                           "the model has random weights and no folder to merge into");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
-    // This also keeps the base's own folder from being overwritten, however it is spelt.
+    // This also protects the folder of the base from being overwritten, however its path is
+    // written.
     QLORA__TRY(qlora__path_join(&ctx->env, d->dir, "config.json", path));
     QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (exists) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s already exists; choose a folder without a model", path);
+                           "%s already exists; choose a folder that does not contain a model",
+                           path);
     }
     return QLORA_OK;
 }
@@ -20052,7 +20250,7 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     if (!t->use_graphs) {
         return fn(ctx, t);
     }
-    if (*graph != NULL && (*graph)->invalid[0] != '\0') {
+    if (*graph != NULL && !qlora__graph_is_valid(*graph)) {
         QLORA__TRY(qlora__graph_destroy(ctx, *graph));
         *graph = NULL;
     }
@@ -21547,4 +21745,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 148cb840b04b77bc
+//@@ end be021a60729d8efb
