@@ -2759,6 +2759,8 @@ static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, v
 
 //@@ src/core/scope.h
 
+// Scratch memory by marks, calls that destroy objects, and captures.
+
 // ---- scratch memory by marks --------------------------------------------------------------------
 
 // Work on one stream runs in order, so scratch memory can be reused as soon as the call that uses
@@ -18813,6 +18815,8 @@ qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, flo
 
 //@@ src/adapter/save.h
 
+// Saving, loading and copying adapters, in PEFT format and as GGUF.
+
 // ---- lists of tensors to be written -------------------------------------------------------------
 
 // One tensor of a file: floats of an arena (device memory on CUDA) or bytes in host memory.
@@ -21745,4 +21749,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end be021a60729d8efb
+//@@ end dbab2013560a32b0
