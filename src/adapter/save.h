@@ -1,3 +1,5 @@
+// Saving, loading and copying adapters, in PEFT format and as GGUF.
+
 // ---- lists of tensors to be written -------------------------------------------------------------
 
 // One tensor of a file: floats of an arena (device memory on CUDA) or bytes in host memory.

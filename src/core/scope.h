@@ -1,3 +1,5 @@
+// Scratch memory by marks, calls that destroy objects, and captures.
+
 // ---- scratch memory by marks --------------------------------------------------------------------
 
 // Work on one stream runs in order, so scratch memory can be reused as soon as the call that uses

@@ -357,9 +357,10 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
                                r->json->label);
     }
     if (types != 0 && r->json->tokens[types].count != c->layers) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: layer_types has length %u; it must have one entry per layer (%lld)",
-                               r->json->label, r->json->tokens[types].count, (long long)c->layers);
+        return qlora__env_fail(
+            r->env, QLORA_ERR_FORMAT,
+            "%s: layer_types has length %u; it must have one entry per layer (%lld)",
+            r->json->label, r->json->tokens[types].count, (long long)c->layers);
     }
     bool any = false;
     for (int64_t i = 0; i < c->layers; i++) {

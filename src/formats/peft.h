@@ -31,15 +31,15 @@ static void qlora__peft_close(qlora__env* env, qlora__peft* p) {
     qlora__map_close(env, &p->map);
 }
 
-// Matches a pattern of the config against the complete name of a module, with `front` added before
-// the pattern and `behind` after it.
+// Matches a pattern of the config, with `before` and `after` added around it, against the complete
+// name of a module.
 static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, uint32_t pattern,
-                                      const char* front, const char* behind, const char* module,
+                                      const char* before, const char* after, const char* module,
                                       bool* matches) {
     char text[QLORA__RE_MAX + 32];
     qlora__re re;
-    size_t head = strlen(front);
-    memcpy(text, front, head);
+    size_t head = strlen(before);
+    memcpy(text, before, head);
     size_t length = qlora__json_string(json, pattern, text + head, QLORA__RE_MAX);
     if (length >= QLORA__RE_MAX) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
@@ -51,7 +51,7 @@ static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, 
                                "%s: the pattern \"%.200s\" contains a NUL byte", json->label,
                                text + head);
     }
-    memcpy(text + head + length, behind, strlen(behind) + 1);
+    memcpy(text + head + length, after, strlen(after) + 1);
     qlora__re_compile(&re, text);
     if (re.wrong != NULL) {
         text[head + length] = '\0';
