@@ -10314,11 +10314,11 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 
 //@@ src/gemm/dense.h
 
+// ---- dense products: the built-in kernels -------------------------------------------------------
+
 #ifndef QLORA_NO_CUDA
 
-// ---- our own kernels ----------------------------------------------------------------------------
-
-// The tile a kernel computes per block, and the kernels that have it.
+// The tile that a block computes, and the kernels with this tile.
 typedef struct qlora__gemm_tile {
     int64_t side;
     qlora__kernel_id f32;
@@ -10331,8 +10331,8 @@ static const qlora__gemm_tile qlora__gemm_tiles[] = {
     {128, QLORA__K_gemm_big_f32, QLORA__K_gemm_big_half},
 };
 
-// Row of qlora__gemm_tiles. Few rows or columns with a long K: K is split inside the block. A short
-// K, or fewer than 96 big tiles: small tiles fill the device better.
+// Returns a row of qlora__gemm_tiles. With few rows or columns and a long K, K is split inside the
+// block. With a short K, or fewer than 96 big tiles, smaller tiles use more of the device.
 static int qlora__gemm_choose(const qlora__gemm* g) {
     int64_t big_tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, 128) * g->batch;
     if (qlora__min(g->M, g->N) <= 32 && g->K >= 128) {
@@ -10341,8 +10341,9 @@ static int qlora__gemm_choose(const qlora__gemm* g) {
     return g->K <= 32 || big_tiles < 96 ? 1 : 2;
 }
 
-// Whether the tensor-core kernels take it: 16-bit operands, not both transposed, a device that has
-// them, rows that start on 16 bytes, and not so narrow that the split along K wins.
+// Returns whether the tensor-core kernels can be used: they need 16-bit operands that are not both
+// transposed, a device with tensor cores, and rows aligned to 16 bytes. Narrow products are faster
+// with K split inside the block.
 static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__gemm* g) {
     uintptr_t address = (uintptr_t)g->A | (uintptr_t)g->B;
     int64_t strides = g->lda | g->ldb | (g->batch > 1 ? g->sA | g->sB : 0);
@@ -10390,14 +10391,14 @@ static int qlora__cublas_type(qlora_dtype dtype) {
                               : dtype == QLORA_BF16 ? QLORA__CUDA_R_16BF : QLORA__CUDA_R_16F;
 }
 
-// Shapes that pre-warm ran are remembered; others after the seal are counted.
+// Records the shapes that pre-warm runs, and counts unknown shapes once the cache is sealed.
 static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
     int64_t shape[] = {g->M,     g->N,      g->K,           g->ta ? 1 : 0,   g->tb ? 1 : 0,
                        g->batch, g->a_type, (int64_t)g->out, g->tf32 ? 1 : 0};
     qlora__cache_count_shape(ctx, qlora__fnv(shape, sizeof shape, 0));
 }
 
-// cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T, which is the same memory.
+// cuBLAS is column-major, so it computes C^T = op(B)^T op(A)^T, which has the same memory layout.
 static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
     qlora__gpu* gpu = ctx->gpu;
     QLORA__TRY(qlora__cublas_bind(ctx, qlora__beside_workspace(ctx)));
@@ -10407,7 +10408,7 @@ static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
     int in = qlora__cublas_type(g->a_type);
     int out = qlora__cublas_type(g->out);
     int compute = g->tf32 ? QLORA__CUBLAS_COMPUTE_32F_FAST_TF32 : QLORA__CUBLAS_COMPUTE_32F;
-    // A leading dimension of 0 is refused even where no element is read.
+    // cuBLAS rejects a leading dimension of 0 even if no element is read.
     int lda = (int)qlora__max(g->lda, 1);
     int ldb = (int)qlora__max(g->ldb, 1);
     int ldc = (int)qlora__max(g->ldc, 1);
@@ -10443,7 +10444,8 @@ static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
 
 // ---- mixed operands -----------------------------------------------------------------------------
 
-// Writes the power of two that keeps an f32 matrix inside f16, and alpha over it, to scale[0..1].
+// Writes to scale[0] the power of two that brings an f32 matrix into the range of f16, and to
+// scale[1] alpha divided by it.
 static qlora_result qlora__cast_scale(qlora_ctx* ctx, const void* data, int64_t rows, int64_t cols,
                                       int64_t ld, float alpha, float* scale) {
     int64_t blocks = qlora__min(qlora__max(rows * qlora__ceil_div(cols, 2048), 1), 1024);
@@ -10456,7 +10458,7 @@ static qlora_result qlora__cast_scale(qlora_ctx* ctx, const void* data, int64_t 
     return qlora__launch(ctx, QLORA__K_cast_scale, 1, 1, 1, 256, 0, scale_args);
 }
 
-// Casts one f32 operand to the type of the other, into the scratch, and points the product at it.
+// Casts the f32 operand to the type of the other one, in scratch, and uses the copy in the product.
 static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
     bool cast_a = g->a_type == QLORA_F32;
     qlora_dtype type = cast_a ? g->b_type : g->a_type;
@@ -10467,12 +10469,13 @@ static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
     int64_t cols = cast_a ? (trans ? g->M : g->K) : (trans ? g->K : g->N);
     if (g->batch > 1) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "a batch with one f32 and one 16-bit operand; cast it first");
+                           "a batched product of an f32 and a 16-bit operand is not supported; "
+                           "cast one of them");
     }
     int64_t new_ld = (int64_t)qlora__align_up((size_t)cols, 8);
     size_t bytes = 0;
     if (!qlora__mul((size_t)rows, (size_t)new_ld * 2, &bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size of the cast overflows");
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size in bytes of the cast operand overflows");
     }
     void* copy = NULL;
     QLORA__TRY(qlora__scratch(ctx, bytes, &copy));
@@ -10502,7 +10505,7 @@ static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
 }
 
 static qlora_result qlora__gemm_gpu(qlora_ctx* ctx, qlora__gemm* g, qlora_path path) {
-    if (g->K == 0) { // nothing is added; cuBLAS would not clear C
+    if (g->K == 0) { // the product is empty, and cuBLAS would not clear C
         size_t size = qlora_dtype_bytes(g->out);
         for (int64_t i = 0; i < g->batch && g->beta == 0.0f; i++) {
             QLORA__TRY(qlora__zero(ctx, (char*)g->C + (size_t)(i * g->sC) * size,
@@ -10547,16 +10550,17 @@ const char* qlora_path_name(qlora_path path) {
 static qlora_result qlora__gemm_choose_path(qlora_ctx* ctx, qlora_path wanted, qlora_path* out) {
     bool cpu = qlora__on_cpu(ctx);
     if ((int)wanted < 0 || wanted > QLORA_PATH_CUBLAS) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%d is no path", (int)wanted);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "path is %d; it must be one of qlora_path",
+                           (int)wanted);
     }
     if ((wanted == QLORA_PATH_CPU && !cpu) ||
         (cpu && wanted != QLORA_PATH_CPU && wanted != QLORA_PATH_AUTO)) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "path %s is not there on a %s context",
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "path %s is not available on a %s context",
                            qlora_path_name(wanted), cpu ? "CPU" : "CUDA");
     }
     if (wanted == QLORA_PATH_CUBLAS && !qlora__has_cublas(ctx)) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "path cuBLAS was asked for, but none is bound (see qlora_describe)");
+                           "path cuBLAS is not available; qlora_describe reports the reason");
     }
     *out = wanted != QLORA_PATH_AUTO ? wanted
            : cpu                     ? QLORA_PATH_CPU
@@ -10573,15 +10577,16 @@ static qlora_result qlora__gemm_check_types(qlora_ctx* ctx, const qlora_tensor* 
         fits = a->dtype == QLORA_BF16 && b->dtype == QLORA_BF16;
     }
     if (!fits || c->dtype == QLORA_F16) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "no product of %s and %s into %s",
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "a product of %s and %s into %s is not supported",
                            qlora_dtype_name(a->dtype), qlora_dtype_name(b->dtype),
                            qlora_dtype_name(c->dtype));
     }
     return QLORA_OK;
 }
 
-// The matrices of a batched output may be side by side in one row (heads), but not on top of each
-// other.
+// The matrices of a batched output may be next to each other in the same rows (heads), but they
+// must not overlap.
 static bool qlora__batch_disjoint(const qlora_tensor* c) {
     int64_t span = (c->rows - 1) * c->ld + c->cols;
     return c->batch <= 1 || c->rows == 0 || c->batch_stride >= span ||
@@ -10605,14 +10610,16 @@ static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d,
     QLORA__TRY(qlora__need_apart(ctx, "C", c, "A", a));
     QLORA__TRY(qlora__need_apart(ctx, "C", c, "B", b));
     if (!qlora__batch_disjoint(c)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the matrices of C overlap (batch stride %lld)",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "C.batch_stride is %lld; the matrices of C overlap",
                            (long long)c->batch_stride);
     }
+    static const char* const names[] = {"C.rows", "C.cols", "K", "A.ld", "B.ld", "C.ld", "C.batch"};
     const int64_t sizes[] = {c->rows, c->cols, g->K, a->ld, b->ld, c->ld, batch};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i] > INT32_MAX - 256) {
-            return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld is beyond the 31 bits of a GEMM's sizes",
-                               (long long)sizes[i]);
+            return qlora__fail(ctx, QLORA_ERR_LIMIT, "%s is %lld; the maximum is %d", names[i],
+                               (long long)sizes[i], INT32_MAX - 256);
         }
     }
     g->ta = d->trans_a;
@@ -10637,7 +10644,7 @@ static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d,
     return QLORA_OK;
 }
 
-// Whether a product of two f32 matrices may use TF32: a backward one only with TF32_ALL.
+// Returns whether a product of two f32 matrices may use TF32; backward products only with TF32_ALL.
 static bool qlora__math_takes_tf32(qlora_math math, bool backward) {
     return backward ? math == QLORA_MATH_TF32_ALL : math != QLORA_MATH_F32;
 }
@@ -10668,13 +10675,13 @@ qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc, const qlora
     return qlora__leave(ctx, qlora__gemm_run(ctx, ctx->desc.math, false, desc, a, b, c));
 }
 
-// Flags that are unknown, have no meaning here, or exclude each other.
+// Rejects flags that are unknown, do not apply, or exclude each other.
 static qlora_result qlora__product_flags_check(qlora_ctx* ctx, uint32_t flags, bool nf4) {
     static const char* const names[] = {"ACCUMULATE", "PTX", "CUBLAS", "FUSED", "UNFUSED"};
     static const int apart[][2] = {{1, 2}, {3, 4}, {0, 3}, {1, 3}, {2, 3}};
     if (flags > 31) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "flags: %u contains bits that are not in qlora_product_flags", flags);
+                           "flags is %u, with bits that are not in qlora_product_flags", flags);
     }
     for (int i = 3; i < 5 && !nf4; i++) {
         if ((flags >> i & 1u) != 0) {
@@ -10736,8 +10743,7 @@ qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const 
 
 //@@ src/gemm/nf4.h
 
-// ---- NF4 weights
-// ----------------------------------------------------------------------------------
+// ---- NF4 weights --------------------------------------------------------------------------------
 
 static bool qlora__is_power_of_two(int64_t n) {
     return n > 0 && (n & (n - 1)) == 0;
@@ -10752,7 +10758,7 @@ static QLORA__UNUSED int32_t qlora__log2(int64_t power) {
     return shift;
 }
 
-// Where the parts of a weight lie in its memory: codes, absmax, absmax_codes, absmax_scales,
+// Sizes and offsets of the parts in a weight's memory: codes, absmax, absmax_codes, absmax_scales,
 // offset, maps.
 typedef struct qlora__nf4_layout {
     int64_t blocks;
@@ -10764,17 +10770,39 @@ typedef struct qlora__nf4_layout {
     size_t total;
 } qlora__nf4_layout;
 
-static bool qlora__nf4_lay_out(const qlora_nf4_desc* desc, qlora__nf4_layout* out) {
-    memset(out, 0, sizeof *out);
-    out->block = desc->block != 0 ? desc->block : 64;
-    out->block2 = desc->block2 != 0 ? desc->block2 : 256;
+#define QLORA__NF4_FAULT 96 // bytes for the text of a fault
+
+// Describes what is wrong with the sizes; the text is empty if nothing is.
+static void qlora__nf4_fault(const qlora_nf4_desc* d, char* text, size_t size) {
     size_t n = 0;
-    if (desc->rows < 0 || desc->cols < 0 || !qlora__is_power_of_two(out->block) ||
-        out->block < 32 || out->block > 4096 || !qlora__is_power_of_two(out->block2) ||
-        out->block2 > (1 << 20) || !qlora__mul((size_t)desc->rows, (size_t)desc->cols, &n) ||
-        n > (size_t)INT64_MAX / 2) {
+    text[0] = '\0';
+    if (d->rows < 0) {
+        snprintf(text, size, "desc.rows is %lld; it must not be negative", (long long)d->rows);
+    } else if (d->cols < 0) {
+        snprintf(text, size, "desc.cols is %lld; it must not be negative", (long long)d->cols);
+    } else if (d->block != 0 &&
+               (!qlora__is_power_of_two(d->block) || d->block < 32 || d->block > 4096)) {
+        snprintf(text, size, "desc.block is %d; it must be a power of two from 32 to 4096",
+                 (int)d->block);
+    } else if (d->block2 != 0 && (!qlora__is_power_of_two(d->block2) || d->block2 > (1 << 20))) {
+        snprintf(text, size, "desc.block2 is %d; it must be a power of two, at most 1048576",
+                 (int)d->block2);
+    } else if (!qlora__mul((size_t)d->rows, (size_t)d->cols, &n) || n > (size_t)INT64_MAX / 2) {
+        snprintf(text, size, "%lld x %lld elements are too many", (long long)d->rows,
+                 (long long)d->cols);
+    }
+}
+
+static bool qlora__nf4_lay_out(const qlora_nf4_desc* desc, qlora__nf4_layout* out) {
+    char fault[QLORA__NF4_FAULT];
+    memset(out, 0, sizeof *out);
+    qlora__nf4_fault(desc, fault, sizeof fault);
+    if (fault[0] != '\0') {
         return false;
     }
+    out->block = desc->block != 0 ? desc->block : 64;
+    out->block2 = desc->block2 != 0 ? desc->block2 : 256;
+    size_t n = (size_t)desc->rows * (size_t)desc->cols;
     out->blocks = qlora__ceil_div((int64_t)n, out->block);
     out->groups = desc->plain_scales ? 0 : qlora__ceil_div(out->blocks, out->block2);
     out->size[0] = (n + 1) / 2;
@@ -10802,18 +10830,19 @@ static qlora_result qlora__nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", desc == NULL ? "desc" : "out");
     }
     if (!qlora__nf4_lay_out(desc, &layout)) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "NF4 of %lld x %lld, block %d, block2 %d: block is a power of two from 32 to "
-            "4096, block2 a power of two",
-            (long long)desc->rows, (long long)desc->cols, (int)desc->block, (int)desc->block2);
+        char fault[QLORA__NF4_FAULT];
+        qlora__nf4_fault(desc, fault, sizeof fault);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s", fault);
     }
     QLORA__TRY(qlora__need(ctx, memory, "memory", QLORA__IS_U8, -1, -1));
-    if (memory->bytes < layout.total || (uintptr_t)memory->data % 16 != 0) {
+    if (memory->bytes < layout.total) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "an NF4 weight of %lld x %lld needs %llu bytes aligned to 16, not %llu",
-                           (long long)desc->rows, (long long)desc->cols,
-                           (unsigned long long)layout.total, (unsigned long long)memory->bytes);
+                           "memory has %llu bytes; an NF4 weight of %lld x %lld needs %llu",
+                           (unsigned long long)memory->bytes, (long long)desc->rows,
+                           (long long)desc->cols, (unsigned long long)layout.total);
+    }
+    if ((uintptr_t)memory->data % 16 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "memory must be aligned to 16 bytes");
     }
     char* base = (char*)memory->data;
     qlora_nf4 w;
@@ -10870,7 +10899,7 @@ static qlora_result qlora__nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight) {
         return QLORA_OK;
     }
     if (weight->owner != ctx) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight belongs to another context");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "weight belongs to another context");
     }
     if (weight->owns_memory) {
         QLORA__TRY(qlora__tensor_destroy(ctx, &weight->memory));
@@ -10888,10 +10917,13 @@ static qlora_result qlora__nf4_need(qlora_ctx* ctx, const qlora_nf4* w, const ch
     if (w == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", name);
     }
-    if (w->owner != ctx || w->codes == NULL) {
+    if (w->owner != ctx) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s belongs to %s", name,
                            w->owner == NULL ? "no context; use qlora_nf4_create or _wrap"
                                             : "another context");
+    }
+    if (w->codes == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s.codes is NULL", name);
     }
     return qlora__capture_note(ctx, w->memory.data);
 }
@@ -10907,7 +10939,7 @@ static qlora_nf4_desc qlora__nf4_describe(const qlora_nf4* w) {
     return desc;
 }
 
-// Copies parts in or out; a part that the weight does not have may not be given.
+// Copies parts in or out. Parts that the weight does not have must be NULL.
 static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w,
                                     const qlora_nf4_parts* parts, bool in) {
     QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
@@ -10930,7 +10962,7 @@ static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w,
     for (int i = 0; i < 7; i++) {
         if (host[i] != NULL && device[i] == NULL) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "parts.%s is given, but the weight has %s scales", names[i],
+                               "parts.%s must be NULL: the weight has %s scales", names[i],
                                w->absmax != NULL ? "plain" : "double-quantised");
         }
     }
@@ -10955,14 +10987,13 @@ qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
     return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, false));
 }
 
-// ---- NF4 quantise and dequantise (formulas: section NUMBERS)
-// ----------------------------------------
+// ---- NF4 quantise and dequantise (formulas: numbers/nf4.h) --------------------------------------
 
 typedef struct qlora__nf4_job {
     const qlora_nf4* w;
     const qlora_tensor* source;
     float* absmax;
-    // dequantise only: the window
+    // only for dequantise: the part of the weight
     const qlora_tensor* out;
     int64_t row0;
     int64_t col0;
@@ -11031,7 +11062,7 @@ static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_j
     int32_t block_shift = qlora__log2(w.block);
     int32_t group_shift = qlora__log2(w.block2);
     int32_t via_bf16 = job->via_bf16 ? 1 : 0;
-    int32_t width = 1; // threads along a row, eight columns each
+    int32_t width = 1; // threads per row, eight columns each
     while (width < 256 && 8 * width < out.cols) {
         width *= 2;
     }
@@ -11069,7 +11100,9 @@ static qlora_result qlora__nf4_quantise(qlora_ctx* ctx, const qlora_tensor* sour
     QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
     QLORA__TRY(qlora__need(ctx, source, "source", QLORA__IS_FLOAT, w->rows, w->cols));
     if (source->ld != source->cols && source->rows > 1) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "source must have no gaps between its rows");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "source.ld is %lld; it must be equal to cols (%lld)",
+                           (long long)source->ld, (long long)source->cols);
     }
     int64_t blocks = qlora__ceil_div(w->rows * w->cols, w->block);
     void* scratch = NULL;
@@ -11104,7 +11137,7 @@ qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
     return qlora__leave(ctx, qlora__nf4_quantise(ctx, source, weight));
 }
 
-// A window of the weight that begins at (row0, col0) and is as large as out.
+// Dequantises the part of the weight that starts at (row0, col0) and has the size of out.
 static qlora_result qlora__nf4_window(qlora_ctx* ctx, const qlora_nf4* w, int64_t row0,
                                       int64_t col0, const qlora_tensor* out, bool via_bf16) {
     qlora__nf4_job job;
@@ -11141,14 +11174,14 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
 
 // ---- NF4 products: y = x W^T, dx = dy W ---------------------------------------------------------
 //
-// W[n,k] is bf16(level[code] * absmax) on every path. Unfused, windows of W go through the scratch:
-// rows of W for y, columns for dx, so that no sum is ever split. Fused (nf4_gemm.cu), the weights
-// are widened on the way to the tensor cores; it wins as long as reading W costs more than
-// multiplying, up to 32 rows (an H200 at 64 rows: 71 us against 77).
+// W[n,k] is bf16(level[code] * absmax) on every path. The unfused path dequantises parts of W in
+// scratch: rows of W for y, columns for dx, so that no sum is ever split. The fused path
+// (nf4_gemm.cu) dequantises the weights on the way to the tensor cores. It is faster as long as
+// reading W costs more than multiplying, up to 32 rows (on an H200 at 64 rows: 71 us against 77).
 
-#define QLORA__NF4_FUSED_ROWS 32
+#define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
 
-// How many of `count` rows or columns of a window, `bytes` each, the free scratch takes; at least
+// Returns how many of `count` rows or columns, `bytes` each, fit in the free scratch; at least
 // `unit`.
 static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
                                      int64_t* slice, void** memory) {
@@ -11156,7 +11189,7 @@ static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes
     int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
     if (fit < count) {
         fit = qlora__max(fit / unit * unit,
-                         qlora__min(unit, count)); // too little: let scratch say so
+                         qlora__min(unit, count)); // if it does not fit, qlora__scratch fails
     }
     *slice = qlora__min(fit, count);
     return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
@@ -11195,15 +11228,36 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool bac
 
 #ifndef QLORA_NO_CUDA
 
-static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
-    return qlora__gpu_takes(ctx, 80) && x->dtype == QLORA_BF16 &&
-           x->rows <= QLORA__NF4_FUSED_ROWS && x->cols % 32 == 0 && x->cols <= INT32_MAX - 4096 &&
-           w->rows <= INT32_MAX - 4096 && w->rows * (x->cols / 32) <= INT32_MAX && x->ld % 8 == 0 &&
-           (uintptr_t)x->data % 16 == 0 && (uintptr_t)w->codes % 16 == 0;
+// Returns the first requirement of the fused kernels that is not met, or NULL.
+static const char* qlora__nf4_fused_lacks(const qlora_ctx* ctx, const qlora_tensor* x,
+                                          const qlora_nf4* w) {
+    if (!qlora__gpu_takes(ctx, 80)) {
+        return "a GPU of compute capability 8.0 or later";
+    }
+    if (x->dtype != QLORA_BF16) {
+        return "x in bf16";
+    }
+    if (x->rows > QLORA__NF4_FUSED_ROWS) {
+        return "at most 32 rows of x";
+    }
+    if (x->cols % 32 != 0) {
+        return "the columns of x to be a multiple of 32";
+    }
+    if (x->cols > INT32_MAX - 4096 || w->rows > INT32_MAX - 4096) {
+        return "at most 2147479551 rows and columns of W";
+    }
+    if (w->rows * (x->cols / 32) > INT32_MAX) {
+        return "fewer than 2^36 elements in W";
+    }
+    if (x->ld % 8 != 0 || (uintptr_t)x->data % 16 != 0) {
+        return "rows of x that are aligned to 16 bytes";
+    }
+    return (uintptr_t)w->codes % 16 != 0 ? "codes that are aligned to 16 bytes" : NULL;
 }
 
 // How the blocks of a fused product share the work: blocks[] of them over the rows of each weight,
-// `splits` ranges of K. The sums, and so their bits, depend on M and K only, not on the GPU.
+// and `splits` ranges of K. The order of the sums, and with it every bit of the result, depends
+// only on M and K, not on the GPU.
 typedef struct qlora__nf4_share {
     qlora__kernel_id kernel;
     int64_t blocks[2];
@@ -11213,10 +11267,10 @@ typedef struct qlora__nf4_share {
     uint32_t shared;
 } qlora__nf4_share;
 
-// The table by which the fused kernels widen codes, in shared memory.
+// Shared memory for the table with which the fused kernels dequantise codes.
 #define QLORA__NF4_TABLE_BYTES (256u * 16 * 8 + 256 * 4)
 
-// Up to 16 rows: 256 columns a warp, up to 16 warps a block, and as many blocks as run at once.
+// Up to 16 rows: 256 columns per warp, up to 16 warps per block, and as many blocks as run at once.
 static void qlora__nf4_share_columns(const qlora_ctx* ctx, int64_t K, const qlora_nf4* w,
                                      qlora__nf4_share* s) {
     int64_t steps = qlora__max(1, qlora__ceil_div(K, 256));
@@ -11227,7 +11281,7 @@ static void qlora__nf4_share_columns(const qlora_ctx* ctx, int64_t K, const qlor
     s->range = (int32_t)(warps * 256);
     s->threads = (uint32_t)warps * 32;
     s->shared = QLORA__NF4_TABLE_BYTES + (uint32_t)warps * 2 * 2 * (128 + 16) * 4;
-    int64_t together = qlora__min(16 / warps, 4); // more find no room for their tables
+    int64_t together = qlora__min(16 / warps, 4); // limited by the tables in shared memory
     int64_t blocks = qlora__max(2, ctx->gpu->sm_count * together / s->splits);
     int64_t first = tiles[1] > 0 ? blocks * tiles[0] / (tiles[0] + tiles[1]) : blocks;
     first = tiles[0] > 0 ? qlora__max(1, first) : 0;
@@ -11235,7 +11289,8 @@ static void qlora__nf4_share_columns(const qlora_ctx* ctx, int64_t K, const qlor
     s->blocks[1] = qlora__min(qlora__max(1, blocks - first), tiles[1]);
 }
 
-// Up to 32 rows: 128 rows of W a block, K in about as many ranges as fill 132 multiprocessors.
+// Up to 32 rows: 128 rows of W per block, with K in about as many ranges as fill 132
+// multiprocessors.
 static void qlora__nf4_share_rows(int64_t K, const qlora_nf4* w, qlora__nf4_share* s) {
     int64_t steps = qlora__max(1, qlora__ceil_div(K, 256));
     s->kernel = QLORA__K_nf4_gemm_32;
@@ -11311,11 +11366,12 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
 
 #else
 
-static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
+static const char* qlora__nf4_fused_lacks(const qlora_ctx* ctx, const qlora_tensor* x,
+                                          const qlora_nf4* w) {
     (void)ctx;
     (void)x;
     (void)w;
-    return false;
+    return "a GPU of compute capability 8.0 or later";
 }
 
 static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
@@ -11331,7 +11387,7 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
 
 #endif
 
-// Checks one product; x is [rows, cols of W] forward, [rows, rows of W] backward.
+// Checks one product; x is [rows, cols of W] forward and [rows, rows of W] backward.
 static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
                                           const qlora_nf4* w, const qlora_tensor* y,
                                           uint32_t flags) {
@@ -11344,13 +11400,12 @@ static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const q
     QLORA__TRY(qlora__gemm_check_types(ctx, x, x, y));
     QLORA__TRY(qlora__need_apart(ctx, backward ? "dx" : "y", y, backward ? "dy" : "x", x));
     QLORA__TRY(qlora__product_flags_check(ctx, flags, true));
-    if ((flags & QLORA_PRODUCT_FUSED) != 0 && (backward || !qlora__nf4_can_fuse(ctx, x, w))) {
-        return qlora__fail(
-            ctx, QLORA_ERR_UNSUPPORTED,
-            "the fused NF4 product is y = x W^T on a GPU of compute capability 8.0 or "
-            "more, with at most %d rows of bf16, aligned to 16 bytes, columns a multiple "
-            "of 32",
-            QLORA__NF4_FUSED_ROWS);
+    if ((flags & QLORA_PRODUCT_FUSED) != 0) {
+        const char* lacks = backward ? "a forward product" : qlora__nf4_fused_lacks(ctx, x, w);
+        if (lacks != NULL) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "flags: QLORA_PRODUCT_FUSED needs %s",
+                               lacks);
+        }
     }
     return QLORA_OK;
 }
@@ -11359,7 +11414,7 @@ static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, 
                                    uint32_t flags) {
     uint32_t other =
         QLORA_PRODUCT_UNFUSED | QLORA_PRODUCT_ACCUMULATE | QLORA_PRODUCT_PTX | QLORA_PRODUCT_CUBLAS;
-    return (flags & other) == 0 && qlora__nf4_can_fuse(ctx, x, w);
+    return (flags & other) == 0 && qlora__nf4_fused_lacks(ctx, x, w) == NULL;
 }
 
 static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
@@ -11411,24 +11466,24 @@ qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x, cons
 
 //@@ src/ops/clip.h
 
-// ---- gradient clip (ALB-078) --------------------------------------------------------------------
+// ---- gradient clipping --------------------------------------------------------------------------
 //
 //   norm[g]  = sqrt(sum over the gradients of group g of x^2)
 //   scale[g] = min(1, max_norm / (norm[g] + 1e-6)), or 1 when norm[g] is not finite or max_norm < 0
 //   x       *= scale of its group
 //
-// Gradients are cut into chunks of 8192 elements; sums go chunk by chunk in a fixed order, in
-// double (squares in f32 on the GPU: gradients between 1e-18 and 1e18 keep their share of the
-// norm).
+// All of it stays on the device: the host never waits for the norm. Gradients are split into chunks
+// of 8192 elements, which are summed in double in a fixed order. (On the GPU the squares are f32,
+// so only gradients between 1e-18 and 1e18 contribute fully to the norm.)
 
 #define QLORA__CLIP_CHUNK 8192
 
-typedef struct qlora__clip_part { // as struct clip_tensor of kernels/clip.cu
+typedef struct qlora__clip_part { // the same as struct clip_tensor in kernels/clip.cu
     float* data;
     int64_t count;
 } qlora__clip_part;
 
-typedef struct qlora__clip_chunk { // as struct clip_chunk there
+typedef struct qlora__clip_chunk { // the same as struct clip_chunk in kernels/clip.cu
     int32_t part;
     int32_t group;
     int64_t index;
@@ -11439,20 +11494,20 @@ struct qlora_clip {
     int32_t groups;
     int64_t parts;
     int64_t chunks;
-    const void** uses; // where the gradients lie: a graph that has the clip depends on them
+    const void** uses; // the gradients' memory, on which a graph with this clip depends
     size_t use_count;
-    qlora__buffer* memory; // everything below, device memory on CUDA
+    qlora__buffer* memory; // holds everything below; device memory on CUDA
     qlora__clip_part* part_table;
     qlora__clip_chunk* chunk_table;
-    int64_t* first;    // [groups + 1] chunk index
+    int64_t* first;    // [groups + 1]: index of each group's first chunk
     double* partials;  // [chunks]
-    QLORA__REAL* results; // [groups][2]: norm, scale; an f32 tensor to AdamW
+    QLORA__REAL* results; // [groups][2]: norm, scale; f32 for AdamW
     uint32_t* flags;   // [groups]: 1 = not finite
     uint32_t* any;     // [1]: 1 = some group was not finite; the optimizer reads it
     float* max_norm;   // [1]
 };
 
-// Lays the tables out one behind the other; with base NULL only counts the bytes.
+// Places the tables one after another, starting at base. With base NULL, only counts the bytes.
 static size_t qlora__clip_layout(qlora_clip* clip, char* base) {
     size_t at = 0;
 #define QLORA__PLACE(field, type, count)                                                           \
@@ -11472,7 +11527,7 @@ static size_t qlora__clip_layout(qlora_clip* clip, char* base) {
     return at;
 }
 
-// A tensor with gaps between its rows counts as one part per row.
+// Returns the number of parts: one per row for a tensor with gaps between its rows, otherwise one.
 static int64_t qlora__clip_parts_of(const qlora_tensor* t) {
     if (t->rows == 0 || t->cols == 0) {
         return 0;
@@ -11490,8 +11545,8 @@ static qlora_result qlora__clip_count(qlora_ctx* ctx, const qlora_tensor* const*
         int32_t group = groups != NULL ? groups[i] : 0;
         if (group < 0 || (size_t)group >= n) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "group %d of %s: groups count from 0 and are not more than tensors",
-                               (int)group, name);
+                               "%s is in group %d; groups are numbered from 0 to at most %llu",
+                               name, (int)group, (unsigned long long)n - 1);
         }
         clip->groups = group >= clip->groups ? group + 1 : clip->groups;
         int64_t parts = qlora__clip_parts_of(tensors[i]);
@@ -11500,13 +11555,15 @@ static qlora_result qlora__clip_count(qlora_ctx* ctx, const qlora_tensor* const*
         clip->chunks += parts * qlora__ceil_div(length, QLORA__CLIP_CHUNK);
     }
     if (clip->parts > INT32_MAX || clip->chunks > INT32_MAX) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld pieces are too many",
-                           (long long)clip->chunks);
+        bool rows = clip->parts > INT32_MAX;
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the tensors have %lld %s; the maximum is %d",
+                           (long long)(rows ? clip->parts : clip->chunks),
+                           rows ? "separate rows" : "chunks", INT32_MAX);
     }
     return QLORA_OK;
 }
 
-// Fills the host's image of the tables; the chunks of a group are neighbours.
+// Fills the tables in host memory. The chunks of a group are consecutive.
 static void qlora__clip_fill(const qlora_tensor* const* tensors, const int32_t* groups, size_t n,
                              qlora_clip* image) {
     int64_t chunk = 0;
@@ -11540,7 +11597,8 @@ static qlora_result qlora__clip_build(qlora_ctx* ctx, const qlora_tensor* const*
     QLORA__TRY(qlora__clip_count(ctx, tensors, groups, n, clip));
     size_t list_bytes = 0;
     if (!qlora__mul(n, sizeof *clip->uses, &list_bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "too many tensors");
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "n is %llu; a list of that size overflows",
+                           (unsigned long long)n);
     }
     clip->uses = (const void**)qlora__alloc(ctx, list_bytes);
     if (clip->uses == NULL) {
@@ -11621,7 +11679,7 @@ qlora_result qlora_clip_destroy(qlora_clip* clip) {
 
 static qlora_result qlora__clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm) {
     if ((qlora__bits(max_norm) & 0x7fffffffu) > 0x7f800000u) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "max_norm is not a number");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "max_norm is not a number (NaN)");
     }
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
@@ -11690,7 +11748,8 @@ static void qlora__clip_measure_cpu(qlora_ctx* ctx, qlora_clip* clip) {
     }
 }
 
-// Norms, scales and flags; the gradients stay, for an AdamW that applies the scale itself.
+// Computes norms, scales and flags but leaves the gradients unchanged, for an AdamW that applies
+// the scale itself.
 static qlora_result qlora__clip_measure(qlora_ctx* ctx, qlora_clip* clip) {
     QLORA__TRY(qlora__capture_note(ctx, clip->part_table));
     if (qlora__on_cpu(ctx)) {
@@ -11778,7 +11837,7 @@ static qlora_tensor qlora__clip_scalar(const qlora_clip* clip, void* data, qlora
     return t;
 }
 
-// A group's scale and flag as AdamW takes them; group -1: the flag of all groups.
+// Returns a group's scale and flag as tensors for AdamW. Group -1 has the flag of all groups.
 static void qlora__clip_device(const qlora_clip* clip, int32_t group, qlora_tensor* scale,
                                qlora_tensor* not_finite) {
     if (scale != NULL) {
@@ -11801,10 +11860,10 @@ qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* sc
     return qlora__leave(ctx, r);
 }
 
-// ---- a clip of one tensor in memory of the caller's ---------------------------------------------
+// ---- a clip of one tensor in the caller's memory ------------------------------------------------
 
-// Sets the clip up over n gradients and lays its tables out at base, which may be NULL to count.
-// Returns the bytes of the tables.
+// Sets up a clip of n gradients with its tables at base and returns the size of the tables in
+// bytes. With base NULL, only counts the bytes.
 static QLORA__UNUSED size_t qlora__clip_place(qlora_ctx* ctx, int64_t n, char* base,
                                               qlora_clip* clip) {
     memset(clip, 0, sizeof *clip);
@@ -11832,7 +11891,7 @@ static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, const qlora_
     return r;
 }
 
-// Norm and scale of the first group, in the backend's memory.
+// Returns norm and scale of the first group, in the backend's memory.
 static QLORA__UNUSED const QLORA__REAL* qlora__clip_results(const qlora_clip* clip) {
     return clip->results;
 }
@@ -11841,16 +11900,16 @@ static QLORA__UNUSED const QLORA__REAL* qlora__clip_results(const qlora_clip* cl
 
 //@@ src/ops/elementwise.h
 
-// ---- what the operators share: checks, launch shapes --------------------------------------------
+// ---- checks and launch shapes shared by the operators -------------------------------------------
 
-// The mask of one dtype, for qlora__need.
+// Returns the mask for a single dtype, for qlora__need.
 static unsigned qlora__is(qlora_dtype dtype) {
     return 1u << (unsigned)dtype;
 }
 
 #define QLORA__IS_F32_BF16 (QLORA__IS_F32 | QLORA__IS_BF16)
 
-// An output may be an input only as the very same elements.
+// An output may share memory with an input only if both have exactly the same elements.
 static qlora_result qlora__need_same_or_apart(qlora_ctx* ctx, const char* name,
                                               const qlora_tensor* t, const char* other_name,
                                               const qlora_tensor* other) {
@@ -11861,13 +11920,13 @@ static qlora_result qlora__need_same_or_apart(qlora_ctx* ctx, const char* name,
     return qlora__need_apart(ctx, name, t, other_name, other);
 }
 
-// A vector: one row of `count` elements.
+// Checks a vector: one row of `count` elements.
 static qlora_result qlora__need_vector(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
                                        unsigned mask, int64_t count) {
     return qlora__need(ctx, t, name, mask, 1, count);
 }
 
-// Elements in the 16-byte piece that a thread of the vector kernels owns.
+// Returns the number of elements in the 16-byte piece that a thread of the vector kernels handles.
 static int64_t qlora__piece(qlora_dtype dtype) {
     return dtype == QLORA_F32 || dtype == QLORA_I32 ? 4 : 8;
 }
@@ -11876,7 +11935,7 @@ static uint32_t qlora__grid_cap(int64_t blocks) {
     return (uint32_t)(blocks < 65535 ? blocks : 65535);
 }
 
-// Blocks along the columns and threads of an element-wise kernel.
+// Launch shape of an element-wise kernel: blocks per row, threads per block.
 typedef struct qlora__point_shape {
     uint32_t blocks;
     uint32_t threads;
@@ -11891,7 +11950,7 @@ static qlora__point_shape qlora__point_shape_of(int64_t cols, int64_t piece) {
     return shape;
 }
 
-// Threads of a kernel that reduces rows: `width` of them per row, `rows` rows per block.
+// Launch shape of a kernel that reduces rows: `width` threads per row, `rows` rows per block.
 typedef struct qlora__row_shape {
     int32_t width;
     uint32_t threads;
@@ -11916,8 +11975,8 @@ static qlora__row_shape qlora__row_shape_of(int64_t cols, int64_t piece, int64_t
     return shape;
 }
 
-// Rows and columns for a kernel. Same-shaped matrices without padding are one long row, whose
-// leading dimension is nobody's business: 0, so that it never keeps the kernel from 16-byte
+// Rows and columns for a kernel. Matrices of the same shape without padding are treated as one long
+// row, whose leading dimension is irrelevant; it is passed as 0 so that it cannot prevent 16-byte
 // accesses.
 typedef struct qlora__extent {
     int64_t rows;
@@ -11943,7 +12002,7 @@ static qlora__extent qlora__extent_of(const qlora_tensor* const* tensors, int co
     return e;
 }
 
-// A device word for error flags nobody asked for.
+// Returns the caller's error flag, or a word in scratch if there is none.
 static qlora_result qlora__flag_pointer(qlora_ctx* ctx, const qlora_tensor* flag, void** out) {
     if (flag != NULL) {
         *out = flag->data;
@@ -11956,12 +12015,12 @@ static qlora_result qlora__need_flag(qlora_ctx* ctx, const qlora_tensor* flag) {
     return flag == NULL ? QLORA_OK : qlora__need(ctx, flag, "flag", QLORA__IS_I32, 1, 1);
 }
 
-// I32 element i of a vector, on the CPU.
+// Returns element i of an I32 vector, on the CPU.
 static int32_t qlora__index_at(const qlora_tensor* t, int64_t i) {
     return ((const int32_t*)t->data)[i];
 }
 
-// One matrix of a batch.
+// Returns matrix b of a batch.
 static qlora_tensor qlora__batch_at(const qlora_tensor* t, int64_t b) {
     qlora_tensor view = *t;
     view.data = (char*)t->data + (size_t)(b * t->batch_stride) * qlora_dtype_bytes(t->dtype);
@@ -12065,7 +12124,7 @@ static void qlora__point_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// y = op(a, b, alpha); inputs the operator does not read are NULL.
+// y = op(a, b, alpha); inputs that the operator does not read are NULL.
 static qlora_result qlora__point(qlora_ctx* ctx, qlora__point_kind kind, const qlora_tensor* a,
                                  const qlora_tensor* b, float alpha, const qlora_tensor* y) {
     const qlora__point_op* op = &qlora__point_ops[kind];
@@ -12203,7 +12262,7 @@ static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* jo
     }
     for (int o = job->h == NULL ? 1 : 0; o < 3; o++) {
         for (int i = 0; i < 3; i++) {
-            // An output may take the place of its own input, h of dh, dgate of gate, dup of up.
+            // An output may overwrite only its own input: h dh, dgate gate, and dup up.
             QLORA__TRY(
                 o == i ? qlora__need_same_or_apart(ctx, out_names[o], out[o], in_names[i], in[i])
                        : qlora__need_apart(ctx, out_names[o], out[o], in_names[i], in[i]));
@@ -12253,16 +12312,16 @@ qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const
 
 // ---- RMSNorm ------------------------------------------------------------------------------------
 //
-// A row of x is cut into x->cols / w->cols heads of n = w->cols columns (one head for
-// a plain norm), each by itself:
+// A row of x consists of x->cols / w->cols heads of n = w->cols columns (one head for a plain
+// norm). For each head:
 //   forward   x = h + delta, rounded to storage (only with delta);  r = 1 / sqrt(mean(x^2) + eps);
 //             y = x r w
 //   backward  dx = dres + r (w dy - x r^2 mean(w dy x));  dw += sum over rows and heads of dy x r
 
 typedef struct qlora__norm_job {
-    const qlora_tensor* x;     // input; with delta the addend
+    const qlora_tensor* x;     // input, to which delta is added
     const qlora_tensor* delta; // or NULL
-    const qlora_tensor* sum;   // where x + delta goes
+    const qlora_tensor* sum;   // receives x + delta
     const qlora_tensor* w;
     const qlora_tensor* y;
     const qlora_tensor* dy;
@@ -12270,10 +12329,10 @@ typedef struct qlora__norm_job {
     const qlora_tensor* dx;
     const qlora_tensor* dw; // or NULL
     float eps;
-    QLORA__REAL* rstd; // [rows * heads], scratch of the weight's gradient
+    QLORA__REAL* rstd; // [rows * heads], scratch for the gradient of w
 } qlora__norm_job;
 
-// 1 / sqrt(mean(x^2) + eps) over n columns from `first`.
+// Returns 1 / sqrt(mean(x^2) + eps) over n columns from `first` on.
 static QLORA__REAL qlora__norm_rstd(const qlora_tensor* x, int64_t row, int64_t first, int64_t n,
                                     float eps) {
     double squares = 0;
@@ -12334,7 +12393,7 @@ static void qlora__norm_backward_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// Columns [begin, end) of dw.
+// Computes columns [begin, end) of dw.
 static void qlora__norm_weight_columns(void* user, int64_t begin, int64_t end) {
     const qlora__norm_job* job = (const qlora__norm_job*)user;
     int64_t n = job->w->cols;
@@ -12352,25 +12411,25 @@ static void qlora__norm_weight_columns(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// The weight: one row that divides the columns of x.
+// Checks the weight: one row, whose length divides the columns of x.
 static qlora_result qlora__norm_need_weight(qlora_ctx* ctx, const qlora_tensor* x,
                                             const qlora_tensor* w) {
     QLORA__TRY(qlora__need_vector(ctx, w, "w", QLORA__IS_F32_BF16, -1));
     if (w->cols == 0 ? x->cols != 0 : x->cols % w->cols != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "w has %lld columns, which do not divide the %lld of x",
-                           (long long)w->cols, (long long)x->cols);
-    }
-    if (w->cols > (int64_t)1 << 30 || (w->cols > 0 && x->cols / w->cols > 65535)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "rows of %lld columns in heads of %lld: at most 2^30 columns and 65535 "
-                           "heads",
+                           "x.cols is %lld; it must be a multiple of w.cols (%lld)",
                            (long long)x->cols, (long long)w->cols);
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "w.cols", w->cols, 0, (int64_t)1 << 30));
+    if (w->cols > 0 && x->cols / w->cols > 65535) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "x has %lld heads of %lld columns; the maximum is 65535 heads",
+                           (long long)(x->cols / w->cols), (long long)w->cols);
     }
     return QLORA_OK;
 }
 
-// Two pieces per thread, as the kernels keep them.
+// Two pieces per thread, as in the kernels.
 static qlora__row_shape qlora__norm_shape(const qlora_tensor* w, qlora_dtype dtype) {
     return qlora__row_shape_of(w->cols, 2 * qlora__piece(dtype), 512);
 }
@@ -12423,7 +12482,7 @@ static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
         1, shape.threads, 0, args);
 }
 
-// The two stages of dw on the device, from the rstd of the first launch.
+// Runs the two stages of dw on the device, with the rstd from the first launch.
 static qlora_result qlora__norm_weight_launch(qlora_ctx* ctx, const qlora__norm_job* job,
                                               void* rstd) {
     const qlora_tensor* x = job->x;
@@ -12573,14 +12632,14 @@ qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy, cons
 
 // ---- rotary position embedding ------------------------------------------------------------------
 //
-// Half-split pairs. With half = head_dim / 2, angle = position f_i:
+// The two elements of a pair are half a head apart. With half = head_dim / 2, angle = position f_i:
 //   a = x[i] + bias[i], b = x[i + half] + bias[i + half]
-//   x[i] = a cos - b sin,  x[i + half] = b cos + a sin;   backward: the angle's sign changed
+//   x[i] = a cos - b sin,  x[i + half] = b cos + a sin;   backward: with -angle
 // The table follows transformers: inverse frequencies and angles in fp32, then accurate cosines and
 // sines.
 
-// Wavelengths beyond original / low are stretched by factor, below original / high kept, blended
-// between.
+// Wavelengths above original / low are stretched by `factor`, those below original / high are kept,
+// with a blend in between.
 static float qlora__rope_llama3(const qlora_rope_desc* d, float frequency) {
     float low = (float)(d->low_freq_factor != 0 ? d->low_freq_factor : 1);
     float high = (float)(d->high_freq_factor != 0 ? d->high_freq_factor : 4);
@@ -12597,14 +12656,14 @@ static float qlora__rope_llama3(const qlora_rope_desc* d, float frequency) {
     return (1 - smooth) * (frequency / factor) + smooth * frequency;
 }
 
-// The dimension that makes `turns` rotations within the original context.
+// Returns the dimension that makes `turns` rotations within the original context.
 static double qlora__rope_yarn_dim(const qlora_rope_desc* d, double turns, int64_t head_dim) {
     return (double)head_dim * log(d->original_max_position / (turns * 2 * QLORA__PI)) /
            (2 * log(d->theta));
 }
 
-// Low dimensions (many turns) keep their frequency, high ones are divided by factor, blended
-// between.
+// Low dimensions (many rotations) keep their frequency, high ones are divided by `factor`, with a
+// blend in between.
 static float qlora__rope_yarn(const qlora_rope_desc* d, float frequency, int64_t i,
                               int64_t head_dim) {
     double low = qlora__rope_yarn_dim(d, d->beta_fast != 0 ? d->beta_fast : 32, head_dim);
@@ -12628,7 +12687,7 @@ static double qlora__rope_mscale(double factor, double mscale) {
     return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
 }
 
-// What cosine and sine are multiplied by.
+// Returns the factor of the cosines and sines.
 static float qlora__rope_attention_factor(const qlora_rope_desc* d) {
     if (d->type != QLORA_ROPE_YARN) {
         return 1;
@@ -12659,7 +12718,8 @@ static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t 
     return frequency;
 }
 
-// What is wrong with the arguments, in text; "" when nothing is. Defaults are resolved in d.
+// Describes what is wrong with the arguments; the text is empty if nothing is. Replaces the zero
+// fields of d by their defaults.
 static void qlora__rope_fault(qlora_rope_desc* d, int64_t head_dim, int64_t positions, char* text,
                               size_t size) {
     d->theta = d->theta != 0 ? d->theta : 10000;
@@ -12667,17 +12727,17 @@ static void qlora__rope_fault(qlora_rope_desc* d, int64_t head_dim, int64_t posi
     bool needs_original = d->type == QLORA_ROPE_LLAMA3 || d->type == QLORA_ROPE_YARN;
     text[0] = '\0';
     if (head_dim <= 0 || head_dim % 2 != 0) {
-        snprintf(text, size, "head_dim is %lld; use an even number above 0", (long long)head_dim);
+        snprintf(text, size, "head_dim is %lld; it must be even and positive", (long long)head_dim);
     } else if (positions < 0) {
-        snprintf(text, size, "positions is %lld; use 0 or more", (long long)positions);
+        snprintf(text, size, "positions is %lld; it must not be negative", (long long)positions);
     } else if ((int)d->type < 0 || d->type > QLORA_ROPE_YARN) {
-        snprintf(text, size, "desc.type is %d; use a qlora_rope_type", (int)d->type);
+        snprintf(text, size, "desc.type is %d; it must be one of qlora_rope_type", (int)d->type);
     } else if (!(d->theta > 1)) {
-        snprintf(text, size, "desc.theta is %g; use a number above 1", d->theta);
+        snprintf(text, size, "desc.theta is %g; it must be greater than 1", d->theta);
     } else if (!(d->factor > 0)) {
-        snprintf(text, size, "desc.factor is %g; use a number above 0", d->factor);
+        snprintf(text, size, "desc.factor is %g; it must be positive", d->factor);
     } else if (needs_original && !(d->original_max_position > 0)) {
-        snprintf(text, size, "desc.original_max_position is %g; this type needs a number above 0",
+        snprintf(text, size, "desc.original_max_position is %g; for this type it must be positive",
                  d->original_max_position);
     }
 }
@@ -12771,19 +12831,24 @@ static qlora_result qlora__rope_check(qlora_ctx* ctx, const qlora__rope_job* job
         QLORA__TRY(qlora__need_apart(ctx, "x", x, "bias", job->bias));
     }
     int64_t head_dim = job->table->cols;
-    if (head_dim <= 0 || head_dim % 2 != 0 || x->cols % head_dim != 0 || job->rotated < 0 ||
-        job->rotated > x->cols / head_dim || x->cols > INT32_MAX || job->table->rows > INT32_MAX) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "x has %lld columns and the table %lld (one head, even): %lld heads cannot "
-            "be rotated",
-            (long long)x->cols, (long long)head_dim, (long long)job->rotated);
+    QLORA__TRY(qlora__need_whole(ctx, "table.cols", head_dim, 2, INT32_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "table.rows", job->table->rows, 0, INT32_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "x.cols", x->cols, 0, INT32_MAX));
+    if (head_dim % 2 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "table.cols is %lld; it must be even",
+                           (long long)head_dim);
     }
+    if (x->cols % head_dim != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "x.cols is %lld; it must be a multiple of table.cols (%lld)",
+                           (long long)x->cols, (long long)head_dim);
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "rotated", job->rotated, 0, x->cols / head_dim));
     for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
         int32_t position = qlora__index_at(job->positions, row);
         if (position < 0 || position >= job->table->rows) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "positions[%lld] is %d, the table has %lld rows", (long long)row,
+                               "positions[%lld] is %d; the table has %lld rows", (long long)row,
                                (int)position, (long long)job->table->rows);
         }
     }
@@ -12805,7 +12870,7 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
     int32_t bias_bf16 = job->bias != NULL && job->bias->dtype == QLORA_BF16;
     void* flag = NULL;
     QLORA__TRY(qlora__flag_pointer(ctx, job->flag, &flag));
-    // A thread takes a piece of two heads.
+    // Each thread rotates one piece of two heads.
     int64_t items = qlora__ceil_div(heads, 2) * qlora__ceil_div(half, qlora__piece(x->dtype));
     uint32_t threads = (uint32_t)qlora__max(32, qlora__min(256, qlora__ceil_div(items, 32) * 32));
     void* args[] = {(void*)&x->data,
@@ -12857,16 +12922,16 @@ qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t
 
 //@@ src/ops/pieces.h
 
-// ---- attention in pieces ------------------------------------------------------------------------
+// ---- attention as separate operators ------------------------------------------------------------
 //
 //   heads      y[h, s, c] = x[s, h d + c] and back        transpose  y[b, c, r] = x[b, r, c]
-//   scores     s = scale s, or -3e38 where the query may not see the key
+//   scores     s = scale s, or -3e38 if the query may not see the key
 //   softmax    y = e^(x - max) / sum e^(x - max);  dx = y (dy - sum(y dy))
 
-// Finite, so that no arithmetic on it makes a NaN, and e^(it - max) is 0.
+// Finite, so that arithmetic on it never gives NaN; e^(QLORA__MASKED - max) is 0.
 #define QLORA__MASKED -3.0e38f
 
-// Copies elements between two batches of the same sizes, or their transposes.
+// Copies elements between two batches of the same size, with or without a transpose.
 typedef struct qlora__copy_job {
     qlora_tensor x;
     qlora_tensor y;
@@ -12914,7 +12979,8 @@ static qlora_result qlora__copy(qlora_ctx* ctx, qlora__copy_job* job) {
 
 #define QLORA__IS_COPIED (QLORA__IS_F32 | QLORA__IS_BF16 | QLORA__IS_F16 | QLORA__IS_I32)
 
-// rows: [S, H*d]; heads: a batch of H [S, d]. split copies rows to heads, join heads to rows.
+// rows is [S, H*d], heads a batch of H matrices [S, d]. Copies rows to heads if split is true,
+// otherwise heads to rows.
 static qlora_result qlora__heads_copy(qlora_ctx* ctx, const qlora_tensor* rows,
                                       const qlora_tensor* heads, bool split) {
     QLORA__TRY(qlora__need(ctx, rows, split ? "x" : "y", QLORA__IS_COPIED, -1, -1));
@@ -12922,8 +12988,9 @@ static qlora_result qlora__heads_copy(qlora_ctx* ctx, const qlora_tensor* rows,
                                  rows->rows, -1));
     if (heads->batch < 0 || heads->batch * heads->cols != rows->cols) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%lld heads of %lld columns are not the %lld columns of the rows",
-                           (long long)heads->batch, (long long)heads->cols, (long long)rows->cols);
+                           "%s.cols is %lld; expected %lld heads of %lld columns",
+                           split ? "x" : "y", (long long)rows->cols, (long long)heads->batch,
+                           (long long)heads->cols);
     }
     QLORA__TRY(qlora__need_apart(ctx, "y", heads, "x", rows));
     qlora_tensor cut = *rows;
@@ -13158,7 +13225,7 @@ static qlora_result qlora__embed(qlora_ctx* ctx, qlora__embed_job* job) {
             int32_t id = qlora__index_at(job->ids, row);
             if (id < 0 || id >= table->rows) {
                 return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                                   "ids[%lld] is %d, the table has %lld rows", (long long)row,
+                                   "ids[%lld] is %d; the table has %lld rows", (long long)row,
                                    (int)id, (long long)table->rows);
             }
         }
@@ -13192,9 +13259,10 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 
 // ---- cross-entropy ------------------------------------------------------------------------------
 //
-// Of rows of logits. With p = softmax(x):
+// For each row x of the logits, with p = softmax(x):
 //   loss = weight (log sum e^x - x[label]),   x = (p - onehot(label)) scale weight  (in place)
-// Rows labelled -100 have loss 0 and gradient 0. Sum of losses: see qlora_cross_entropy_desc.total.
+// Rows labelled -100 have loss 0 and gradient 0. For the sum of the losses, see
+// qlora_cross_entropy_desc.total.
 
 #define QLORA__NO_LABEL -100
 
@@ -13231,7 +13299,7 @@ static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// total += {losses, their rounding rest, weights}; the sum in double, rows in ascending order.
+// total += {losses, rounding error of their sum, weights}; summed in double, by ascending row.
 static void qlora__cross_entropy_total(const qlora_cross_entropy_desc* a) {
     double loss = (double)qlora__at(a->total, 0, 0) + (double)qlora__at(a->total, 0, 1);
     double weight = (double)qlora__at(a->total, 0, 2);
@@ -13269,15 +13337,15 @@ static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross
     }
     QLORA__TRY(qlora__need_flag(ctx, a->flag));
     if (x->cols > INT32_MAX) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "logits have %lld columns; labels are 32-bit",
-                           (long long)x->cols);
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "logits.cols is %lld; the maximum is %d",
+                           (long long)x->cols, INT32_MAX);
     }
     for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
         int32_t label = qlora__index_at(a->labels, row);
         if ((label < 0 || label >= x->cols) && label != QLORA__NO_LABEL) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "labels[%lld] is %d; it must be -100 or a column of the %lld",
-                               (long long)row, (int)label, (long long)x->cols);
+                               "labels[%lld] is %d; it must be -100, or from 0 to %lld",
+                               (long long)row, (int)label, (long long)x->cols - 1);
         }
     }
     return QLORA_OK;
@@ -13323,7 +13391,8 @@ qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc*
 
 // ---- arg max ------------------------------------------------------------------------------------
 //
-// ids[r] = column of the largest value of row r, the first of equals; NaN is never largest.
+// ids[r] is the column of the largest value in row r, the first one if several are equal. A NaN is
+// never the largest.
 
 typedef struct qlora__argmax_job {
     const qlora_tensor* x;
@@ -13349,10 +13418,7 @@ static qlora_result qlora__argmax(qlora_ctx* ctx, qlora__argmax_job* job) {
     QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
     QLORA__TRY(qlora__need_vector(ctx, job->ids, "ids", QLORA__IS_I32, x->rows));
     QLORA__TRY(qlora__need_apart(ctx, "ids", job->ids, "x", x));
-    if (x->cols == 0 ? x->rows > 0 : x->cols > INT32_MAX) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "no largest of %lld columns",
-                           (long long)x->cols);
-    }
+    QLORA__TRY(qlora__need_whole(ctx, "x.cols", x->cols, x->rows > 0 ? 1 : 0, INT32_MAX));
     if (qlora__on_cpu(ctx)) {
         qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__argmax_rows, job);
         return QLORA_OK;
@@ -13375,14 +13441,14 @@ qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_ten
 
 // ---- AdamW --------------------------------------------------------------------------------------
 //
-// Decoupled decay, over ranges of one flat arena; t counts the updates applied. Per
-// element, with g the gradient times the clip scale:
+// Decoupled weight decay over ranges of one flat arena; t is the number of updates applied so far.
+// For each element, with g the gradient times the clip scale:
 //   p -= lr weight_decay decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
 //   p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
-//   shadow = shadow_scale p, and its copy where the range has one;  gradient = 0
-// A gradient that is not finite leaves p, m, v, t and shadow as they are; the gradient becomes 0.
+//   shadow = shadow_scale p, also in the range's copy if it has one;  gradient = 0
+// If the gradient is not finite, p, m, v, t and shadow stay unchanged, and the gradient becomes 0.
 
-// x^n by squaring, the products of the kernel.
+// Computes x^n by squaring, with the same products as the kernel.
 static double qlora__power(double x, int64_t n) {
     double y = 1;
     for (; n > 0; n >>= 1) {
@@ -13408,7 +13474,7 @@ typedef struct qlora__adamw_job {
     bool skip;
 } qlora__adamw_job;
 
-// Counts the update or the skip, and forms the corrections in double.
+// Counts the update or the skipped step, and computes the bias corrections in double.
 static void qlora__adamw_advance(qlora__adamw_job* job, qlora_adamw_state* state) {
     state->skip = job->skip ? 1 : 0;
     state->skipped += job->skip ? 1 : 0;
@@ -13424,7 +13490,7 @@ static void qlora__adamw_advance(qlora__adamw_job* job, qlora_adamw_state* state
     job->eps = (QLORA__REAL)state->eps;
 }
 
-// The shadow of parameter p, element i of the range.
+// Writes the shadow of parameter p, which is element i of the range.
 static void qlora__adamw_shade(const qlora__adamw_job* job, int64_t i, QLORA__REAL p) {
     const qlora_adamw_range* r = &job->range;
     const qlora_tensor* shadow = job->args->shadow;
@@ -13469,14 +13535,14 @@ static void qlora__adamw_shadow_elements(void* user, int64_t begin, int64_t end)
     }
 }
 
-// Range i of the table in host memory.
+// Returns range i of the table, which is in host memory.
 static qlora_adamw_range qlora__adamw_range_at(const qlora_tensor* ranges, int64_t i) {
     qlora_adamw_range range;
     memcpy(&range, (const char*)ranges->data + (size_t)i * sizeof range, sizeof range);
     return range;
 }
 
-// param, shadow and ranges: what both calls use.
+// Checks param, shadow and ranges, which both calls use.
 static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_desc* a,
                                        int64_t* range_count) {
     if (a == NULL) {
@@ -13490,7 +13556,8 @@ static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_desc* a
         QLORA__TRY(qlora__need_apart(ctx, "shadow", a->shadow, "param", a->param));
     }
     if (a->ranges->cols % (int64_t)sizeof(qlora_adamw_range) != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "ranges has %lld bytes, not a multiple of %d",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "ranges has %lld bytes; expected a multiple of %d",
                            (long long)a->ranges->cols, (int)sizeof(qlora_adamw_range));
     }
     *range_count = a->ranges->cols / (int64_t)sizeof(qlora_adamw_range);
@@ -13498,14 +13565,20 @@ static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_desc* a
         qlora_adamw_range r = qlora__adamw_range_at(a->ranges, i);
         if (r.begin < 0 || r.count < 0 || r.begin > a->param->cols ||
             r.count > a->param->cols - r.begin) {
-            return qlora__fail(
-                ctx, QLORA_ERR_ARGUMENT, "range %lld is [%lld, +%lld), the arena has %lld elements",
-                (long long)i, (long long)r.begin, (long long)r.count, (long long)a->param->cols);
-        }
-        if (r.copy != NULL && (r.copy_cols < 1 || r.copy_ld < r.copy_cols)) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "range %lld: its copy has rows of %lld elements, %lld apart",
-                               (long long)i, (long long)r.copy_cols, (long long)r.copy_ld);
+                               "range %lld has %lld elements from %lld on; the arena has %lld",
+                               (long long)i, (long long)r.count, (long long)r.begin,
+                               (long long)a->param->cols);
+        }
+        if (r.copy != NULL && r.copy_cols < 1) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "range %lld: copy_cols is %lld; it must be at least 1", (long long)i,
+                               (long long)r.copy_cols);
+        }
+        if (r.copy != NULL && r.copy_ld < r.copy_cols) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "range %lld: copy_ld is %lld; it must be at least copy_cols (%lld)",
+                               (long long)i, (long long)r.copy_ld, (long long)r.copy_cols);
         }
     }
     return QLORA_OK;
@@ -13532,7 +13605,7 @@ static qlora_result qlora__adamw_check_step(qlora_ctx* ctx, const qlora_adamw_de
     return qlora__need_apart(ctx, "m", a->m, "v", a->v);
 }
 
-// fn over every range, one after the other.
+// Calls fn for every range in turn.
 static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t range_count,
                                 qlora__range_fn fn) {
     for (int64_t i = 0; i < range_count; i++) {
@@ -13541,7 +13614,8 @@ static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t r
     }
 }
 
-// Blocks along a range of `pieces` pieces of 256 threads: about 8192 in all.
+// Returns the number of blocks per range: enough for the longest range with `per_block` elements
+// each, but about 8192 in all.
 static int64_t qlora__adamw_blocks(const qlora_adamw_desc* a, int64_t range_count,
                                    int64_t per_block) {
     int64_t longest = a->longest_range > 0 ? a->longest_range : a->param->cols;
@@ -13622,10 +13696,10 @@ qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args) {
 //
 //   y = x keep / (1 - p)
 //
-// keep where the element's random word is not below p 2^32; the
-// word of column c is number c % 4 of philox(counter, key) with
-//   counter = (c / 4, position, sequence, layer 2^8 + projection),  key = seed + step
-//   0x9e3779b97f4a7c15
+// keep is 1 if the element's random word is at least p 2^32, and 0 otherwise. The word of column c
+// is number c % 4 of philox(counter, key), with
+//   counter = (c / 4, position, sequence, layer 2^8 + projection)
+//   key = seed + step * 0x9e3779b97f4a7c15
 
 typedef struct qlora__dropout_job {
     const qlora_dropout_desc* args;
@@ -13634,7 +13708,7 @@ typedef struct qlora__dropout_job {
     float scale;
 } qlora__dropout_job;
 
-// True when column `column` of that row is kept.
+// Returns whether column `column` of the row is kept.
 static bool qlora__dropout_keep(const uint32_t key[2], uint32_t position, uint32_t sequence,
                                 uint32_t where, int64_t column, uint32_t threshold) {
     uint32_t counter[4];
@@ -13683,13 +13757,9 @@ static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_desc* a) 
     QLORA__TRY(qlora__need_vector(ctx, a->positions, "positions", QLORA__IS_I32, x->rows));
     QLORA__TRY(qlora__need_vector(ctx, a->sequences, "sequences", QLORA__IS_I32, x->rows));
     QLORA__TRY(qlora__need_vector(ctx, a->state, "state", QLORA__IS_I32, 4));
-    if (!(a->p >= 0) || !(a->p < 1) || a->layer < 0 || a->layer >= 1 << 23 || a->projection < 0 ||
-        a->projection > 255) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "p = %g, layer %d, projection %d: 0 <= p < 1, 0 <= layer < 2^23, 0 <= "
-                           "projection <= 255",
-                           (double)a->p, (int)a->layer, (int)a->projection);
-    }
+    QLORA__TRY(qlora__need_real(ctx, "args.p", (double)a->p, 0, 1));
+    QLORA__TRY(qlora__need_whole(ctx, "args.layer", a->layer, 0, (1 << 23) - 1));
+    QLORA__TRY(qlora__need_whole(ctx, "args.projection", a->projection, 0, 255));
     qlora__dropout_job job;
     job.args = a;
     job.threshold = (uint32_t)((double)a->p * 4294967296.0);
@@ -13725,19 +13795,18 @@ qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args) {
 
 //@@ src/ops/linear.h
 
-// ---- LoRA linear
-// ----------------------------------------------------------------------------------
+// ---- LoRA linear --------------------------------------------------------------------------------
 //
-//   z_i = x A_i^T (of the masked x with dropout)      u_i = dy_i (s_i B_i)
+//   z_i = x A_i^T (the masked x with dropout)         u_i = dy_i (s_i B_i)
 //   y_i = x W_i^T + bias_i + z_i (s_i B_i)^T          dx  = sum over i of dy_i W_i + u_i A_i
 //   dA_i += u_i^T x (the masked x)                    dB_i += s_i dy_i^T z_i
 //
-// z and u are rounded to the storage type; they lie behind the columns of x and dy. Two forms:
-// plain (no operand), product by product, which is what the CPU runs; and concatenated, where W and
-// sB stand side by side and A below W, so that one product of length in + pad, or out + pad, does
-// it all. The columns of z and u that pad the sum of the ranks are zero. With dropout the masks
-// differ from part to part, so z is made part by part, and dx gets the masked u_i A_i added one by
-// one.
+// z and u are rounded to the storage type and stored after the columns of x and dy. There are two
+// forms. The plain form (without an operand), which the CPU uses, runs the products one by one. In
+// the concatenated form the operand is W with sB to its right and A below it, so that a single
+// product of length in + pad, or out + pad, is enough. The columns of z and u that pad the sum of
+// the ranks are zero. With dropout each part has its own mask, so z is computed part by part, and
+// the masked u_i A_i are added to dx one at a time.
 
 int64_t qlora_linear_out(const qlora_linear_desc* linear) {
     int64_t out = 0;
@@ -13765,17 +13834,21 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_
                                              qlora_dtype dtype, bool backward) {
     const qlora_linear_part* p = &l->parts[i];
     unsigned type = 1u << dtype;
-    if (p->out < 0 || p->rank < 0 || p->rank > (1 << 20) ||
-        (p->nf4 == NULL) == (p->dense == NULL)) {
+    char name[32];
+    snprintf(name, sizeof name, "parts[%d].out", (int)i);
+    QLORA__TRY(qlora__need_whole(ctx, name, p->out, 0, INT64_MAX));
+    snprintf(name, sizeof name, "parts[%d].rank", (int)i);
+    QLORA__TRY(qlora__need_whole(ctx, name, p->rank, 0, 1 << 20));
+    if ((p->nf4 == NULL) == (p->dense == NULL)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "parts[%d]: out %lld, rank %lld, and one of nf4 and dense are needed",
-                           (int)i, (long long)p->out, (long long)p->rank);
+                           "parts[%d].nf4 and parts[%d].dense are both %s; set exactly one", (int)i,
+                           (int)i, p->nf4 == NULL ? "NULL" : "set");
     }
     if (p->nf4 != NULL) {
         QLORA__TRY(qlora__nf4_need(ctx, p->nf4, "nf4"));
         if (p->nf4->rows != p->out || p->nf4->cols != l->in) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "parts[%d].nf4 is %lld x %lld, not %lld x %lld", (int)i,
+                               "parts[%d].nf4 is %lld x %lld; expected %lld x %lld", (int)i,
                                (long long)p->nf4->rows, (long long)p->nf4->cols, (long long)p->out,
                                (long long)l->in);
         }
@@ -13798,14 +13871,12 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_
 
 static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear_desc* l,
                                         qlora_dtype dtype, bool backward) {
-    if (l == NULL || l->count < 1 || l->count > QLORA_LINEAR_PARTS || l->in < 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
-                           l == NULL ? "linear is NULL"
-                                     : "linear.count is 1 to 3, in not negative");
+    if (l == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "linear is NULL");
     }
-    if (!(l->dropout >= 0.0f && l->dropout < 1.0f)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dropout is not at least 0 and below 1");
-    }
+    QLORA__TRY(qlora__need_whole(ctx, "linear.count", l->count, 1, QLORA_LINEAR_PARTS));
+    QLORA__TRY(qlora__need_whole(ctx, "linear.in", l->in, 0, INT64_MAX));
+    QLORA__TRY(qlora__need_real(ctx, "linear.dropout", (double)l->dropout, 0, 1));
     for (int32_t i = 0; i < l->count; i++) {
         QLORA__TRY(qlora__linear_part_check(ctx, l, i, dtype, backward));
     }
@@ -13817,7 +13888,7 @@ static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear_desc*
     return QLORA_OK;
 }
 
-// C = alpha op(A) op(B) + beta C, in the forward or the backward precision.
+// C = alpha op(A) op(B) + beta C, with the precision of forward or backward products.
 static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool backward, bool ta,
                                        bool tb, float alpha, float beta, const qlora_tensor* a,
                                        const qlora_tensor* b, const qlora_tensor* c) {
@@ -13830,7 +13901,7 @@ static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool bac
     return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
 }
 
-// ---- bias and placement
+// ---- bias and placement -------------------------------------------------------------------------
 
 typedef struct qlora__linear_job {
     const qlora_tensor* bias;
@@ -13848,7 +13919,7 @@ static void qlora__linear_bias_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// Rows of y = bias, or += bias.
+// Sets every row of y to the bias, or adds the bias to it.
 static qlora_result qlora__linear_bias(qlora_ctx* ctx, const qlora_tensor* bias,
                                        const qlora_tensor* y, bool add) {
     qlora__linear_job job;
@@ -13933,14 +14004,20 @@ static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_lin
 
 static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc* l,
                                         uint32_t flags) {
-    if (l == NULL || l->operand == NULL || flags == 0 ||
-        flags > (QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)) {
+    if (l == NULL || l->operand == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
+                           l == NULL ? "linear" : "linear.operand");
+    }
+    if (flags == 0 || flags > (QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "linear with an operand and flags WEIGHTS, ADAPTERS or both are needed");
+                           "flags is %u; use QLORA_LINEAR_WEIGHTS, QLORA_LINEAR_ADAPTERS or both",
+                           flags);
     }
     qlora_dtype dtype = l->operand->dtype;
     if (dtype != QLORA_F32 && dtype != QLORA_BF16) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "operand is neither f32 nor bf16");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "linear.operand.dtype is %s; it must be f32 or bf16",
+                           qlora_dtype_name(dtype));
     }
     QLORA__TRY(qlora__linear_check(ctx, l, dtype, false));
     int64_t row = 0;
@@ -13961,10 +14038,10 @@ qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear_desc* linear,
     return qlora__leave(ctx, qlora__linear_place(ctx, linear, flags));
 }
 
-// ---- dropout: rows of x through the mask of one part, as many at a time as the scratch holds
+// ---- dropout: the mask of one part, on as many rows at a time as fit in scratch -----------------
 
 typedef struct qlora__masked {
-    qlora_tensor rows; // of the scratch
+    qlora_tensor rows; // in scratch
     int64_t slice;
     size_t scratch_before;
 } qlora__masked;
@@ -13973,7 +14050,7 @@ static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear_desc*
                                         const qlora_tensor* x, qlora__masked* m) {
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
     m->scratch_before = qlora__scratch_mark(ctx);
-    // Half of what is free, because products may need some.
+    // Uses half of the free scratch, because products may need some.
     size_t all = qlora__scratch_free(ctx);
     int64_t fit = (int64_t)(all / 2 / ((size_t)l->in * qlora_dtype_bytes(x->dtype) + 1));
     m->slice = qlora__min(x->rows, qlora__max(1, fit));
@@ -13981,7 +14058,7 @@ static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear_desc*
     return qlora__scratch(ctx, m->rows.bytes, &m->rows.data);
 }
 
-// to (+)= mask of part i, rows [first, first + count), applied to from.
+// Applies the mask of part i to rows [first, first + count) of `from`; stores or adds to `to`.
 static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear_desc* l, int32_t i,
                                        int64_t first, const qlora_tensor* from,
                                        const qlora_tensor* to, bool accumulate) {
@@ -14013,9 +14090,9 @@ static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_line
     return QLORA_OK;
 }
 
-// ---- forward
+// ---- forward ------------------------------------------------------------------------------------
 
-// z of one part from the masked x, rows by rows.
+// Computes z of one part from the masked x, several rows at a time.
 static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
                                            const qlora_linear_desc* l, int32_t i,
                                            const qlora_tensor* x, const qlora_tensor* z) {
@@ -14036,13 +14113,13 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
     return QLORA_OK;
 }
 
-// z into the last columns of x.
+// Computes z in the last columns of x.
 static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* x, const qlora_tensor* inner) {
     int64_t pad = x->cols - l->in;
     qlora_tensor tail;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &tail));
-    if (l->operand != NULL && l->dropout == 0.0f) { // all parts at once, the zeros included
+    if (l->operand != NULL && l->dropout == 0.0f) { // all parts at once, including the zero columns
         qlora_tensor a;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, qlora_linear_out(l), pad, 0, l->in, &a));
         return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
@@ -14139,9 +14216,9 @@ qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linea
     return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, x, y));
 }
 
-// ---- backward
+// ---- backward -----------------------------------------------------------------------------------
 
-// u into the last columns of dy.
+// Computes u in the last columns of dy.
 static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* dy, const qlora_tensor* inner) {
     int64_t out = inner->cols;
@@ -14173,7 +14250,7 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
     return qlora__tensor_zero(ctx, &rest);
 }
 
-// dx = sum of dy_i W_i, and u_i A_i unless that is masked.
+// dx = sum of dy_i W_i, plus u_i A_i unless there is dropout.
 static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                      const qlora_tensor* dy, const qlora_tensor* inner,
                                      const qlora_tensor* dx) {
@@ -14207,7 +14284,7 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
     return QLORA_OK;
 }
 
-// With dropout, for one part: dA = u^T (masked x), and dx += mask of u A.
+// For one part with dropout: dA = u^T (masked x), and dx += masked u A.
 static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math math,
                                                    const qlora_linear_desc* l, int32_t i,
                                                    const qlora_tensor* x, const qlora_tensor* u,
@@ -14237,7 +14314,7 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math ma
     return QLORA_OK;
 }
 
-// dA of all parts as one matrix, when they lie below each other in memory: then x is read once.
+// Joins dA of all parts into one matrix if they are consecutive in memory, so that x is read once.
 static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* joined) {
     memset(joined, 0, sizeof *joined);
     for (int32_t i = 0; i < l->count; i++) {
@@ -14317,7 +14394,8 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
         QLORA__TRY(qlora__need_apart(ctx, "dx", dx, "dy", dy));
     }
     if ((flags & ~(uint32_t)QLORA_LINEAR_OVERWRITE) != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u are unknown here", flags);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "flags is %u; only QLORA_LINEAR_OVERWRITE is allowed", flags);
     }
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
@@ -14341,14 +14419,15 @@ qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* line
 
 // ---- attention ----------------------------------------------------------------------------------
 //
-// Inside a sequence, for query i and the keys j that it sees (i - window < j <= i):
+// Within a sequence, for query i and the keys j that it sees (i - window < j <= i):
 //
 //   s[j] = scale q[i].k[j],  lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
 //   o[i] = sum_j p[j] v[j]
 //   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i])
 //   dq[i] = scale sum_j ds[j] k[j]
-//   dk[j] = scale sum_i ds[j] q[i],  dv[j] = sum_i p[j] do[i]   over every query head of the key's
-//   group
+//   dk[j] = scale sum_i ds[j] q[i],  dv[j] = sum_i p[j] do[i]
+//
+// The sums of dk and dv also run over all query heads of the key head's group.
 
 #define QLORA__HEAD_MAX 256
 #define QLORA__BESIDE_DQ (QLORA__BESIDE_SLOTS - 1)
@@ -14375,7 +14454,7 @@ typedef struct qlora__attention {
     QLORA__REAL* dots; // D, [heads][tokens]
 } qlora__attention;
 
-// Eight partial sums: a fixed order that the compiler can still put into vectors.
+// Eight partial sums give a fixed order that the compiler can still vectorise.
 static QLORA__REAL qlora__dot(const QLORA__REAL* x, const QLORA__REAL* y, int64_t n) {
     QLORA__REAL part[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     int64_t i = 0;
@@ -14391,7 +14470,8 @@ static QLORA__REAL qlora__dot(const QLORA__REAL* x, const QLORA__REAL* y, int64_
            ((part[1] + part[5]) + (part[3] + part[7]));
 }
 
-// y += a x; eight products first, so that y and x need not be known to be apart.
+// y += a x. Computing eight products first lets the compiler vectorise without knowing that x and y
+// do not overlap.
 static void qlora__add_scaled(QLORA__REAL* y, QLORA__REAL a, const QLORA__REAL* x, int64_t n) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -14408,7 +14488,7 @@ static void qlora__add_scaled(QLORA__REAL* y, QLORA__REAL a, const QLORA__REAL* 
     }
 }
 
-// One head of one token: in place for f32, else converted into room.
+// Returns one head of one token: in place for f32, otherwise converted into `room`.
 static const QLORA__REAL* qlora__head_get(const qlora_tensor* t, int64_t token, int64_t head,
                                           int64_t hd, QLORA__REAL* room) {
     int64_t first = token * t->ld + head * hd;
@@ -14428,13 +14508,13 @@ static void qlora__head_put(const qlora_tensor* t, int64_t token, int64_t head, 
     }
 }
 
-// The sequence [*begin, *end) that a token lies in; false in the tail.
+// Finds the sequence [*begin, *end) that contains a token; false if the token is in the tail.
 static bool qlora__sequence_of(const qlora__attention* a, int64_t token, int64_t* begin,
                                int64_t* end) {
     const int32_t* offsets = (const int32_t*)a->seqs->data;
     int64_t low = 0;
     int64_t high = a->n_seqs;
-    while (low < high) { // the last offset not after the token
+    while (low < high) { // find the last offset that is not after the token
         int64_t middle = (low + high + 1) / 2;
         if (offsets[middle] <= token) {
             low = middle;
@@ -14447,7 +14527,7 @@ static bool qlora__sequence_of(const qlora__attention* a, int64_t token, int64_t
     return low < a->n_seqs;
 }
 
-// The softmax runs over blocks of keys, with the sums rescaled when a block brings a larger score.
+// The softmax runs over blocks of keys; the sums are rescaled when a block has a larger score.
 static void qlora__attention_query(const qlora__attention* a, int64_t head, int64_t i,
                                    int64_t begin) {
     QLORA__REAL room[QLORA__HEAD_MAX];
@@ -14456,7 +14536,7 @@ static void qlora__attention_query(const qlora__attention* a, int64_t head, int6
     QLORA__REAL s[QLORA__KEY_BLOCK];
     int64_t kv_head = head / (a->heads / a->kv_heads);
     const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
-    QLORA__REAL top = (QLORA__REAL)-3.0e38; // below every score; -ffast-math has no infinity
+    QLORA__REAL top = (QLORA__REAL)-3.0e38; // below every score, and finite for -ffast-math
     QLORA__REAL sum = 0;
     memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
     int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
@@ -14585,16 +14665,17 @@ static void qlora__attention_dkv_items(void* user, int64_t from, int64_t to) {
     }
 }
 
-// Host memory can be looked at; on a device the kernels keep whatever stands there inside the
-// matrices.
+// Offsets in host memory can be checked. On a device, the kernels clamp them to the matrices
+// instead.
 static qlora_result qlora__sequences_check(qlora_ctx* ctx, const qlora__attention* a) {
     const int32_t* offsets = (const int32_t*)a->seqs->data;
     for (int64_t s = 0; s <= a->n_seqs; s++) {
-        if ((s == 0 ? offsets[0] != 0 : offsets[s] < offsets[s - 1]) || offsets[s] > a->tokens) {
-            return qlora__fail(
-                ctx, QLORA_ERR_ARGUMENT,
-                "seqs[%lld] is %d: offsets start at 0, ascend, and end at most at %lld",
-                (long long)s, (int)offsets[s], (long long)a->tokens);
+        int64_t least = s > 0 ? offsets[s - 1] : 0;
+        int64_t most = s > 0 ? a->tokens : 0;
+        if (offsets[s] < least || offsets[s] > most) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "seqs[%lld] is %d; it must be from %lld to %lld", (long long)s,
+                               (int)offsets[s], (long long)least, (long long)most);
         }
     }
     return QLORA_OK;
@@ -14623,8 +14704,8 @@ static qlora_result qlora__attention_backward_cpu(qlora_ctx* ctx, qlora__attenti
 
 #ifndef QLORA_NO_CUDA
 
-// One launch: a block per rows tokens (and one more per sequence, where blocks belong to
-// sequences).
+// A launch has one block per `rows` tokens, and one more per sequence if blocks do not cross
+// sequences.
 typedef struct qlora__attention_kernel {
     qlora__kernel_id id;
     int64_t rows;
@@ -14635,18 +14716,18 @@ typedef struct qlora__attention_kernel {
 typedef struct qlora__attention_path {
     qlora_dtype dtype;
     int64_t hd;     // 0 = any up to 256
-    int capability; // at least
+    int capability; // minimum compute capability
     bool aligned;   // rows must start at multiples of 16 bytes
-    uint32_t need;  // of the registry: what pre-warm compiles for it
+    uint32_t need;  // condition in the registry, for pre-warm
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
     qlora__attention_kernel kv;
     qlora__attention_kernel q;
-    qlora__attention_kernel sum; // of the shares of kv; QLORA__K_COUNT: it cannot be shared
+    qlora__attention_kernel sum; // sums the shares of kv; QLORA__K_COUNT if kv has no shares
 } qlora__attention_path;
 
 // clang-format off
-// The first row that fits is taken. Shared memory as the comments of kernels/attn_tc.cuh count it.
+// The first row that fits is used. The comments in kernels/attn_tc.cuh explain the shared memory.
 static const qlora__attention_path qlora__attention_paths[] = {
     {QLORA_BF16, 64, 80, true, QLORA__NEED_HEAD64,
      {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
@@ -14671,13 +14752,13 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
     return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
 }
 
-// The one walk over the table.
+// Finds the first row of the table that fits.
 static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
                                                           int64_t hd, bool aligned) {
     const qlora__attention_path* p = qlora__attention_paths;
     while (p->dtype != dtype || (p->hd != 0 && p->hd != hd) ||
            !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned)) {
-        p++; // the last rows take everything
+        p++; // the last row for each dtype always fits
     }
     return p;
 }
@@ -14692,7 +14773,7 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
     return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned);
 }
 
-// What pre-warm must compile for attention of this type and head size.
+// Returns the condition of the kernels that attention needs for this type and head size.
 static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
                                                     int64_t hd) {
     return qlora__attention_find(ctx, dtype, hd, true)->need;
@@ -14729,16 +14810,16 @@ static qlora_result qlora__attention_launch(qlora_ctx* ctx, const qlora__attenti
                          args);
 }
 
-// How dk and dv are made: blocks share the query heads of a group, `each` of them a block, when
-// there are few keys and few key heads.
+// How dk and dv are computed: with few keys and few key heads, several blocks share the query heads
+// of a group, `each` heads per block.
 typedef struct qlora__attention_shares {
-    int64_t count; // 1: the block's sums are the result
+    int64_t count; // blocks per group; 1: their sums are the result
     int32_t each;
     float* parts; // [2][count][tokens][kv_heads hd]
 } qlora__attention_shares;
 
-// Four blocks a multiprocessor: two run at a time, and the last keys of a sequence, which few
-// queries see, are done early.
+// Aims at four blocks per multiprocessor. Two run at a time, and blocks for the last keys of a
+// sequence, which few queries see, finish early.
 static qlora_result qlora__attention_share(qlora_ctx* ctx, const qlora__attention_path* path,
                                            const qlora__attention* a,
                                            qlora__attention_shares* out) {
@@ -14814,7 +14895,7 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
                           &stats,  &n.tokens, &n.hd,     &n.half};
     QLORA__TRY(qlora__launch(ctx, path->stats.id, qlora__ceil_div(a->tokens, path->stats.rows),
                              a->heads, 1, path->stats.threads, path->stats.shared, stats_args));
-    void* parts = shares.parts; // attn_f32 has no shares and does not read the last two
+    void* parts = shares.parts; // attn_f32 has no shares and ignores the last two
     void* kv_args[] = {&q.data,   &q.ld,     &k.data,   &k.ld,     &v.data,  &v.ld,
                        &d_o.data, &d_o.ld,   &stats,    &dk.data,  &dk.ld,   &dv.data,
                        &dv.ld,    &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
@@ -14832,8 +14913,8 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
 
 #endif
 
-// The same from the separate operators, a sequence at a time. The query heads of a group stand one
-// below the other, so a batch of kv_heads products serves every ratio of heads.
+// The same with the separate operators, one sequence at a time. The query heads of a group are
+// stacked, so that a batch of kv_heads products works for any ratio of heads.
 typedef struct qlora__attention_pieces {
     int64_t length;
     qlora_tensor q; // [heads][length, hd], and so on
@@ -14856,7 +14937,7 @@ static qlora_result qlora__pieces_make(qlora_ctx* ctx, const qlora__attention* a
                                        qlora__attention_pieces* x) {
     if (a->n_seqs == 0 || a->tokens % a->n_seqs != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "unfused: %lld tokens are not %lld sequences of one length",
+                           "unfused: %lld tokens cannot be %lld sequences of equal length",
                            (long long)a->tokens, (long long)a->n_seqs);
     }
     x->length = a->tokens / a->n_seqs;
@@ -14891,7 +14972,7 @@ static qlora_result qlora__pieces_join(qlora_ctx* ctx, const qlora__attention_pi
     return qlora_heads_join(ctx, heads, &view);
 }
 
-// c = alpha op(a) op(b) for each kv head; what has a matrix per query head is taken by groups.
+// c = alpha op(a) op(b) for each kv head. Operands with one matrix per query head are grouped.
 static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attention* a, float alpha,
                                            const qlora_tensor* x, bool trans_x,
                                            const qlora_tensor* y, bool trans_y,
@@ -14908,11 +14989,11 @@ static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attentio
     gemm.trans_a = trans_x;
     gemm.trans_b = trans_y;
     gemm.alpha = alpha;
-    // exact, as the fused kernels are
+    // exact f32, like the fused kernels
     return qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &t[0], &t[1], &t[2]);
 }
 
-// p of sequence s.
+// Computes p for sequence s.
 static qlora_result qlora__pieces_scores(qlora_ctx* ctx, const qlora__attention* a,
                                          const qlora__attention_pieces* x, int64_t s) {
     QLORA__TRY(qlora__pieces_split(ctx, x, a->q, s, &x->q));
@@ -14963,18 +15044,19 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
     a->kv_heads = desc->kv_heads > 0 ? desc->kv_heads : desc->heads;
     a->hd = desc->head_dim;
     a->window = desc->window;
-    if (a->heads < 1 || a->heads > 65535 || desc->kv_heads < 0 || a->heads % a->kv_heads != 0 ||
-        a->hd < 1 || a->hd > QLORA__HEAD_MAX || a->window < 0) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "%lld heads, %lld kv heads, head size %lld, window %lld: kv heads must divide "
-            "the heads (at most 65535), the head size be 1 to %d, the window not negative",
-            (long long)desc->heads, (long long)desc->kv_heads, (long long)a->hd,
-            (long long)a->window, QLORA__HEAD_MAX);
+    QLORA__TRY(qlora__need_whole(ctx, "desc.heads", a->heads, 1, 65535));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.kv_heads", desc->kv_heads, 0, a->heads));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.head_dim", a->hd, 1, QLORA__HEAD_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.window", a->window, 0, INT64_MAX));
+    if (a->heads % a->kv_heads != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.heads is %lld; it must be a multiple of desc.kv_heads (%lld)",
+                           (long long)a->heads, (long long)a->kv_heads);
     }
     a->scale = desc->scale == 0 ? 1.0f / sqrtf((float)a->hd) : desc->scale;
     if (!(a->scale > 0 && a->scale <= 1e30f)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "scale %g must be above 0 and finite",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.scale is %g; it must be positive and at most 1e30",
                            (double)desc->scale);
     }
     QLORA__TRY(qlora__need(ctx, a->q, "q", QLORA__IS_F32 | QLORA__IS_BF16, -1, a->heads * a->hd));
@@ -14985,16 +15067,15 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
     QLORA__TRY(qlora__need(ctx, a->seqs, "seqs", QLORA__IS_I32, 1, -1));
     QLORA__TRY(qlora__need(ctx, a->o, "o", dtype, a->tokens, a->heads * a->hd));
     QLORA__TRY(qlora__need(ctx, a->lse, "lse", QLORA__IS_F32, a->heads, a->tokens));
-    if (a->seqs->cols < 1 || a->seqs->cols > INT32_MAX / 2 || a->tokens > INT32_MAX / 2 ||
-        a->lse->ld != a->tokens) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "seqs has %lld entries (one more than sequences), lse a row stride of %lld; "
-            "there are %lld tokens",
-            (long long)a->seqs->cols, (long long)a->lse->ld, (long long)a->tokens);
+    QLORA__TRY(qlora__need_whole(ctx, "seqs.cols", a->seqs->cols, 1, INT32_MAX / 2));
+    QLORA__TRY(qlora__need_whole(ctx, "q.rows", a->tokens, 0, INT32_MAX / 2));
+    if (a->lse->ld != a->tokens) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "lse.ld is %lld; it must be equal to the number of tokens, %lld",
+                           (long long)a->lse->ld, (long long)a->tokens);
     }
     a->n_seqs = a->seqs->cols - 1;
-    // a window beyond every distance is none; so kernels may add to it
+    // A window that covers all tokens is the same as none. Kernels may then add to it safely.
     a->window = a->window >= a->tokens ? 0 : a->window;
     return QLORA_OK;
 }
@@ -15096,7 +15177,7 @@ qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc
 
 // ---- casts --------------------------------------------------------------------------------------
 //
-//   y = x in y's type, rounded to nearest even
+//   y = x converted to the type of y, rounded to nearest even
 
 typedef struct qlora__pair {
     const qlora_tensor* x;
@@ -15114,7 +15195,7 @@ static void qlora__cast_rows(void* user, int64_t begin, int64_t end) {
 
 static qlora_result qlora__cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
     static const qlora__kernel_id kernels[3][3] = {
-        // from f32, bf16, f16 to f32, bf16, f16; a copy has none
+        // from f32, bf16, f16 to f32, bf16, f16; copies need no kernel
         {QLORA__K_COUNT, QLORA__K_cast_f32_bf16, QLORA__K_cast_f32_f16},
         {QLORA__K_cast_bf16_f32, QLORA__K_COUNT, QLORA__K_cast_bf16_f16},
         {QLORA__K_cast_f16_f32, QLORA__K_cast_f16_bf16, QLORA__K_COUNT}};
@@ -15129,7 +15210,7 @@ static qlora_result qlora__cast(qlora_ctx* ctx, const qlora_tensor* x, const qlo
     qlora__kernel_id kernel = kernels[x->dtype][y->dtype];
     if (kernel == QLORA__K_COUNT) {
         return x->dtype == QLORA_F16
-                   ? qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "x and y are both f16")
+                   ? qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "copies of f16 are not supported")
                    : qlora__point(ctx, QLORA__POINT_SCALE, x, NULL, 1.0f, y);
     }
     qlora_tensor from = *x; // parameters are passed by address
@@ -15150,7 +15231,8 @@ qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tenso
 //
 //   y[i] = deviation * (sum of twelve 16-bit random numbers - 393210) / 65536
 //
-// normal enough for weights, and the same bits on both backends (kernels/random.cu says why).
+// The distribution is close enough to normal for weights, and both backends give the same bits
+// (kernels/random.cu explains why).
 
 typedef struct qlora__random_job {
     const qlora_tensor* y;
@@ -15181,12 +15263,13 @@ static void qlora__random_pairs(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// y is contiguous, f32 or bf16; streams of one seed are independent of each other.
+// y is contiguous and f32 or bf16. The streams of one seed are independent of each other.
 static qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
                                          float deviation, const qlora_tensor* y) {
     QLORA__TRY(qlora__need(ctx, y, "y", QLORA__IS_F32 | QLORA__IS_BF16, -1, -1));
     if (y->ld != y->cols && y->rows > 1) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "y must have no gaps between its rows");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "y.ld is %lld; it must be equal to cols (%lld)",
+                           (long long)y->ld, (long long)y->cols);
     }
     qlora__random_job job;
     job.y = y;
@@ -15231,33 +15314,38 @@ static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
                                         "kv_heads", "head_dim",     "max_tokens"};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i] <= 0 || sizes[i] > (1 << 24)) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.%s is %lld", names[i],
-                               (long long)sizes[i]);
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.%s is %lld; it must be from 1 to %d",
+                               names[i], (long long)sizes[i], 1 << 24);
         }
     }
-    if (s->rank < 0 || s->rank > 4096 || s->heads % s->kv_heads != 0) {
+    QLORA__TRY(qlora__need_whole(ctx, "shape.rank", s->rank, 0, 4096));
+    if (s->heads % s->kv_heads != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "shape.rank is %lld, heads %lld must be a multiple of kv_heads %lld",
-                           (long long)s->rank, (long long)s->heads, (long long)s->kv_heads);
+                           "shape.heads is %lld; it must be a multiple of shape.kv_heads (%lld)",
+                           (long long)s->heads, (long long)s->kv_heads);
     }
-    if ((int)s->base < 0 || s->base > QLORA_BASE_32BIT ||
-        (s->compute != QLORA_F32 && s->compute != QLORA_BF16)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.base or shape.compute is unknown");
+    if ((int)s->base < 0 || s->base > QLORA_BASE_32BIT) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "shape.base is %d; it must be one of qlora_base_format", (int)s->base);
+    }
+    if (s->compute != QLORA_F32 && s->compute != QLORA_BF16) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.compute is %s; it must be f32 or bf16",
+                           qlora_dtype_name(s->compute));
     }
     return QLORA_OK;
 }
 
 #ifndef QLORA_NO_CUDA
 
-// The products of one projection of a layer, for T tokens: y = x W^T and its gradients, and LoRA's
-// four.
+// One product of a layer's projections. For T tokens, a projection has y = x W^T, its gradient, and
+// the four products of LoRA.
 typedef struct qlora__planned_gemm {
     int64_t M;
     int64_t N;
     int64_t K;
     bool ta;
     bool tb;
-    bool f32_out; // gradients of A and B
+    bool f32_out; // for the gradients of A and B
 } qlora__planned_gemm;
 
 static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gemm* p,
@@ -15287,8 +15375,8 @@ static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gem
     return qlora__gemm_cublas(ctx, &g);
 }
 
-// Runs every planned product once: cuBLAS loads its kernels now, while memory is free, and not in
-// the middle of a capture.
+// Runs every planned product once, so that cuBLAS loads its kernels now, while memory is free, and
+// not during a capture.
 static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     int64_t q = s->heads * s->head_dim;
     int64_t kv = s->kv_heads * s->head_dim;
@@ -15333,7 +15421,8 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
     return r;
 }
 
-// The conditions of the kernel registry that hold for a model; random: its weights are made here.
+// Returns the conditions of the kernel registry that hold for a model. random: its weights are
+// generated.
 static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
                                       bool nf4, bool lora, bool random) {
     return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
@@ -21707,4 +21796,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b9174264dca33b94
+//@@ end 136a0c9f73765db8

@@ -173,8 +173,8 @@ static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t r
     }
 }
 
-// Returns the number of blocks per range, for ranges of at most `pieces` pieces of 256 threads:
-// about 8192 blocks in all.
+// Returns the number of blocks per range: enough for the longest range with `per_block` elements
+// each, but about 8192 in all.
 static int64_t qlora__adamw_blocks(const qlora_adamw_desc* a, int64_t range_count,
                                    int64_t per_block) {
     int64_t longest = a->longest_range > 0 ? a->longest_range : a->param->cols;
