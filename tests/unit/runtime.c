@@ -169,7 +169,7 @@ TEST ctx_falls_back_and_says_why(const test_machine* machine) {
     static const obstacle obstacles[] = {
         {"stub", 34, 1, 90, 13000, 0},         {"NO_DEVICE", 100, 1, 90, 13000, 0},
         {"NO_DEVICE", 0, 0, 90, 13000, 0},     {"cuInit", 803, 1, 90, 13000, 0},
-        {"no CUDA device 3", 0, 2, 90, 13000, 3}, {"7.0", 0, 1, 70, 13000, 0},
+        {"device is 3, but", 0, 2, 90, 13000, 3}, {"7.0", 0, 1, 70, 13000, 0},
         {"too old", 0, 1, 90, 9020, 0},
     };
     for (size_t i = 0; i < sizeof obstacles / sizeof obstacles[0]; i++) {
@@ -347,7 +347,7 @@ TEST ctx_of_another_header(void) {
     d.error_text = why;
     d.error_text_size = sizeof why;
     ASSERT_EQ(QLORA_ERR_VERSION, qlora_ctx_create_abi(&d, &ctx, 31402, QLORA_ABI));
-    ASSERT(strstr(why, "qlora.h 3.14.2, this library is " QLORA_VERSION_STRING) != NULL);
+    ASSERT(strstr(why, "qlora.h 3.14.2, this library with " QLORA_VERSION_STRING) != NULL);
     ASSERT_EQ(QLORA_ERR_VERSION, qlora_ctx_create_abi(&d, &ctx, QLORA_VERSION, QLORA_ABI + 1));
     ASSERT(strstr(why, "struct sizes") != NULL);
     ASSERT_EQ(QLORA_ERR_VERSION, qlora_ctx_create_abi(NULL, &ctx, 1, QLORA_ABI));
@@ -597,7 +597,8 @@ TEST cache_users_kernel(const test_machine* machine) {
     char ptx[1024];
     ASSERT_EQ(QLORA_OK, qlora_ptx_emit(ctx, USER_PTX, NULL, 0, &needed));
     ASSERT(needed < sizeof ptx);
-    REFUSED(QLORA_ERR_ARGUMENT, "needed", qlora_ptx_emit(ctx, USER_PTX, ptx, 20, &needed));
+    REFUSED(QLORA_ERR_ARGUMENT, "size is 20; the text needs",
+            qlora_ptx_emit(ctx, USER_PTX, ptx, 20, &needed));
     ASSERT_EQ(QLORA_OK, qlora_ptx_emit(ctx, USER_PTX, ptx, sizeof ptx, &needed));
     ASSERT_EQ(strlen(ptx) + 1, needed);
     if (strcmp(qlora_ctx_target(ctx), "sm_75") != 0) { // PTX must name the context's target
@@ -649,7 +650,12 @@ TEST cache_users_kernel(const test_machine* machine) {
     ASSERT(test_read(ctx, &t, got));
     ASSERT_CLOSE(expected, got, 5, 0, 0);
     launch.block[0] = 2000;
-    REFUSED(QLORA_ERR_ARGUMENT, "limits", qlora_kernel_launch(ctx, kernel, &launch, args));
+    REFUSED(QLORA_ERR_ARGUMENT, "launch.block is 2000 x 1 x 1",
+            qlora_kernel_launch(ctx, kernel, &launch, args));
+    launch.block[0] = 32;
+    launch.grid[1] = 70000;
+    REFUSED(QLORA_ERR_ARGUMENT, "launch.grid[1] is 70000; the maximum is 65535",
+            qlora_kernel_launch(ctx, kernel, &launch, args));
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &t));
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
