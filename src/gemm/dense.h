@@ -1,8 +1,8 @@
+// ---- dense products: the built-in kernels -------------------------------------------------------
+
 #ifndef QLORA_NO_CUDA
 
-// ---- our own kernels ----------------------------------------------------------------------------
-
-// The tile a kernel computes per block, and the kernels that have it.
+// The tile that a block computes, and the kernels with this tile.
 typedef struct qlora__gemm_tile {
     int64_t side;
     qlora__kernel_id f32;
@@ -15,8 +15,8 @@ static const qlora__gemm_tile qlora__gemm_tiles[] = {
     {128, QLORA__K_gemm_big_f32, QLORA__K_gemm_big_half},
 };
 
-// Row of qlora__gemm_tiles. Few rows or columns with a long K: K is split inside the block. A short
-// K, or fewer than 96 big tiles: small tiles fill the device better.
+// Returns a row of qlora__gemm_tiles. With few rows or columns and a long K, K is split inside the
+// block. With a short K, or fewer than 96 big tiles, smaller tiles use more of the device.
 static int qlora__gemm_choose(const qlora__gemm* g) {
     int64_t big_tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, 128) * g->batch;
     if (qlora__min(g->M, g->N) <= 32 && g->K >= 128) {
@@ -25,8 +25,9 @@ static int qlora__gemm_choose(const qlora__gemm* g) {
     return g->K <= 32 || big_tiles < 96 ? 1 : 2;
 }
 
-// Whether the tensor-core kernels take it: 16-bit operands, not both transposed, a device that has
-// them, rows that start on 16 bytes, and not so narrow that the split along K wins.
+// Returns whether the tensor-core kernels can be used: they need 16-bit operands that are not both
+// transposed, a device with tensor cores, and rows aligned to 16 bytes. Narrow products are faster
+// with K split inside the block.
 static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__gemm* g) {
     uintptr_t address = (uintptr_t)g->A | (uintptr_t)g->B;
     int64_t strides = g->lda | g->ldb | (g->batch > 1 ? g->sA | g->sB : 0);
@@ -74,14 +75,14 @@ static int qlora__cublas_type(qlora_dtype dtype) {
                               : dtype == QLORA_BF16 ? QLORA__CUDA_R_16BF : QLORA__CUDA_R_16F;
 }
 
-// Shapes that pre-warm ran are remembered; others after the seal are counted.
+// Records the shapes that pre-warm runs, and counts unknown shapes once the cache is sealed.
 static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
     int64_t shape[] = {g->M,     g->N,      g->K,           g->ta ? 1 : 0,   g->tb ? 1 : 0,
                        g->batch, g->a_type, (int64_t)g->out, g->tf32 ? 1 : 0};
     qlora__cache_count_shape(ctx, qlora__fnv(shape, sizeof shape, 0));
 }
 
-// cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T, which is the same memory.
+// cuBLAS is column-major, so it computes C^T = op(B)^T op(A)^T, which has the same memory layout.
 static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
     qlora__gpu* gpu = ctx->gpu;
     QLORA__TRY(qlora__cublas_bind(ctx, qlora__beside_workspace(ctx)));
@@ -91,7 +92,7 @@ static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
     int in = qlora__cublas_type(g->a_type);
     int out = qlora__cublas_type(g->out);
     int compute = g->tf32 ? QLORA__CUBLAS_COMPUTE_32F_FAST_TF32 : QLORA__CUBLAS_COMPUTE_32F;
-    // A leading dimension of 0 is refused even where no element is read.
+    // cuBLAS rejects a leading dimension of 0 even if no element is read.
     int lda = (int)qlora__max(g->lda, 1);
     int ldb = (int)qlora__max(g->ldb, 1);
     int ldc = (int)qlora__max(g->ldc, 1);
@@ -127,7 +128,8 @@ static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
 
 // ---- mixed operands -----------------------------------------------------------------------------
 
-// Writes the power of two that keeps an f32 matrix inside f16, and alpha over it, to scale[0..1].
+// Writes to scale[0] the power of two that brings an f32 matrix into the range of f16, and to
+// scale[1] alpha divided by it.
 static qlora_result qlora__cast_scale(qlora_ctx* ctx, const void* data, int64_t rows, int64_t cols,
                                       int64_t ld, float alpha, float* scale) {
     int64_t blocks = qlora__min(qlora__max(rows * qlora__ceil_div(cols, 2048), 1), 1024);
@@ -140,7 +142,7 @@ static qlora_result qlora__cast_scale(qlora_ctx* ctx, const void* data, int64_t 
     return qlora__launch(ctx, QLORA__K_cast_scale, 1, 1, 1, 256, 0, scale_args);
 }
 
-// Casts one f32 operand to the type of the other, into the scratch, and points the product at it.
+// Casts the f32 operand to the type of the other one, in scratch, and uses the copy in the product.
 static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
     bool cast_a = g->a_type == QLORA_F32;
     qlora_dtype type = cast_a ? g->b_type : g->a_type;
@@ -151,12 +153,13 @@ static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
     int64_t cols = cast_a ? (trans ? g->M : g->K) : (trans ? g->K : g->N);
     if (g->batch > 1) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "a batch with one f32 and one 16-bit operand; cast it first");
+                           "a batched product of an f32 and a 16-bit operand is not supported; "
+                           "cast one of them");
     }
     int64_t new_ld = (int64_t)qlora__align_up((size_t)cols, 8);
     size_t bytes = 0;
     if (!qlora__mul((size_t)rows, (size_t)new_ld * 2, &bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size of the cast overflows");
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size in bytes of the cast operand overflows");
     }
     void* copy = NULL;
     QLORA__TRY(qlora__scratch(ctx, bytes, &copy));
@@ -186,7 +189,7 @@ static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
 }
 
 static qlora_result qlora__gemm_gpu(qlora_ctx* ctx, qlora__gemm* g, qlora_path path) {
-    if (g->K == 0) { // nothing is added; cuBLAS would not clear C
+    if (g->K == 0) { // the product is empty, and cuBLAS would not clear C
         size_t size = qlora_dtype_bytes(g->out);
         for (int64_t i = 0; i < g->batch && g->beta == 0.0f; i++) {
             QLORA__TRY(qlora__zero(ctx, (char*)g->C + (size_t)(i * g->sC) * size,
@@ -231,16 +234,17 @@ const char* qlora_path_name(qlora_path path) {
 static qlora_result qlora__gemm_choose_path(qlora_ctx* ctx, qlora_path wanted, qlora_path* out) {
     bool cpu = qlora__on_cpu(ctx);
     if ((int)wanted < 0 || wanted > QLORA_PATH_CUBLAS) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%d is no path", (int)wanted);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "path is %d; it must be one of qlora_path",
+                           (int)wanted);
     }
     if ((wanted == QLORA_PATH_CPU && !cpu) ||
         (cpu && wanted != QLORA_PATH_CPU && wanted != QLORA_PATH_AUTO)) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "path %s is not there on a %s context",
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "path %s is not available on a %s context",
                            qlora_path_name(wanted), cpu ? "CPU" : "CUDA");
     }
     if (wanted == QLORA_PATH_CUBLAS && !qlora__has_cublas(ctx)) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "path cuBLAS was asked for, but none is bound (see qlora_describe)");
+                           "path cuBLAS is not available; qlora_describe reports the reason");
     }
     *out = wanted != QLORA_PATH_AUTO ? wanted
            : cpu                     ? QLORA_PATH_CPU
@@ -257,15 +261,16 @@ static qlora_result qlora__gemm_check_types(qlora_ctx* ctx, const qlora_tensor* 
         fits = a->dtype == QLORA_BF16 && b->dtype == QLORA_BF16;
     }
     if (!fits || c->dtype == QLORA_F16) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "no product of %s and %s into %s",
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "a product of %s and %s into %s is not supported",
                            qlora_dtype_name(a->dtype), qlora_dtype_name(b->dtype),
                            qlora_dtype_name(c->dtype));
     }
     return QLORA_OK;
 }
 
-// The matrices of a batched output may be side by side in one row (heads), but not on top of each
-// other.
+// The matrices of a batched output may be next to each other in the same rows (heads), but they
+// must not overlap.
 static bool qlora__batch_disjoint(const qlora_tensor* c) {
     int64_t span = (c->rows - 1) * c->ld + c->cols;
     return c->batch <= 1 || c->rows == 0 || c->batch_stride >= span ||
@@ -289,14 +294,16 @@ static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d,
     QLORA__TRY(qlora__need_apart(ctx, "C", c, "A", a));
     QLORA__TRY(qlora__need_apart(ctx, "C", c, "B", b));
     if (!qlora__batch_disjoint(c)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the matrices of C overlap (batch stride %lld)",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "C.batch_stride is %lld; the matrices of C overlap",
                            (long long)c->batch_stride);
     }
+    static const char* const names[] = {"C.rows", "C.cols", "K", "A.ld", "B.ld", "C.ld", "C.batch"};
     const int64_t sizes[] = {c->rows, c->cols, g->K, a->ld, b->ld, c->ld, batch};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i] > INT32_MAX - 256) {
-            return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld is beyond the 31 bits of a GEMM's sizes",
-                               (long long)sizes[i]);
+            return qlora__fail(ctx, QLORA_ERR_LIMIT, "%s is %lld; the maximum is %d", names[i],
+                               (long long)sizes[i], INT32_MAX - 256);
         }
     }
     g->ta = d->trans_a;
@@ -321,7 +328,7 @@ static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d,
     return QLORA_OK;
 }
 
-// Whether a product of two f32 matrices may use TF32: a backward one only with TF32_ALL.
+// Returns whether a product of two f32 matrices may use TF32; backward products only with TF32_ALL.
 static bool qlora__math_takes_tf32(qlora_math math, bool backward) {
     return backward ? math == QLORA_MATH_TF32_ALL : math != QLORA_MATH_F32;
 }
@@ -352,13 +359,13 @@ qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc, const qlora
     return qlora__leave(ctx, qlora__gemm_run(ctx, ctx->desc.math, false, desc, a, b, c));
 }
 
-// Flags that are unknown, have no meaning here, or exclude each other.
+// Rejects flags that are unknown, do not apply, or exclude each other.
 static qlora_result qlora__product_flags_check(qlora_ctx* ctx, uint32_t flags, bool nf4) {
     static const char* const names[] = {"ACCUMULATE", "PTX", "CUBLAS", "FUSED", "UNFUSED"};
     static const int apart[][2] = {{1, 2}, {3, 4}, {0, 3}, {1, 3}, {2, 3}};
     if (flags > 31) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "flags: %u contains bits that are not in qlora_product_flags", flags);
+                           "flags is %u, with bits that are not in qlora_product_flags", flags);
     }
     for (int i = 3; i < 5 && !nf4; i++) {
         if ((flags >> i & 1u) != 0) {

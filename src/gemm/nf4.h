@@ -1,5 +1,4 @@
-// ---- NF4 weights
-// ----------------------------------------------------------------------------------
+// ---- NF4 weights --------------------------------------------------------------------------------
 
 static bool qlora__is_power_of_two(int64_t n) {
     return n > 0 && (n & (n - 1)) == 0;
@@ -14,7 +13,7 @@ static QLORA__UNUSED int32_t qlora__log2(int64_t power) {
     return shift;
 }
 
-// Where the parts of a weight lie in its memory: codes, absmax, absmax_codes, absmax_scales,
+// Sizes and offsets of the parts in a weight's memory: codes, absmax, absmax_codes, absmax_scales,
 // offset, maps.
 typedef struct qlora__nf4_layout {
     int64_t blocks;
@@ -26,17 +25,39 @@ typedef struct qlora__nf4_layout {
     size_t total;
 } qlora__nf4_layout;
 
-static bool qlora__nf4_lay_out(const qlora_nf4_desc* desc, qlora__nf4_layout* out) {
-    memset(out, 0, sizeof *out);
-    out->block = desc->block != 0 ? desc->block : 64;
-    out->block2 = desc->block2 != 0 ? desc->block2 : 256;
+#define QLORA__NF4_FAULT 96 // bytes for the text of a fault
+
+// Describes what is wrong with the sizes; the text is empty if nothing is.
+static void qlora__nf4_fault(const qlora_nf4_desc* d, char* text, size_t size) {
     size_t n = 0;
-    if (desc->rows < 0 || desc->cols < 0 || !qlora__is_power_of_two(out->block) ||
-        out->block < 32 || out->block > 4096 || !qlora__is_power_of_two(out->block2) ||
-        out->block2 > (1 << 20) || !qlora__mul((size_t)desc->rows, (size_t)desc->cols, &n) ||
-        n > (size_t)INT64_MAX / 2) {
+    text[0] = '\0';
+    if (d->rows < 0) {
+        snprintf(text, size, "desc.rows is %lld; it must not be negative", (long long)d->rows);
+    } else if (d->cols < 0) {
+        snprintf(text, size, "desc.cols is %lld; it must not be negative", (long long)d->cols);
+    } else if (d->block != 0 &&
+               (!qlora__is_power_of_two(d->block) || d->block < 32 || d->block > 4096)) {
+        snprintf(text, size, "desc.block is %d; it must be a power of two from 32 to 4096",
+                 (int)d->block);
+    } else if (d->block2 != 0 && (!qlora__is_power_of_two(d->block2) || d->block2 > (1 << 20))) {
+        snprintf(text, size, "desc.block2 is %d; it must be a power of two, at most 1048576",
+                 (int)d->block2);
+    } else if (!qlora__mul((size_t)d->rows, (size_t)d->cols, &n) || n > (size_t)INT64_MAX / 2) {
+        snprintf(text, size, "%lld x %lld elements are too many", (long long)d->rows,
+                 (long long)d->cols);
+    }
+}
+
+static bool qlora__nf4_lay_out(const qlora_nf4_desc* desc, qlora__nf4_layout* out) {
+    char fault[QLORA__NF4_FAULT];
+    memset(out, 0, sizeof *out);
+    qlora__nf4_fault(desc, fault, sizeof fault);
+    if (fault[0] != '\0') {
         return false;
     }
+    out->block = desc->block != 0 ? desc->block : 64;
+    out->block2 = desc->block2 != 0 ? desc->block2 : 256;
+    size_t n = (size_t)desc->rows * (size_t)desc->cols;
     out->blocks = qlora__ceil_div((int64_t)n, out->block);
     out->groups = desc->plain_scales ? 0 : qlora__ceil_div(out->blocks, out->block2);
     out->size[0] = (n + 1) / 2;
@@ -64,18 +85,19 @@ static qlora_result qlora__nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", desc == NULL ? "desc" : "out");
     }
     if (!qlora__nf4_lay_out(desc, &layout)) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "NF4 of %lld x %lld, block %d, block2 %d: block is a power of two from 32 to "
-            "4096, block2 a power of two",
-            (long long)desc->rows, (long long)desc->cols, (int)desc->block, (int)desc->block2);
+        char fault[QLORA__NF4_FAULT];
+        qlora__nf4_fault(desc, fault, sizeof fault);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s", fault);
     }
     QLORA__TRY(qlora__need(ctx, memory, "memory", QLORA__IS_U8, -1, -1));
-    if (memory->bytes < layout.total || (uintptr_t)memory->data % 16 != 0) {
+    if (memory->bytes < layout.total) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "an NF4 weight of %lld x %lld needs %llu bytes aligned to 16, not %llu",
-                           (long long)desc->rows, (long long)desc->cols,
-                           (unsigned long long)layout.total, (unsigned long long)memory->bytes);
+                           "memory has %llu bytes; an NF4 weight of %lld x %lld needs %llu",
+                           (unsigned long long)memory->bytes, (long long)desc->rows,
+                           (long long)desc->cols, (unsigned long long)layout.total);
+    }
+    if ((uintptr_t)memory->data % 16 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "memory must be aligned to 16 bytes");
     }
     char* base = (char*)memory->data;
     qlora_nf4 w;
@@ -132,7 +154,7 @@ static qlora_result qlora__nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight) {
         return QLORA_OK;
     }
     if (weight->owner != ctx) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight belongs to another context");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "weight belongs to another context");
     }
     if (weight->owns_memory) {
         QLORA__TRY(qlora__tensor_destroy(ctx, &weight->memory));
@@ -150,10 +172,13 @@ static qlora_result qlora__nf4_need(qlora_ctx* ctx, const qlora_nf4* w, const ch
     if (w == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", name);
     }
-    if (w->owner != ctx || w->codes == NULL) {
+    if (w->owner != ctx) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s belongs to %s", name,
                            w->owner == NULL ? "no context; use qlora_nf4_create or _wrap"
                                             : "another context");
+    }
+    if (w->codes == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s.codes is NULL", name);
     }
     return qlora__capture_note(ctx, w->memory.data);
 }
@@ -169,7 +194,7 @@ static qlora_nf4_desc qlora__nf4_describe(const qlora_nf4* w) {
     return desc;
 }
 
-// Copies parts in or out; a part that the weight does not have may not be given.
+// Copies parts in or out. Parts that the weight does not have must be NULL.
 static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w,
                                     const qlora_nf4_parts* parts, bool in) {
     QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
@@ -192,7 +217,7 @@ static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w,
     for (int i = 0; i < 7; i++) {
         if (host[i] != NULL && device[i] == NULL) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "parts.%s is given, but the weight has %s scales", names[i],
+                               "parts.%s must be NULL: the weight has %s scales", names[i],
                                w->absmax != NULL ? "plain" : "double-quantised");
         }
     }
@@ -217,14 +242,13 @@ qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
     return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, false));
 }
 
-// ---- NF4 quantise and dequantise (formulas: section NUMBERS)
-// ----------------------------------------
+// ---- NF4 quantise and dequantise (formulas: numbers/nf4.h) --------------------------------------
 
 typedef struct qlora__nf4_job {
     const qlora_nf4* w;
     const qlora_tensor* source;
     float* absmax;
-    // dequantise only: the window
+    // only for dequantise: the part of the weight
     const qlora_tensor* out;
     int64_t row0;
     int64_t col0;
@@ -293,7 +317,7 @@ static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_j
     int32_t block_shift = qlora__log2(w.block);
     int32_t group_shift = qlora__log2(w.block2);
     int32_t via_bf16 = job->via_bf16 ? 1 : 0;
-    int32_t width = 1; // threads along a row, eight columns each
+    int32_t width = 1; // threads per row, eight columns each
     while (width < 256 && 8 * width < out.cols) {
         width *= 2;
     }
@@ -331,7 +355,9 @@ static qlora_result qlora__nf4_quantise(qlora_ctx* ctx, const qlora_tensor* sour
     QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
     QLORA__TRY(qlora__need(ctx, source, "source", QLORA__IS_FLOAT, w->rows, w->cols));
     if (source->ld != source->cols && source->rows > 1) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "source must have no gaps between its rows");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "source.ld is %lld; it must be equal to cols (%lld)",
+                           (long long)source->ld, (long long)source->cols);
     }
     int64_t blocks = qlora__ceil_div(w->rows * w->cols, w->block);
     void* scratch = NULL;
@@ -366,7 +392,7 @@ qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
     return qlora__leave(ctx, qlora__nf4_quantise(ctx, source, weight));
 }
 
-// A window of the weight that begins at (row0, col0) and is as large as out.
+// Dequantises the part of the weight that starts at (row0, col0) and has the size of out.
 static qlora_result qlora__nf4_window(qlora_ctx* ctx, const qlora_nf4* w, int64_t row0,
                                       int64_t col0, const qlora_tensor* out, bool via_bf16) {
     qlora__nf4_job job;

@@ -1,13 +1,13 @@
 // ---- NF4 products: y = x W^T, dx = dy W ---------------------------------------------------------
 //
-// W[n,k] is bf16(level[code] * absmax) on every path. Unfused, windows of W go through the scratch:
-// rows of W for y, columns for dx, so that no sum is ever split. Fused (nf4_gemm.cu), the weights
-// are widened on the way to the tensor cores; it wins as long as reading W costs more than
-// multiplying, up to 32 rows (an H200 at 64 rows: 71 us against 77).
+// W[n,k] is bf16(level[code] * absmax) on every path. The unfused path dequantises parts of W in
+// scratch: rows of W for y, columns for dx, so that no sum is ever split. The fused path
+// (nf4_gemm.cu) dequantises the weights on the way to the tensor cores. It is faster as long as
+// reading W costs more than multiplying, up to 32 rows (on an H200 at 64 rows: 71 us against 77).
 
-#define QLORA__NF4_FUSED_ROWS 32
+#define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
 
-// How many of `count` rows or columns of a window, `bytes` each, the free scratch takes; at least
+// Returns how many of `count` rows or columns, `bytes` each, fit in the free scratch; at least
 // `unit`.
 static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
                                      int64_t* slice, void** memory) {
@@ -15,7 +15,7 @@ static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes
     int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
     if (fit < count) {
         fit = qlora__max(fit / unit * unit,
-                         qlora__min(unit, count)); // too little: let scratch say so
+                         qlora__min(unit, count)); // if it does not fit, qlora__scratch fails
     }
     *slice = qlora__min(fit, count);
     return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
@@ -54,15 +54,36 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool bac
 
 #ifndef QLORA_NO_CUDA
 
-static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
-    return qlora__gpu_takes(ctx, 80) && x->dtype == QLORA_BF16 &&
-           x->rows <= QLORA__NF4_FUSED_ROWS && x->cols % 32 == 0 && x->cols <= INT32_MAX - 4096 &&
-           w->rows <= INT32_MAX - 4096 && w->rows * (x->cols / 32) <= INT32_MAX && x->ld % 8 == 0 &&
-           (uintptr_t)x->data % 16 == 0 && (uintptr_t)w->codes % 16 == 0;
+// Returns the first requirement of the fused kernels that is not met, or NULL.
+static const char* qlora__nf4_fused_lacks(const qlora_ctx* ctx, const qlora_tensor* x,
+                                          const qlora_nf4* w) {
+    if (!qlora__gpu_takes(ctx, 80)) {
+        return "a GPU of compute capability 8.0 or later";
+    }
+    if (x->dtype != QLORA_BF16) {
+        return "x in bf16";
+    }
+    if (x->rows > QLORA__NF4_FUSED_ROWS) {
+        return "at most 32 rows of x";
+    }
+    if (x->cols % 32 != 0) {
+        return "the columns of x to be a multiple of 32";
+    }
+    if (x->cols > INT32_MAX - 4096 || w->rows > INT32_MAX - 4096) {
+        return "at most 2147479551 rows and columns of W";
+    }
+    if (w->rows * (x->cols / 32) > INT32_MAX) {
+        return "fewer than 2^36 elements in W";
+    }
+    if (x->ld % 8 != 0 || (uintptr_t)x->data % 16 != 0) {
+        return "rows of x that are aligned to 16 bytes";
+    }
+    return (uintptr_t)w->codes % 16 != 0 ? "codes that are aligned to 16 bytes" : NULL;
 }
 
 // How the blocks of a fused product share the work: blocks[] of them over the rows of each weight,
-// `splits` ranges of K. The sums, and so their bits, depend on M and K only, not on the GPU.
+// and `splits` ranges of K. The order of the sums, and with it every bit of the result, depends
+// only on M and K, not on the GPU.
 typedef struct qlora__nf4_share {
     qlora__kernel_id kernel;
     int64_t blocks[2];
@@ -72,10 +93,10 @@ typedef struct qlora__nf4_share {
     uint32_t shared;
 } qlora__nf4_share;
 
-// The table by which the fused kernels widen codes, in shared memory.
+// Shared memory for the table with which the fused kernels dequantise codes.
 #define QLORA__NF4_TABLE_BYTES (256u * 16 * 8 + 256 * 4)
 
-// Up to 16 rows: 256 columns a warp, up to 16 warps a block, and as many blocks as run at once.
+// Up to 16 rows: 256 columns per warp, up to 16 warps per block, and as many blocks as run at once.
 static void qlora__nf4_share_columns(const qlora_ctx* ctx, int64_t K, const qlora_nf4* w,
                                      qlora__nf4_share* s) {
     int64_t steps = qlora__max(1, qlora__ceil_div(K, 256));
@@ -86,7 +107,7 @@ static void qlora__nf4_share_columns(const qlora_ctx* ctx, int64_t K, const qlor
     s->range = (int32_t)(warps * 256);
     s->threads = (uint32_t)warps * 32;
     s->shared = QLORA__NF4_TABLE_BYTES + (uint32_t)warps * 2 * 2 * (128 + 16) * 4;
-    int64_t together = qlora__min(16 / warps, 4); // more find no room for their tables
+    int64_t together = qlora__min(16 / warps, 4); // limited by the tables in shared memory
     int64_t blocks = qlora__max(2, ctx->gpu->sm_count * together / s->splits);
     int64_t first = tiles[1] > 0 ? blocks * tiles[0] / (tiles[0] + tiles[1]) : blocks;
     first = tiles[0] > 0 ? qlora__max(1, first) : 0;
@@ -94,7 +115,8 @@ static void qlora__nf4_share_columns(const qlora_ctx* ctx, int64_t K, const qlor
     s->blocks[1] = qlora__min(qlora__max(1, blocks - first), tiles[1]);
 }
 
-// Up to 32 rows: 128 rows of W a block, K in about as many ranges as fill 132 multiprocessors.
+// Up to 32 rows: 128 rows of W per block, with K in about as many ranges as fill 132
+// multiprocessors.
 static void qlora__nf4_share_rows(int64_t K, const qlora_nf4* w, qlora__nf4_share* s) {
     int64_t steps = qlora__max(1, qlora__ceil_div(K, 256));
     s->kernel = QLORA__K_nf4_gemm_32;
@@ -170,11 +192,12 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
 
 #else
 
-static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
+static const char* qlora__nf4_fused_lacks(const qlora_ctx* ctx, const qlora_tensor* x,
+                                          const qlora_nf4* w) {
     (void)ctx;
     (void)x;
     (void)w;
-    return false;
+    return "a GPU of compute capability 8.0 or later";
 }
 
 static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
@@ -190,7 +213,7 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
 
 #endif
 
-// Checks one product; x is [rows, cols of W] forward, [rows, rows of W] backward.
+// Checks one product; x is [rows, cols of W] forward and [rows, rows of W] backward.
 static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
                                           const qlora_nf4* w, const qlora_tensor* y,
                                           uint32_t flags) {
@@ -203,13 +226,12 @@ static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const q
     QLORA__TRY(qlora__gemm_check_types(ctx, x, x, y));
     QLORA__TRY(qlora__need_apart(ctx, backward ? "dx" : "y", y, backward ? "dy" : "x", x));
     QLORA__TRY(qlora__product_flags_check(ctx, flags, true));
-    if ((flags & QLORA_PRODUCT_FUSED) != 0 && (backward || !qlora__nf4_can_fuse(ctx, x, w))) {
-        return qlora__fail(
-            ctx, QLORA_ERR_UNSUPPORTED,
-            "the fused NF4 product is y = x W^T on a GPU of compute capability 8.0 or "
-            "more, with at most %d rows of bf16, aligned to 16 bytes, columns a multiple "
-            "of 32",
-            QLORA__NF4_FUSED_ROWS);
+    if ((flags & QLORA_PRODUCT_FUSED) != 0) {
+        const char* lacks = backward ? "a forward product" : qlora__nf4_fused_lacks(ctx, x, w);
+        if (lacks != NULL) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "flags: QLORA_PRODUCT_FUSED needs %s",
+                               lacks);
+        }
     }
     return QLORA_OK;
 }
@@ -218,7 +240,7 @@ static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, 
                                    uint32_t flags) {
     uint32_t other =
         QLORA_PRODUCT_UNFUSED | QLORA_PRODUCT_ACCUMULATE | QLORA_PRODUCT_PTX | QLORA_PRODUCT_CUBLAS;
-    return (flags & other) == 0 && qlora__nf4_can_fuse(ctx, x, w);
+    return (flags & other) == 0 && qlora__nf4_fused_lacks(ctx, x, w) == NULL;
 }
 
 static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,

@@ -1,13 +1,13 @@
 // ---- AdamW --------------------------------------------------------------------------------------
 //
-// Decoupled decay, over ranges of one flat arena; t counts the updates applied. Per
-// element, with g the gradient times the clip scale:
+// Decoupled weight decay over ranges of one flat arena; t is the number of updates applied so far.
+// For each element, with g the gradient times the clip scale:
 //   p -= lr weight_decay decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
 //   p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
-//   shadow = shadow_scale p, and its copy where the range has one;  gradient = 0
-// A gradient that is not finite leaves p, m, v, t and shadow as they are; the gradient becomes 0.
+//   shadow = shadow_scale p, also in the range's copy if it has one;  gradient = 0
+// If the gradient is not finite, p, m, v, t and shadow stay unchanged, and the gradient becomes 0.
 
-// x^n by squaring, the products of the kernel.
+// Computes x^n by squaring, with the same products as the kernel.
 static double qlora__power(double x, int64_t n) {
     double y = 1;
     for (; n > 0; n >>= 1) {
@@ -33,7 +33,7 @@ typedef struct qlora__adamw_job {
     bool skip;
 } qlora__adamw_job;
 
-// Counts the update or the skip, and forms the corrections in double.
+// Counts the update or the skipped step, and computes the bias corrections in double.
 static void qlora__adamw_advance(qlora__adamw_job* job, qlora_adamw_state* state) {
     state->skip = job->skip ? 1 : 0;
     state->skipped += job->skip ? 1 : 0;
@@ -49,7 +49,7 @@ static void qlora__adamw_advance(qlora__adamw_job* job, qlora_adamw_state* state
     job->eps = (QLORA__REAL)state->eps;
 }
 
-// The shadow of parameter p, element i of the range.
+// Writes the shadow of parameter p, which is element i of the range.
 static void qlora__adamw_shade(const qlora__adamw_job* job, int64_t i, QLORA__REAL p) {
     const qlora_adamw_range* r = &job->range;
     const qlora_tensor* shadow = job->args->shadow;
@@ -94,14 +94,14 @@ static void qlora__adamw_shadow_elements(void* user, int64_t begin, int64_t end)
     }
 }
 
-// Range i of the table in host memory.
+// Returns range i of the table, which is in host memory.
 static qlora_adamw_range qlora__adamw_range_at(const qlora_tensor* ranges, int64_t i) {
     qlora_adamw_range range;
     memcpy(&range, (const char*)ranges->data + (size_t)i * sizeof range, sizeof range);
     return range;
 }
 
-// param, shadow and ranges: what both calls use.
+// Checks param, shadow and ranges, which both calls use.
 static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_desc* a,
                                        int64_t* range_count) {
     if (a == NULL) {
@@ -115,7 +115,8 @@ static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_desc* a
         QLORA__TRY(qlora__need_apart(ctx, "shadow", a->shadow, "param", a->param));
     }
     if (a->ranges->cols % (int64_t)sizeof(qlora_adamw_range) != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "ranges has %lld bytes, not a multiple of %d",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "ranges has %lld bytes; expected a multiple of %d",
                            (long long)a->ranges->cols, (int)sizeof(qlora_adamw_range));
     }
     *range_count = a->ranges->cols / (int64_t)sizeof(qlora_adamw_range);
@@ -123,14 +124,20 @@ static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_desc* a
         qlora_adamw_range r = qlora__adamw_range_at(a->ranges, i);
         if (r.begin < 0 || r.count < 0 || r.begin > a->param->cols ||
             r.count > a->param->cols - r.begin) {
-            return qlora__fail(
-                ctx, QLORA_ERR_ARGUMENT, "range %lld is [%lld, +%lld), the arena has %lld elements",
-                (long long)i, (long long)r.begin, (long long)r.count, (long long)a->param->cols);
-        }
-        if (r.copy != NULL && (r.copy_cols < 1 || r.copy_ld < r.copy_cols)) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "range %lld: its copy has rows of %lld elements, %lld apart",
-                               (long long)i, (long long)r.copy_cols, (long long)r.copy_ld);
+                               "range %lld has %lld elements from %lld on; the arena has %lld",
+                               (long long)i, (long long)r.count, (long long)r.begin,
+                               (long long)a->param->cols);
+        }
+        if (r.copy != NULL && r.copy_cols < 1) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "range %lld: copy_cols is %lld; it must be at least 1", (long long)i,
+                               (long long)r.copy_cols);
+        }
+        if (r.copy != NULL && r.copy_ld < r.copy_cols) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "range %lld: copy_ld is %lld; it must be at least copy_cols (%lld)",
+                               (long long)i, (long long)r.copy_ld, (long long)r.copy_cols);
         }
     }
     return QLORA_OK;
@@ -157,7 +164,7 @@ static qlora_result qlora__adamw_check_step(qlora_ctx* ctx, const qlora_adamw_de
     return qlora__need_apart(ctx, "m", a->m, "v", a->v);
 }
 
-// fn over every range, one after the other.
+// Calls fn for every range in turn.
 static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t range_count,
                                 qlora__range_fn fn) {
     for (int64_t i = 0; i < range_count; i++) {
@@ -166,7 +173,8 @@ static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t r
     }
 }
 
-// Blocks along a range of `pieces` pieces of 256 threads: about 8192 in all.
+// Returns the number of blocks per range: enough for the longest range with `per_block` elements
+// each, but about 8192 in all.
 static int64_t qlora__adamw_blocks(const qlora_adamw_desc* a, int64_t range_count,
                                    int64_t per_block) {
     int64_t longest = a->longest_range > 0 ? a->longest_range : a->param->cols;

@@ -1,13 +1,14 @@
 // ---- attention ----------------------------------------------------------------------------------
 //
-// Inside a sequence, for query i and the keys j that it sees (i - window < j <= i):
+// Within a sequence, for query i and the keys j that it sees (i - window < j <= i):
 //
 //   s[j] = scale q[i].k[j],  lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
 //   o[i] = sum_j p[j] v[j]
 //   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i])
 //   dq[i] = scale sum_j ds[j] k[j]
-//   dk[j] = scale sum_i ds[j] q[i],  dv[j] = sum_i p[j] do[i]   over every query head of the key's
-//   group
+//   dk[j] = scale sum_i ds[j] q[i],  dv[j] = sum_i p[j] do[i]
+//
+// The sums of dk and dv also run over all query heads of the key head's group.
 
 #define QLORA__HEAD_MAX 256
 #define QLORA__BESIDE_DQ (QLORA__BESIDE_SLOTS - 1)
@@ -34,7 +35,7 @@ typedef struct qlora__attention {
     QLORA__REAL* dots; // D, [heads][tokens]
 } qlora__attention;
 
-// Eight partial sums: a fixed order that the compiler can still put into vectors.
+// Eight partial sums give a fixed order that the compiler can still vectorise.
 static QLORA__REAL qlora__dot(const QLORA__REAL* x, const QLORA__REAL* y, int64_t n) {
     QLORA__REAL part[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     int64_t i = 0;
@@ -50,7 +51,8 @@ static QLORA__REAL qlora__dot(const QLORA__REAL* x, const QLORA__REAL* y, int64_
            ((part[1] + part[5]) + (part[3] + part[7]));
 }
 
-// y += a x; eight products first, so that y and x need not be known to be apart.
+// y += a x. Computing eight products first lets the compiler vectorise without knowing that x and y
+// do not overlap.
 static void qlora__add_scaled(QLORA__REAL* y, QLORA__REAL a, const QLORA__REAL* x, int64_t n) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -67,7 +69,7 @@ static void qlora__add_scaled(QLORA__REAL* y, QLORA__REAL a, const QLORA__REAL* 
     }
 }
 
-// One head of one token: in place for f32, else converted into room.
+// Returns one head of one token: in place for f32, otherwise converted into `room`.
 static const QLORA__REAL* qlora__head_get(const qlora_tensor* t, int64_t token, int64_t head,
                                           int64_t hd, QLORA__REAL* room) {
     int64_t first = token * t->ld + head * hd;
@@ -87,13 +89,13 @@ static void qlora__head_put(const qlora_tensor* t, int64_t token, int64_t head, 
     }
 }
 
-// The sequence [*begin, *end) that a token lies in; false in the tail.
+// Finds the sequence [*begin, *end) that contains a token; false if the token is in the tail.
 static bool qlora__sequence_of(const qlora__attention* a, int64_t token, int64_t* begin,
                                int64_t* end) {
     const int32_t* offsets = (const int32_t*)a->seqs->data;
     int64_t low = 0;
     int64_t high = a->n_seqs;
-    while (low < high) { // the last offset not after the token
+    while (low < high) { // find the last offset that is not after the token
         int64_t middle = (low + high + 1) / 2;
         if (offsets[middle] <= token) {
             low = middle;
@@ -106,7 +108,7 @@ static bool qlora__sequence_of(const qlora__attention* a, int64_t token, int64_t
     return low < a->n_seqs;
 }
 
-// The softmax runs over blocks of keys, with the sums rescaled when a block brings a larger score.
+// The softmax runs over blocks of keys; the sums are rescaled when a block has a larger score.
 static void qlora__attention_query(const qlora__attention* a, int64_t head, int64_t i,
                                    int64_t begin) {
     QLORA__REAL room[QLORA__HEAD_MAX];
@@ -115,7 +117,7 @@ static void qlora__attention_query(const qlora__attention* a, int64_t head, int6
     QLORA__REAL s[QLORA__KEY_BLOCK];
     int64_t kv_head = head / (a->heads / a->kv_heads);
     const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
-    QLORA__REAL top = (QLORA__REAL)-3.0e38; // below every score; -ffast-math has no infinity
+    QLORA__REAL top = (QLORA__REAL)-3.0e38; // below every score, and finite for -ffast-math
     QLORA__REAL sum = 0;
     memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
     int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
@@ -244,16 +246,17 @@ static void qlora__attention_dkv_items(void* user, int64_t from, int64_t to) {
     }
 }
 
-// Host memory can be looked at; on a device the kernels keep whatever stands there inside the
-// matrices.
+// Offsets in host memory can be checked. On a device, the kernels clamp them to the matrices
+// instead.
 static qlora_result qlora__sequences_check(qlora_ctx* ctx, const qlora__attention* a) {
     const int32_t* offsets = (const int32_t*)a->seqs->data;
     for (int64_t s = 0; s <= a->n_seqs; s++) {
-        if ((s == 0 ? offsets[0] != 0 : offsets[s] < offsets[s - 1]) || offsets[s] > a->tokens) {
-            return qlora__fail(
-                ctx, QLORA_ERR_ARGUMENT,
-                "seqs[%lld] is %d: offsets start at 0, ascend, and end at most at %lld",
-                (long long)s, (int)offsets[s], (long long)a->tokens);
+        int64_t least = s > 0 ? offsets[s - 1] : 0;
+        int64_t most = s > 0 ? a->tokens : 0;
+        if (offsets[s] < least || offsets[s] > most) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "seqs[%lld] is %d; it must be from %lld to %lld", (long long)s,
+                               (int)offsets[s], (long long)least, (long long)most);
         }
     }
     return QLORA_OK;
@@ -282,8 +285,8 @@ static qlora_result qlora__attention_backward_cpu(qlora_ctx* ctx, qlora__attenti
 
 #ifndef QLORA_NO_CUDA
 
-// One launch: a block per rows tokens (and one more per sequence, where blocks belong to
-// sequences).
+// A launch has one block per `rows` tokens, and one more per sequence if blocks do not cross
+// sequences.
 typedef struct qlora__attention_kernel {
     qlora__kernel_id id;
     int64_t rows;
@@ -294,18 +297,18 @@ typedef struct qlora__attention_kernel {
 typedef struct qlora__attention_path {
     qlora_dtype dtype;
     int64_t hd;     // 0 = any up to 256
-    int capability; // at least
+    int capability; // minimum compute capability
     bool aligned;   // rows must start at multiples of 16 bytes
-    uint32_t need;  // of the registry: what pre-warm compiles for it
+    uint32_t need;  // condition in the registry, for pre-warm
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
     qlora__attention_kernel kv;
     qlora__attention_kernel q;
-    qlora__attention_kernel sum; // of the shares of kv; QLORA__K_COUNT: it cannot be shared
+    qlora__attention_kernel sum; // sums the shares of kv; QLORA__K_COUNT if kv has no shares
 } qlora__attention_path;
 
 // clang-format off
-// The first row that fits is taken. Shared memory as the comments of kernels/attn_tc.cuh count it.
+// The first row that fits is used. The comments in kernels/attn_tc.cuh explain the shared memory.
 static const qlora__attention_path qlora__attention_paths[] = {
     {QLORA_BF16, 64, 80, true, QLORA__NEED_HEAD64,
      {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
@@ -330,13 +333,13 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
     return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
 }
 
-// The one walk over the table.
+// Finds the first row of the table that fits.
 static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
                                                           int64_t hd, bool aligned) {
     const qlora__attention_path* p = qlora__attention_paths;
     while (p->dtype != dtype || (p->hd != 0 && p->hd != hd) ||
            !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned)) {
-        p++; // the last rows take everything
+        p++; // the last row for each dtype always fits
     }
     return p;
 }
@@ -351,7 +354,7 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
     return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned);
 }
 
-// What pre-warm must compile for attention of this type and head size.
+// Returns the condition of the kernels that attention needs for this type and head size.
 static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
                                                     int64_t hd) {
     return qlora__attention_find(ctx, dtype, hd, true)->need;
@@ -388,16 +391,16 @@ static qlora_result qlora__attention_launch(qlora_ctx* ctx, const qlora__attenti
                          args);
 }
 
-// How dk and dv are made: blocks share the query heads of a group, `each` of them a block, when
-// there are few keys and few key heads.
+// How dk and dv are computed: with few keys and few key heads, several blocks share the query heads
+// of a group, `each` heads per block.
 typedef struct qlora__attention_shares {
-    int64_t count; // 1: the block's sums are the result
+    int64_t count; // blocks per group; 1: their sums are the result
     int32_t each;
     float* parts; // [2][count][tokens][kv_heads hd]
 } qlora__attention_shares;
 
-// Four blocks a multiprocessor: two run at a time, and the last keys of a sequence, which few
-// queries see, are done early.
+// Aims at four blocks per multiprocessor. Two run at a time, and blocks for the last keys of a
+// sequence, which few queries see, finish early.
 static qlora_result qlora__attention_share(qlora_ctx* ctx, const qlora__attention_path* path,
                                            const qlora__attention* a,
                                            qlora__attention_shares* out) {
@@ -473,7 +476,7 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
                           &stats,  &n.tokens, &n.hd,     &n.half};
     QLORA__TRY(qlora__launch(ctx, path->stats.id, qlora__ceil_div(a->tokens, path->stats.rows),
                              a->heads, 1, path->stats.threads, path->stats.shared, stats_args));
-    void* parts = shares.parts; // attn_f32 has no shares and does not read the last two
+    void* parts = shares.parts; // attn_f32 has no shares and ignores the last two
     void* kv_args[] = {&q.data,   &q.ld,     &k.data,   &k.ld,     &v.data,  &v.ld,
                        &d_o.data, &d_o.ld,   &stats,    &dk.data,  &dk.ld,   &dv.data,
                        &dv.ld,    &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
@@ -491,8 +494,8 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
 
 #endif
 
-// The same from the separate operators, a sequence at a time. The query heads of a group stand one
-// below the other, so a batch of kv_heads products serves every ratio of heads.
+// The same with the separate operators, one sequence at a time. The query heads of a group are
+// stacked, so that a batch of kv_heads products works for any ratio of heads.
 typedef struct qlora__attention_pieces {
     int64_t length;
     qlora_tensor q; // [heads][length, hd], and so on
@@ -515,7 +518,7 @@ static qlora_result qlora__pieces_make(qlora_ctx* ctx, const qlora__attention* a
                                        qlora__attention_pieces* x) {
     if (a->n_seqs == 0 || a->tokens % a->n_seqs != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "unfused: %lld tokens are not %lld sequences of one length",
+                           "unfused: %lld tokens cannot be %lld sequences of equal length",
                            (long long)a->tokens, (long long)a->n_seqs);
     }
     x->length = a->tokens / a->n_seqs;
@@ -550,7 +553,7 @@ static qlora_result qlora__pieces_join(qlora_ctx* ctx, const qlora__attention_pi
     return qlora_heads_join(ctx, heads, &view);
 }
 
-// c = alpha op(a) op(b) for each kv head; what has a matrix per query head is taken by groups.
+// c = alpha op(a) op(b) for each kv head. Operands with one matrix per query head are grouped.
 static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attention* a, float alpha,
                                            const qlora_tensor* x, bool trans_x,
                                            const qlora_tensor* y, bool trans_y,
@@ -567,11 +570,11 @@ static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attentio
     gemm.trans_a = trans_x;
     gemm.trans_b = trans_y;
     gemm.alpha = alpha;
-    // exact, as the fused kernels are
+    // exact f32, like the fused kernels
     return qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &t[0], &t[1], &t[2]);
 }
 
-// p of sequence s.
+// Computes p for sequence s.
 static qlora_result qlora__pieces_scores(qlora_ctx* ctx, const qlora__attention* a,
                                          const qlora__attention_pieces* x, int64_t s) {
     QLORA__TRY(qlora__pieces_split(ctx, x, a->q, s, &x->q));
@@ -622,18 +625,19 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
     a->kv_heads = desc->kv_heads > 0 ? desc->kv_heads : desc->heads;
     a->hd = desc->head_dim;
     a->window = desc->window;
-    if (a->heads < 1 || a->heads > 65535 || desc->kv_heads < 0 || a->heads % a->kv_heads != 0 ||
-        a->hd < 1 || a->hd > QLORA__HEAD_MAX || a->window < 0) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "%lld heads, %lld kv heads, head size %lld, window %lld: kv heads must divide "
-            "the heads (at most 65535), the head size be 1 to %d, the window not negative",
-            (long long)desc->heads, (long long)desc->kv_heads, (long long)a->hd,
-            (long long)a->window, QLORA__HEAD_MAX);
+    QLORA__TRY(qlora__need_whole(ctx, "desc.heads", a->heads, 1, 65535));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.kv_heads", desc->kv_heads, 0, a->heads));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.head_dim", a->hd, 1, QLORA__HEAD_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.window", a->window, 0, INT64_MAX));
+    if (a->heads % a->kv_heads != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.heads is %lld; it must be a multiple of desc.kv_heads (%lld)",
+                           (long long)a->heads, (long long)a->kv_heads);
     }
     a->scale = desc->scale == 0 ? 1.0f / sqrtf((float)a->hd) : desc->scale;
     if (!(a->scale > 0 && a->scale <= 1e30f)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "scale %g must be above 0 and finite",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.scale is %g; it must be positive and at most 1e30",
                            (double)desc->scale);
     }
     QLORA__TRY(qlora__need(ctx, a->q, "q", QLORA__IS_F32 | QLORA__IS_BF16, -1, a->heads * a->hd));
@@ -644,16 +648,15 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
     QLORA__TRY(qlora__need(ctx, a->seqs, "seqs", QLORA__IS_I32, 1, -1));
     QLORA__TRY(qlora__need(ctx, a->o, "o", dtype, a->tokens, a->heads * a->hd));
     QLORA__TRY(qlora__need(ctx, a->lse, "lse", QLORA__IS_F32, a->heads, a->tokens));
-    if (a->seqs->cols < 1 || a->seqs->cols > INT32_MAX / 2 || a->tokens > INT32_MAX / 2 ||
-        a->lse->ld != a->tokens) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "seqs has %lld entries (one more than sequences), lse a row stride of %lld; "
-            "there are %lld tokens",
-            (long long)a->seqs->cols, (long long)a->lse->ld, (long long)a->tokens);
+    QLORA__TRY(qlora__need_whole(ctx, "seqs.cols", a->seqs->cols, 1, INT32_MAX / 2));
+    QLORA__TRY(qlora__need_whole(ctx, "q.rows", a->tokens, 0, INT32_MAX / 2));
+    if (a->lse->ld != a->tokens) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "lse.ld is %lld; it must be equal to the number of tokens, %lld",
+                           (long long)a->lse->ld, (long long)a->tokens);
     }
     a->n_seqs = a->seqs->cols - 1;
-    // a window beyond every distance is none; so kernels may add to it
+    // A window that covers all tokens is the same as none. Kernels may then add to it safely.
     a->window = a->window >= a->tokens ? 0 : a->window;
     return QLORA_OK;
 }

@@ -1,6 +1,6 @@
 // ---- casts --------------------------------------------------------------------------------------
 //
-//   y = x in y's type, rounded to nearest even
+//   y = x converted to the type of y, rounded to nearest even
 
 typedef struct qlora__pair {
     const qlora_tensor* x;
@@ -18,7 +18,7 @@ static void qlora__cast_rows(void* user, int64_t begin, int64_t end) {
 
 static qlora_result qlora__cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
     static const qlora__kernel_id kernels[3][3] = {
-        // from f32, bf16, f16 to f32, bf16, f16; a copy has none
+        // from f32, bf16, f16 to f32, bf16, f16; copies need no kernel
         {QLORA__K_COUNT, QLORA__K_cast_f32_bf16, QLORA__K_cast_f32_f16},
         {QLORA__K_cast_bf16_f32, QLORA__K_COUNT, QLORA__K_cast_bf16_f16},
         {QLORA__K_cast_f16_f32, QLORA__K_cast_f16_bf16, QLORA__K_COUNT}};
@@ -33,7 +33,7 @@ static qlora_result qlora__cast(qlora_ctx* ctx, const qlora_tensor* x, const qlo
     qlora__kernel_id kernel = kernels[x->dtype][y->dtype];
     if (kernel == QLORA__K_COUNT) {
         return x->dtype == QLORA_F16
-                   ? qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "x and y are both f16")
+                   ? qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "copies of f16 are not supported")
                    : qlora__point(ctx, QLORA__POINT_SCALE, x, NULL, 1.0f, y);
     }
     qlora_tensor from = *x; // parameters are passed by address
@@ -54,7 +54,8 @@ qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tenso
 //
 //   y[i] = deviation * (sum of twelve 16-bit random numbers - 393210) / 65536
 //
-// normal enough for weights, and the same bits on both backends (kernels/random.cu says why).
+// The distribution is close enough to normal for weights, and both backends give the same bits
+// (kernels/random.cu explains why).
 
 typedef struct qlora__random_job {
     const qlora_tensor* y;
@@ -85,12 +86,13 @@ static void qlora__random_pairs(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// y is contiguous, f32 or bf16; streams of one seed are independent of each other.
+// y is contiguous and f32 or bf16. The streams of one seed are independent of each other.
 static qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
                                          float deviation, const qlora_tensor* y) {
     QLORA__TRY(qlora__need(ctx, y, "y", QLORA__IS_F32 | QLORA__IS_BF16, -1, -1));
     if (y->ld != y->cols && y->rows > 1) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "y must have no gaps between its rows");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "y.ld is %lld; it must be equal to cols (%lld)",
+                           (long long)y->ld, (long long)y->cols);
     }
     qlora__random_job job;
     job.y = y;

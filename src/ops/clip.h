@@ -1,21 +1,21 @@
-// ---- gradient clip (ALB-078) --------------------------------------------------------------------
+// ---- gradient clipping --------------------------------------------------------------------------
 //
 //   norm[g]  = sqrt(sum over the gradients of group g of x^2)
 //   scale[g] = min(1, max_norm / (norm[g] + 1e-6)), or 1 when norm[g] is not finite or max_norm < 0
 //   x       *= scale of its group
 //
-// Gradients are cut into chunks of 8192 elements; sums go chunk by chunk in a fixed order, in
-// double (squares in f32 on the GPU: gradients between 1e-18 and 1e18 keep their share of the
-// norm).
+// All of it stays on the device: the host never waits for the norm. Gradients are split into chunks
+// of 8192 elements, which are summed in double in a fixed order. (On the GPU the squares are f32,
+// so only gradients between 1e-18 and 1e18 contribute fully to the norm.)
 
 #define QLORA__CLIP_CHUNK 8192
 
-typedef struct qlora__clip_part { // as struct clip_tensor of kernels/clip.cu
+typedef struct qlora__clip_part { // the same as struct clip_tensor in kernels/clip.cu
     float* data;
     int64_t count;
 } qlora__clip_part;
 
-typedef struct qlora__clip_chunk { // as struct clip_chunk there
+typedef struct qlora__clip_chunk { // the same as struct clip_chunk in kernels/clip.cu
     int32_t part;
     int32_t group;
     int64_t index;
@@ -26,20 +26,20 @@ struct qlora_clip {
     int32_t groups;
     int64_t parts;
     int64_t chunks;
-    const void** uses; // where the gradients lie: a graph that has the clip depends on them
+    const void** uses; // the gradients' memory, on which a graph with this clip depends
     size_t use_count;
-    qlora__buffer* memory; // everything below, device memory on CUDA
+    qlora__buffer* memory; // holds everything below; device memory on CUDA
     qlora__clip_part* part_table;
     qlora__clip_chunk* chunk_table;
-    int64_t* first;    // [groups + 1] chunk index
+    int64_t* first;    // [groups + 1]: index of each group's first chunk
     double* partials;  // [chunks]
-    QLORA__REAL* results; // [groups][2]: norm, scale; an f32 tensor to AdamW
+    QLORA__REAL* results; // [groups][2]: norm, scale; f32 for AdamW
     uint32_t* flags;   // [groups]: 1 = not finite
     uint32_t* any;     // [1]: 1 = some group was not finite; the optimizer reads it
     float* max_norm;   // [1]
 };
 
-// Lays the tables out one behind the other; with base NULL only counts the bytes.
+// Places the tables one after another, starting at base. With base NULL, only counts the bytes.
 static size_t qlora__clip_layout(qlora_clip* clip, char* base) {
     size_t at = 0;
 #define QLORA__PLACE(field, type, count)                                                           \
@@ -59,7 +59,7 @@ static size_t qlora__clip_layout(qlora_clip* clip, char* base) {
     return at;
 }
 
-// A tensor with gaps between its rows counts as one part per row.
+// Returns the number of parts: one per row for a tensor with gaps between its rows, otherwise one.
 static int64_t qlora__clip_parts_of(const qlora_tensor* t) {
     if (t->rows == 0 || t->cols == 0) {
         return 0;
@@ -77,8 +77,8 @@ static qlora_result qlora__clip_count(qlora_ctx* ctx, const qlora_tensor* const*
         int32_t group = groups != NULL ? groups[i] : 0;
         if (group < 0 || (size_t)group >= n) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "group %d of %s: groups count from 0 and are not more than tensors",
-                               (int)group, name);
+                               "%s is in group %d; groups are numbered from 0 to at most %llu",
+                               name, (int)group, (unsigned long long)n - 1);
         }
         clip->groups = group >= clip->groups ? group + 1 : clip->groups;
         int64_t parts = qlora__clip_parts_of(tensors[i]);
@@ -87,13 +87,15 @@ static qlora_result qlora__clip_count(qlora_ctx* ctx, const qlora_tensor* const*
         clip->chunks += parts * qlora__ceil_div(length, QLORA__CLIP_CHUNK);
     }
     if (clip->parts > INT32_MAX || clip->chunks > INT32_MAX) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld pieces are too many",
-                           (long long)clip->chunks);
+        bool rows = clip->parts > INT32_MAX;
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the tensors have %lld %s; the maximum is %d",
+                           (long long)(rows ? clip->parts : clip->chunks),
+                           rows ? "separate rows" : "chunks", INT32_MAX);
     }
     return QLORA_OK;
 }
 
-// Fills the host's image of the tables; the chunks of a group are neighbours.
+// Fills the tables in host memory. The chunks of a group are consecutive.
 static void qlora__clip_fill(const qlora_tensor* const* tensors, const int32_t* groups, size_t n,
                              qlora_clip* image) {
     int64_t chunk = 0;
@@ -127,7 +129,8 @@ static qlora_result qlora__clip_build(qlora_ctx* ctx, const qlora_tensor* const*
     QLORA__TRY(qlora__clip_count(ctx, tensors, groups, n, clip));
     size_t list_bytes = 0;
     if (!qlora__mul(n, sizeof *clip->uses, &list_bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "too many tensors");
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "n is %llu; a list of that size overflows",
+                           (unsigned long long)n);
     }
     clip->uses = (const void**)qlora__alloc(ctx, list_bytes);
     if (clip->uses == NULL) {
@@ -208,7 +211,7 @@ qlora_result qlora_clip_destroy(qlora_clip* clip) {
 
 static qlora_result qlora__clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm) {
     if ((qlora__bits(max_norm) & 0x7fffffffu) > 0x7f800000u) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "max_norm is not a number");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "max_norm is not a number (NaN)");
     }
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
@@ -277,7 +280,8 @@ static void qlora__clip_measure_cpu(qlora_ctx* ctx, qlora_clip* clip) {
     }
 }
 
-// Norms, scales and flags; the gradients stay, for an AdamW that applies the scale itself.
+// Computes norms, scales and flags but leaves the gradients unchanged, for an AdamW that applies
+// the scale itself.
 static qlora_result qlora__clip_measure(qlora_ctx* ctx, qlora_clip* clip) {
     QLORA__TRY(qlora__capture_note(ctx, clip->part_table));
     if (qlora__on_cpu(ctx)) {
@@ -365,7 +369,7 @@ static qlora_tensor qlora__clip_scalar(const qlora_clip* clip, void* data, qlora
     return t;
 }
 
-// A group's scale and flag as AdamW takes them; group -1: the flag of all groups.
+// Returns a group's scale and flag as tensors for AdamW. Group -1 has the flag of all groups.
 static void qlora__clip_device(const qlora_clip* clip, int32_t group, qlora_tensor* scale,
                                qlora_tensor* not_finite) {
     if (scale != NULL) {
@@ -388,10 +392,10 @@ qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* sc
     return qlora__leave(ctx, r);
 }
 
-// ---- a clip of one tensor in memory of the caller's ---------------------------------------------
+// ---- a clip of one tensor in the caller's memory ------------------------------------------------
 
-// Sets the clip up over n gradients and lays its tables out at base, which may be NULL to count.
-// Returns the bytes of the tables.
+// Sets up a clip of n gradients with its tables at base and returns the size of the tables in
+// bytes. With base NULL, only counts the bytes.
 static QLORA__UNUSED size_t qlora__clip_place(qlora_ctx* ctx, int64_t n, char* base,
                                               qlora_clip* clip) {
     memset(clip, 0, sizeof *clip);
@@ -419,7 +423,7 @@ static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, const qlora_
     return r;
 }
 
-// Norm and scale of the first group, in the backend's memory.
+// Returns norm and scale of the first group, in the backend's memory.
 static QLORA__UNUSED const QLORA__REAL* qlora__clip_results(const qlora_clip* clip) {
     return clip->results;
 }

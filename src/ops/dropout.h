@@ -2,10 +2,10 @@
 //
 //   y = x keep / (1 - p)
 //
-// keep where the element's random word is not below p 2^32; the
-// word of column c is number c % 4 of philox(counter, key) with
-//   counter = (c / 4, position, sequence, layer 2^8 + projection),  key = seed + step
-//   0x9e3779b97f4a7c15
+// keep is 1 if the element's random word is at least p 2^32, and 0 otherwise. The word of column c
+// is number c % 4 of philox(counter, key), with
+//   counter = (c / 4, position, sequence, layer 2^8 + projection)
+//   key = seed + step * 0x9e3779b97f4a7c15
 
 typedef struct qlora__dropout_job {
     const qlora_dropout_desc* args;
@@ -14,7 +14,7 @@ typedef struct qlora__dropout_job {
     float scale;
 } qlora__dropout_job;
 
-// True when column `column` of that row is kept.
+// Returns whether column `column` of the row is kept.
 static bool qlora__dropout_keep(const uint32_t key[2], uint32_t position, uint32_t sequence,
                                 uint32_t where, int64_t column, uint32_t threshold) {
     uint32_t counter[4];
@@ -63,13 +63,9 @@ static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_desc* a) 
     QLORA__TRY(qlora__need_vector(ctx, a->positions, "positions", QLORA__IS_I32, x->rows));
     QLORA__TRY(qlora__need_vector(ctx, a->sequences, "sequences", QLORA__IS_I32, x->rows));
     QLORA__TRY(qlora__need_vector(ctx, a->state, "state", QLORA__IS_I32, 4));
-    if (!(a->p >= 0) || !(a->p < 1) || a->layer < 0 || a->layer >= 1 << 23 || a->projection < 0 ||
-        a->projection > 255) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "p = %g, layer %d, projection %d: 0 <= p < 1, 0 <= layer < 2^23, 0 <= "
-                           "projection <= 255",
-                           (double)a->p, (int)a->layer, (int)a->projection);
-    }
+    QLORA__TRY(qlora__need_real(ctx, "args.p", (double)a->p, 0, 1));
+    QLORA__TRY(qlora__need_whole(ctx, "args.layer", a->layer, 0, (1 << 23) - 1));
+    QLORA__TRY(qlora__need_whole(ctx, "args.projection", a->projection, 0, 255));
     qlora__dropout_job job;
     job.args = a;
     job.threshold = (uint32_t)((double)a->p * 4294967296.0);

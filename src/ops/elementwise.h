@@ -1,13 +1,13 @@
-// ---- what the operators share: checks, launch shapes --------------------------------------------
+// ---- checks and launch shapes shared by the operators -------------------------------------------
 
-// The mask of one dtype, for qlora__need.
+// Returns the mask for a single dtype, for qlora__need.
 static unsigned qlora__is(qlora_dtype dtype) {
     return 1u << (unsigned)dtype;
 }
 
 #define QLORA__IS_F32_BF16 (QLORA__IS_F32 | QLORA__IS_BF16)
 
-// An output may be an input only as the very same elements.
+// An output may share memory with an input only if both have exactly the same elements.
 static qlora_result qlora__need_same_or_apart(qlora_ctx* ctx, const char* name,
                                               const qlora_tensor* t, const char* other_name,
                                               const qlora_tensor* other) {
@@ -18,13 +18,13 @@ static qlora_result qlora__need_same_or_apart(qlora_ctx* ctx, const char* name,
     return qlora__need_apart(ctx, name, t, other_name, other);
 }
 
-// A vector: one row of `count` elements.
+// Checks a vector: one row of `count` elements.
 static qlora_result qlora__need_vector(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
                                        unsigned mask, int64_t count) {
     return qlora__need(ctx, t, name, mask, 1, count);
 }
 
-// Elements in the 16-byte piece that a thread of the vector kernels owns.
+// Returns the number of elements in the 16-byte piece that a thread of the vector kernels handles.
 static int64_t qlora__piece(qlora_dtype dtype) {
     return dtype == QLORA_F32 || dtype == QLORA_I32 ? 4 : 8;
 }
@@ -33,7 +33,7 @@ static uint32_t qlora__grid_cap(int64_t blocks) {
     return (uint32_t)(blocks < 65535 ? blocks : 65535);
 }
 
-// Blocks along the columns and threads of an element-wise kernel.
+// Launch shape of an element-wise kernel: blocks per row, threads per block.
 typedef struct qlora__point_shape {
     uint32_t blocks;
     uint32_t threads;
@@ -48,7 +48,7 @@ static qlora__point_shape qlora__point_shape_of(int64_t cols, int64_t piece) {
     return shape;
 }
 
-// Threads of a kernel that reduces rows: `width` of them per row, `rows` rows per block.
+// Launch shape of a kernel that reduces rows: `width` threads per row, `rows` rows per block.
 typedef struct qlora__row_shape {
     int32_t width;
     uint32_t threads;
@@ -73,8 +73,8 @@ static qlora__row_shape qlora__row_shape_of(int64_t cols, int64_t piece, int64_t
     return shape;
 }
 
-// Rows and columns for a kernel. Same-shaped matrices without padding are one long row, whose
-// leading dimension is nobody's business: 0, so that it never keeps the kernel from 16-byte
+// Rows and columns for a kernel. Matrices of the same shape without padding are treated as one long
+// row, whose leading dimension is irrelevant; it is passed as 0 so that it cannot prevent 16-byte
 // accesses.
 typedef struct qlora__extent {
     int64_t rows;
@@ -100,7 +100,7 @@ static qlora__extent qlora__extent_of(const qlora_tensor* const* tensors, int co
     return e;
 }
 
-// A device word for error flags nobody asked for.
+// Returns the caller's error flag, or a word in scratch if there is none.
 static qlora_result qlora__flag_pointer(qlora_ctx* ctx, const qlora_tensor* flag, void** out) {
     if (flag != NULL) {
         *out = flag->data;
@@ -113,12 +113,12 @@ static qlora_result qlora__need_flag(qlora_ctx* ctx, const qlora_tensor* flag) {
     return flag == NULL ? QLORA_OK : qlora__need(ctx, flag, "flag", QLORA__IS_I32, 1, 1);
 }
 
-// I32 element i of a vector, on the CPU.
+// Returns element i of an I32 vector, on the CPU.
 static int32_t qlora__index_at(const qlora_tensor* t, int64_t i) {
     return ((const int32_t*)t->data)[i];
 }
 
-// One matrix of a batch.
+// Returns matrix b of a batch.
 static qlora_tensor qlora__batch_at(const qlora_tensor* t, int64_t b) {
     qlora_tensor view = *t;
     view.data = (char*)t->data + (size_t)(b * t->batch_stride) * qlora_dtype_bytes(t->dtype);
@@ -222,7 +222,7 @@ static void qlora__point_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// y = op(a, b, alpha); inputs the operator does not read are NULL.
+// y = op(a, b, alpha); inputs that the operator does not read are NULL.
 static qlora_result qlora__point(qlora_ctx* ctx, qlora__point_kind kind, const qlora_tensor* a,
                                  const qlora_tensor* b, float alpha, const qlora_tensor* y) {
     const qlora__point_op* op = &qlora__point_ops[kind];
@@ -360,7 +360,7 @@ static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* jo
     }
     for (int o = job->h == NULL ? 1 : 0; o < 3; o++) {
         for (int i = 0; i < 3; i++) {
-            // An output may take the place of its own input, h of dh, dgate of gate, dup of up.
+            // An output may overwrite only its own input: h dh, dgate gate, and dup up.
             QLORA__TRY(
                 o == i ? qlora__need_same_or_apart(ctx, out_names[o], out[o], in_names[i], in[i])
                        : qlora__need_apart(ctx, out_names[o], out[o], in_names[i], in[i]));

@@ -1,16 +1,15 @@
-// ---- LoRA linear
-// ----------------------------------------------------------------------------------
+// ---- LoRA linear --------------------------------------------------------------------------------
 //
-//   z_i = x A_i^T (of the masked x with dropout)      u_i = dy_i (s_i B_i)
+//   z_i = x A_i^T (the masked x with dropout)         u_i = dy_i (s_i B_i)
 //   y_i = x W_i^T + bias_i + z_i (s_i B_i)^T          dx  = sum over i of dy_i W_i + u_i A_i
 //   dA_i += u_i^T x (the masked x)                    dB_i += s_i dy_i^T z_i
 //
-// z and u are rounded to the storage type; they lie behind the columns of x and dy. Two forms:
-// plain (no operand), product by product, which is what the CPU runs; and concatenated, where W and
-// sB stand side by side and A below W, so that one product of length in + pad, or out + pad, does
-// it all. The columns of z and u that pad the sum of the ranks are zero. With dropout the masks
-// differ from part to part, so z is made part by part, and dx gets the masked u_i A_i added one by
-// one.
+// z and u are rounded to the storage type and stored after the columns of x and dy. There are two
+// forms. The plain form (without an operand), which the CPU uses, runs the products one by one. In
+// the concatenated form the operand is W with sB to its right and A below it, so that a single
+// product of length in + pad, or out + pad, is enough. The columns of z and u that pad the sum of
+// the ranks are zero. With dropout each part has its own mask, so z is computed part by part, and
+// the masked u_i A_i are added to dx one at a time.
 
 int64_t qlora_linear_out(const qlora_linear_desc* linear) {
     int64_t out = 0;
@@ -38,17 +37,21 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_
                                              qlora_dtype dtype, bool backward) {
     const qlora_linear_part* p = &l->parts[i];
     unsigned type = 1u << dtype;
-    if (p->out < 0 || p->rank < 0 || p->rank > (1 << 20) ||
-        (p->nf4 == NULL) == (p->dense == NULL)) {
+    char name[32];
+    snprintf(name, sizeof name, "parts[%d].out", (int)i);
+    QLORA__TRY(qlora__need_whole(ctx, name, p->out, 0, INT64_MAX));
+    snprintf(name, sizeof name, "parts[%d].rank", (int)i);
+    QLORA__TRY(qlora__need_whole(ctx, name, p->rank, 0, 1 << 20));
+    if ((p->nf4 == NULL) == (p->dense == NULL)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "parts[%d]: out %lld, rank %lld, and one of nf4 and dense are needed",
-                           (int)i, (long long)p->out, (long long)p->rank);
+                           "parts[%d].nf4 and parts[%d].dense are both %s; set exactly one", (int)i,
+                           (int)i, p->nf4 == NULL ? "NULL" : "set");
     }
     if (p->nf4 != NULL) {
         QLORA__TRY(qlora__nf4_need(ctx, p->nf4, "nf4"));
         if (p->nf4->rows != p->out || p->nf4->cols != l->in) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "parts[%d].nf4 is %lld x %lld, not %lld x %lld", (int)i,
+                               "parts[%d].nf4 is %lld x %lld; expected %lld x %lld", (int)i,
                                (long long)p->nf4->rows, (long long)p->nf4->cols, (long long)p->out,
                                (long long)l->in);
         }
@@ -71,14 +74,12 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_
 
 static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear_desc* l,
                                         qlora_dtype dtype, bool backward) {
-    if (l == NULL || l->count < 1 || l->count > QLORA_LINEAR_PARTS || l->in < 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
-                           l == NULL ? "linear is NULL"
-                                     : "linear.count is 1 to 3, in not negative");
+    if (l == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "linear is NULL");
     }
-    if (!(l->dropout >= 0.0f && l->dropout < 1.0f)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dropout is not at least 0 and below 1");
-    }
+    QLORA__TRY(qlora__need_whole(ctx, "linear.count", l->count, 1, QLORA_LINEAR_PARTS));
+    QLORA__TRY(qlora__need_whole(ctx, "linear.in", l->in, 0, INT64_MAX));
+    QLORA__TRY(qlora__need_real(ctx, "linear.dropout", (double)l->dropout, 0, 1));
     for (int32_t i = 0; i < l->count; i++) {
         QLORA__TRY(qlora__linear_part_check(ctx, l, i, dtype, backward));
     }
@@ -90,7 +91,7 @@ static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear_desc*
     return QLORA_OK;
 }
 
-// C = alpha op(A) op(B) + beta C, in the forward or the backward precision.
+// C = alpha op(A) op(B) + beta C, with the precision of forward or backward products.
 static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool backward, bool ta,
                                        bool tb, float alpha, float beta, const qlora_tensor* a,
                                        const qlora_tensor* b, const qlora_tensor* c) {
@@ -103,7 +104,7 @@ static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool bac
     return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
 }
 
-// ---- bias and placement
+// ---- bias and placement -------------------------------------------------------------------------
 
 typedef struct qlora__linear_job {
     const qlora_tensor* bias;
@@ -121,7 +122,7 @@ static void qlora__linear_bias_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// Rows of y = bias, or += bias.
+// Sets every row of y to the bias, or adds the bias to it.
 static qlora_result qlora__linear_bias(qlora_ctx* ctx, const qlora_tensor* bias,
                                        const qlora_tensor* y, bool add) {
     qlora__linear_job job;
@@ -206,14 +207,20 @@ static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_lin
 
 static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc* l,
                                         uint32_t flags) {
-    if (l == NULL || l->operand == NULL || flags == 0 ||
-        flags > (QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)) {
+    if (l == NULL || l->operand == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
+                           l == NULL ? "linear" : "linear.operand");
+    }
+    if (flags == 0 || flags > (QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "linear with an operand and flags WEIGHTS, ADAPTERS or both are needed");
+                           "flags is %u; use QLORA_LINEAR_WEIGHTS, QLORA_LINEAR_ADAPTERS or both",
+                           flags);
     }
     qlora_dtype dtype = l->operand->dtype;
     if (dtype != QLORA_F32 && dtype != QLORA_BF16) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "operand is neither f32 nor bf16");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "linear.operand.dtype is %s; it must be f32 or bf16",
+                           qlora_dtype_name(dtype));
     }
     QLORA__TRY(qlora__linear_check(ctx, l, dtype, false));
     int64_t row = 0;
@@ -234,10 +241,10 @@ qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear_desc* linear,
     return qlora__leave(ctx, qlora__linear_place(ctx, linear, flags));
 }
 
-// ---- dropout: rows of x through the mask of one part, as many at a time as the scratch holds
+// ---- dropout: the mask of one part, on as many rows at a time as fit in scratch -----------------
 
 typedef struct qlora__masked {
-    qlora_tensor rows; // of the scratch
+    qlora_tensor rows; // in scratch
     int64_t slice;
     size_t scratch_before;
 } qlora__masked;
@@ -246,7 +253,7 @@ static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear_desc*
                                         const qlora_tensor* x, qlora__masked* m) {
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
     m->scratch_before = qlora__scratch_mark(ctx);
-    // Half of what is free, because products may need some.
+    // Uses half of the free scratch, because products may need some.
     size_t all = qlora__scratch_free(ctx);
     int64_t fit = (int64_t)(all / 2 / ((size_t)l->in * qlora_dtype_bytes(x->dtype) + 1));
     m->slice = qlora__min(x->rows, qlora__max(1, fit));
@@ -254,7 +261,7 @@ static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear_desc*
     return qlora__scratch(ctx, m->rows.bytes, &m->rows.data);
 }
 
-// to (+)= mask of part i, rows [first, first + count), applied to from.
+// Applies the mask of part i to rows [first, first + count) of `from`; stores or adds to `to`.
 static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear_desc* l, int32_t i,
                                        int64_t first, const qlora_tensor* from,
                                        const qlora_tensor* to, bool accumulate) {
@@ -286,9 +293,9 @@ static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_line
     return QLORA_OK;
 }
 
-// ---- forward
+// ---- forward ------------------------------------------------------------------------------------
 
-// z of one part from the masked x, rows by rows.
+// Computes z of one part from the masked x, several rows at a time.
 static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
                                            const qlora_linear_desc* l, int32_t i,
                                            const qlora_tensor* x, const qlora_tensor* z) {
@@ -309,13 +316,13 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
     return QLORA_OK;
 }
 
-// z into the last columns of x.
+// Computes z in the last columns of x.
 static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* x, const qlora_tensor* inner) {
     int64_t pad = x->cols - l->in;
     qlora_tensor tail;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &tail));
-    if (l->operand != NULL && l->dropout == 0.0f) { // all parts at once, the zeros included
+    if (l->operand != NULL && l->dropout == 0.0f) { // all parts at once, including the zero columns
         qlora_tensor a;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, qlora_linear_out(l), pad, 0, l->in, &a));
         return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
@@ -412,9 +419,9 @@ qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linea
     return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, x, y));
 }
 
-// ---- backward
+// ---- backward -----------------------------------------------------------------------------------
 
-// u into the last columns of dy.
+// Computes u in the last columns of dy.
 static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* dy, const qlora_tensor* inner) {
     int64_t out = inner->cols;
@@ -446,7 +453,7 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
     return qlora__tensor_zero(ctx, &rest);
 }
 
-// dx = sum of dy_i W_i, and u_i A_i unless that is masked.
+// dx = sum of dy_i W_i, plus u_i A_i unless there is dropout.
 static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                      const qlora_tensor* dy, const qlora_tensor* inner,
                                      const qlora_tensor* dx) {
@@ -480,7 +487,7 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
     return QLORA_OK;
 }
 
-// With dropout, for one part: dA = u^T (masked x), and dx += mask of u A.
+// For one part with dropout: dA = u^T (masked x), and dx += masked u A.
 static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math math,
                                                    const qlora_linear_desc* l, int32_t i,
                                                    const qlora_tensor* x, const qlora_tensor* u,
@@ -510,7 +517,7 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math ma
     return QLORA_OK;
 }
 
-// dA of all parts as one matrix, when they lie below each other in memory: then x is read once.
+// Joins dA of all parts into one matrix if they are consecutive in memory, so that x is read once.
 static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* joined) {
     memset(joined, 0, sizeof *joined);
     for (int32_t i = 0; i < l->count; i++) {
@@ -590,7 +597,8 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
         QLORA__TRY(qlora__need_apart(ctx, "dx", dx, "dy", dy));
     }
     if ((flags & ~(uint32_t)QLORA_LINEAR_OVERWRITE) != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u are unknown here", flags);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "flags is %u; only QLORA_LINEAR_OVERWRITE is allowed", flags);
     }
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;

@@ -31,7 +31,7 @@ static qlora_result qlora__embed(qlora_ctx* ctx, qlora__embed_job* job) {
             int32_t id = qlora__index_at(job->ids, row);
             if (id < 0 || id >= table->rows) {
                 return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                                   "ids[%lld] is %d, the table has %lld rows", (long long)row,
+                                   "ids[%lld] is %d; the table has %lld rows", (long long)row,
                                    (int)id, (long long)table->rows);
             }
         }
@@ -65,9 +65,10 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 
 // ---- cross-entropy ------------------------------------------------------------------------------
 //
-// Of rows of logits. With p = softmax(x):
+// For each row x of the logits, with p = softmax(x):
 //   loss = weight (log sum e^x - x[label]),   x = (p - onehot(label)) scale weight  (in place)
-// Rows labelled -100 have loss 0 and gradient 0. Sum of losses: see qlora_cross_entropy_desc.total.
+// Rows labelled -100 have loss 0 and gradient 0. For the sum of the losses, see
+// qlora_cross_entropy_desc.total.
 
 #define QLORA__NO_LABEL -100
 
@@ -104,7 +105,7 @@ static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// total += {losses, their rounding rest, weights}; the sum in double, rows in ascending order.
+// total += {losses, rounding error of their sum, weights}; summed in double, by ascending row.
 static void qlora__cross_entropy_total(const qlora_cross_entropy_desc* a) {
     double loss = (double)qlora__at(a->total, 0, 0) + (double)qlora__at(a->total, 0, 1);
     double weight = (double)qlora__at(a->total, 0, 2);
@@ -142,15 +143,15 @@ static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross
     }
     QLORA__TRY(qlora__need_flag(ctx, a->flag));
     if (x->cols > INT32_MAX) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "logits have %lld columns; labels are 32-bit",
-                           (long long)x->cols);
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "logits.cols is %lld; the maximum is %d",
+                           (long long)x->cols, INT32_MAX);
     }
     for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
         int32_t label = qlora__index_at(a->labels, row);
         if ((label < 0 || label >= x->cols) && label != QLORA__NO_LABEL) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "labels[%lld] is %d; it must be -100 or a column of the %lld",
-                               (long long)row, (int)label, (long long)x->cols);
+                               "labels[%lld] is %d; it must be -100, or from 0 to %lld",
+                               (long long)row, (int)label, (long long)x->cols - 1);
         }
     }
     return QLORA_OK;
@@ -196,7 +197,8 @@ qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc*
 
 // ---- arg max ------------------------------------------------------------------------------------
 //
-// ids[r] = column of the largest value of row r, the first of equals; NaN is never largest.
+// ids[r] is the column of the largest value in row r, the first one if several are equal. A NaN is
+// never the largest.
 
 typedef struct qlora__argmax_job {
     const qlora_tensor* x;
@@ -222,10 +224,7 @@ static qlora_result qlora__argmax(qlora_ctx* ctx, qlora__argmax_job* job) {
     QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
     QLORA__TRY(qlora__need_vector(ctx, job->ids, "ids", QLORA__IS_I32, x->rows));
     QLORA__TRY(qlora__need_apart(ctx, "ids", job->ids, "x", x));
-    if (x->cols == 0 ? x->rows > 0 : x->cols > INT32_MAX) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "no largest of %lld columns",
-                           (long long)x->cols);
-    }
+    QLORA__TRY(qlora__need_whole(ctx, "x.cols", x->cols, x->rows > 0 ? 1 : 0, INT32_MAX));
     if (qlora__on_cpu(ctx)) {
         qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__argmax_rows, job);
         return QLORA_OK;

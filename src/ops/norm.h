@@ -1,15 +1,15 @@
 // ---- RMSNorm ------------------------------------------------------------------------------------
 //
-// A row of x is cut into x->cols / w->cols heads of n = w->cols columns (one head for
-// a plain norm), each by itself:
+// A row of x consists of x->cols / w->cols heads of n = w->cols columns (one head for a plain
+// norm). For each head:
 //   forward   x = h + delta, rounded to storage (only with delta);  r = 1 / sqrt(mean(x^2) + eps);
 //             y = x r w
 //   backward  dx = dres + r (w dy - x r^2 mean(w dy x));  dw += sum over rows and heads of dy x r
 
 typedef struct qlora__norm_job {
-    const qlora_tensor* x;     // input; with delta the addend
+    const qlora_tensor* x;     // input, to which delta is added
     const qlora_tensor* delta; // or NULL
-    const qlora_tensor* sum;   // where x + delta goes
+    const qlora_tensor* sum;   // receives x + delta
     const qlora_tensor* w;
     const qlora_tensor* y;
     const qlora_tensor* dy;
@@ -17,10 +17,10 @@ typedef struct qlora__norm_job {
     const qlora_tensor* dx;
     const qlora_tensor* dw; // or NULL
     float eps;
-    QLORA__REAL* rstd; // [rows * heads], scratch of the weight's gradient
+    QLORA__REAL* rstd; // [rows * heads], scratch for the gradient of w
 } qlora__norm_job;
 
-// 1 / sqrt(mean(x^2) + eps) over n columns from `first`.
+// Returns 1 / sqrt(mean(x^2) + eps) over n columns from `first` on.
 static QLORA__REAL qlora__norm_rstd(const qlora_tensor* x, int64_t row, int64_t first, int64_t n,
                                     float eps) {
     double squares = 0;
@@ -81,7 +81,7 @@ static void qlora__norm_backward_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// Columns [begin, end) of dw.
+// Computes columns [begin, end) of dw.
 static void qlora__norm_weight_columns(void* user, int64_t begin, int64_t end) {
     const qlora__norm_job* job = (const qlora__norm_job*)user;
     int64_t n = job->w->cols;
@@ -99,25 +99,25 @@ static void qlora__norm_weight_columns(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// The weight: one row that divides the columns of x.
+// Checks the weight: one row, whose length divides the columns of x.
 static qlora_result qlora__norm_need_weight(qlora_ctx* ctx, const qlora_tensor* x,
                                             const qlora_tensor* w) {
     QLORA__TRY(qlora__need_vector(ctx, w, "w", QLORA__IS_F32_BF16, -1));
     if (w->cols == 0 ? x->cols != 0 : x->cols % w->cols != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "w has %lld columns, which do not divide the %lld of x",
-                           (long long)w->cols, (long long)x->cols);
-    }
-    if (w->cols > (int64_t)1 << 30 || (w->cols > 0 && x->cols / w->cols > 65535)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "rows of %lld columns in heads of %lld: at most 2^30 columns and 65535 "
-                           "heads",
+                           "x.cols is %lld; it must be a multiple of w.cols (%lld)",
                            (long long)x->cols, (long long)w->cols);
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "w.cols", w->cols, 0, (int64_t)1 << 30));
+    if (w->cols > 0 && x->cols / w->cols > 65535) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "x has %lld heads of %lld columns; the maximum is 65535 heads",
+                           (long long)(x->cols / w->cols), (long long)w->cols);
     }
     return QLORA_OK;
 }
 
-// Two pieces per thread, as the kernels keep them.
+// Two pieces per thread, as in the kernels.
 static qlora__row_shape qlora__norm_shape(const qlora_tensor* w, qlora_dtype dtype) {
     return qlora__row_shape_of(w->cols, 2 * qlora__piece(dtype), 512);
 }
@@ -170,7 +170,7 @@ static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
         1, shape.threads, 0, args);
 }
 
-// The two stages of dw on the device, from the rstd of the first launch.
+// Runs the two stages of dw on the device, with the rstd from the first launch.
 static qlora_result qlora__norm_weight_launch(qlora_ctx* ctx, const qlora__norm_job* job,
                                               void* rstd) {
     const qlora_tensor* x = job->x;

@@ -1,13 +1,13 @@
-// ---- attention in pieces ------------------------------------------------------------------------
+// ---- attention as separate operators ------------------------------------------------------------
 //
 //   heads      y[h, s, c] = x[s, h d + c] and back        transpose  y[b, c, r] = x[b, r, c]
-//   scores     s = scale s, or -3e38 where the query may not see the key
+//   scores     s = scale s, or -3e38 if the query may not see the key
 //   softmax    y = e^(x - max) / sum e^(x - max);  dx = y (dy - sum(y dy))
 
-// Finite, so that no arithmetic on it makes a NaN, and e^(it - max) is 0.
+// Finite, so that arithmetic on it never gives NaN; e^(QLORA__MASKED - max) is 0.
 #define QLORA__MASKED -3.0e38f
 
-// Copies elements between two batches of the same sizes, or their transposes.
+// Copies elements between two batches of the same size, with or without a transpose.
 typedef struct qlora__copy_job {
     qlora_tensor x;
     qlora_tensor y;
@@ -55,7 +55,8 @@ static qlora_result qlora__copy(qlora_ctx* ctx, qlora__copy_job* job) {
 
 #define QLORA__IS_COPIED (QLORA__IS_F32 | QLORA__IS_BF16 | QLORA__IS_F16 | QLORA__IS_I32)
 
-// rows: [S, H*d]; heads: a batch of H [S, d]. split copies rows to heads, join heads to rows.
+// rows is [S, H*d], heads a batch of H matrices [S, d]. Copies rows to heads if split is true,
+// otherwise heads to rows.
 static qlora_result qlora__heads_copy(qlora_ctx* ctx, const qlora_tensor* rows,
                                       const qlora_tensor* heads, bool split) {
     QLORA__TRY(qlora__need(ctx, rows, split ? "x" : "y", QLORA__IS_COPIED, -1, -1));
@@ -63,8 +64,9 @@ static qlora_result qlora__heads_copy(qlora_ctx* ctx, const qlora_tensor* rows,
                                  rows->rows, -1));
     if (heads->batch < 0 || heads->batch * heads->cols != rows->cols) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%lld heads of %lld columns are not the %lld columns of the rows",
-                           (long long)heads->batch, (long long)heads->cols, (long long)rows->cols);
+                           "%s.cols is %lld; expected %lld heads of %lld columns",
+                           split ? "x" : "y", (long long)rows->cols, (long long)heads->batch,
+                           (long long)heads->cols);
     }
     QLORA__TRY(qlora__need_apart(ctx, "y", heads, "x", rows));
     qlora_tensor cut = *rows;

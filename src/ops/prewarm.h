@@ -13,33 +13,38 @@ static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
                                         "kv_heads", "head_dim",     "max_tokens"};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i] <= 0 || sizes[i] > (1 << 24)) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.%s is %lld", names[i],
-                               (long long)sizes[i]);
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.%s is %lld; it must be from 1 to %d",
+                               names[i], (long long)sizes[i], 1 << 24);
         }
     }
-    if (s->rank < 0 || s->rank > 4096 || s->heads % s->kv_heads != 0) {
+    QLORA__TRY(qlora__need_whole(ctx, "shape.rank", s->rank, 0, 4096));
+    if (s->heads % s->kv_heads != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "shape.rank is %lld, heads %lld must be a multiple of kv_heads %lld",
-                           (long long)s->rank, (long long)s->heads, (long long)s->kv_heads);
+                           "shape.heads is %lld; it must be a multiple of shape.kv_heads (%lld)",
+                           (long long)s->heads, (long long)s->kv_heads);
     }
-    if ((int)s->base < 0 || s->base > QLORA_BASE_32BIT ||
-        (s->compute != QLORA_F32 && s->compute != QLORA_BF16)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.base or shape.compute is unknown");
+    if ((int)s->base < 0 || s->base > QLORA_BASE_32BIT) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "shape.base is %d; it must be one of qlora_base_format", (int)s->base);
+    }
+    if (s->compute != QLORA_F32 && s->compute != QLORA_BF16) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.compute is %s; it must be f32 or bf16",
+                           qlora_dtype_name(s->compute));
     }
     return QLORA_OK;
 }
 
 #ifndef QLORA_NO_CUDA
 
-// The products of one projection of a layer, for T tokens: y = x W^T and its gradients, and LoRA's
-// four.
+// One product of a layer's projections. For T tokens, a projection has y = x W^T, its gradient, and
+// the four products of LoRA.
 typedef struct qlora__planned_gemm {
     int64_t M;
     int64_t N;
     int64_t K;
     bool ta;
     bool tb;
-    bool f32_out; // gradients of A and B
+    bool f32_out; // for the gradients of A and B
 } qlora__planned_gemm;
 
 static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gemm* p,
@@ -69,8 +74,8 @@ static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gem
     return qlora__gemm_cublas(ctx, &g);
 }
 
-// Runs every planned product once: cuBLAS loads its kernels now, while memory is free, and not in
-// the middle of a capture.
+// Runs every planned product once, so that cuBLAS loads its kernels now, while memory is free, and
+// not during a capture.
 static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     int64_t q = s->heads * s->head_dim;
     int64_t kv = s->kv_heads * s->head_dim;
@@ -115,7 +120,8 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
     return r;
 }
 
-// The conditions of the kernel registry that hold for a model; random: its weights are made here.
+// Returns the conditions of the kernel registry that hold for a model. random: its weights are
+// generated.
 static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
                                       bool nf4, bool lora, bool random) {
     return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |

@@ -1,13 +1,13 @@
 // ---- rotary position embedding ------------------------------------------------------------------
 //
-// Half-split pairs. With half = head_dim / 2, angle = position f_i:
+// The two elements of a pair are half a head apart. With half = head_dim / 2, angle = position f_i:
 //   a = x[i] + bias[i], b = x[i + half] + bias[i + half]
-//   x[i] = a cos - b sin,  x[i + half] = b cos + a sin;   backward: the angle's sign changed
+//   x[i] = a cos - b sin,  x[i + half] = b cos + a sin;   backward: with -angle
 // The table follows transformers: inverse frequencies and angles in fp32, then accurate cosines and
 // sines.
 
-// Wavelengths beyond original / low are stretched by factor, below original / high kept, blended
-// between.
+// Wavelengths above original / low are stretched by `factor`, those below original / high are kept,
+// with a blend in between.
 static float qlora__rope_llama3(const qlora_rope_desc* d, float frequency) {
     float low = (float)(d->low_freq_factor != 0 ? d->low_freq_factor : 1);
     float high = (float)(d->high_freq_factor != 0 ? d->high_freq_factor : 4);
@@ -24,14 +24,14 @@ static float qlora__rope_llama3(const qlora_rope_desc* d, float frequency) {
     return (1 - smooth) * (frequency / factor) + smooth * frequency;
 }
 
-// The dimension that makes `turns` rotations within the original context.
+// Returns the dimension that makes `turns` rotations within the original context.
 static double qlora__rope_yarn_dim(const qlora_rope_desc* d, double turns, int64_t head_dim) {
     return (double)head_dim * log(d->original_max_position / (turns * 2 * QLORA__PI)) /
            (2 * log(d->theta));
 }
 
-// Low dimensions (many turns) keep their frequency, high ones are divided by factor, blended
-// between.
+// Low dimensions (many rotations) keep their frequency, high ones are divided by `factor`, with a
+// blend in between.
 static float qlora__rope_yarn(const qlora_rope_desc* d, float frequency, int64_t i,
                               int64_t head_dim) {
     double low = qlora__rope_yarn_dim(d, d->beta_fast != 0 ? d->beta_fast : 32, head_dim);
@@ -55,7 +55,7 @@ static double qlora__rope_mscale(double factor, double mscale) {
     return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
 }
 
-// What cosine and sine are multiplied by.
+// Returns the factor of the cosines and sines.
 static float qlora__rope_attention_factor(const qlora_rope_desc* d) {
     if (d->type != QLORA_ROPE_YARN) {
         return 1;
@@ -86,7 +86,8 @@ static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t 
     return frequency;
 }
 
-// What is wrong with the arguments, in text, where the desc is called `name`; "" when nothing is. Defaults are resolved in d.
+// Describes what is wrong with the arguments, with the desc called `name`; the text is empty if
+// nothing is. Replaces the zero fields of d by their defaults.
 static void qlora__rope_fault(qlora_rope_desc* d, const char* name, int64_t head_dim,
                               int64_t positions, char* text, size_t size) {
     d->theta = d->theta != 0 ? d->theta : 10000;
@@ -94,17 +95,18 @@ static void qlora__rope_fault(qlora_rope_desc* d, const char* name, int64_t head
     bool needs_original = d->type == QLORA_ROPE_LLAMA3 || d->type == QLORA_ROPE_YARN;
     text[0] = '\0';
     if (head_dim <= 0 || head_dim % 2 != 0) {
-        snprintf(text, size, "head_dim is %lld; use an even number above 0", (long long)head_dim);
+        snprintf(text, size, "head_dim is %lld; it must be even and positive", (long long)head_dim);
     } else if (positions < 0) {
-        snprintf(text, size, "positions is %lld; use 0 or more", (long long)positions);
+        snprintf(text, size, "positions is %lld; it must not be negative", (long long)positions);
     } else if ((int)d->type < 0 || d->type > QLORA_ROPE_YARN) {
-        snprintf(text, size, "%s.type is %d; use a qlora_rope_type", name, (int)d->type);
+        snprintf(text, size, "%s.type is %d; it must be one of qlora_rope_type", name,
+                 (int)d->type);
     } else if (!(d->theta > 1)) {
-        snprintf(text, size, "%s.theta is %g; use a number above 1", name, d->theta);
+        snprintf(text, size, "%s.theta is %g; it must be greater than 1", name, d->theta);
     } else if (!(d->factor > 0)) {
-        snprintf(text, size, "%s.factor is %g; use a number above 0", name, d->factor);
+        snprintf(text, size, "%s.factor is %g; it must be positive", name, d->factor);
     } else if (needs_original && !(d->original_max_position > 0)) {
-        snprintf(text, size, "%s.original_max_position is %g; this type needs a number above 0",
+        snprintf(text, size, "%s.original_max_position is %g; for this type it must be positive",
                  name, d->original_max_position);
     }
 }
@@ -198,19 +200,24 @@ static qlora_result qlora__rope_check(qlora_ctx* ctx, const qlora__rope_job* job
         QLORA__TRY(qlora__need_apart(ctx, "x", x, "bias", job->bias));
     }
     int64_t head_dim = job->table->cols;
-    if (head_dim <= 0 || head_dim % 2 != 0 || x->cols % head_dim != 0 || job->rotated < 0 ||
-        job->rotated > x->cols / head_dim || x->cols > INT32_MAX || job->table->rows > INT32_MAX) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "x has %lld columns and the table %lld (one head, even): %lld heads cannot "
-            "be rotated",
-            (long long)x->cols, (long long)head_dim, (long long)job->rotated);
+    QLORA__TRY(qlora__need_whole(ctx, "table.cols", head_dim, 2, INT32_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "table.rows", job->table->rows, 0, INT32_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "x.cols", x->cols, 0, INT32_MAX));
+    if (head_dim % 2 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "table.cols is %lld; it must be even",
+                           (long long)head_dim);
     }
+    if (x->cols % head_dim != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "x.cols is %lld; it must be a multiple of table.cols (%lld)",
+                           (long long)x->cols, (long long)head_dim);
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "rotated", job->rotated, 0, x->cols / head_dim));
     for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
         int32_t position = qlora__index_at(job->positions, row);
         if (position < 0 || position >= job->table->rows) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "positions[%lld] is %d, the table has %lld rows", (long long)row,
+                               "positions[%lld] is %d; the table has %lld rows", (long long)row,
                                (int)position, (long long)job->table->rows);
         }
     }
@@ -232,7 +239,7 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
     int32_t bias_bf16 = job->bias != NULL && job->bias->dtype == QLORA_BF16;
     void* flag = NULL;
     QLORA__TRY(qlora__flag_pointer(ctx, job->flag, &flag));
-    // A thread takes a piece of two heads.
+    // Each thread rotates one piece of two heads.
     int64_t items = qlora__ceil_div(heads, 2) * qlora__ceil_div(half, qlora__piece(x->dtype));
     uint32_t threads = (uint32_t)qlora__max(32, qlora__min(256, qlora__ceil_div(items, 32) * 32));
     void* args[] = {(void*)&x->data,

@@ -404,11 +404,13 @@ TEST gemm_bad_input(const test_machine* machine) {
     REFUSED(argument, "A is NULL", qlora_gemm_forward(ctx, NULL, &b, &c, 0));
     REFUSED(argument, "C is NULL", qlora_gemm_forward(ctx, &a, &b, NULL, 0));
     REFUSED(argument, "another context", qlora_gemm_forward(ctx, &a, &foreign, &c, 0));
-    REFUSED(argument, "i32", qlora_gemm_forward(ctx, &a, &ids, &c, 0));
-    REFUSED(argument, "60", qlora_gemm_forward(ctx, &small, &b, &c, 0));
-    REFUSED(argument, "negative", qlora_gemm_forward(ctx, &negative, &b, &c, 0));
-    REFUSED(argument, "ld", qlora_gemm_forward(ctx, &wide, &b, &c, 0));
-    REFUSED(argument, "expected", qlora_gemm_forward(ctx, &rows5, &b, &c, 0));
+    REFUSED(argument, "B.dtype is i32", qlora_gemm_forward(ctx, &a, &ids, &c, 0));
+    REFUSED(argument, "A needs 64 bytes; its buffer has 60",
+            qlora_gemm_forward(ctx, &small, &b, &c, 0));
+    REFUSED(argument, "A.rows is -4", qlora_gemm_forward(ctx, &negative, &b, &c, 0));
+    REFUSED(argument, "A.ld is 4; it must be at least cols (5)",
+            qlora_gemm_forward(ctx, &wide, &b, &c, 0));
+    REFUSED(argument, "A is 3 x 4; expected 4 x any", qlora_gemm_forward(ctx, &rows5, &b, &c, 0));
     REFUSED(argument, "has 0", qlora_gemm_forward(ctx, &none, &b, &c, 0));
     REFUSED(argument, "overlaps A", qlora_gemm_forward(ctx, &a, &b, &a, 0));
     REFUSED(argument, "overlaps B", qlora_gemm_forward(ctx, &a, &b, &b, 0));

@@ -1284,7 +1284,7 @@ static const refusal refusals[] = {
     {"rms_eps", spoil_eps, "rms_eps is 0"},
     {"rms_eps NaN", spoil_eps_nan, "rms_eps is nan"},
     {"window", spoil_window, "window"},
-    {"theta", spoil_theta, "config.rope.theta is -5; use a number above 1"},
+    {"theta", spoil_theta, "config.rope.theta is -5; it must be greater than 1"},
     {"train reserved", spoil_train_reserved, "zeroed"},
     {"train reserved at the end", spoil_train_reserved1, "zeroed"},
     {"tokens", spoil_tokens, "tokens is -1"},

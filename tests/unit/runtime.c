@@ -78,9 +78,16 @@ static void* some_device_alloc(size_t bytes, void* user) {
 
 TEST ctx_bad_desc(void) {
     char why[256];
-    static const char* const expected[] = {"reserved", "reserved",  "allocator", "device_allocator",
-                                           "files",    "backend",   "math",      "threads",
-                                           "threads",  "workspace"};
+    static const char* const expected[] = {"reserved field of desc",
+                                           "reserved field of desc",
+                                           "desc.allocator.free is NULL",
+                                           "desc.device_allocator.free is NULL",
+                                           "desc.files has 1 of 11",
+                                           "desc.require_backend is 7",
+                                           "desc.math is 9",
+                                           "desc.threads is -1",
+                                           "desc.threads is 1000",
+                                           "desc.workspace_bytes is 0"};
     for (int i = 0; i < 10; i++) {
         qlora_ctx_desc d;
         memset(&d, 0, sizeof d);
@@ -162,7 +169,7 @@ TEST ctx_falls_back_and_says_why(const test_machine* machine) {
     static const obstacle obstacles[] = {
         {"stub", 34, 1, 90, 13000, 0},         {"NO_DEVICE", 100, 1, 90, 13000, 0},
         {"NO_DEVICE", 0, 0, 90, 13000, 0},     {"cuInit", 803, 1, 90, 13000, 0},
-        {"no CUDA device 3", 0, 2, 90, 13000, 3}, {"7.0", 0, 1, 70, 13000, 0},
+        {"device is 3, but", 0, 2, 90, 13000, 3}, {"7.0", 0, 1, 70, 13000, 0},
         {"too old", 0, 1, 90, 9020, 0},
     };
     for (size_t i = 0; i < sizeof obstacles / sizeof obstacles[0]; i++) {
@@ -359,7 +366,7 @@ TEST ctx_of_another_header(void) {
     d.error_text = why;
     d.error_text_size = sizeof why;
     ASSERT_EQ(QLORA_ERR_VERSION, qlora_ctx_create_abi(&d, &ctx, 31402, QLORA_ABI));
-    ASSERT(strstr(why, "qlora.h 3.14.2, this library is " QLORA_VERSION_STRING) != NULL);
+    ASSERT(strstr(why, "qlora.h 3.14.2, this library with " QLORA_VERSION_STRING) != NULL);
     ASSERT_EQ(QLORA_ERR_VERSION, qlora_ctx_create_abi(&d, &ctx, QLORA_VERSION, QLORA_ABI + 1));
     ASSERT(strstr(why, "struct sizes") != NULL);
     ASSERT_EQ(QLORA_ERR_VERSION, qlora_ctx_create_abi(NULL, &ctx, 1, QLORA_ABI));
@@ -520,8 +527,9 @@ TEST tensor_rules(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) SKIPm(test_open_reason());
     qlora_tensor t, v, w;
-    REFUSED(QLORA_ERR_ARGUMENT, "negative", qlora_tensor_create(ctx, QLORA_F32, -1, 4, &t));
-    REFUSED(QLORA_ERR_ARGUMENT, "dtype", qlora_tensor_create(ctx, (qlora_dtype)77, 1, 4, &t));
+    REFUSED(QLORA_ERR_ARGUMENT, "rows is -1; it must not be negative",
+            qlora_tensor_create(ctx, QLORA_F32, -1, 4, &t));
+    REFUSED(QLORA_ERR_ARGUMENT, "dtype is 77", qlora_tensor_create(ctx, (qlora_dtype)77, 1, 4, &t));
     REFUSED(QLORA_ERR_LIMIT, "overflow",
             qlora_tensor_create(ctx, QLORA_F32, INT64_MAX / 2, INT64_MAX / 2, &t));
     ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 0, 7, &t)); // empty is fine
@@ -533,9 +541,11 @@ TEST tensor_rules(const test_machine* machine) {
     }
     float got[12];
     ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 3, 4, values, &t));
-    REFUSED(QLORA_ERR_ARGUMENT, "48", qlora_tensor_write(ctx, &t, values, 44));
+    REFUSED(QLORA_ERR_ARGUMENT, "bytes is 44; the tensor has 48",
+            qlora_tensor_write(ctx, &t, values, 44));
     REFUSED(QLORA_ERR_ARGUMENT, "is NULL", qlora_tensor_read(ctx, &t, NULL, 48));
-    REFUSED(QLORA_ERR_ARGUMENT, "inside", qlora_tensor_view(ctx, &t, 2, 2, 0, 4, &v));
+    REFUSED(QLORA_ERR_ARGUMENT, "2 rows from row 2 on are not inside",
+            qlora_tensor_view(ctx, &t, 2, 2, 0, 4, &v));
     ASSERT_EQ(QLORA_OK, qlora_tensor_view(ctx, &t, 1, 2, 1, 2, &v));
     REFUSED(QLORA_ERR_ARGUMENT, "ld", qlora_tensor_read(ctx, &v, got, 16));
     REFUSED(QLORA_ERR_ARGUMENT, "views", qlora_tensor_destroy(ctx, &v));
@@ -545,7 +555,7 @@ TEST tensor_rules(const test_machine* machine) {
         bool inside = i / 4 >= 1 && (i % 4 == 1 || i % 4 == 2);
         ASSERT_EQ_FMT((double)(inside ? 0 : i), (double)got[i], "%g");
     }
-    REFUSED(QLORA_ERR_ARGUMENT, "needs 48",
+    REFUSED(QLORA_ERR_ARGUMENT, "bytes is 47; a tensor of 3 x 4 f32 with ld 4 needs 48",
             qlora_tensor_wrap(ctx, t.data, 47, QLORA_F32, 3, 4, 0, &w));
     REFUSED(QLORA_ERR_ARGUMENT, "aligned",
             qlora_tensor_wrap(ctx, (char*)t.data + 2, 44, QLORA_F32, 1, 4, 0, &w));
@@ -606,7 +616,8 @@ TEST cache_users_kernel(const test_machine* machine) {
     char ptx[1024];
     ASSERT_EQ(QLORA_OK, qlora_ptx_emit(ctx, USER_PTX, NULL, 0, &needed));
     ASSERT(needed < sizeof ptx);
-    REFUSED(QLORA_ERR_ARGUMENT, "needed", qlora_ptx_emit(ctx, USER_PTX, ptx, 20, &needed));
+    REFUSED(QLORA_ERR_ARGUMENT, "size is 20; the text needs",
+            qlora_ptx_emit(ctx, USER_PTX, ptx, 20, &needed));
     ASSERT_EQ(QLORA_OK, qlora_ptx_emit(ctx, USER_PTX, ptx, sizeof ptx, &needed));
     ASSERT_EQ(strlen(ptx) + 1, needed);
     if (strcmp(qlora_ctx_target(ctx), "sm_75") != 0) { // PTX must name the context's target
@@ -658,7 +669,12 @@ TEST cache_users_kernel(const test_machine* machine) {
     ASSERT(test_read(ctx, &t, got));
     ASSERT_CLOSE(expected, got, 5, 0, 0);
     launch.block[0] = 2000;
-    REFUSED(QLORA_ERR_ARGUMENT, "limits", qlora_kernel_launch(ctx, kernel, &launch, args));
+    REFUSED(QLORA_ERR_ARGUMENT, "launch.block is 2000 x 1 x 1",
+            qlora_kernel_launch(ctx, kernel, &launch, args));
+    launch.block[0] = 32;
+    launch.grid[1] = 70000;
+    REFUSED(QLORA_ERR_ARGUMENT, "launch.grid[1] is 70000; the maximum is 65535",
+            qlora_kernel_launch(ctx, kernel, &launch, args));
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &t));
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
@@ -755,13 +771,14 @@ TEST cache_prewarm_bad_shapes(const test_machine* machine) {
     if (!ctx) SKIPm(test_open_reason());
     qlora_prewarm_desc s = SMALL_SHAPE;
     s.hidden = 0;
-    REFUSED(QLORA_ERR_ARGUMENT, "hidden", qlora_prewarm(ctx, &s));
+    REFUSED(QLORA_ERR_ARGUMENT, "shape.hidden is 0", qlora_prewarm(ctx, &s));
     s = SMALL_SHAPE;
     s.kv_heads = 3;
-    REFUSED(QLORA_ERR_ARGUMENT, "kv_heads", qlora_prewarm(ctx, &s));
+    REFUSED(QLORA_ERR_ARGUMENT, "multiple of shape.kv_heads (3)", qlora_prewarm(ctx, &s));
     s = SMALL_SHAPE;
     s.rank = -1;
-    REFUSED(QLORA_ERR_ARGUMENT, "rank", qlora_prewarm(ctx, &s));
+    REFUSED(QLORA_ERR_ARGUMENT, "shape.rank is -1; it must be from 0 to 4096",
+            qlora_prewarm(ctx, &s));
     s = SMALL_SHAPE;
     s.compute = QLORA_U8;
     REFUSED(QLORA_ERR_ARGUMENT, "compute", qlora_prewarm(ctx, &s));
