@@ -159,26 +159,26 @@ extern "C" {
 
 //@@ src/api/base.h
 
-// clang-format off
 // ---- results ------------------------------------------------------------------------------------
-// name, value (never reused), text
+// clang-format off
+// Name, value (never reused for another result), description.
 #define QLORA_RESULTS(X)                                                                    \
     X(OK,                 0,    "ok")                                                       \
-    X(ERR_ARGUMENT,      -1,    "an argument is not valid")                                 \
+    X(ERR_ARGUMENT,      -1,    "an argument is invalid")                                   \
     X(ERR_MEMORY,        -2,    "out of host memory")                                       \
-    X(ERR_LIMIT,         -3,    "a size is beyond what can be handled")                     \
+    X(ERR_LIMIT,         -3,    "a size is too large")                                      \
     X(ERR_STATE,         -4,    "the object is not in a state that allows this call")       \
-    X(ERR_UNSUPPORTED,   -5,    "not supported here")                                       \
+    X(ERR_UNSUPPORTED,   -5,    "not supported")                                            \
     X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
-    X(ERR_VERSION,       -7,    "the program and the library were built from two headers")  \
+    X(ERR_VERSION,       -7,    "the program and the library use different headers")        \
     X(ERR_FILE,          -100,  "a file could not be read or written")                      \
     X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
     X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \
     X(ERR_DEVICE_MEMORY, -201,  "out of device memory")                                     \
-    X(ERR_DEVICE_LOST,   -202,  "the CUDA context is dead after an earlier fault")          \
+    X(ERR_DEVICE_LOST,   -202,  "the CUDA context is unusable after an earlier fault")      \
     X(ERR_BACKEND,       -203,  "the required backend is not available")                    \
     X(ERR_KERNEL,        -204,  "a kernel could not be compiled or found")                  \
-    X(ERR_TARGET,        -205,  "PTX is not for this device's target")                      \
+    X(ERR_TARGET,        -205,  "the PTX has a different target from this device")           \
     X(ERR_SEALED,        -206,  "the kernel cache is sealed")                               \
     X(ERR_CUBLAS,        -207,  "a cuBLAS call failed")                                     \
     X(ERR_CAPTURE,       -208,  "graph capture failed")
@@ -191,7 +191,8 @@ typedef enum qlora_result {
     QLORA_RESULT_FORCE_INT = 0x7fffffff
 } qlora_result;
 
-// "ERR_ARGUMENT", and a sentence; "unknown" for a number that is no result.
+// The name ("ERR_ARGUMENT") and the description of a result; "unknown" for any other value. The
+// strings are constant. qlora_last_error describes the particular failure.
 QLORA_API const char* qlora_result_name(qlora_result result);
 QLORA_API const char* qlora_result_text(qlora_result result);
 
@@ -207,15 +208,15 @@ typedef enum qlora_log_level {
 
 // clang-format off
 #define QLORA_LOG_ITEMS(X)                                                                  \
-    X(BACKEND,        "which backend runs and why")                                         \
-    X(CUBLAS,         "cuBLAS bound or not")                                                \
-    X(KERNEL_COMPILE, "a module was compiled, or failed to")                                \
+    X(BACKEND,        "the backend in use, and why")                                        \
+    X(CUBLAS,         "cuBLAS was loaded, or why not")                                      \
+    X(KERNEL_COMPILE, "a module was compiled, or could not be")                             \
     X(PREWARM,        "pre-warm finished")                                                  \
     X(GRAPH,          "a graph was captured, invalidated, or capture failed")               \
     X(MODEL,          "a model is ready")                                                   \
     X(DEVICE_LOST,    "a fault made the device unusable")                                   \
-    X(LEAK,           "something still lives when its parent is destroyed")            \
-    X(CHECKPOINT,     "a checkpoint was saved, loaded, or passed over")
+    X(LEAK,           "an object still exists when its context is destroyed")               \
+    X(CHECKPOINT,     "a checkpoint was saved, loaded, or skipped")
 // clang-format on
 
 typedef enum qlora_log_item {
@@ -225,42 +226,49 @@ typedef enum qlora_log_item {
     QLORA_LOG_ITEM_COUNT
 } qlora_log_item;
 
-// text is never NULL; file may be.
+// text is never NULL; file may be NULL. Both are valid only during the call.
 typedef void (*qlora_log_fn)(void* user, qlora_log_level level, qlora_log_item item,
                              const char* text, const char* file, int line);
 
-// One line per item on standard error; user is ignored.
+// A log function for desc.log: prints one line per message to standard error and ignores user.
 QLORA_API void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item,
                                 const char* text, const char* file, int line);
 
-// Both functions or none. align is a power of two. free gets the size that alloc got.
+// Host memory. Set both functions or neither. align is a power of two. alloc returns NULL on
+// failure; free receives the size that was passed to alloc.
 typedef struct qlora_allocator {
     void* (*alloc)(size_t bytes, size_t align, void* user);
     void (*free)(void* pointer, size_t bytes, void* user);
     void* user;
 } qlora_allocator;
 
-// Device memory, at least 256-byte aligned, of the context that is current. NULL on failure.
+// Device memory of the current CUDA context. Set both functions or neither. alloc returns memory
+// that is at least 256-byte aligned, or NULL on failure.
 typedef struct qlora_device_allocator {
     void* (*alloc)(size_t bytes, void* user);
     void (*free)(void* pointer, size_t bytes, void* user);
     void* user;
 } qlora_device_allocator;
 
-typedef enum qlora_file_mode { QLORA_FILE_READ = 0, QLORA_FILE_CREATE = 1 } qlora_file_mode;
+typedef enum qlora_file_mode {
+    QLORA_FILE_READ = 0,
+    QLORA_FILE_CREATE = 1 // for writing; truncates an existing file
+} qlora_file_mode;
 
-// All functions or none. Those that return int give 0 or an errno value; read and write give the
-// number of bytes (short writes are retried, a read of 0 is the end) or a negative errno value.
+// Set all functions or none. Those that return int return 0 or an errno value. read and write
+// return the number of bytes or a negative errno value: after a short write, the rest is written
+// again; a read of 0 bytes is the end of the file.
 typedef struct qlora_files {
     int (*open)(const char* path, qlora_file_mode mode, void** file, void* user);
     int64_t (*read)(void* file, void* buffer, size_t bytes, void* user);
     int64_t (*write)(void* file, const void* data, size_t bytes, void* user);
-    int (*sync)(void* file, void* user);
+    int (*sync)(void* file, void* user); // returns once the data is on disk
     int (*close)(void* file, void* user);
     int (*rename)(const char* from, const char* to, void* user); // replaces `to` atomically
     int (*remove)(const char* path, void* user);
-    int (*make_dir)(const char* path, void* user); // 0 also when it is there already
-    int (*sync_dir)(const char* path, void* user);
+    int (*make_dir)(const char* path, void* user); // also 0 if it already exists
+    int (*sync_dir)(const char* path, void* user); // makes names in the directory durable
+    // Maps a whole file for reading. handle is passed to unmap.
     int (*map)(const char* path, const void** data, uint64_t* bytes, void** handle, void* user);
     void (*unmap)(const void* data, uint64_t bytes, void* handle, void* user);
     void* user;
@@ -272,7 +280,7 @@ typedef struct qlora_files {
 typedef struct qlora_ctx qlora_ctx;
 
 typedef enum qlora_backend {
-    QLORA_BACKEND_ANY = 0, // CUDA if usable, else the CPU
+    QLORA_BACKEND_ANY = 0, // CUDA if usable, otherwise the CPU
     QLORA_BACKEND_CPU = 1,
     QLORA_BACKEND_CUDA = 2
 } qlora_backend;
@@ -285,53 +293,61 @@ typedef enum qlora_math {
     QLORA_MATH_TF32_ALL = 2 // forward and backward on TF32 tensor cores
 } qlora_math;
 
+// Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_ctx_desc {
     uint32_t reserved_must_be_zero0;
-    // These two stay here in every version, so that a library of another version can explain itself.
-    char* error_text;              // where qlora_ctx_create explains a failure; may be NULL
+    // These two keep their place in every version, so that a version mismatch can be reported.
+    char* error_text; // receives the reason if qlora_ctx_create fails; may be NULL
     size_t error_text_size;
-    qlora_backend require_backend; // ANY
-    int32_t device;                // CUDA ordinal; 0 is the first
-    int32_t threads;               // CPU threads; 0 = one per core, at most 64
-    qlora_math math;               // F32
+    qlora_backend require_backend; // fail unless this backend can be used; 0 = ANY
+    int32_t device;                // CUDA device number; 0 = the first
+    int32_t threads;               // CPU threads, at most 64; 0 = one per core
+    qlora_math math;               // 0 = F32
     void* cu_context;              // CUcontext to use; NULL = the device's primary context
-    void* cu_stream;               // CUstream to use; NULL = one of our own
-    int32_t stream_priority;       // of our own streams, as CUDA counts: lower is more urgent; 0
+    void* cu_stream;               // CUstream to use; NULL = the context's own stream
+    int32_t stream_priority;       // of the context's own streams; lower is more urgent, as in CUDA
     const char* cuda_library;      // path; NULL = the usual names
-    const char* cublas_library; // path; NULL = the usual names, newest first; "none" = do without
-    size_t workspace_bytes;        // for cuBLAS, of each of two; 0 = 32 MiB
-    void* workspace;               // the caller's device memory for the first; NULL = ours
+    const char* cublas_library;    // path; NULL = the usual names, newest first; "none" = not used
+    size_t workspace_bytes;        // of each of the two cuBLAS workspaces; 0 = 32 MiB
+    void* workspace;               // the first one: device memory, 256-byte aligned; NULL = own
     size_t scratch_bytes;          // for operators; 0 = 64 MiB on CUDA, 16 MiB on the CPU
     qlora_allocator allocator;     // host memory; zero = malloc
     qlora_device_allocator device_allocator; // zero = cuMemAlloc
-    qlora_files files;             // zero = the operating system's
-    qlora_log_fn log;              // NULL = silent
-    void* log_user;
+    qlora_files files;                       // zero = the operating system's files
+    qlora_log_fn log;                        // NULL = silent
+    void* log_user;                          // passed to log
     uint32_t reserved_must_be_zero1;
 } qlora_ctx_desc;
 
-// desc NULL = all defaults. Refuses (QLORA_ERR_VERSION) to serve a program that was compiled with
-// another version of this header, or with structs of other sizes.
+// desc NULL = all defaults. The desc is copied; handles, hooks and strings must outlive the
+// context. Fails with QLORA_ERR_VERSION if the program was compiled with another version of this
+// header or with structs of other sizes.
 #define qlora_ctx_create(desc, out)                                                                \
     qlora_ctx_create_abi((desc), (out), QLORA_VERSION, QLORA_ABI)
 QLORA_API qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out,
                                             int version, uint64_t abi);
-// Refuses (QLORA_ERR_STATE, nothing freed) while objects of the context exist, and names them.
+// Fails with QLORA_ERR_STATE, frees nothing and names the objects, while any object of the context
+// still exists. ctx may be NULL.
 QLORA_API qlora_result qlora_ctx_destroy(qlora_ctx* ctx);
+// Describes the failure of the last call on the context; "" if it succeeded, never NULL. Valid
+// until the next call.
 QLORA_API const char* qlora_last_error(const qlora_ctx* ctx);
-QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx);
-QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx); // why this backend
-QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx); // "sm_90"; "cpu" without a GPU
-// For products from here on; models that are open keep their own.
+QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx); // ANY only if ctx is NULL
+QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx);    // why this backend is used
+QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx);    // "sm_90"; "cpu" without a GPU
+// Applies to products from now on; models that are already open keep the math they were opened
+// with.
 QLORA_API qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math);
-// Binds a stream of the caller's (NULL: back to our own). It must belong to this CUDA context and
-// may not be the legacy default stream, which cannot be captured. Invalidates the graphs.
+// Binds the caller's stream; NULL = the context's own. The stream must belong to this CUDA context
+// and must not be the legacy default stream, which cannot be captured. Waits for the work queued on
+// the old stream and invalidates all graphs.
 QLORA_API qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream);
-// Changes the memory that cuBLAS works in, as desc.workspace and desc.workspace_bytes set it at
-// first: bytes for each of our two lines of work, the first one's at memory (device memory of the
-// caller's, 256-byte aligned; NULL = ours), the second one's ours; 0 bytes = 32 MiB. Waits for the
-// device and invalidates the graphs.
+// Replaces the cuBLAS workspaces that desc.workspace and desc.workspace_bytes set up. There are two
+// of `bytes` each (0 = 32 MiB), because some work runs in parallel with the main stream. The first
+// is `memory`, the caller's device memory, 256-byte aligned (NULL = allocated); the second is
+// always allocated. Waits for the device and invalidates all graphs.
 QLORA_API qlora_result qlora_ctx_set_workspace(qlora_ctx* ctx, void* memory, size_t bytes);
+// Waits until the device has finished all queued work.
 QLORA_API qlora_result qlora_ctx_sync(qlora_ctx* ctx);
 
 typedef struct qlora_native {
@@ -340,42 +356,45 @@ typedef struct qlora_native {
     void* cublas; // cublasHandle_t, NULL without cuBLAS
     int32_t cu_device;
 } qlora_native;
-// All NULL on the CPU. Once handed out, the handle's stream and workspace are set anew at every
-// use.
+// The CUDA and cuBLAS handles in use; all zero on the CPU. After this call, the stream and
+// workspace of the cuBLAS handle are set again before every use, since the caller may change them.
 QLORA_API qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out);
 
-// Version, backend and why, device, driver, cuBLAS, kernel targets, as lines of text. Returns the
-// bytes needed with the final NUL; writes as much as fits.
+// Writes the version, the backend and the reason for it, and on CUDA the device, driver, cuBLAS and
+// kernel target, as lines of text; truncated if the buffer is too small. Returns the number of
+// bytes needed, including the final NUL. ctx and buffer may be NULL.
 QLORA_API size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size);
 
 typedef struct qlora_memory_info {
-    uint64_t device_bytes;       // live device memory that we allocated
-    uint64_t device_peak;        // most of it at one time
-    uint64_t device_allocations; // how many so far
-    uint64_t device_free;        // what the driver says is free, 0 on the CPU
-    uint64_t device_total;
-    uint64_t host_bytes; // live host memory that we allocated
+    uint64_t device_bytes;       // device memory allocated by the context at present
+    uint64_t device_peak;        // maximum of device_bytes so far
+    uint64_t device_allocations; // number of device allocations so far
+    uint64_t device_free;        // free memory reported by the driver; 0 on the CPU
+    uint64_t device_total;       // memory of the device; 0 on the CPU
+    uint64_t host_bytes;         // host memory allocated by the context at present
 } qlora_memory_info;
 
+// How a matrix product is computed.
 typedef enum qlora_path {
-    QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
+    QLORA_PATH_AUTO = 0, // cuBLAS if it was found, otherwise PTX; the CPU on a CPU context
     QLORA_PATH_CPU = 1,
-    QLORA_PATH_PTX = 2,
+    QLORA_PATH_PTX = 2, // the library's own kernels
     QLORA_PATH_CUBLAS = 3,
-    QLORA_PATH_NF4 = 4 // reported only: weights were dequantised inside the product
+    QLORA_PATH_NF4 = 4 // only reported: the weights were dequantised inside the product
 } qlora_path;
 
 typedef struct qlora_ctx_info {
-    const qlora_ctx_desc* desc; // defaults resolved; valid as long as the context
+    const qlora_ctx_desc* desc; // with defaults resolved; valid until the context is destroyed
     qlora_memory_info memory;
-    qlora_path last_path; // of the last product
-    int64_t tensors;      // how many objects of each kind exist
+    qlora_path last_path; // path of the last matrix product
+    int64_t tensors;      // number of objects of each kind that exist
     int64_t clips;
-    int64_t graphs; // a trainer's own included
+    int64_t graphs; // including those of trainers
     int64_t models;
     int64_t trainers;
     int64_t generations;
 } qlora_ctx_info;
+// Does not wait for the device.
 QLORA_API qlora_result qlora_ctx_query(qlora_ctx* ctx, qlora_ctx_info* out);
 
 // ---- tensors ------------------------------------------------------------------------------------
@@ -387,40 +406,48 @@ typedef enum qlora_dtype {
     QLORA_U8 = 4
 } qlora_dtype;
 
-// Row-major matrices. data is a device address on CUDA and a host address on the CPU.
+// A batch of row-major matrices. data is a device address on CUDA and a host address on the CPU.
+// The struct may be copied freely; the memory belongs to the tensor that qlora_tensor_create filled
+// in.
 typedef struct qlora_tensor {
     void* data;
-    size_t bytes; // reachable from data
+    size_t bytes; // size of the memory at data
     qlora_dtype dtype;
     int64_t rows;
     int64_t cols;
-    int64_t ld;           // elements from one row to the next, at least cols
+    int64_t ld;           // elements from the start of one row to the next; at least cols
     int64_t batch;        // number of matrices
-    int64_t batch_stride; // elements from one matrix to the next
+    int64_t batch_stride; // elements from the start of one matrix to the next
     qlora_ctx* owner;
 } qlora_tensor;
 
-// Contiguous and uninitialised; batch 1. Freed by qlora_tensor_destroy, which zeroes the struct.
+// Allocates a contiguous, uninitialised tensor (with batch 1 unless batched). Free it with
+// qlora_tensor_destroy, which zeroes the struct, does nothing for an empty one, and invalidates the
+// graphs that use the memory.
 QLORA_API qlora_result qlora_tensor_create(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows,
                                            int64_t cols, qlora_tensor* out);
 QLORA_API qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch,
                                                    int64_t rows, int64_t cols, qlora_tensor* out);
 QLORA_API qlora_result qlora_tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor);
-// Memory of the caller's; ld 0 means cols.
+// Describes memory owned by the caller, which must outlive the tensor. ld 0 = cols; data must be
+// aligned for the type. Nothing is allocated, so the tensor must not be destroyed.
 QLORA_API qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes,
                                          qlora_dtype dtype, int64_t rows, int64_t cols, int64_t ld,
                                          qlora_tensor* out);
-// A window of a tensor of batch 1; shares its memory, is not destroyed.
+// A view of part of a tensor with batch 1. It shares the tensor's memory and must not be destroyed.
 QLORA_API qlora_result qlora_tensor_view(qlora_ctx* ctx, const qlora_tensor* tensor, int64_t row,
                                          int64_t rows, int64_t col, int64_t cols,
                                          qlora_tensor* out);
-// Whole contiguous tensors; bytes must be the tensor's size. Both wait for the device.
+// Copies a whole tensor from or to host memory. The tensor must be contiguous, and bytes must be
+// its size. Both calls wait for the device.
 QLORA_API qlora_result qlora_tensor_write(qlora_ctx* ctx, const qlora_tensor* tensor,
                                            const void* source, size_t bytes);
 QLORA_API qlora_result qlora_tensor_read(qlora_ctx* ctx, const qlora_tensor* tensor,
                                              void* target, size_t bytes);
-// Bytes of zero over the elements of the tensor (not over padding between rows). Does not wait.
+// Zeroes the elements of the tensor, but not the padding between its rows. Does not wait for the
+// device.
 QLORA_API qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor);
+// "f32" and so on, and the size of an element; "unknown" and 0 for any other value.
 QLORA_API const char* qlora_dtype_name(qlora_dtype dtype);
 QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
 
@@ -439,6 +466,7 @@ QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
 #define QLORA_MAX_LAYERS 256
 #define QLORA_MAX_STOP_IDS 16
 
+// How the frozen weights of the projections are stored.
 typedef enum qlora_base_format {
     QLORA_BASE_NF4 = 0,
     QLORA_BASE_16BIT = 1,
@@ -476,6 +504,7 @@ typedef enum qlora_family {
     QLORA_FAMILY_QWEN3
 } qlora_family;
 
+// The architecture of a model, as in its config.json.
 typedef struct qlora_model_config {
     qlora_family family;
     int64_t vocab;
@@ -487,28 +516,28 @@ typedef struct qlora_model_config {
     int64_t head_dim;
     int64_t max_positions;
     double rms_eps;
-    qlora_rope_desc rope;         // layers with full attention; nothing left to default
-    qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
-    int64_t window; // a token sees itself and window - 1 before it; 0 = no layer has one
+    qlora_rope_desc rope;         // layers with full attention; defaults are filled in
+    qlora_rope_desc rope_sliding; // layers with a sliding window; usually the same
+    int64_t window; // a token sees itself and the window - 1 tokens before it; 0 = no window
     bool tied;      // the output head is the embedding
     bool qkv_bias;
     bool o_bias;
     bool mlp_bias;
     bool qk_norm;
     bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
-    int32_t dtype;  // a qlora_dtype, or -1 where the file does not say
+    int32_t dtype;  // a qlora_dtype; -1 = not given in the file
     int32_t bos_id; // -1 = none
     int32_t pad_id; // -1 = none
     int32_t stop_count;
     int32_t stop_ids[QLORA_MAX_STOP_IDS];
-    uint8_t sliding[QLORA_MAX_LAYERS]; // 1 where the layer's attention is limited by `window`
+    uint8_t sliding[QLORA_MAX_LAYERS]; // 1 if the attention of the layer is limited by `window`
 } qlora_model_config;
 
-// What a model computes in. Weights keep their own format.
+// The type in which a model computes. Frozen weights keep their own format.
 typedef enum qlora_mode {
-    QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and up, else F32
+    QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and newer, otherwise F32
     QLORA_MODE_F32 = 1,  // fp32; the context's math decides between exact and TF32 products
-    QLORA_MODE_BF16 = 3  // 2 is not used: checkpoints hold these numbers
+    QLORA_MODE_BF16 = 3  // 2 is unused; these values are stored in checkpoints
 } qlora_mode;
 
 typedef enum qlora_target { // the projections of a layer, one bit each
@@ -528,7 +557,7 @@ typedef enum qlora_choice {
     QLORA_CHOICE_OFF = 2
 } qlora_choice;
 
-// What the memory of a model is laid out for.
+// The use that the memory of a model is planned for.
 typedef enum qlora_purpose {
     QLORA_PURPOSE_TRAIN = 0,   // gradients, optimizer state and activations are part of the plan
     QLORA_PURPOSE_EVALUATE = 1 // evaluation and generation only
@@ -540,11 +569,12 @@ typedef bool (*qlora_progress_fn)(void* user, const char* what, uint64_t done, u
 
 typedef struct qlora_plan qlora_plan;
 
+// Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_model_desc {
     uint32_t reserved_must_be_zero0;
     // The model.
     const char* dir;                  // Hugging Face folder; NULL = random weights of *config
-    const qlora_model_config* config; // only without dir
+    const qlora_model_config* config; // set exactly one of dir and config
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
     qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
@@ -552,36 +582,36 @@ typedef struct qlora_model_desc {
     qlora_mode mode;                  // 0 = AUTO
     // Its adapters.
     const char* adapter; // PEFT folder: ranks, targets, scales and weights come from there
-    int32_t rank;        // 0 = 16; negative = no adapters
+    int32_t rank;        // at most 1024; 0 = 16, negative = no adapters
     float alpha;         // 0 = 2 * rank
     bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
-    float dropout;       // on the input of the adapters; 0 = none
+    float dropout;       // on the input of the adapters, less than 1; 0 = none
     uint32_t targets;    // qlora_target bits; 0 = all seven
     bool train_norms;    // also train the RMSNorm weights
     // Its memory.
     qlora_purpose purpose;   // 0 = TRAIN
     int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
     int64_t max_sequences;   // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
-    int64_t max_length;      // maximum length of a sequence; 0 = tokens
-    int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024, at most tokens
-    int64_t generate_tokens; // maximum length of a generated text, prompt included; 0 = none
-    qlora_choice recompute;  // ON = every layer, OFF = none, AUTO = as few as fit the memory
+    int64_t max_length;      // maximum tokens per sequence; 0 = tokens
+    int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024; at most tokens
+    int64_t generate_tokens; // maximum tokens of a text, including the prompt; 0 = no generation
+    qlora_choice recompute;  // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
     qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory
-    const qlora_plan* plan;  // made earlier by qlora_plan_make; NULL = planned on opening
+    const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;
     uint32_t reserved_must_be_zero1;
 } qlora_model_desc;
 
-// The machine a plan is made for; zero = the context's own device and the memory that is free there.
+// The machine to plan for.
 typedef struct qlora_plan_desc {
-    uint64_t bytes;     // memory to stay within
-    int32_t capability; // compute capability of the device: 90 is 9.0
+    uint64_t bytes;     // memory limit; 0 = the free memory of the GPU, no limit on the CPU
+    int32_t capability; // compute capability, 90 for 9.0; 0 = that of the context's device
 } qlora_plan_desc;
 
 struct qlora_plan {
     qlora_model_config config;
-    uint64_t source; // hash of the names of the model folder and the adapter
+    uint64_t source; // hash of the paths of the model folder and the adapter
     qlora_mode mode;
     // Bytes of the one arena that holds the model.
     uint64_t base;        // frozen weights, embedding, head, norms, tables
@@ -594,7 +624,7 @@ struct qlora_plan {
     uint64_t generation;  // key/value cache
     uint64_t batches;     // ids, labels and positions of a micro-batch
     uint64_t total;       // sum of the above
-    uint64_t context;     // scratch and cuBLAS workspaces that the context already holds
+    uint64_t context;     // memory of the context: scratch buffer, cuBLAS workspaces
     int64_t tokens;
     int64_t max_sequences;
     int64_t max_length;
@@ -604,35 +634,38 @@ struct qlora_plan {
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
 };
 
-// Needs no GPU: a CPU context can plan for any device. desc NULL = this machine. Fails with
-// QLORA_ERR_DEVICE_MEMORY if the model cannot fit.
+// Plans the memory of a model without loading it. No GPU is needed: a CPU context can plan for any
+// device. desc NULL = this machine. Fails with QLORA_ERR_DEVICE_MEMORY if the model cannot fit.
 QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
                                        const qlora_plan_desc* desc, qlora_plan* out);
-// Formats the plan as a table. Returns the number of bytes needed, including the final NUL.
+// Writes the plan as a table, truncated if the buffer is too small. Returns the number of bytes
+// needed, including the final NUL.
 QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size);
-// Reads config.json and generation_config.json of a folder.
+// Reads config.json and, if present, generation_config.json of a model folder.
 QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
 
 typedef struct qlora_model qlora_model;
 
-// Plans unless desc->plan is given, compiles the kernels, allocates the plan's arena, runs every
-// planned product once, seals the kernel cache, and only then loads the weights.
+// Plans unless desc->plan is given, compiles the kernels, allocates all memory of the model, runs
+// every operation of a step once, seals the kernel cache, and only then loads the weights. The desc
+// and the objects it points to are not needed afterwards. Waits for the device.
 QLORA_API qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
                                         qlora_model** out);
-// Fails while a trainer or a generation of the model exists, and frees nothing then.
+// Fails with QLORA_ERR_STATE, and frees nothing, while a trainer or a generation of the model
+// exists. model may be NULL.
 QLORA_API qlora_result qlora_model_close(qlora_model* model);
 
 typedef struct qlora_model_info {
     qlora_ctx* ctx;
-    const qlora_plan* plan; // with the config; valid while the model is open
+    const qlora_plan* plan; // includes the config; valid while the model is open
     qlora_purpose purpose;
     int64_t generate_tokens;
     int64_t parameters;  // number of trained tensors
     bool use_adapters;
-    int64_t trainers;    // that exist
-    int64_t generations; // that exist
+    int64_t trainers;    // number of trainers that exist, 0 or 1
+    int64_t generations; // number of generations that exist, 0 or 1
 } qlora_model_info;
-// Leaves the device and qlora_last_error alone.
+// Does not use the device and does not change qlora_last_error.
 QLORA_API qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out);
 
 // The trained tensors, with PEFT's names, shapes and order: A [rank, in], B [out, rank].
@@ -641,24 +674,26 @@ typedef struct qlora_parameter_info {
     int64_t rows;
     int64_t cols;
 } qlora_parameter_info;
+// index is less than qlora_model_info.parameters.
 QLORA_API qlora_result qlora_parameter_query(const qlora_model* model, int64_t index,
                                              qlora_parameter_info* out);
-// Copies rows * cols floats. Both calls wait for the device.
+// Copy rows * cols floats. Both calls wait for the device.
 QLORA_API qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out);
 QLORA_API qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const float* in);
 
 // ---- batches and evaluation ---------------------------------------------------------------------
-// Sequences, concatenated. As in transformers, labels[i] belongs to ids[i], and the loss at token i
-// is that of predicting labels[i + 1] of the same sequence; -100 = not trained.
+// A micro-batch of concatenated sequences. As in transformers, labels[i] is the label of ids[i],
+// and the loss at token i is that of predicting labels[i + 1] of the same sequence. The label -100
+// means that the token is not trained. Batches are read during the call only, unless noted.
 typedef struct qlora_batch {
     const int32_t* ids;
     const int32_t* labels;
-    const float* weights;     // one per label; NULL = 1
+    const float* weights;     // one per label, finite and not negative; NULL = all 1
     const int32_t* lengths;   // tokens in each sequence
-    const int32_t* sequences; // number of each sequence in the data, for dropout; NULL = 0, 1, ...
+    const int32_t* sequences; // index of each sequence in the data, for dropout; NULL = 0, 1, ...
     int64_t count;            // number of sequences
 } qlora_batch;
-// Sum of the weights of a batch's labels: its share of total_labels.
+// The sum of the weights of the trained labels: the batch's share of total_labels.
 QLORA_API double qlora_batch_labels(const qlora_batch* batch);
 
 typedef struct qlora_eval_info {
@@ -666,11 +701,12 @@ typedef struct qlora_eval_info {
     double labels; // sum of weights
     int64_t tokens;
 } qlora_eval_info;
-// Runs the forward pass only, with adapters on or off as set; waits for the result. Does not
-// disturb a step that is being accumulated.
+// Runs the forward pass only, with adapters on or off as set, and waits for the result. Does not
+// affect gradients that are being accumulated.
 QLORA_API qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch,
                                   qlora_eval_info* out);
-// Writes the logits of every token, tokens * vocab floats; for tests and tools. Waits.
+// Writes the logits of every token, tokens * vocab floats; for tests and tools. Waits for the
+// device.
 QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, float* out);
 
 //@@ src/api/train.h
@@ -678,12 +714,14 @@ QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* 
 // ---- training -----------------------------------------------------------------------------------
 typedef struct qlora_trainer qlora_trainer;
 
+// The learning rate after the warm-up.
 typedef enum qlora_schedule {
     QLORA_SCHEDULE_COSINE = 0, // to zero at total_steps
     QLORA_SCHEDULE_LINEAR = 1, // to zero at total_steps
     QLORA_SCHEDULE_CONSTANT = 2
 } qlora_schedule;
 
+// Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_train_desc {
     uint32_t reserved_must_be_zero0;
     double lr;                // peak learning rate; 0 = 2e-4, negative = 0
@@ -693,164 +731,180 @@ typedef struct qlora_train_desc {
     double weight_decay;      // 0 = none
     double max_norm;          // gradient norm to clip to; 0 = 1, negative = no clipping
     qlora_schedule schedule;  // 0 = cosine
-    int64_t warmup_steps;     // linear from 0
-    int64_t total_steps;      // 0 = the learning rate stays at lr after the warm-up
+    int64_t warmup_steps;     // steps over which the learning rate rises linearly; 0 = none
+    int64_t total_steps;      // 0 = constant learning rate after the warm-up
     uint64_t seed;            // for dropout
-    bool eager;               // no CUDA graphs
-    bool require_graph;       // a failed capture is an error instead of a fallback
-    int32_t keep_checkpoints; // number that qlora_checkpoint_save keeps; 0 = 2, at most 64
+    bool eager;               // do not use CUDA graphs
+    bool require_graph;       // fail if a graph cannot be captured, instead of running without
+    int32_t keep_checkpoints; // number of checkpoints to keep, at most 64; 0 = 2
     uint32_t reserved_must_be_zero1;
 } qlora_train_desc;
 
-// A model has at most one trainer at a time. desc NULL = the defaults. The optimizer starts from
-// zero; the adapters stay as they are.
+// Starts the optimizer from zero and leaves the adapters as they are. desc NULL = all defaults. A
+// model has at most one trainer at a time and must have been opened with QLORA_PURPOSE_TRAIN. Waits
+// for the device.
 QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* desc,
                                             qlora_trainer** out);
+// The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
-// Changes the optimizer settings, the clip limit, the schedule or keep_checkpoints between two
-// steps. Fields that cannot change (seed, eager, require_graph) must be as before.
+// Changes settings between two steps. seed, eager and require_graph cannot change and must be as
+// before. Does not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
-    int64_t step;    // number of this step: updates so far, including skipped ones
-    int64_t pending; // later steps that the device has not finished (qlora_train_poll)
-    int64_t skipped; // updates skipped so far because a gradient was not finite
-    bool last_skipped;
+    int64_t step;      // number of this step: updates so far, including skipped ones
+    int64_t pending;   // number of later steps that the device has not finished
+    int64_t skipped;   // updates skipped so far because a gradient was not finite
+    bool last_skipped; // whether this one was
     double loss;     // mean over the labels of the step
     double labels;   // their total weight
-    int64_t tokens;  // in the step
+    int64_t tokens;  // number of tokens in the step
     float grad_norm; // before clipping
     double lr;       // learning rate of the step
-    bool graphs;     // steps are replayed graphs
-    int64_t waits;   // times the host has waited for a free staging slot
+    bool graphs;     // steps are run as CUDA graphs
+    int64_t waits;   // number of times the host had to wait for a free staging buffer
 } qlora_train_info;
 
-// One optimizer step over micro-batches. out NULL = does not wait for the device; otherwise waits
-// and reports the step. Every batch is checked before anything is computed.
+// Runs one optimizer step over `count` micro-batches. Every batch is checked before anything is
+// computed. Waits for the device and reports the step, unless out is NULL.
 QLORA_API qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches,
                                         int64_t count, qlora_train_info* out);
-// The same step by halves. micro adds the gradients of one micro-batch; total_labels is the sum of
-// qlora_batch_labels over the whole step, so that any split gives the same step. update clips,
-// updates the adapters, zeroes the gradients and advances the schedule. Neither waits.
+// The same step in separate calls. micro adds the gradients of one micro-batch; total_labels is the
+// sum of qlora_batch_labels over the whole step, so that the step does not depend on how it is
+// split. update clips the gradients, updates the adapters, zeroes the gradients and advances the
+// schedule. Neither call waits for the device, except for a free staging buffer when the host is
+// several calls ahead.
 QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
                                          double total_labels);
 QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
-// The same step in slices, for programs that have a frame to draw: begin, then slice until *done.
-// The batches must stay valid until then. A slice runs pieces of the step (half a layer each, no
-// graphs), waits for them, and returns before the next piece would exceed the time; it runs at
-// least one. Results are bitwise those of qlora_train_step. cancel drops a step that was begun.
+// The same step in slices, for programs that have a frame to draw: call begin, then slice until
+// *done is true. The batches must stay valid until then. A slice runs pieces of the step (half a
+// layer each, without graphs), waits for them, and returns before the next piece would exceed the
+// time; it runs at least one. Results are bitwise identical to those of qlora_train_step. cancel
+// discards a step that was begun with begin or micro; it does not wait for the device.
 QLORA_API qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batches,
                                          int64_t count);
 QLORA_API qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done);
 QLORA_API qlora_result qlora_train_cancel(qlora_trainer* trainer);
 
-// Waits for the last step and reports it.
+// Waits for the device and reports the last step.
 QLORA_API qlora_result qlora_train_query(qlora_trainer* trainer, qlora_train_info* out);
-// Never waits: reports the newest step that the device has finished; out->pending counts the later
-// ones.
+// Reports the newest step that the device has finished, without waiting; out->pending is the number
+// of later ones.
 QLORA_API qlora_result qlora_train_poll(qlora_trainer* trainer, qlora_train_info* out);
-// The gradient of parameter index as accumulated since the last update. Waits.
+// Copies the gradient of parameter number `index`, accumulated since the last update. Waits for the
+// device.
 QLORA_API qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* out);
 
-// Saves adapter, optimizer state, step, random state and position (whatever the caller needs back,
-// such as its place in the data) as dir/step-N, which PEFT can load, with dir/latest naming it: a
-// crash leaves the old checkpoint or the new one. Older ones beyond keep_checkpoints are removed.
-// Call it between steps.
+// Saves the adapter, the optimizer state, the step number and `position` (data of the caller's
+// choice, such as its place in the data) as dir/step-N, which PEFT can load, and then names it in
+// dir/latest: a crash leaves either the old checkpoint or the new one. Removes the oldest
+// checkpoints beyond keep_checkpoints. Call it between steps. Waits for the device and for the
+// disk.
 QLORA_API qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir,
                                              const void* position, size_t position_bytes);
-// Loads the newest complete checkpoint. position receives what was saved; *position_bytes is its
-// capacity, then its size (NULL: not wanted). The following steps are bitwise those of a run that
+// Loads the newest complete checkpoint; fails with QLORA_ERR_FILE if there is none. position
+// receives the saved data; on entry *position_bytes is the size of the buffer, on return that of
+// the data (NULL = not needed). The following steps are bitwise identical to those of a run that
 // never stopped. A checkpoint whose settings make that impossible (mode, base, dropout, on the GPU
-// also tokens) is refused; other differences (learning rate, driver) are logged. Returns
-// QLORA_ERR_FILE when there is none.
+// also tokens) is rejected with QLORA_ERR_STATE; other differences (learning rate, driver) are
+// logged. Everything is checked before anything is changed. Waits for the device.
 QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir,
                                              void* position, size_t* position_bytes);
+// *out = whether dir contains a checkpoint; an absent folder contains none.
 QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out);
 
 //@@ src/api/generate.h
 
 // ---- generation ---------------------------------------------------------------------------------
+// Zero it before setting fields: 0 is the default of every field except the prompt.
 typedef struct qlora_generate_desc {
     uint32_t reserved_must_be_zero0;
     const int32_t* prompt;
-    int64_t prompt_tokens;
-    int64_t max_tokens;    // new tokens per turn; 0 = until the model's generate_tokens are used up
-    float temperature;     // 0 = greedy
-    int32_t top_k;         // 0 = all
-    float top_p;           // 0 = all
-    uint64_t seed;
-    const int32_t* stops;  // NULL = the model's own; a single -1 = none
+    int64_t prompt_tokens; // at least 1
+    int64_t max_tokens;    // maximum new tokens per turn; 0 = up to the model's generate_tokens
+    float temperature;     // 0 = always choose the most likely token
+    int32_t top_k;         // choose only among the k most likely tokens; 0 = all
+    float top_p;           // ... and among the most likely ones that make up p; 0 = all
+    uint64_t seed;         // for sampling
+    const int32_t* stops;  // ids that end a turn; NULL = the model's own, a single -1 = none
     int32_t stop_count;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
 
-// One text, generated a token at a time. A model has at most one generation at a time; training and
-// evaluation may run between two of its tokens.
+// One text, generated token by token. A model has at most one generation at a time; training and
+// evaluation may run between two of its tokens. All calls wait for the device.
 typedef struct qlora_generation qlora_generation;
-// Computes the prompt. The desc and what it points to are not needed afterwards.
+// Runs the prompt. The desc, its prompt and its stops are not needed afterwards.
 QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_generate_desc* desc,
                                             qlora_generation** out);
-// The next token. *stopped is true at the end of a turn: *token is then the stop token, or -1 when
-// max_tokens or the room for the text is used up.
+// Returns the next token. *stopped is true at the end of a turn: *token is then the stop token, or
+// -1 if max_tokens or the model's generate_tokens have been reached.
 QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token,
                                            bool* stopped);
-// Appends ids to the text, after the last token that qlora_generate_next returned (a stop token
-// included), and starts the next turn. Keys and values of the text so far are kept.
+// Appends ids to the text, after the last token that qlora_generate_next returned (including a stop
+// token), and starts the next turn. The keys and values of the text so far are kept.
 QLORA_API qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids,
                                            int64_t count);
+// Frees the generation, which may be NULL.
 QLORA_API qlora_result qlora_generate_end(qlora_generation* generation);
 
-// Called with each new token, but not with the stop token that ends the text. Return false to stop;
+// Called with each new token except a stop token, which ends the text. Return false to stop early;
 // this is not an error.
 typedef bool (*qlora_token_fn)(void* user, int32_t token);
-// A whole text: begin, next until it stops, end.
+// Generates a whole text in one call: begin, next until the turn ends, end.
 QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
                                       qlora_token_fn fn, void* user);
 
 //@@ src/api/adapter.h
 
 // ---- adapters -----------------------------------------------------------------------------------
+// Zero it before setting fields.
 typedef struct qlora_adapter_desc {
     uint32_t reserved_must_be_zero0;
     const char* base_name; // base_model_name_or_path of the saved config; NULL = the model's folder
     uint32_t reserved_must_be_zero1;
 } qlora_adapter_desc;
 
-// With adapters off, the bare base model answers; training needs them on.
+// Switches the adapters on (as after opening) or off. With adapters off, the model behaves like its
+// base; training requires them on. A change invalidates all graphs. Does not wait for the device.
 QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // Copies the trained tensors of one model to another that has the same ones. The models may belong
-// to different contexts. The optimizer state stays as it is.
+// to different contexts. The optimizer state is left unchanged. Waits for the device.
 QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
-// PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms, which a LoRA
-// adapter of PEFT cannot hold, are written to trained_norms.safetensors next to them. desc NULL =
-// the defaults, here and below.
+// Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms,
+// which PEFT's LoRA adapters cannot contain, are written to trained_norms.safetensors next to them.
+// Waits for the device. desc NULL = all defaults, here and below.
 QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
-// Modules, ranks and scales must be the model's. The optimizer state stays as it is.
+// Loads a PEFT folder, whose modules, ranks and scales must be those of the model. The optimizer
+// state is left unchanged. Waits for the device.
 QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
-// The adapter file of llama.cpp, in f32; it cannot hold trained norms.
+// Writes an f32 adapter for llama.cpp; the format cannot contain trained norms. Waits for the
+// device.
 QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
                                                const qlora_adapter_desc* desc);
 
 typedef enum qlora_merge_base {
-    QLORA_MERGE_ORIGINAL = 0, // onto the folder's own weights
-    QLORA_MERGE_TRAINED = 1   // onto the dequantised 4-bit weights, which the adapter was trained on
+    QLORA_MERGE_ORIGINAL = 0, // into the original weights of the model folder
+    QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit weights that the adapter was trained on
 } qlora_merge_base;
 
 typedef struct qlora_merge_desc {
     uint32_t reserved_must_be_zero0;
-    const char* dir;      // folder to write
-    qlora_dtype dtype;    // of the merged weights: F32, BF16 or F16
-    qlora_merge_base base;
-    uint64_t shard_bytes; // maximum size of a file; 0 = 5 GB
-    qlora_progress_fn progress;
+    const char* dir;       // folder to write; required
+    qlora_dtype dtype;     // type of the merged weights: F32, BF16 or F16; 0 = F32
+    qlora_merge_base base; // 0 = ORIGINAL
+    uint64_t shard_bytes;  // maximum size of a weight file; 0 = 5 GB
+    qlora_progress_fn progress; // NULL = none
     void* progress_user;
     uint32_t reserved_must_be_zero1;
 } qlora_merge_desc;
-// Writes the folder's model with the adapter merged in, as safetensors shards with config.json and
-// the tokenizer files. Holds one tensor in memory at a time. config.json is written last, so that
-// an interrupted export is not mistaken for a model; a folder that already has one is refused.
+// Writes the model with the adapter merged into its weights, as safetensors shards with config.json
+// and the tokenizer files. Holds one tensor in memory at a time. config.json is written last, so
+// that an interrupted export is not mistaken for a model; a folder that already contains one is
+// rejected. The model must have been opened from a folder.
 QLORA_API qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc);
 
 //@@ src/qlora.h
@@ -869,33 +923,40 @@ QLORA_API qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_de
 
 // ---- GEMM ---------------------------------------------------------------------------------------
 typedef struct qlora_gemm_desc {
-    bool trans_a; // A is stored [K, M]
-    bool trans_b; // B is stored [N, K]
-    float alpha;
-    float beta; // 0: C is not read
-    qlora_path path;
+    bool trans_a;    // A is stored as [K, M]
+    bool trans_b;    // B is stored as [N, K]
+    float alpha;     // must be set: 0 means 0, not 1
+    float beta;      // 0 = C is not read
+    qlora_path path; // 0 = AUTO; NF4 is not accepted
 } qlora_gemm_desc;
 
-// C = alpha op(A) op(B) + beta C, row-major, batch by batch (a batch of 1 serves all). With the
-// context's math it counts as a forward product.
-// Types (A, B, C): f32 f32 f32; bf16 bf16 {bf16, f32}; f16 f16 f32; and f32 with one operand of
-// bf16 or f16, C f32: the f32 operand is cast into the scratch, for f16 scaled by a power of two
-// from its own maximum, and back in alpha.
+// C = alpha op(A) op(B) + beta C, row-major, for each matrix of the batch; an operand with batch 1
+// is used for all of them. C must not overlap A or B. Rows, columns, leading dimensions and the
+// batch must be at most 2^31 - 257. The context's math applies as to a forward product. Does not
+// wait for the device.
+//
+// Types of A, B and C:
+//   f32, f32, f32
+//   bf16, bf16, bf16 or f32
+//   f16, f16, f32
+//   one of A and B f32, the other bf16 or f16, C f32, batch 1 on CUDA: the f32 operand is cast into
+//   the scratch buffer; for f16 it is first scaled by a power of two chosen from its maximum, which
+//   alpha then cancels
 QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc,
                                   const qlora_tensor* a, const qlora_tensor* b,
                                   const qlora_tensor* c);
 
-// 0 overwrites the result and chooses the path by itself.
+// 0 = overwrite the result and choose the path automatically.
 typedef enum qlora_product_flags {
     QLORA_PRODUCT_ACCUMULATE = 1, // add to the result
-    QLORA_PRODUCT_PTX = 2,        // our own kernels
-    QLORA_PRODUCT_CUBLAS = 4,     // cuBLAS
+    QLORA_PRODUCT_PTX = 2,        // use the library's own kernels
+    QLORA_PRODUCT_CUBLAS = 4,     // use cuBLAS
     QLORA_PRODUCT_FUSED = 8,      // NF4: dequantise inside the product; bf16, at most 32 rows
-    QLORA_PRODUCT_UNFUSED = 16    // NF4: dequantise into the scratch, then multiply
+    QLORA_PRODUCT_UNFUSED = 16    // NF4: dequantise into the scratch buffer, then multiply
 } qlora_product_flags;
 
-// C[M,N] = A[M,K] B[K,N] and its two gradients: dA = dC B^T, dB = A^T dC. flags:
-// qlora_product_flags, the first three.
+// C[M,N] = A[M,K] B[K,N] and its two gradients, dA = dC B^T and dB = A^T dC; types and limits as in
+// qlora_gemm. flags: ACCUMULATE, and PTX or CUBLAS. No call waits for the device.
 QLORA_API qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a,
                                           const qlora_tensor* b, const qlora_tensor* c,
                                           uint32_t flags);
@@ -905,39 +966,40 @@ QLORA_API qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor*
 QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a,
                                              const qlora_tensor* dc, const qlora_tensor* db,
                                              uint32_t flags);
+// "cuBLAS" and so on; "unknown" for any other value.
 QLORA_API const char* qlora_path_name(qlora_path path);
 
-// ---- NF4
-// ------------------------------------------------------------------------------------------ A
-// frozen weight in 4 bits an element, byte for byte as bitsandbytes stores it: blocks of `block`
-// elements along the rows share a scale, and (unless plain_scales) `block2` scales share another.
+// ---- NF4 ----------------------------------------------------------------------------------------
+// A frozen weight with 4 bits per element, byte-identical to bitsandbytes' storage: each block of
+// `block` consecutive elements, in row-major order, shares a scale, and unless plain_scales is set,
+// each group of `block2` scales is quantised to one byte each with a scale of its own.
 typedef struct qlora_nf4_desc {
     int64_t rows;
     int64_t cols;
-    int32_t block;     // elements with one scale, a power of two from 32 to 4096; 0 = 64
-    int32_t block2;    // scales with one scale of their own, a power of two; 0 = 256
-    bool plain_scales; // one float a block instead of one byte
+    int32_t block;     // elements per scale, a power of two from 32 to 4096; 0 = 64
+    int32_t block2;    // scales per group, a power of two up to 2^20; 0 = 256
+    bool plain_scales; // store one float per block instead of one byte
 } qlora_nf4_desc;
 
-// Addresses are the device's on CUDA, the host's on the CPU; all lie in `memory`.
+// All addresses are in `memory`: device addresses on CUDA, host addresses on the CPU.
 typedef struct qlora_nf4 {
-    uint8_t* codes;        // (rows * cols + 1) / 2; element 2i in the high half of byte i
-    float* absmax;         // one a block; NULL unless plain_scales
-    uint8_t* absmax_codes; // one a block; NULL when plain_scales
-    float* absmax_scales;  // one for block2 blocks
-    float* offset;         // one
+    uint8_t* codes;        // (rows * cols + 1) / 2 bytes; element 2i is the high half of byte i
+    float* absmax;         // one per block; NULL unless plain_scales
+    uint8_t* absmax_codes; // one per block; NULL if plain_scales
+    float* absmax_scales;  // one per block2 blocks; NULL if plain_scales
+    float* offset;         // one, added to every scale; NULL if plain_scales
     float* maps;           // the 16 levels, then the 256 values of a scale's byte, ascending
     int64_t rows;
     int64_t cols;
     int32_t block;
     int32_t block2;
-    bool owns_memory;
+    bool owns_memory; // created, not wrapped
     qlora_tensor memory;
     qlora_ctx* owner;
 } qlora_nf4;
 
-// The host's copies of the parts; NULL where a part is absent or not wanted. levels and map follow
-// maps.
+// Host copies of the parts of a qlora_nf4; `levels` and `map` are the two parts of maps. A part
+// that the weight does not have must be NULL.
 typedef struct qlora_nf4_parts {
     uint8_t* codes;
     float* absmax;
@@ -948,37 +1010,44 @@ typedef struct qlora_nf4_parts {
     float* map;    // 256
 } qlora_nf4_parts;
 
-// Bytes that a weight of this description takes, 0 when the description is not valid.
+// Number of bytes that such a weight needs; 0 if the desc is invalid.
 QLORA_API size_t qlora_nf4_bytes(const qlora_nf4_desc* desc);
-// The maps are set to bitsandbytes' own; codes and scales are not set.
+// Allocates a weight with bitsandbytes' maps; codes and scales are uninitialised. Free it with
+// qlora_nf4_destroy, which zeroes the struct. Waits for the device.
 QLORA_API qlora_result qlora_nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out);
-// The same inside a U8 tensor of qlora_nf4_bytes or more bytes, 16-byte aligned, that outlives it.
+// The same in an existing U8 tensor of at least qlora_nf4_bytes bytes, 16-byte aligned, which must
+// outlive the weight. Nothing is allocated, and destroying the weight frees nothing.
 QLORA_API qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
                                       const qlora_tensor* memory, qlora_nf4* out);
 QLORA_API qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight);
-// Both wait for the device. Parts that are NULL stay as they are.
+// Copies parts from or to host memory; parts that are NULL are left unchanged. Both calls wait for
+// the device.
 QLORA_API qlora_result qlora_nf4_write(qlora_ctx* ctx, const qlora_nf4* weight,
                                         const qlora_nf4_parts* parts);
 QLORA_API qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
                                           const qlora_nf4_parts* parts);
-// From a contiguous matrix of f32, bf16 or f16. Uses 4 bytes of scratch a block.
+// Quantises a contiguous f32, bf16 or f16 matrix. Uses 4 bytes of scratch per block. Does not wait
+// for the device.
 QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
                                           const qlora_nf4* weight);
-// Into f32, bf16 or f16, any ld. via_bf16: an f32 out gets the values that a bf16 one would.
+// Dequantises into an f32, bf16 or f16 matrix with any ld. via_bf16: an f32 result is rounded to
+// bf16 first. Does not wait for the device.
 QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight,
                                             const qlora_tensor* out, bool via_bf16);
 
-// y = x W^T and dx = dy W. x and y (dy, dx) are f32, or bf16 (y may be f32 then). The weights are
-// the bf16 values that NF4 stands for, whatever the type of x. Uses what scratch there is: a weight
-// that does not fit is taken in slices. Fused: reported as QLORA_PATH_NF4; else the GEMM's path.
-// flags: qlora_product_flags; ACCUMULATE, PTX and CUBLAS mean an unfused product.
+// y = x W^T and dx = dy W. x and dy are f32 or bf16; y and dx have the same type, or f32. W is
+// dequantised to bf16 values, whatever the type of x. An unfused product dequantises as much of W
+// at a time as the free scratch holds and reports the path of its GEMM; a fused one, which only the
+// forward product has, reports QLORA_PATH_NF4. flags: ACCUMULATE, PTX and CUBLAS imply an unfused
+// product; without flags, small products are fused if the device can. No call waits for the device.
 QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
                                               const qlora_nf4* w, const qlora_tensor* y,
                                               uint32_t flags);
 QLORA_API qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
                                                const qlora_nf4* w, const qlora_tensor* dx,
                                                uint32_t flags);
-// Two weights with the same x (gate and up, k and v); fused, one pass over x serves both.
+// Two weights with the same x (gate and up, or k and v); a fused product computes both in one
+// launch.
 QLORA_API qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x,
                                                const qlora_nf4* w1, const qlora_nf4* w2,
                                                const qlora_tensor* y1, const qlora_tensor* y2,
@@ -989,55 +1058,59 @@ QLORA_API qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tenso
 // ---- gradient clip ------------------------------------------------------------------------------
 typedef struct qlora_clip qlora_clip;
 
-// Clips n f32 tensors in place by their common norm: scale = min(1, max_norm / (norm + 1e-6)).
-// groups (n numbers from 0 up, or NULL for one group) gives several norms. Norms, scales and
-// max_norm live on the device; nothing waits for it. A non-finite norm leaves its gradients alone
-// and sets a flag. The tensors must outlive the clip.
+// Clips n f32 tensors in place by their common norm: scale = min(1, max_norm / (norm + 1e-6)). With
+// groups (n numbers from 0; NULL = one group), each group has its own norm. Norms, scales and
+// max_norm are stored on the device, so that only creation and qlora_clip_query wait for it. If a
+// norm is not finite, its gradients are left unchanged and a flag is set. The tensors must outlive
+// the clip. Destroying a clip does not free the tensors; clip may be NULL.
 QLORA_API qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
                                          const int32_t* groups, size_t n, qlora_clip** out);
 QLORA_API qlora_result qlora_clip_destroy(qlora_clip* clip);
-QLORA_API qlora_result qlora_clip_set(qlora_clip* clip, float max_norm); // 1 at first
+// Initially 1; negative = no clipping.
+QLORA_API qlora_result qlora_clip_set(qlora_clip* clip, float max_norm);
+// Computes norms, scales and flags, and scales the gradients.
 QLORA_API qlora_result qlora_clip_apply(qlora_clip* clip);
-// Norms, scales and flags only: the gradients stay as they are, for an AdamW that is given the
-// scale.
+// Computes norms, scales and flags only; for qlora_adamw_step, which can apply the scale itself.
 QLORA_API qlora_result qlora_clip_measure(qlora_clip* clip);
 
 typedef struct qlora_clip_info {
     float norm;
-    float scale;
+    float scale; // 1 if the norm is not finite
     bool finite;
 } qlora_clip_info;
-// Waits for the device. group counts from 0.
+// Reports the last norm of a group. Waits for the device.
 QLORA_API qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out);
-// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as tensors
-// of one element that live as long as the clip. They are what qlora_adamw_desc takes: after
-// qlora_clip_measure both, after qlora_clip_apply the flag alone, because the gradients are scaled
-// already. Group -1 is the flag of all groups together, which qlora_clip_apply sets; it has no
-// scale. Either pointer may be NULL.
+// Returns a group's scale (f32) and flag (I32, 1 = not finite) in the backend's memory, as tensors
+// of one element that are valid until the clip is destroyed. They are for qlora_adamw_desc: pass
+// both after qlora_clip_measure, but only the flag after qlora_clip_apply, which has already scaled
+// the gradients. Group -1 is the flag of all groups together, which only qlora_clip_apply sets; it
+// has no scale. Either pointer may be NULL.
 QLORA_API qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
                                          qlora_tensor* not_finite);
 
-// ---- operators-----------------------------------------------------------------------------------
-// ------------------------------------------------------------------------------------ f32 and bf16
-// storage (all tensors of a call in the same one, unless said), f32 arithmetic, rows and columns of
-// any size with zero included, leading dimensions respected. An output may be the very tensor of an
-// input where the comment says so; any other overlap is an error. Vectors are tensors of one row.
-// Gradients that other calls add to (dw) are added to.
+// ---- operators ----------------------------------------------------------------------------------
+// Tensors are f32 or bf16, and all tensors of a call have the same type unless noted; arithmetic is
+// f32. Sizes may be anything, including 0, and leading dimensions are respected. An output may be
+// the same tensor as an input where the comment allows it; any other overlap is an error. A vector
+// is a tensor with one row. dw is accumulated into, because several calls may contribute to it.
+// Operators run on the context's stream and do not wait for the device; their results do not depend
+// on the number of CPU threads.
 
 // y = silu(x) = x / (1 + e^-x); y may be x. dx = dy silu'(x); dx may be x or dy.
 QLORA_API qlora_result qlora_silu_forward(qlora_ctx* ctx, const qlora_tensor* x,
                                           const qlora_tensor* y);
 QLORA_API qlora_result qlora_silu_backward(qlora_ctx* ctx, const qlora_tensor* x,
                                            const qlora_tensor* dy, const qlora_tensor* dx);
-// h = silu(gate) up; h may be gate or up. gate and up may be two column ranges of one buffer.
+// h = silu(gate) up; h may be gate or up. gate and up may be column ranges of one buffer.
 QLORA_API qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate,
                                             const qlora_tensor* up, const qlora_tensor* h);
-// dgate, dup from dh, and h again where it is not NULL. dgate may be gate, dup up, h dh.
+// Computes dgate and dup from dh, and also h unless it is NULL. dgate may be gate, dup may be up,
+// and h may be dh.
 QLORA_API qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh,
                                              const qlora_tensor* gate, const qlora_tensor* up,
                                              const qlora_tensor* dgate, const qlora_tensor* dup,
                                              const qlora_tensor* h);
-// y = a b, y = a + b, y = alpha x, y = value; y may be an input.
+// Element by element: y = a b, y = a + b, y = alpha x, y = value. y may be an input.
 QLORA_API qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
                                  const qlora_tensor* y);
 QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
@@ -1045,39 +1118,40 @@ QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const ql
 QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
                                    const qlora_tensor* y);
 QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
-// y (f32 or bf16, no gaps) = normal random numbers, the same on every backend; streams of one seed
-// are independent of each other.
+// Fills y (f32 or bf16, contiguous) with normally distributed random numbers of mean 0 and standard
+// deviation `deviation`; they are the same on every backend. Streams of a seed are independent.
 QLORA_API qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
                                            float deviation, const qlora_tensor* y);
-// y = x in y's type: f32, bf16, f16, rounded to nearest even.
+// y = x converted to the type of y: f32, bf16 or f16, rounded to nearest even.
 QLORA_API qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
 
-// RMSNorm: y = x / sqrt(mean(x^2) + eps) w. w is f32 or bf16 with w->cols dividing x->cols: where
-// it is narrower than x, every run of w->cols columns (a head) is normalised by itself. y may be x.
+// RMSNorm: y = x / sqrt(mean(x^2) + eps) w. w is f32 or bf16, and w->cols must divide x->cols: if w
+// is narrower than x, each group of w->cols columns (a head) is normalised separately. y may be x.
 QLORA_API qlora_result qlora_rmsnorm_forward(qlora_ctx* ctx, const qlora_tensor* x,
                                              const qlora_tensor* w, float eps,
                                              const qlora_tensor* y);
-// sum = h + delta, rounded to storage, then y = RMSNorm(sum). sum may be h.
+// sum = h + delta, rounded to the type of sum; then y = RMSNorm(sum). sum may be h.
 QLORA_API qlora_result qlora_rmsnorm_residual_forward(qlora_ctx* ctx, const qlora_tensor* h,
                                                       const qlora_tensor* delta,
                                                       const qlora_tensor* w, float eps,
                                                       const qlora_tensor* sum,
                                                       const qlora_tensor* y);
-// dx = dres + (RMSNorm backward of dy at x); dres may be NULL, dx may be dy or dres. Where dw (f32,
-// as wide as w) is not NULL the weight's gradient is added to it; then dx must be neither dy nor x.
+// dx = dres + (gradient of RMSNorm at x for dy). dres may be NULL; dx may be dy or dres. Unless dw
+// (f32, as wide as w) is NULL, the gradient of w is added to it, and dx must be neither dy nor x.
 QLORA_API qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
                                               const qlora_tensor* x, const qlora_tensor* w,
                                               float eps, const qlora_tensor* dres,
                                               const qlora_tensor* dx, const qlora_tensor* dw);
 
-// Fills out[positions][head_dim] in host memory: cosines of the head_dim / 2 frequencies, then their
-// sines. ctx is for the error text only and may be NULL.
+// Fills out[positions][head_dim] in host memory: for each position the cosines of the head_dim / 2
+// angles, then their sines. ctx is used only for the error text and may be NULL.
 QLORA_API qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc,
                                         int64_t head_dim, int64_t positions, float* out);
-// Rotates heads 0 .. rotated-1 of x [T, heads * head_dim] in place, pairs (i, i + head_dim / 2),
-// by the angles of positions [1, T] in table [max_pos, head_dim]; head_dim = table->cols. bias
-// [1, x->cols] (f32 or bf16, may be NULL) is added first, to every head. backward turns back (no
-// bias). A position outside the table is an error; on CUDA it leaves the row alone and writes 1 to
+// Rotates the first `rotated` heads of x [T, heads * head_dim] in place, in pairs
+// (i, i + head_dim / 2), by the angles of positions (I32 [1, T]) in table (f32
+// [max_pos, head_dim]); head_dim is table->cols. bias [1, x->cols] (f32 or bf16, may be NULL) is
+// first added to all heads. The backward call rotates in the opposite direction, without a bias. A
+// position outside the table is an error; on CUDA, the row is left unchanged and 1 is written to
 // flag (one I32, may be NULL).
 QLORA_API qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
                                           const qlora_tensor* positions, const qlora_tensor* table,
@@ -1086,16 +1160,17 @@ QLORA_API qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* d
                                            const qlora_tensor* positions, const qlora_tensor* table,
                                            const qlora_tensor* flag);
 
-// Attention in pieces. split: x [S, H*d] -> y, a batch of H [S, d]; join the other way round; any
-// 16- or 32-bit type. transpose: y[b] = x[b]^T.
+// The steps of unfused attention, for any 16-bit or 32-bit type. split copies x [S, H * d] to y, a
+// batch of H matrices [S, d]; join is its inverse; transpose computes y[b] = x[b]^T.
 QLORA_API qlora_result qlora_heads_split(qlora_ctx* ctx, const qlora_tensor* x,
                                          const qlora_tensor* y);
 QLORA_API qlora_result qlora_heads_join(qlora_ctx* ctx, const qlora_tensor* x,
                                         const qlora_tensor* y);
 QLORA_API qlora_result qlora_transpose(qlora_ctx* ctx, const qlora_tensor* x,
                                        const qlora_tensor* y);
-// s[b, q, k] = scale s, or -3e38 where query q, the (cols - rows + q)-th position, may not see key
-// k: later keys if causal, and keys `window` or more positions back if window > 0. In place.
+// In place: s[b, q, k] = scale * s[b, q, k], or -3e38 if query q, which is at position
+// cols - rows + q, must not see key k: later keys if causal, and keys that are `window` or more
+// positions back if window > 0.
 QLORA_API qlora_result qlora_scores_mask(qlora_ctx* ctx, const qlora_tensor* s, float scale,
                                          bool causal, int64_t window);
 // y = softmax of each row; y may be x. dx = y (dy - sum(y dy)); dx may be dy or y.
@@ -1104,50 +1179,51 @@ QLORA_API qlora_result qlora_softmax_forward(qlora_ctx* ctx, const qlora_tensor*
 QLORA_API qlora_result qlora_softmax_backward(qlora_ctx* ctx, const qlora_tensor* y,
                                               const qlora_tensor* dy, const qlora_tensor* dx);
 
-// y[t] = table[ids[t]]; table f32, bf16 or f16, ids I32 [1, T]. An id outside the table is an
-// error; on CUDA it gives a row of zeros and writes 1 to flag (one I32, may be NULL).
+// y[t] = table[ids[t]]; table is f32, bf16 or f16, ids is I32 [1, T]. An id outside the table is an
+// error; on CUDA, the row is set to zero and 1 is written to flag (one I32, may be NULL).
 QLORA_API qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table,
                                    const qlora_tensor* ids, const qlora_tensor* y,
                                    const qlora_tensor* flag);
 
-// Rows of logits [R, V] against labels I32 [1, R]; everything may be NULL but logits, labels,
-// losses.
+// Cross-entropy of the rows of logits [R, V] with labels. logits, labels and losses are required;
+// the other tensors may be NULL.
 typedef struct qlora_cross_entropy_desc {
-    const qlora_tensor* logits;
-    const qlora_tensor* labels;  // -100 = no label: loss 0, gradient 0
-    const qlora_tensor* weights; // f32 [1, R], per row
-    const qlora_tensor* scale;   // f32, one: multiplies the gradient, not the loss
-    const qlora_tensor* losses;  // f32 [1, R]: weight (log sum e^x - x[label])
-    const qlora_tensor* total;   // f32 [1, 3], added to: losses, their rounding rest, weights
-    const qlora_tensor* flag;    // I32, one: 1 where a label is outside [0, V) and not -100 (CUDA)
-    bool forward_only;           // leave the logits; otherwise they become their gradient
+    const qlora_tensor* logits;  // replaced by their gradient unless forward_only
+    const qlora_tensor* labels;  // I32 [1, R]; -100 = no label: loss 0, gradient 0
+    const qlora_tensor* weights; // f32 [1, R], one per row; NULL = 1
+    const qlora_tensor* scale;   // f32 [1, 1], multiplies the gradient, not the loss; NULL = 1
+    const qlora_tensor* losses;  // f32 [1, R], set to weight * (log sum e^x - x[label])
+    const qlora_tensor* total;   // f32 [1, 3], adds up losses, their rounding error, and weights
+    const qlora_tensor* flag;    // I32 [1, 1], on CUDA set to 1 if a label is invalid
+    bool forward_only;           // leave the logits unchanged
 } qlora_cross_entropy_desc;
 QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args);
-// ids[r] = column of the largest value in row r (the first of equals); ids I32 [1, R].
+// ids[r] = column of the largest value in row r, the first one if several are equal; ids is I32
+// [1, R].
 QLORA_API qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids);
 
-// AdamW as torch.optim.AdamW, over one flat f32 arena. The state lives in the backend's memory, so
-// that a captured update sees each step's own values.
+// AdamW as in torch.optim.AdamW, over one flat f32 arena. The state is stored in the backend's
+// memory, so that a captured update uses the values of the current step.
 typedef struct qlora_adamw_state {
-    double lr; // the host writes the first five
+    double lr; // the caller writes the first five fields
     double beta1;
     double beta2;
     double eps;
     double weight_decay;
-    int64_t updates;  // applied so far: the t of the bias corrections
-    int64_t skipped;  // left out so far, because a gradient was not finite
-    int32_t skip;     // the latest one was left out
+    int64_t updates;  // updates so far, the t of the bias corrections
+    int64_t skipped;  // updates skipped so far because a gradient was not finite
+    int32_t skip;     // 1 if the last update was skipped
     float derived[7]; // private
 } qlora_adamw_state;
 
-// Part of the arena with its own decay factor and its own scale of the shadow copy.
+// Part of the arena with its own weight decay and its own scale of the shadow copy.
 typedef struct qlora_adamw_range {
-    int64_t begin; // element; vector speed wants a multiple of 4
+    int64_t begin; // first element; a multiple of 4 is faster
     int64_t count;
-    float decay;        // times weight_decay: 1, or 0 for norm weights
+    float decay;        // factor for weight_decay: 1, or 0 for norm weights
     float shadow_scale; // shadow = shadow_scale * parameter
-    // Where the shadow of this range is needed once more, in the backend's memory: element i goes
-    // to copy[i / copy_cols * copy_ld + i % copy_cols]. NULL for nowhere.
+    // A second copy of this range of the shadow, in the backend's memory: element i is written to
+    // copy[i / copy_cols * copy_ld + i % copy_cols]. NULL = none.
     void* copy;
     int64_t copy_cols;
     int64_t copy_ld;
@@ -1156,91 +1232,94 @@ typedef struct qlora_adamw_range {
 typedef struct qlora_adamw_desc {
     const qlora_tensor* param;      // f32 [1, n]
     const qlora_tensor* grad;       // f32 [1, n]; zero afterwards
-    const qlora_tensor* m;          // f32 [1, n]
-    const qlora_tensor* v;          // f32 [1, n]
-    const qlora_tensor* shadow;     // bf16 or f32 [1, n], or NULL
-    const qlora_tensor* ranges;     // U8: qlora_adamw_range[count], disjoint, inside [0, n)
-    const qlora_tensor* state;      // U8: one qlora_adamw_state
-    const qlora_tensor* clip_scale; // f32, one: multiplies the gradient; NULL = 1
-    const qlora_tensor* not_finite; // I32, one: not 0 = leave this update out; NULL = never
-    int64_t longest_range;          // elements of the longest range; 0 = n
+    const qlora_tensor* m;          // f32 [1, n], first moments
+    const qlora_tensor* v;          // f32 [1, n], second moments
+    const qlora_tensor* shadow;     // bf16 or f32 [1, n], a scaled copy of param; NULL = none
+    const qlora_tensor* ranges;     // U8, an array of qlora_adamw_range, disjoint, within [0, n)
+    const qlora_tensor* state;      // U8, one qlora_adamw_state
+    const qlora_tensor* clip_scale; // f32 [1, 1], multiplies the gradient; NULL = 1
+    const qlora_tensor* not_finite; // I32 [1, 1]; if not 0, the update is skipped; NULL = never
+    int64_t longest_range;          // number of elements of the longest range; 0 = n
 } qlora_adamw_desc;
-// advance counts the update (or the skip) and forms the corrections, then every range is updated.
+// Counts the update, or the skip, in the state, and updates every range.
 QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* args);
-// shadow = shadow_scale * param in every range, and its copies: after parameters were set. Uses
-// param, shadow, ranges.
+// Brings shadow and its copies up to date after param has been changed by other means. Uses only
+// param, shadow and ranges.
 QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args);
 
-// y = x keep / (1 - p), or y += that. Whether element (row, column) is kept depends on nothing but
-// (seed, step, sequences[row], positions[row], layer, projection, column): the same in the backward
-// pass, after a resume and when a batch is cut differently. y may be x.
+// y = x keep / (1 - p), or y += that if accumulate is set. Whether element (row, column) is kept
+// depends only on (seed, step, sequences[row], positions[row], layer, projection, column): it is
+// the same in the backward pass, after resuming, and when a batch is split differently. y may be x.
 typedef struct qlora_dropout_desc {
     const qlora_tensor* x;
     const qlora_tensor* y;
     const qlora_tensor* positions; // I32 [1, rows]
     const qlora_tensor* sequences; // I32 [1, rows]
     const qlora_tensor* state;     // I32 [1, 4]: seed low, seed high, step, 0
-    float p;                       // 0 <= p < 1
-    int32_t layer;                 // 0 .. 2^23 - 1
-    int32_t projection;            // 0 .. 255
+    float p;                       // at least 0 and less than 1
+    int32_t layer;                 // 0 to 2^23 - 1
+    int32_t projection;            // 0 to 255
     bool accumulate;
 } qlora_dropout_desc;
 QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args);
 
-// ---- LoRA linear
-// ---------------------------------------------------------------------------------- y_i = x W_i^T
-// + bias_i + s_i (x A_i^T) B_i^T for a stack of projections that share x: q, k and v, gate and up,
-// or one alone. Every part has its own rank (0: no adapter) and its own columns of y, in order.
+// ---- LoRA linear --------------------------------------------------------------------------------
+// A stack of projections that share their input x (q, k and v; gate and up; or a single one):
+//
+//   y_i = x W_i^T + bias_i + s_i (x A_i^T) B_i^T
+//
+// Each part has its own rank and its own columns of y, in order.
 #define QLORA_LINEAR_PARTS 3
 
 typedef struct qlora_linear_part {
     int64_t out;
-    int64_t rank;
+    int64_t rank;              // 0 = no adapter
     float scale;               // s_i
-    int32_t projection;        // its number in the dropout's counter
-    const qlora_nf4* nf4;      // the frozen weight [out, in]: this
-    const qlora_tensor* dense; // or this, in x's type
-    const qlora_tensor* bias;  // [1, out] in x's type, or NULL
-    const qlora_tensor* a;     // A_i [rank, in] in x's type
-    const qlora_tensor* sb;    // s_i B_i [out, rank] in x's type
-    const qlora_tensor* da;    // f32 [rank, in]; needed by backward
-    const qlora_tensor* db;    // f32 [out, rank], the gradient of B_i itself
+    int32_t projection;        // qlora_dropout_desc.projection of the part
+    const qlora_nf4* nf4;      // the frozen weight W_i [out, in]: either this
+    const qlora_tensor* dense; // or this, in the type of x
+    const qlora_tensor* bias;  // [1, out] in the type of x; NULL = none
+    const qlora_tensor* a;     // A_i [rank, in] in the type of x
+    const qlora_tensor* sb;    // s_i B_i [out, rank] in the type of x
+    const qlora_tensor* da;    // f32 [rank, in]; used only by backward
+    const qlora_tensor* db;    // f32 [out, rank], the gradient of B_i itself; used only by backward
 } qlora_linear_part;
 
-// `pad` is the sum of the ranks rounded up to a multiple of 8. With an operand, a matrix of x's
-// type of [sum of out + pad, in + pad] that qlora_linear_place fills, forward and backward are one
-// large product each: y = [x z] [W sB]^T, dx = [dy u] [W ; A]. Without, the weights pass through
-// the scratch part by part.
+// `pad` is the sum of the ranks, rounded up to a multiple of 8. The operand is a matrix in the type
+// of x, with [sum of out + pad, in + pad] elements, that qlora_linear_place fills. With it, forward
+// and backward are one large product each: y = [x z] [W sB]^T and dx = [dy u] [W ; A]. Without it,
+// 4-bit weights are dequantised into the scratch buffer, part by part.
 typedef struct qlora_linear_desc {
     int64_t in;
-    int32_t count;
+    int32_t count; // number of parts, 1 to 3
     qlora_linear_part parts[QLORA_LINEAR_PARTS];
-    const qlora_tensor* operand; // or NULL
-    // Dropout of the adapters' input, each projection with a mask of its own; p = 0: none, the rest
-    // unused.
-    float dropout;
+    const qlora_tensor* operand; // may be NULL
+    // Dropout on the input of the adapters, with a separate mask for each projection. The other
+    // fields are as in qlora_dropout_desc and are used only if dropout is not 0.
+    float dropout; // 0 = none
     int32_t layer;
-    const qlora_tensor* positions; // as qlora_dropout has them
+    const qlora_tensor* positions;
     const qlora_tensor* sequences;
     const qlora_tensor* state;
 } qlora_linear_desc;
 
 typedef enum qlora_linear_flags {
-    QLORA_LINEAR_WEIGHTS = 1,  // place: the frozen weights
-    QLORA_LINEAR_ADAPTERS = 2, // place: A, sB and the zeros around them
-    QLORA_LINEAR_OVERWRITE = 4 // backward: da and db are set, not added to
+    QLORA_LINEAR_WEIGHTS = 1,  // place: write the frozen weights
+    QLORA_LINEAR_ADAPTERS = 2, // place: write A, sB and the zeros around them
+    QLORA_LINEAR_OVERWRITE = 4 // backward: overwrite da and db instead of adding to them
 } qlora_linear_flags;
 
 QLORA_API int64_t qlora_linear_out(const qlora_linear_desc* linear); // sum of the parts' out
 QLORA_API int64_t qlora_linear_pad(const qlora_linear_desc* linear);
-// Fills the operand: the weights when they are not there yet, the adapters after every update.
+// Fills the operand. Write the weights once, and the adapters after every update.
 QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                           uint32_t flags);
-// x is [T, in + pad]: z = x A^T is left in its last columns, for backward. y is [T, out].
+// y is [T, out]. x is [T, in + pad]; z = x A^T is written to its last columns, for backward.
 QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                             const qlora_tensor* x, const qlora_tensor* y);
-// dy is [T, out + pad]: u = dy sB is left in its last columns. dx is [T, in], or NULL when it is
-// not wanted. da_i += u_i^T x, db_i += s_i dy_i^T z_i.
+// Adds u_i^T x to da_i and s_i dy_i^T z_i to db_i. dy is [T, out + pad]; u = dy sB is written to
+// its last columns. x must hold z from the forward call. dx is [T, in]; NULL = not computed. flags:
+// 0 or QLORA_LINEAR_OVERWRITE.
 QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                              const qlora_tensor* x, const qlora_tensor* dy,
                                              const qlora_tensor* dx, uint32_t flags);
@@ -1248,28 +1327,29 @@ QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_
 // ---- attention ----------------------------------------------------------------------------------
 typedef struct qlora_attention_desc {
     int64_t heads;
-    int64_t kv_heads; // 0 = heads; must divide them
+    int64_t kv_heads; // must divide heads; 0 = heads
     int64_t head_dim; // 1 to 256
-    int64_t window; // query i sees the keys j with i - window < j <= i; 0 = every key up to its own
-    float scale;    // above 0; 0 = 1 / sqrt(head_dim)
-    // Compose it from the separate operators (split, GEMM, mask, softmax, join), to compare with.
-    // The n sequences then have tokens / n tokens each, seqs is not read and lse not touched; the
-    // scratch holds the scores of a whole sequence, 2 heads length^2 elements in backward.
+    int64_t window;   // query i sees keys j with i - window < j <= i; 0 = all keys j <= i
+    float scale;      // positive; 0 = 1 / sqrt(head_dim)
+    // Computes attention from separate operators (split, GEMM, mask, softmax, join), for
+    // comparison. Each of the n sequences then has tokens / n tokens, seqs is not read and lse is
+    // not written. The scratch buffer must hold the scores of a whole sequence:
+    // 2 * heads * length^2 elements in the backward pass.
     bool unfused;
 } qlora_attention_desc;
 
-// Causal attention inside each packed sequence. q, o [tokens, heads * head_dim], k, v [tokens,
-// kv_heads * head_dim], all f32 or all bf16; windows of one packed buffer will do. seqs: i32 [1, n
-// + 1], ascending token offsets from 0 of n sequences; unused entries repeat the last one, so one n
-// serves any packing. Tokens after the last sequence get zeros. lse: f32 [heads, tokens], rows
-// without gaps.
+// Causal attention within each packed sequence. q and o are [tokens, heads * head_dim], k and v are
+// [tokens, kv_heads * head_dim], all f32 or all bf16; q, k and v may be views of one buffer. seqs
+// is I32 [1, n + 1]: the token offsets of n sequences in ascending order, starting with 0; unused
+// entries repeat the last one, so that any packing fits one n. Rows of o after the last sequence
+// are set to zero. lse is f32 [heads, tokens], contiguous, and is needed by backward.
 QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                                const qlora_tensor* q, const qlora_tensor* k,
                                                const qlora_tensor* v, const qlora_tensor* seqs,
                                                const qlora_tensor* o, const qlora_tensor* lse);
-// Gradients from d_o, with o and lse of the forward call. Needs 8 bytes of scratch per head and
-// token; when there are few keys and few key heads it uses what scratch there is to keep a large
-// GPU busy.
+// Computes the gradients from d_o, with o and lse from the forward call. Needs 8 bytes of scratch
+// per head and token. If there are few keys and few key heads, it also uses the rest of the free
+// scratch to keep a large GPU busy.
 QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                                 const qlora_tensor* q, const qlora_tensor* k,
                                                 const qlora_tensor* v, const qlora_tensor* seqs,
@@ -1281,10 +1361,12 @@ QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_atte
 typedef struct qlora_graph qlora_graph;
 typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
 
-// Records what fn launches on the context's stream, then runs it once. fn must not wait, allocate,
-// copy to or from host memory or compile: what breaks the capture is named and the stream stays
-// usable. key says what the graph is for (a shape): replay demands the same. On the CPU fn is
-// called at once and again at each replay, so user must stay valid.
+// Records the work that fn launches on the context's stream, then runs it once. fn must not wait
+// for the device, allocate, copy to or from host memory, or compile: a call that breaks the capture
+// is named in the error (QLORA_ERR_CAPTURE), and the stream remains usable. key identifies what the
+// graph is for, such as a shape; replay must be given the same key. On the CPU, fn is called now
+// and again at every replay, so user must stay valid. Neither capture nor replay waits for the
+// device. Destroying a graph does not free the buffers it uses; graph may be NULL.
 QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
                                            void* user, qlora_graph** out);
 QLORA_API qlora_result qlora_graph_replay(qlora_graph* graph, uint64_t key);
@@ -1294,81 +1376,87 @@ typedef struct qlora_graph_info {
     uint64_t key;
     uint64_t replays;
     size_t nodes; // 0 on the CPU
-    bool valid;   // false after a buffer it uses was freed or the stream changed
+    bool valid;   // false once a buffer it uses was freed, or the stream or a workspace changed
 } qlora_graph_info;
 QLORA_API qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out);
 
 //@@ src/api/cache.h
 
 // ---- kernel cache -------------------------------------------------------------------------------
-typedef struct qlora_kernel qlora_kernel; // lives as long as its context
+// All functions of this part that take or return a kernel fail with QLORA_ERR_UNSUPPORTED on the
+// CPU.
+typedef struct qlora_kernel qlora_kernel; // belongs to its context and is freed with it
 
-// A kernel of the library by its registry name, or one that get_or_compile made by its key. Only
-// looks: QLORA_ERR_KERNEL when it is not compiled.
+// Looks up a kernel of the library by its name, or one that qlora_cache_get_or_compile compiled by
+// its key. Never compiles: fails with QLORA_ERR_KERNEL if the kernel is unknown or not compiled
+// yet.
 QLORA_API qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out);
-// Compiles one of the library's own kernels, and its module, unless it is there. out may be NULL.
+// Compiles a kernel of the library, with the rest of its module, unless that has been done. out may
+// be NULL.
 QLORA_API qlora_result qlora_cache_compile(qlora_ctx* ctx, const char* name,
                                            const qlora_kernel** out);
-// Compiles the caller's own PTX under a key of the caller's, once. The text's .target must be
-// qlora_ctx_target(ctx) (or its a/f form); qlora_ptx_emit rewrites a text that only needs an older
-// one.
+// Compiles the caller's own PTX, once, and stores the kernel `entry` under a key of the caller's
+// choice. The PTX must have the target qlora_ctx_target(ctx), or that with the suffix a or f;
+// qlora_ptx_emit rewrites PTX for an older target. Reusing a key for other PTX is an error.
 QLORA_API qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
                                                   const char* entry, const qlora_kernel** out);
-// Rewrites .version and .target of a text for this device. *needed gets the size with the final
-// NUL; a NULL buffer only asks for it.
+// Copies PTX with .version and .target rewritten for this device. *needed receives the number of
+// bytes, including the final NUL; with a NULL buffer, nothing else is done.
 QLORA_API qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
                                       size_t* needed);
 
 typedef struct qlora_launch_desc {
-    uint32_t grid[3]; // 0 counts as 1
-    uint32_t block[3];
-    uint32_t shared_bytes; // dynamic shared memory
+    uint32_t grid[3];      // in blocks; 0 = 1
+    uint32_t block[3];     // in threads, at most 1024 in total; 0 = 1
+    uint32_t shared_bytes; // dynamic shared memory; 0 = none
 } qlora_launch_desc;
-// args[i] points at the value of parameter i, as in cuLaunchKernel.
+// Launches a kernel on the context's stream. args[i] points to the value of parameter i, as in
+// cuLaunchKernel. Does not wait for the device.
 QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
                                            const qlora_launch_desc* launch, void** args);
 
+// The shape of a model. Sizes must be from 1 to 2^24.
 typedef struct qlora_prewarm_desc {
     int64_t hidden;
     int64_t intermediate;
     int64_t heads;
-    int64_t kv_heads; // 0 = heads
-    int64_t head_dim; // 0 = hidden / heads
-    int64_t max_tokens;
-    int64_t rank; // 0 = no LoRA; norms and activations are warmed all the same
-    qlora_base_format base;
-    qlora_dtype compute; // F32, BF16
+    int64_t kv_heads;       // must divide heads; 0 = heads
+    int64_t head_dim;       // 0 = hidden / heads
+    int64_t max_tokens;     // maximum tokens per micro-batch
+    int64_t rank;           // LoRA rank, at most 4096; 0 = no LoRA kernels
+    qlora_base_format base; // 0 = NF4
+    qlora_dtype compute;    // F32 or BF16; 0 = F32
 } qlora_prewarm_desc;
 
-// Compiles every kernel that this shape needs, runs each of its cuBLAS shapes once on memory that
-// is freed again, and seals the cache. Again for a second model: compiles the difference and
-// reseals.
+// Compiles every kernel that the shape needs, runs each of its cuBLAS products once on temporary
+// memory, and seals the cache. A second call, for another model, compiles only the missing kernels.
+// Does nothing on the CPU. qlora_model_open includes this work.
 QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
-// A sealed cache answers a miss with QLORA_ERR_SEALED and the kernel's name, never with a silent
-// compile.
+// On a miss, a sealed cache fails with QLORA_ERR_SEALED and names the kernel; it never compiles
+// silently. Both calls do nothing on the CPU.
 QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
 QLORA_API qlora_result qlora_cache_unseal(qlora_ctx* ctx);
 
 typedef struct qlora_cache_info {
-    uint32_t modules; // loaded, the caller's included
-    uint32_t kernels; // ready to launch
-    uint64_t hits;
-    uint64_t misses;
-    double jit_ms;
-    uint32_t jit_after_seal; // compiles between a seal and the next unseal: 0 by construction
-    uint32_t cublas_shapes;  // run by pre-warm
-    uint64_t cublas_unplanned; // calls with a shape that pre-warm did not run, after the seal
+    uint32_t modules;          // loaded modules, including the caller's
+    uint32_t kernels;          // kernels that can be launched
+    uint64_t hits;             // lookups that found the kernel compiled
+    uint64_t misses;           // modules that had to be compiled
+    double jit_ms;             // milliseconds spent compiling
+    uint32_t jit_after_seal;   // compilations while sealed; always 0
+    uint32_t cublas_shapes;    // cuBLAS product shapes that ran before the seal
+    uint64_t cublas_unplanned; // cuBLAS calls with other shapes while sealed
     bool sealed;
 } qlora_cache_info;
 QLORA_API qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out);
-// The registry, for tests and tools: name of kernel i, NULL past the end.
+// The name of kernel number `index` of the library, for tests and tools; NULL past the last one.
 QLORA_API const char* qlora_kernel_name(size_t index);
 
 //@@ src/api/abi.h
 
 // ---- layout of the declarations -----------------------------------------------------------------
 // clang-format off
-// Every struct above. What programs and library agree on when a context is created.
+// Every public struct. qlora_ctx_create compares the sizes that the program and the library have.
 #define QLORA_STRUCTS(X) \
     X(qlora_allocator)                                                                         \
     X(qlora_device_allocator)                                                                  \
@@ -1418,11 +1506,11 @@ typedef enum qlora_struct_index {
     QLORA_STRUCT_COUNT
 } qlora_struct_index;
 
-// A sum of the sizes, each with a weight of its own: a constant, the same in C and in C++.
-#define QLORA_X_ABI(type)                                                                          \
+// A sum of the sizes, each with its own weight: a constant expression, equal in C and C++.
+#define QLORA_STRUCT_WEIGHED(type)                                                                 \
     +(uint64_t)sizeof(type) * (QLORA_STRUCT_##type + 3) * (QLORA_STRUCT_##type + 5) *              \
         (QLORA_STRUCT_##type + 7)
-#define QLORA_ABI ((uint64_t)QLORA_STRUCT_COUNT QLORA_STRUCTS(QLORA_X_ABI))
+#define QLORA_ABI ((uint64_t)QLORA_STRUCT_COUNT QLORA_STRUCTS(QLORA_STRUCT_WEIGHED))
 
 //@@ src/qlora.h
 
@@ -2555,6 +2643,7 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 typedef struct qlora__pool qlora__pool;
 typedef struct qlora__gpu qlora__gpu;         // section DRIVER
 typedef struct qlora__capture qlora__capture; // below
+typedef struct qlora__watch qlora__watch;     // tensor/capture.h
 
 // Memory that the context owns: device memory on CUDA, host memory on the CPU.
 typedef struct qlora__buffer {
@@ -2593,7 +2682,7 @@ struct qlora_ctx {
     qlora__buffer* scratch;
     size_t scratch_used;
     qlora__pool* pool;
-    qlora_graph* graphs;
+    qlora__watch* watches;   // one for each graph
     qlora__capture* capture; // not NULL while a graph is being captured
     qlora_path last_path;
     qlora__gpu* gpu; // NULL on the CPU
@@ -2735,6 +2824,66 @@ static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, v
     *out = (char*)ctx->scratch->data + ctx->scratch_used;
     ctx->scratch_used = end;
     return QLORA_OK;
+}
+
+//@@ src/core/scope.h
+
+// ---- scratch by marks ---------------------------------------------------------------------------
+
+// Work on one stream runs in order, so memory can be taken again as soon as the call that used it
+// was queued: mark, take, queue, release.
+static QLORA__UNUSED size_t qlora__scratch_mark(const qlora_ctx* ctx) {
+    return ctx->scratch_used;
+}
+
+static QLORA__UNUSED void qlora__scratch_release(qlora_ctx* ctx, size_t mark) {
+    ctx->scratch_used = mark;
+}
+
+static QLORA__UNUSED size_t qlora__scratch_free(const qlora_ctx* ctx) {
+    return ctx->scratch->bytes - ctx->scratch_used;
+}
+
+// ---- calls that destroy -------------------------------------------------------------------------
+
+// Destroying also works on a dead device: what is left there goes with its CUDA context. Where a
+// live one cannot be made current, nothing is destroyed and the caller may try again.
+static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
+    if (ctx == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    if (ctx->depth == 0) {
+        ctx->env.call = call;
+        ctx->env.error[0] = '\0';
+        qlora_result r = ctx->activate != NULL ? ctx->activate(ctx) : QLORA_OK;
+        if (r != QLORA_OK && ctx->dead[0] == '\0') {
+            return r;
+        }
+        ctx->not_current = r != QLORA_OK;
+        ctx->env.error[0] = '\0';
+    }
+    ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
+    return QLORA_OK;
+}
+
+// ---- captures -----------------------------------------------------------------------------------
+
+// Notes the first thing that broke the capture in progress; without a capture, nothing.
+static void qlora__capture_broke(qlora_ctx* ctx, const char* what, const char* why) {
+    qlora__capture* capture = ctx->capture;
+    if (capture != NULL && capture->broke[0] == '\0') {
+        snprintf(capture->broke, sizeof capture->broke, "%s%s", what, why);
+    }
+}
+
+// What cannot happen inside a capture says so here; the capture then fails and names it.
+static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
+    if (ctx->capture == NULL) {
+        return QLORA_OK;
+    }
+    qlora__capture_broke(ctx, what, "");
+    return qlora__fail(ctx, QLORA_ERR_CAPTURE,
+                       "%s cannot be part of a graph; do it before the capture", what);
 }
 
 //@@ src/core/threads.h
@@ -7056,21 +7205,8 @@ typedef struct qlora__symbol {
     int required;
 } qlora__symbol;
 
-typedef struct qlora__cache qlora__cache; // section CACHE
-
-// A model's four stacks of projections, and attention's dq.
-#define QLORA__BESIDE_SLOTS 5
-
-// A second line of work inside a captured graph (section CONTEXT).
-typedef struct qlora__beside {
-    void* stream;
-    void* fork;                      // event: where the second line leaves the first
-    void* done[QLORA__BESIDE_SLOTS]; // events: what the first line can wait for
-    unsigned pending;                // bit i: done[i] was recorded and not waited for
-    bool forked;                     // in this capture
-    void* first;                     // the context's stream, while the second is in use
-    qlora__buffer* workspace;        // for cuBLAS
-} qlora__beside;
+typedef struct qlora__cache qlora__cache;   // section CACHE
+typedef struct qlora__beside qlora__beside; // section TENSOR
 
 struct qlora__gpu {
     qlora__cuda_table cu;
@@ -7096,7 +7232,7 @@ struct qlora__gpu {
     char cublas_note[256];
     void* workspace;    // for cuBLAS
     qlora__buffer* own_workspace;
-    qlora__beside beside;
+    qlora__beside* beside; // tensor/beside.h
     qlora__cache* cache;
 };
 
@@ -7179,17 +7315,17 @@ static qlora_result qlora__cu(qlora_ctx* ctx, int code, const char* what) {
         return QLORA_OK;
     }
     const char* name = qlora__cu_name(ctx->gpu, code);
-    if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what, name);
-    }
+    char why[160];
+    snprintf(why, sizeof why, " failed with %.140s", name);
+    qlora__capture_broke(ctx, what, why);
     if (qlora__cu_is_sticky(code)) {
-        char why[256];
-        snprintf(why, sizeof why, "%s (%d), seen at %s", name, code, what);
-        qlora__device_lost(ctx, why);
+        char lost[256];
+        snprintf(lost, sizeof lost, "%s (%d), seen at %s", name, code, what);
+        qlora__device_lost(ctx, lost);
         return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
                            "a kernel launched earlier failed: %s; the CUDA context is unusable, "
                            "destroy this context (QLORA_DEBUG finds the kernel)",
-                           why);
+                           lost);
     }
     if (code == 2) {
         size_t free_bytes = 0;
@@ -7231,10 +7367,9 @@ static qlora_result qlora__blas(qlora_ctx* ctx, int status, const char* what) {
         return QLORA_OK;
     }
     ctx->gpu->cublas_bound = false; // its stream, workspace and modes may be half set
-    if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what,
-                 qlora__cublas_name(status));
-    }
+    char why[96];
+    snprintf(why, sizeof why, " failed with %s", qlora__cublas_name(status));
+    qlora__capture_broke(ctx, what, why);
     // cuBLAS has one word for every fault; the stream knows whether an earlier kernel's is behind
     // it.
     int code = ctx->capture == NULL ? ctx->gpu->cu.StreamSynchronize(ctx->gpu->stream) : 0;
@@ -7403,13 +7538,11 @@ static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
 
 // The handle's stream, workspace and modes; again after whatever could have changed them
 // (C-STREAM). cublasSetStream resets the workspace, so that comes second.
-static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx) {
+static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx, void* workspace) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu->cublas_bound && !gpu->cublas_exposed) {
         return QLORA_OK;
     }
-    bool second = gpu->beside.first != NULL; // lines that run at the same time share nothing
-    void* workspace = second ? gpu->beside.workspace->data : gpu->workspace;
     QLORA__TRY(qlora__blas(ctx, gpu->blas.SetStream(gpu->cublas, gpu->stream), "cublasSetStream"));
     QLORA__TRY(
         qlora__blas(ctx, gpu->blas.SetWorkspace(gpu->cublas, workspace, ctx->desc.workspace_bytes),
@@ -7510,27 +7643,20 @@ static void qlora__device_free(qlora_ctx* ctx, void* data, size_t bytes) {
 #endif // QLORA_NO_CUDA
 
 
-//@@ src/tensor/checks.h
+//@@ src/tensor/capture.h
 
-// Elements from the first to the last of a tensor; false when that overflows.
-static bool qlora__tensor_span(const qlora_tensor* t, size_t* elements) {
-    *elements = 0;
-    if (t->rows == 0 || t->cols == 0 || t->batch == 0) {
-        return true;
-    }
-    size_t last_row = 0;
-    size_t last_batch = 0;
-    size_t sum = 0;
-    return qlora__mul((size_t)(t->rows - 1), (size_t)t->ld, &last_row) &&
-           qlora__mul((size_t)(t->batch - 1), (size_t)t->batch_stride, &last_batch) &&
-           qlora__add(last_row, last_batch, &sum) && qlora__add(sum, (size_t)t->cols, elements);
-}
+// ---- what a graph uses --------------------------------------------------------------------------
 
-static bool qlora__tensor_bytes(const qlora_tensor* t, size_t* bytes) {
-    size_t elements = 0;
-    return qlora__tensor_span(t, &elements) &&
-           qlora__mul(elements, qlora_dtype_bytes(t->dtype), bytes);
-}
+// The part of a graph that memory knows: which of our buffers it uses, and why it can no longer be
+// replayed.
+struct qlora__watch {
+    qlora__watch* next;
+    uint64_t key;      // of the graph
+    uint64_t* buffers; // ids
+    size_t buffer_count;
+    size_t buffer_capacity;
+    char invalid[128]; // "" while it can be replayed
+};
 
 // Remembers which of our buffers a graph in the making uses, so that freeing one invalidates it.
 static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
@@ -7568,16 +7694,41 @@ static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
     return QLORA_OK;
 }
 
-// What cannot happen inside a capture says so here; the capture then fails and names it.
-static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
-    if (ctx->capture == NULL) {
-        return QLORA_OK;
+// buffer_id 0: all of them.
+static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const char* why) {
+    for (qlora__watch* g = ctx->watches; g != NULL; g = g->next) {
+        bool hit = buffer_id == 0;
+        for (size_t i = 0; i < g->buffer_count && !hit; i++) {
+            hit = g->buffers[i] == buffer_id;
+        }
+        if (hit && g->invalid[0] == '\0') {
+            snprintf(g->invalid, sizeof g->invalid, "%s", why);
+            QLORA__LOG(ctx, INFO, GRAPH, "graph %llu is no longer valid: %s",
+                       (unsigned long long)g->key, why);
+        }
     }
-    if (ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s", what);
+}
+
+//@@ src/tensor/checks.h
+
+// Elements from the first to the last of a tensor; false when that overflows.
+static bool qlora__tensor_span(const qlora_tensor* t, size_t* elements) {
+    *elements = 0;
+    if (t->rows == 0 || t->cols == 0 || t->batch == 0) {
+        return true;
     }
-    return qlora__fail(ctx, QLORA_ERR_CAPTURE,
-                       "%s cannot be part of a graph; do it before the capture", what);
+    size_t last_row = 0;
+    size_t last_batch = 0;
+    size_t sum = 0;
+    return qlora__mul((size_t)(t->rows - 1), (size_t)t->ld, &last_row) &&
+           qlora__mul((size_t)(t->batch - 1), (size_t)t->batch_stride, &last_batch) &&
+           qlora__add(last_row, last_batch, &sum) && qlora__add(sum, (size_t)t->cols, elements);
+}
+
+static bool qlora__tensor_bytes(const qlora_tensor* t, size_t* bytes) {
+    size_t elements = 0;
+    return qlora__tensor_span(t, &elements) &&
+           qlora__mul(elements, qlora_dtype_bytes(t->dtype), bytes);
 }
 
 // The checks that every operator makes of every tensor; -1 accepts any size.
@@ -7666,36 +7817,6 @@ static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* 
 }
 
 //@@ src/tensor/tensor.h
-
-struct qlora_graph {
-    qlora_ctx* owner;
-    qlora_graph* next;
-    uint64_t key;
-    uint64_t replays;
-    size_t nodes;
-    uint64_t* buffers; // ids of our buffers that it uses
-    size_t buffer_count;
-    size_t buffer_capacity;
-    void* exec; // CUgraphExec
-    qlora_graph_fn fn;
-    void* user;
-    char invalid[128]; // why it cannot be replayed; "" while it can
-};
-
-// buffer_id 0: all of them.
-static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const char* why) {
-    for (qlora_graph* g = ctx->graphs; g != NULL; g = g->next) {
-        bool hit = buffer_id == 0;
-        for (size_t i = 0; i < g->buffer_count && !hit; i++) {
-            hit = g->buffers[i] == buffer_id;
-        }
-        if (hit && g->invalid[0] == '\0') {
-            snprintf(g->invalid, sizeof g->invalid, "%s", why);
-            QLORA__LOG(ctx, INFO, GRAPH, "graph %llu is no longer valid: %s",
-                       (unsigned long long)g->key, why);
-        }
-    }
-}
 
 static qlora_result qlora__buffer_create(qlora_ctx* ctx, size_t bytes, qlora__buffer** out) {
     QLORA__TRY(qlora__not_in_capture(ctx, "allocating memory"));
@@ -7905,26 +8026,6 @@ qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int6
                                          int64_t rows, int64_t cols, qlora_tensor* out) {
     QLORA__ENTER(ctx, "qlora_tensor_create_batched");
     return qlora__leave(ctx, qlora__tensor_create(ctx, dtype, batch, rows, cols, out));
-}
-
-// Destroying works on a dead device, too: what is left there goes with its CUDA context. Where a
-// live one cannot be made current, nothing is destroyed and the caller may try again.
-static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
-    if (ctx == NULL) {
-        return QLORA_ERR_ARGUMENT;
-    }
-    if (ctx->depth == 0) {
-        ctx->env.call = call;
-        ctx->env.error[0] = '\0';
-        qlora_result r = ctx->activate != NULL ? ctx->activate(ctx) : QLORA_OK;
-        if (r != QLORA_OK && ctx->dead[0] == '\0') {
-            return r;
-        }
-        ctx->not_current = r != QLORA_OK;
-        ctx->env.error[0] = '\0';
-    }
-    ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
-    return QLORA_OK;
 }
 
 static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) {
@@ -8265,6 +8366,178 @@ static qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* slot, void* ta
     memcpy(target, source, bytes);
     return QLORA_OK;
 }
+
+//@@ src/tensor/beside.h
+
+#ifndef QLORA_NO_CUDA
+
+// ---- work beside the stream ---------------------------------------------------------------------
+//
+// Small kernels leave most of a large GPU idle. In a captured graph, what lies between
+// qlora__beside_begin and _end becomes a second line: it starts when all that was queued before
+// _begin is done (and what went beside before it), and runs at the same time as what follows _end.
+// Whoever needs its results, or writes what it reads, calls qlora__beside_wait first. Lines have
+// one scratch between them, so work that needs scratch belongs to the first. Outside a capture all
+// of it is one line, in the order of the calls: the same kernels, and the same bits.
+
+// Whoever puts work on the second line gives it a slot, counted from 0.
+#define QLORA__BESIDE_SLOTS 5
+
+struct qlora__beside {
+    void* stream;
+    void* fork;                      // event: where the second line leaves the first
+    void* done[QLORA__BESIDE_SLOTS]; // events: what the first line can wait for
+    unsigned pending;                // bit i: done[i] was recorded and not waited for
+    bool forked;                     // in this capture
+    void* first;                     // the context's stream, while the second is in use
+    qlora__buffer* workspace;        // for cuBLAS
+};
+
+// A stream of our own with desc.stream_priority; a driver without priorities gives a plain one.
+static qlora_result qlora__stream_create(qlora_ctx* ctx, void** out) {
+    qlora__gpu* gpu = ctx->gpu;
+    int priority = (int)ctx->desc.stream_priority;
+    if (priority != 0 && gpu->cu.StreamCreateWithPriority != NULL) {
+        int code = gpu->cu.StreamCreateWithPriority(out, QLORA__CU_STREAM_NON_BLOCKING, priority);
+        return qlora__cu(ctx, code, "cuStreamCreateWithPriority");
+    }
+    return qlora__cu(ctx, gpu->cu.StreamCreate(out, QLORA__CU_STREAM_NON_BLOCKING),
+                     "cuStreamCreate");
+}
+
+static qlora_result qlora__beside_open(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = (qlora__beside*)qlora__alloc_zero(ctx, sizeof *b);
+    if (b == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    gpu->beside = b;
+    QLORA__TRY(qlora__stream_create(ctx, &b->stream));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->fork, QLORA__CU_EVENT_DISABLE_TIMING),
+                         "cuEventCreate"));
+    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
+        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->done[i], QLORA__CU_EVENT_DISABLE_TIMING),
+                             "cuEventCreate"));
+    }
+    return gpu->cublas != NULL ? qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &b->workspace)
+                               : QLORA_OK;
+}
+
+static void qlora__beside_close(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = gpu->beside;
+    if (b == NULL) {
+        return;
+    }
+    qlora__buffer_destroy(ctx, b->workspace);
+    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
+        if (b->done[i] != NULL) {
+            gpu->cu.EventDestroy(b->done[i]);
+        }
+    }
+    if (b->fork != NULL) {
+        gpu->cu.EventDestroy(b->fork);
+    }
+    if (b->stream != NULL) {
+        gpu->cu.StreamDestroy(b->stream);
+    }
+    qlora__free(ctx, b, sizeof *b);
+    gpu->beside = NULL;
+}
+
+// What cuBLAS works in on the line in use: lines that run at the same time share nothing.
+static QLORA__UNUSED void* qlora__beside_workspace(const qlora_ctx* ctx) {
+    const qlora__gpu* gpu = ctx->gpu;
+    bool second = gpu->beside != NULL && gpu->beside->first != NULL;
+    return second ? gpu->beside->workspace->data : gpu->workspace;
+}
+
+static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (ctx->capture == NULL || gpu == NULL) {
+        return QLORA_OK;
+    }
+    qlora__beside* b = gpu->beside;
+    QLORA_ASSERT(b->first == NULL);
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(b->stream, b->fork, 0), "cuStreamWaitEvent"));
+    b->forked = true;
+    b->first = gpu->stream;
+    gpu->stream = b->stream;
+    gpu->cublas_bound = false;
+    return QLORA_OK;
+}
+
+// Back to the context's stream, whatever has happened.
+static void qlora__beside_leave(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu->beside->first != NULL) {
+        gpu->stream = gpu->beside->first;
+        gpu->beside->first = NULL;
+        gpu->cublas_bound = false;
+    }
+}
+
+// Before a capture ends. What failed may have left the second line open: it is joined, as far as
+// that still goes, because a capture may not end otherwise.
+static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = gpu->beside;
+    qlora__beside_leave(ctx);
+    if (failed && b->forked && gpu->cu.EventRecord(b->fork, b->stream) == 0) {
+        gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
+    }
+    b->forked = false;
+    b->pending = 0;
+}
+
+// r is what the work between returned; on failure the capture is lost anyway.
+static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (ctx->capture == NULL || gpu == NULL) {
+        return r;
+    }
+    qlora__beside_leave(ctx);
+    QLORA__TRY(r);
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(gpu->beside->done[slot], gpu->beside->stream),
+                         "cuEventRecord"));
+    gpu->beside->pending |= 1u << slot;
+    return QLORA_OK;
+}
+
+// What follows on the stream comes after the work of these slots (bits), all of it so far.
+static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
+    qlora__gpu* gpu = ctx->gpu;
+    for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__BESIDE_SLOTS; i++) {
+        if ((slots & gpu->beside->pending & 1u << i) != 0) {
+            gpu->beside->pending &= ~(1u << i);
+            QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside->done[i], 0),
+                                 "cuStreamWaitEvent"));
+        }
+    }
+    return QLORA_OK;
+}
+
+#else
+
+static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
+    (void)ctx;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
+    (void)ctx;
+    (void)slot;
+    return r;
+}
+
+static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
+    (void)ctx;
+    (void)slots;
+    return QLORA_OK;
+}
+
+#endif
 
 //@@ src/cache/registry.h
 
@@ -9300,125 +9573,6 @@ static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
 
 #ifndef QLORA_NO_CUDA
 
-// ---- work beside the stream ---------------------------------------------------------------------
-//
-// Small kernels leave most of a large GPU idle. In a captured graph, what lies between
-// qlora__beside_begin and _end becomes a second line: it starts when all that was queued before
-// _begin is done (and what went beside before it), and runs at the same time as what follows _end.
-// Whoever needs its results, or writes what it reads, calls qlora__beside_wait first. Lines have
-// one scratch between them, so work that needs scratch belongs to the first. Outside a capture all
-// of it is one line, in the order of the calls: the same kernels, and the same bits.
-
-// A stream of our own with desc.stream_priority; a driver without priorities gives a plain one.
-static qlora_result qlora__stream_create(qlora_ctx* ctx, void** out) {
-    qlora__gpu* gpu = ctx->gpu;
-    int priority = (int)ctx->desc.stream_priority;
-    if (priority != 0 && gpu->cu.StreamCreateWithPriority != NULL) {
-        int code = gpu->cu.StreamCreateWithPriority(out, QLORA__CU_STREAM_NON_BLOCKING, priority);
-        return qlora__cu(ctx, code, "cuStreamCreateWithPriority");
-    }
-    return qlora__cu(ctx, gpu->cu.StreamCreate(out, QLORA__CU_STREAM_NON_BLOCKING),
-                     "cuStreamCreate");
-}
-
-static qlora_result qlora__beside_open(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    qlora__beside* b = &gpu->beside;
-    QLORA__TRY(qlora__stream_create(ctx, &b->stream));
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->fork, QLORA__CU_EVENT_DISABLE_TIMING),
-                         "cuEventCreate"));
-    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
-        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->done[i], QLORA__CU_EVENT_DISABLE_TIMING),
-                             "cuEventCreate"));
-    }
-    return gpu->cublas != NULL ? qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &b->workspace)
-                               : QLORA_OK;
-}
-
-static void qlora__beside_close(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    qlora__beside* b = &gpu->beside;
-    qlora__buffer_destroy(ctx, b->workspace);
-    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
-        if (b->done[i] != NULL) {
-            gpu->cu.EventDestroy(b->done[i]);
-        }
-    }
-    if (b->fork != NULL) {
-        gpu->cu.EventDestroy(b->fork);
-    }
-    if (b->stream != NULL) {
-        gpu->cu.StreamDestroy(b->stream);
-    }
-    memset(b, 0, sizeof *b);
-}
-
-static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    if (ctx->capture == NULL || gpu == NULL) {
-        return QLORA_OK;
-    }
-    qlora__beside* b = &gpu->beside;
-    QLORA_ASSERT(b->first == NULL);
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(b->stream, b->fork, 0), "cuStreamWaitEvent"));
-    b->forked = true;
-    b->first = gpu->stream;
-    gpu->stream = b->stream;
-    gpu->cublas_bound = false;
-    return QLORA_OK;
-}
-
-// Back to the context's stream, whatever has happened.
-static void qlora__beside_leave(qlora_ctx* ctx) {
-    qlora__gpu* gpu = ctx->gpu;
-    if (gpu->beside.first != NULL) {
-        gpu->stream = gpu->beside.first;
-        gpu->beside.first = NULL;
-        gpu->cublas_bound = false;
-    }
-}
-
-// Before a capture ends. What failed may have left the second line open: it is joined, as far as
-// that still goes, because a capture may not end otherwise.
-static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
-    qlora__gpu* gpu = ctx->gpu;
-    qlora__beside* b = &gpu->beside;
-    qlora__beside_leave(ctx);
-    if (failed && b->forked && gpu->cu.EventRecord(b->fork, b->stream) == 0) {
-        gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
-    }
-    b->forked = false;
-    b->pending = 0;
-}
-
-// r is what the work between returned; on failure the capture is lost anyway.
-static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
-    qlora__gpu* gpu = ctx->gpu;
-    if (ctx->capture == NULL || gpu == NULL) {
-        return r;
-    }
-    qlora__beside_leave(ctx);
-    QLORA__TRY(r);
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(gpu->beside.done[slot], gpu->beside.stream),
-                         "cuEventRecord"));
-    gpu->beside.pending |= 1u << slot;
-    return QLORA_OK;
-}
-
-// What follows on the stream comes after the work of these slots (bits), all of it so far.
-static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
-    qlora__gpu* gpu = ctx->gpu;
-    for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__BESIDE_SLOTS; i++) {
-        if ((slots & gpu->beside.pending & 1u << i) != 0) {
-            gpu->beside.pending &= ~(1u << i);
-            QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside.done[i], 0),
-                                 "cuStreamWaitEvent"));
-        }
-    }
-    return QLORA_OK;
-}
-
 // All that qlora__gpu_open_tools made, with the device's context current.
 static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
@@ -9501,7 +9655,7 @@ static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
         QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &gpu->own_workspace));
         gpu->workspace = gpu->own_workspace->data;
     }
-    QLORA__TRY(qlora__cublas_bind(ctx));
+    QLORA__TRY(qlora__cublas_bind(ctx, qlora__beside_workspace(ctx)));
     QLORA__LOG(ctx, INFO, CUBLAS, "cuBLAS %s", gpu->cublas_note);
     return qlora__beside_open(ctx);
 }
@@ -9559,23 +9713,6 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
 }
 
 #else
-
-static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
-    (void)ctx;
-    return QLORA_OK;
-}
-
-static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
-    (void)ctx;
-    (void)slot;
-    return r;
-}
-
-static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
-    (void)ctx;
-    (void)slots;
-    return QLORA_OK;
-}
 
 static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     (void)ctx;
@@ -9782,7 +9919,7 @@ static qlora_result qlora__ctx_set_stream(qlora_ctx* ctx, void* stream) {
     gpu->cublas_bound = false;
     qlora__graphs_invalidate(ctx, 0, "the stream was changed");
     if (gpu->cublas != NULL) {
-        return qlora__cublas_bind(ctx);
+        return qlora__cublas_bind(ctx, qlora__beside_workspace(ctx));
     }
 #endif
     return QLORA_OK;
@@ -9809,10 +9946,10 @@ static qlora_result qlora__workspace_swap(qlora_ctx* ctx, void* memory, size_t b
         return r;
     }
     qlora__buffer_destroy(ctx, gpu->own_workspace);
-    qlora__buffer_destroy(ctx, gpu->beside.workspace);
+    qlora__buffer_destroy(ctx, gpu->beside->workspace);
     gpu->own_workspace = own;
     gpu->workspace = own != NULL ? own->data : memory;
-    gpu->beside.workspace = second;
+    gpu->beside->workspace = second;
     return QLORA_OK;
 }
 
@@ -9841,7 +9978,7 @@ static qlora_result qlora__ctx_set_workspace(qlora_ctx* ctx, void* memory, size_
     ctx->desc.workspace_bytes = bytes;
 #ifndef QLORA_NO_CUDA
     if (ctx->gpu != NULL && ctx->gpu->cublas != NULL) {
-        return qlora__cublas_bind(ctx);
+        return qlora__cublas_bind(ctx, qlora__beside_workspace(ctx));
     }
 #endif
     return QLORA_OK;
@@ -10235,7 +10372,7 @@ static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
 // cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T, which is the same memory.
 static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
     qlora__gpu* gpu = ctx->gpu;
-    QLORA__TRY(qlora__cublas_bind(ctx));
+    QLORA__TRY(qlora__cublas_bind(ctx, qlora__beside_workspace(ctx)));
     qlora__cublas_count(ctx, g);
     int op_a = g->ta ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;
     int op_b = g->tb ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;
@@ -10987,7 +11124,7 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
 // `unit`.
 static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
                                      int64_t* slice, void** memory) {
-    size_t free_bytes = ctx->scratch->bytes - ctx->scratch_used;
+    size_t free_bytes = qlora__scratch_free(ctx);
     int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
     if (fit < count) {
         fit = qlora__max(fit / unit * unit,
@@ -11231,10 +11368,9 @@ static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, cons
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w1, w2, y1, y2);
     }
-    size_t before = ctx->scratch_used;
+    size_t before = qlora__scratch_mark(ctx);
     QLORA__TRY(qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w1, y1, flags));
-    ctx->scratch_used =
-        before; // the stream keeps the order, so the second weight takes the same place
+    qlora__scratch_release(ctx, before);
     return qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w2, y2, flags);
 }
 
@@ -13808,9 +13944,9 @@ typedef struct qlora__masked {
 static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear_desc* l,
                                         const qlora_tensor* x, qlora__masked* m) {
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
-    m->scratch_before = ctx->scratch_used;
+    m->scratch_before = qlora__scratch_mark(ctx);
     // Half of what is free, because products may need some.
-    size_t all = ctx->scratch->bytes - ctx->scratch_used;
+    size_t all = qlora__scratch_free(ctx);
     int64_t fit = (int64_t)(all / 2 / ((size_t)l->in * qlora_dtype_bytes(x->dtype) + 1));
     m->slice = qlora__min(x->rows, qlora__max(1, fit));
     m->rows.bytes = (size_t)(m->slice * l->in) * qlora_dtype_bytes(x->dtype);
@@ -13868,7 +14004,7 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
         QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, &m.rows,
                                       l->parts[i].a, &to));
     }
-    ctx->scratch_used = m.scratch_before; // what comes next on the stream may use it again
+    qlora__scratch_release(ctx, m.scratch_before);
     return QLORA_OK;
 }
 
@@ -13909,13 +14045,13 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor part;
         qlora_tensor z;
-        size_t scratch_before = ctx->scratch_used;
+        size_t scratch_before = qlora__scratch_mark(ctx);
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
         QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, false, inner, p->nf4, &part, 0)
                                   : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
                                                        inner, p->dense, &part));
-        ctx->scratch_used = scratch_before;
+        qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0) {
             QLORA__TRY(
                 qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
@@ -14025,7 +14161,7 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor part;
         qlora_tensor u;
-        size_t scratch_before = ctx->scratch_used;
+        size_t scratch_before = qlora__scratch_mark(ctx);
         float beta = i > 0 ? 1.0f : 0.0f;
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
@@ -14033,7 +14169,7 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
                                                     i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
                                   : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta,
                                                        &part, p->dense, dx));
-        ctx->scratch_used = scratch_before;
+        qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0 && l->dropout == 0.0f) {
             QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
         }
@@ -14069,7 +14205,7 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math ma
             QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &m.rows, &to, true));
         }
     }
-    ctx->scratch_used = m.scratch_before;
+    qlora__scratch_release(ctx, m.scratch_before);
     return QLORA_OK;
 }
 
@@ -14581,7 +14717,7 @@ static qlora_result qlora__attention_share(qlora_ctx* ctx, const qlora__attentio
     int64_t group = a->heads / a->kv_heads;
     int64_t blocks = (a->tokens / path->kv.rows + a->n_seqs + 1) * a->kv_heads;
     int64_t size = a->tokens * a->kv_heads * a->hd * 2 * (int64_t)sizeof(float);
-    int64_t fit = (int64_t)(ctx->scratch->bytes - ctx->scratch_used) / qlora__max(size, 1);
+    int64_t fit = (int64_t)qlora__scratch_free(ctx) / qlora__max(size, 1);
     int64_t wanted = path->sum.id != QLORA__K_COUNT
                          ? qlora__ceil_div((int64_t)ctx->gpu->sm_count * 4, blocks)
                          : 1;
@@ -15219,8 +15355,19 @@ qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape) {
 
 //@@ src/graph.h
 
+struct qlora_graph {
+    qlora__watch watch; // first: the context's list leads here
+    qlora_ctx* owner;
+    uint64_t replays;
+    size_t nodes;
+    void* exec; // CUgraphExec
+    qlora_graph_fn fn;
+    void* user;
+};
+
 static void qlora__graph_free(qlora_ctx* ctx, qlora_graph* graph) {
-    qlora__free(ctx, graph->buffers, graph->buffer_capacity * sizeof *graph->buffers);
+    qlora__free(ctx, graph->watch.buffers,
+                graph->watch.buffer_capacity * sizeof *graph->watch.buffers);
     qlora__free(ctx, graph, sizeof *graph);
 }
 
@@ -15242,9 +15389,9 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     char text[QLORA__ERROR_SIZE];
     snprintf(text, sizeof text, "%s", r != QLORA_OK ? ctx->env.error : capture.broke);
     int code = gpu->cu.StreamEndCapture(gpu->stream, recorded);
-    graph->buffers = capture.ids;
-    graph->buffer_count = capture.count;
-    graph->buffer_capacity = capture.capacity;
+    graph->watch.buffers = capture.ids;
+    graph->watch.buffer_count = capture.count;
+    graph->watch.buffer_capacity = capture.capacity;
     if (qlora__cu_is_sticky(code)) {
         return qlora__cu(ctx, code, "cuStreamEndCapture");
     }
@@ -15260,7 +15407,7 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     }
     const char* name = code != 0 ? qlora__cu_name(gpu, code) : "";
     return qlora__fail(ctx, QLORA_ERR_CAPTURE, "graph %llu was not captured: %.500s%s%s",
-                       (unsigned long long)graph->key,
+                       (unsigned long long)graph->watch.key,
                        text[0] != '\0' ? text
                        : r != QLORA_OK ? "the callback failed without a message"
                                        : "a call inside the callback cannot be captured",
@@ -15451,7 +15598,7 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
         return QLORA_ERR_MEMORY;
     }
     graph->owner = ctx;
-    graph->key = key;
+    graph->watch.key = key;
     graph->fn = fn;
     graph->user = user;
     qlora_result r = qlora__graph_build(ctx, graph);
@@ -15461,8 +15608,8 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
         qlora__graph_free(ctx, graph);
         return r;
     }
-    graph->next = ctx->graphs;
-    ctx->graphs = graph;
+    graph->watch.next = ctx->watches;
+    ctx->watches = &graph->watch;
     ctx->living[QLORA__GRAPHS]++;
     QLORA__LOG(ctx, INFO, GRAPH, "graph %llu captured, %llu nodes", (unsigned long long)key,
                (unsigned long long)graph->nodes);
@@ -15476,23 +15623,27 @@ qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn
     return qlora__leave(ctx, qlora__graph_capture(ctx, key, fn, user, out));
 }
 
+static bool qlora__graph_is_valid(const qlora_graph* graph) {
+    return graph->watch.invalid[0] == '\0';
+}
+
 static qlora_ctx* qlora__graph_ctx(const qlora_graph* graph) {
     return graph != NULL ? graph->owner : NULL;
 }
 
 static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key) {
     QLORA__TRY(qlora__not_in_capture(ctx, "replaying a graph"));
-    if (graph->key != key) {
+    if (graph->watch.key != key) {
         return qlora__fail(
             ctx, QLORA_ERR_STATE,
             "the graph was captured for key %llu and is asked to run for %llu; capture "
             "one for that",
-            (unsigned long long)graph->key, (unsigned long long)key);
+            (unsigned long long)graph->watch.key, (unsigned long long)key);
     }
-    if (graph->invalid[0] != '\0') {
+    if (!qlora__graph_is_valid(graph)) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "graph %llu cannot be replayed: %s; capture it again",
-                           (unsigned long long)key, graph->invalid);
+                           (unsigned long long)key, graph->watch.invalid);
     }
     QLORA__TRY(qlora__on_cpu(ctx) ? graph->fn(ctx, graph->user) : qlora__graph_launch(ctx, graph));
     graph->replays++;
@@ -15510,11 +15661,11 @@ static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "destroying a graph"));
-    qlora_graph** link = &ctx->graphs;
-    while (*link != graph) {
+    qlora__watch** link = &ctx->watches;
+    while (*link != &graph->watch) {
         link = &(*link)->next;
     }
-    *link = graph->next;
+    *link = graph->watch.next;
     qlora__graph_drop_exec(ctx, graph);
     qlora__graph_free(ctx, graph);
     ctx->living[QLORA__GRAPHS]--;
@@ -15535,10 +15686,10 @@ static qlora_result qlora__graph_query(qlora_ctx* ctx, const qlora_graph* graph,
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
-    out->key = graph->key;
+    out->key = graph->watch.key;
     out->replays = graph->replays;
     out->nodes = graph->nodes;
-    out->valid = graph->invalid[0] == '\0';
+    out->valid = qlora__graph_is_valid(graph);
     return QLORA_OK;
 }
 
@@ -15560,7 +15711,8 @@ qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out) 
 #define QLORA__GROUPS 4
 enum { QLORA__QKV, QLORA__O, QLORA__GATE_UP, QLORA__DOWN };
 
-// In the order of qlora_target's bits: module name inside a layer, and the stack it belongs to.
+// In the order of the bits of qlora_target: the name of the module within a layer, its name in GGUF
+// files, and the stack it belongs to.
 static const struct {
     const char* module;
     const char* gguf;
@@ -15572,7 +15724,7 @@ static const struct {
     {"mlp.down_proj", "ffn_down", QLORA__DOWN}};
 
 static const struct {
-    int first; // of qlora__projections
+    int first; // index in qlora__projections
     int count;
 } qlora__groups[QLORA__GROUPS] = {{0, 3}, {3, 1}, {4, 2}, {6, 1}};
 
@@ -15582,26 +15734,26 @@ typedef struct qlora__projection {
     bool is_nf4;
     qlora_nf4_desc nf4_desc;
     qlora_nf4 nf4;
-    qlora_tensor dense; // in the compute type, when it is not NF4
+    qlora_tensor dense; // in the compute type, unless is_nf4
     bool has_bias;
     qlora_tensor bias;
-    int64_t rank; // 0: no adapter
+    int64_t rank; // 0 = no adapter
     double alpha;
     float scale;
     int64_t a_at; // first element in the parameter arena
     int64_t b_at;
-    qlora_tensor a; // windows of the shadow: A, s B
+    qlora_tensor a; // views of the shadow: A, s B
     qlora_tensor sb;
-    qlora_tensor da; // windows of the gradients
+    qlora_tensor da; // views of the gradients
     qlora_tensor db;
 } qlora__projection;
 
-// What the forward pass of a layer leaves for the backward pass.
+// The activations of a layer that the backward pass needs.
 typedef struct qlora__kept {
     qlora_tensor h;   // [T, H] residual stream at the layer's input
-    qlora_tensor qkv; // [T, q + 2 kv] after the rotation; before norm and rotation with q/k norm
-    qlora_tensor qk;  // [T, q + kv] normed and rotated, only with q/k norm
-    qlora_tensor o;   // [T, q + pad] attention's output, and z of o_proj
+    qlora_tensor qkv; // [T, q + 2 kv] after the rotation; with q/k norm, before norm and rotation
+    qlora_tensor qk;  // [T, q + kv] normalised and rotated; only with q/k norm
+    qlora_tensor o;   // [T, q + pad] output of attention, and z of o_proj
     qlora_tensor lse; // [heads, T]
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
@@ -15610,7 +15762,7 @@ typedef struct qlora__kept {
 typedef struct qlora__layer {
     qlora__projection projections[QLORA__PROJECTIONS];
     qlora_linear_desc linears[QLORA__GROUPS];
-    qlora_tensor operands[QLORA__GROUPS]; // cached, or windows of the shared one
+    qlora_tensor operands[QLORA__GROUPS]; // cached, or views of the shared one
     int64_t pads[QLORA__GROUPS];
     bool cached;
     bool recompute;
@@ -15620,7 +15772,7 @@ typedef struct qlora__layer {
     qlora_tensor norm2;
     qlora_tensor q_norm; // [1, head_dim] f32
     qlora_tensor k_norm;
-    int64_t norms_at; // first element of norm1 in the parameter arena, when norms are trained
+    int64_t norms_at; // first element of norm1 in the parameter arena, if norms are trained
     qlora_tensor d_norm1;
     qlora_tensor d_norm2;
     qlora_tensor d_q_norm;
@@ -15628,17 +15780,18 @@ typedef struct qlora__layer {
     qlora__kept kept;
 } qlora__layer;
 
-// What a micro-batch brings along: windows of one block, filled on the host and copied over.
+// The inputs of a micro-batch: views of one block, which is filled on the host and copied as a
+// whole.
 typedef struct qlora__batch_block {
     qlora_tensor all;       // U8, the whole block
     qlora_tensor ids;       // [1, T]
     qlora_tensor positions; // [1, T]
-    qlora_tensor sequences; // [1, T], number of the sequence in the data
+    qlora_tensor sequences; // [1, T]: index of the sequence in the data
     qlora_tensor seqs;      // [1, max_sequences + 1]
     qlora_tensor rows;      // [1, R]: token of labelled row r
     qlora_tensor labels;    // [1, R]
     qlora_tensor weights;   // [1, R] f32
-    qlora_tensor inverse;   // [1, T]: labelled row of token t, or the row of zeros
+    qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
     qlora_tensor scale;     // [1, 1] f32: 1 / total labels
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
 } qlora__batch_block;
@@ -15653,23 +15806,23 @@ typedef struct qlora__source {
 
 struct qlora_model {
     qlora_ctx* ctx;
-    qlora_model_desc desc; // defaults resolved; of its pointers only dir is kept
+    qlora_model_desc desc; // defaults resolved; of its pointers, only dir remains valid
     qlora_plan plan;
     char* dir; // copy of desc.dir, or NULL
     qlora__source* source; // only while the model is being opened
     qlora_dtype compute;
-    qlora_math math; // the context's when the model was opened
+    qlora_math math; // that of the context when the model was opened
     bool use_adapters;
-    int64_t trainers;    // children
-    int64_t generations; // children
+    int64_t trainers;    // number that exist
+    int64_t generations; // number that exist
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
-    int64_t elements;  // of the parameter arena, gaps included
+    int64_t elements;  // of the parameter arena, including gaps
     int64_t positions; // rows of the rope tables
     qlora__buffer* arena;
     qlora__layer* layers;
     // base
     qlora_tensor embed; // [V, H]
-    qlora_tensor head;  // [V, H]; the same when tied
+    qlora_tensor head;  // [V, H]; the embedding if tied
     qlora_tensor final_norm;
     int64_t final_norm_at;
     qlora_tensor d_final_norm;
@@ -15678,39 +15831,38 @@ struct qlora_model {
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
-    qlora_tensor ranges;     // qlora_adamw_range for every tensor
+    qlora_tensor ranges;     // one qlora_adamw_range per trained tensor
     int64_t range_count;
     int64_t longest_range;
     qlora_tensor gradients;
     qlora_tensor moment1;
     qlora_tensor moment2;
     qlora_tensor adamw; // one qlora_adamw_state
-    qlora_clip clip;    // its tables lie in the arena
-    // one micro-batch
-    qlora__ring ring; // host images of batch blocks, and AdamW's numbers after them
+    qlora_clip clip;    // its tables are in the arena
+    // micro-batch
+    qlora__ring ring; // host copies of batch blocks, each followed by the AdamW settings of a step
     qlora__batch_block batch;
     qlora_tensor flag;      // I32: an id, a position or a label was out of range
     qlora_tensor last_h;    // [T, H] after the last layer
-    qlora_tensor x;         // [T, H + pad] normed input of qkv and gate/up
+    qlora_tensor x;         // [T, H + pad] normalised input of qkv and gate/up
     qlora_tensor delta;     // [T, H] output of o and down; gradient of x in the backward pass
-    qlora_tensor s;         // [T, I + pad] SwiGLU
-    qlora_tensor ds;        // its gradient: the same memory unless there is dropout
+    qlora_tensor s;         // [T, I + pad] output of SwiGLU
+    qlora_tensor ds;        // its gradient; the same memory unless there is dropout
     qlora_tensor operand;   // shared by the layers without a copy of their own
     qlora_tensor dh;        // [T, H + pad]
     qlora_tensor dqkv;      // [T, q + 2 kv + pad]
     qlora_tensor d_o;       // [T, q]
-    qlora__kept again;      // what a recomputed layer leaves
+    qlora__kept again;      // activations of a recomputed layer
     // head
     qlora_tensor rows_x;  // [chunk, H]
     qlora_tensor logits;  // [chunk, V]
     qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
     qlora_tensor losses;  // f32 [1, R]
-    qlora_tensor
-        totals; // f32 [1, 6]: losses, their rounding rest, weights; the same for evaluation
+    qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
     // generation
     qlora_tensor kv_cache; // [layers * generate_tokens, 2 kv]
     qlora_tensor scores;   // f32 [heads, generate_tokens]
-    qlora_tensor chances;  // their softmax in the compute type; in f32 the same memory
+    qlora_tensor chances;  // their softmax in the compute type; the same memory if that is f32
 };
 
 // Whether the model has gradients and an optimizer.
@@ -15722,8 +15874,8 @@ static bool qlora__trains(const qlora_model* m) {
 
 // ---- arena --------------------------------------------------------------------------------------
 
-// Counts bytes with base NULL, hands memory out otherwise: the same walk plans and allocates, so
-// the plan is what is allocated.
+// With base NULL it only counts bytes; otherwise it hands out memory. Planning and allocation run
+// the same code, so that exactly the planned memory is allocated.
 typedef struct qlora__arena {
     qlora_ctx* ctx;
     char* base;
@@ -15736,7 +15888,7 @@ static char* qlora__arena_take(qlora__arena* arena, size_t bytes) {
     return p;
 }
 
-// A matrix of its own; ld is cols.
+// Allocates a contiguous matrix.
 static void qlora__arena_tensor(qlora__arena* arena, qlora_dtype dtype, int64_t rows, int64_t cols,
                                 qlora_tensor* out) {
     memset(out, 0, sizeof *out);
@@ -15751,7 +15903,7 @@ static void qlora__arena_tensor(qlora__arena* arena, qlora_dtype dtype, int64_t 
     out->owner = arena->ctx;
 }
 
-// A window of a contiguous one-row tensor as a matrix.
+// A view of part of a contiguous one-row tensor as a matrix.
 static void qlora__arena_window(const qlora_tensor* flat, int64_t at, int64_t rows, int64_t cols,
                                 qlora_tensor* out) {
     *out = *flat;
@@ -15776,7 +15928,7 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
     if (p->is_nf4) {
         qlora_tensor memory;
         qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora_nf4_bytes(&p->nf4_desc), &memory);
-        p->nf4.memory = memory; // wrapped once the arena is there
+        p->nf4.memory = memory; // wrapped once the arena is allocated
     } else {
         qlora__arena_tensor(arena, m->compute, p->out, p->in, &p->dense);
     }
@@ -15831,7 +15983,7 @@ static void qlora__layout_cache(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// Windows of the parameter arena, its shadow and its gradients for one projection.
+// Views of the shadow and the gradients for one projection.
 static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
     qlora__arena_window(&m->shadow, p->a_at, p->rank, p->in, &p->a);
     qlora__arena_window(&m->shadow, p->b_at, p->out, p->rank, &p->sb);
@@ -15896,7 +16048,7 @@ static void qlora__layout_windows(qlora_model* m) {
     }
 }
 
-// pads: of o and of gate/up.
+// Of pads, only those of o and of gate/up are used.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
     const qlora_model_config* c = &m->plan.config;
@@ -15923,8 +16075,8 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
     }
 }
 
-// In training every layer keeps its own; otherwise one set serves them all, and the residual stream
-// is updated in place.
+// In training, each layer keeps its own activations. Otherwise all layers share one set, and the
+// residual stream is updated in place.
 static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t pads[QLORA__GROUPS];
@@ -15951,7 +16103,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// The shared operand must also hold the largest weight of a file while it is being quantised.
+// The shared operand must also hold the largest weight while it is being quantised.
 static int64_t qlora__operand_elements(const qlora_model* m) {
     int64_t most = 0;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -15964,7 +16116,7 @@ static int64_t qlora__operand_elements(const qlora_model* m) {
         }
         for (int i = 0; i < QLORA__PROJECTIONS; i++) {
             const qlora__projection* p = &layer->projections[i];
-            most = qlora__max(most, p->in * p->out); // in 16 bits, or as random weights are made
+            most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
     }
     return most;
@@ -16046,7 +16198,7 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// Walks everything once, category by category.
+// Lays out the whole model, category by category.
 static void qlora__model_layout(qlora_model* m, char* base) {
     qlora__arena arena;
     arena.ctx = m->ctx;
@@ -16089,7 +16241,7 @@ static void qlora__source_close(qlora_model* m) {
     m->source = NULL;
 }
 
-// The folder of the weights, opened when it is first needed.
+// The folder with the weights, opened when it is first needed.
 static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const char* dir,
                                          const qlora__folder** out) {
     if (!m->source->has_folder) {
@@ -16110,7 +16262,7 @@ static void qlora__adapter_new(const qlora_model* m, int number, qlora__projecti
     }
 }
 
-// The modules that an adapter's folder has, with its ranks and scales.
+// Rank and scale of a module in an adapter folder.
 static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora__peft* peft, int64_t layer,
                                          int number, qlora__projection* p) {
     char module[160];
@@ -16125,7 +16277,7 @@ static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora__peft* peft
     return QLORA_OK;
 }
 
-// Which of a layer's modules have adapters, and with what rank and scale.
+// Sets the rank and scale of every module; rank 0 = no adapter.
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
     qlora__peft* peft = &m->source->peft;
@@ -16150,7 +16302,8 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// The A of a stack lie one below the other, so that their gradients are one product; then the B.
+// The A matrices of a stack are contiguous, so that one product computes their gradients; the B
+// matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
     qlora__projection* first = &layer->projections[qlora__groups[group].first];
     for (int i = 0; i < qlora__groups[group].count; i++) {
@@ -16169,7 +16322,7 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
     return at;
 }
 
-// Gives every trained tensor its place; each starts on a multiple of 8 elements.
+// Assigns a place to every trained tensor; each starts at a multiple of 8 elements.
 static void qlora__number_parameters(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t at = 0;
@@ -16214,14 +16367,14 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
         int group = qlora__projections[i].group;
         p->in = ins[i];
         p->out = outs[i];
-        // The rope kernel adds the bias of q, k and v, unless a norm stands between.
+        // The rope kernel adds the bias of q, k and v, unless a norm comes between.
         p->has_bias = group == QLORA__QKV ? c->qkv_bias && c->qk_norm
                       : group == QLORA__O ? c->o_bias
                                           : c->mlp_bias;
     }
 }
 
-// Connects the linears with what the projections hold.
+// Points the linears of a layer at the tensors of its projections.
 static void qlora__connect_layer(qlora_model* m, int64_t index) {
     qlora__layer* layer = &m->layers[index];
     for (int g = 0; g < QLORA__GROUPS; g++) {
@@ -16255,6 +16408,7 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     }
 }
 
+// An integer argument or field must be from `least` to `most`.
 static qlora_result qlora__need_whole(qlora_ctx* ctx, const char* name, int64_t value,
                                       int64_t least, int64_t most) {
     if (value < least || value > most) {
@@ -16264,7 +16418,7 @@ static qlora_result qlora__need_whole(qlora_ctx* ctx, const char* name, int64_t 
     return QLORA_OK;
 }
 
-// At least `least` and less than `below`; a NaN is neither.
+// A real argument or field must be at least `least` and less than `below`, which NaN is not.
 static qlora_result qlora__need_real(qlora_ctx* ctx, const char* name, double value, double least,
                                      double below) {
     if (value >= least && value < below) {
@@ -16278,7 +16432,7 @@ static qlora_result qlora__need_real(qlora_ctx* ctx, const char* name, double va
                        name, value, least, below);
 }
 
-// A config that does not come from a file.
+// Fills in the defaults of a config that does not come from a file, and checks it.
 static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_config* c) {
     if (c->kv_heads == 0) {
         c->kv_heads = c->heads;
@@ -16328,9 +16482,15 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "the model desc was not zeroed before its fields were set");
     }
-    if ((d->dir == NULL) == (d->config == NULL)) {
+    if (d->dir == NULL && d->config == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the model desc needs either dir (a folder) or config (random weights)");
+                           "desc.dir and desc.config are both NULL; set either dir (a folder) or "
+                           "config (random weights)");
+    }
+    if (d->dir != NULL && d->config != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.dir and desc.config are both set; set either dir (a folder) or "
+                           "config (random weights)");
     }
     const struct {
         const char* name;
@@ -16355,7 +16515,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
     }
     if (d->mode > QLORA_MODE_F32 && d->mode < QLORA_MODE_BF16) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.mode is %d; TF32 is a setting of the context (math)",
+                           "desc.mode is %d, which is unused; for TF32, set math of the context",
                            (int)d->mode);
     }
     QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, 0.0, 1.0));
@@ -16363,7 +16523,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
     return qlora__need_real(ctx, "desc.weight_std", (double)d->weight_std, 0.0, 1e300);
 }
 
-// Gives the capacity settings of a model their defaults.
+// Fills in the defaults of the capacity settings.
 static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, qlora_model_desc* d) {
     d->tokens = d->tokens != 0 ? d->tokens : 2048;
     d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
@@ -16383,7 +16543,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__free(ctx, m, sizeof *m);
 }
 
-// The folders that a plan is for, by their names.
+// A hash of the paths of the model folder and the adapter.
 static uint64_t qlora__source_name(const qlora_model_desc* desc) {
     uint64_t hash = 0;
     const char* const names[] = {desc->dir, desc->adapter};
@@ -16439,7 +16599,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     return qlora__adapter_shapes(ctx, m, desc);
 }
 
-// Which weights are 4-bit: those of an NF4 base, and those that a file has that way already.
+// Decides which weights are 4-bit: all of an NF4 base, and those that are 4-bit in the files.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
     const qlora__folder* folder = NULL;
@@ -16472,7 +16632,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
     return QLORA_OK;
 }
 
-// A model without memory: enough to plan with.
+// Creates a model without its memory, which is enough to plan it.
 static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc,
                                     const qlora_plan_desc* machine, qlora_model** out) {
     QLORA__TRY(qlora__model_desc_check(ctx, desc));
@@ -16525,7 +16685,7 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
         size_t free_bytes = 0;
         size_t total = 0;
         if (d.bytes == 0 && ctx->gpu->cu.MemGetInfo(&free_bytes, &total) == 0) {
-            size_t margin = (size_t)512 << 20; // cuBLAS, graphs, the driver's own
+            size_t margin = (size_t)512 << 20; // for cuBLAS, graphs and the driver
             d.bytes = (free_bytes > margin ? free_bytes - margin : 0) + ctx->device_bytes;
         }
     }
@@ -16550,8 +16710,28 @@ static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
     return bytes == 0 || m->plan.total + m->plan.context <= bytes;
 }
 
-// Fewest recomputed layers that fit, then as many cached ones as there is room for. Both are
-// monotonic, so bisection finds them.
+// Reports the smallest plan that the settings allow, and those that would make it smaller.
+static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, uint64_t bytes) {
+    const qlora_plan* p = &m->plan;
+    double gib = 1073741824.0;
+    bool all = p->recompute_layers == p->config.layers;
+    uint64_t other = p->workspace + p->head + p->generation + p->batches + p->cache + p->context;
+    const char* remedy = p->cached_layers > 0       ? ", or set desc.cache to AUTO"
+                         : qlora__trains(m) && !all ? ", or set desc.recompute to AUTO"
+                                                    : "";
+    return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
+                       "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
+                       "adapters and optimizer %.2f, activations %.2f, other %.2f); lower "
+                       "desc.tokens (%lld) or desc.rank%s",
+                       (double)(p->total + p->context) / gib,
+                       all ? " even with every layer recomputed" : "", (double)bytes / gib,
+                       (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
+                       (double)p->activations / gib, (double)other / gib, (long long)p->tokens,
+                       remedy);
+}
+
+// Chooses the fewest recomputed layers that fit, then as many cached layers as fit. The memory is
+// monotonic in both, so bisection finds them.
 static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes) {
     int64_t layers = m->plan.config.layers;
     bool auto_recompute = m->desc.recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
@@ -16560,19 +16740,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t 
     int64_t cached = m->desc.cache == QLORA_CHOICE_ON ? layers : 0;
     qlora__plan_apply(m, high, cached);
     if (!qlora__plan_fits(m, bytes)) {
-        double gib = 1073741824.0;
-        return qlora__fail(
-            ctx, QLORA_ERR_DEVICE_MEMORY,
-            "the model needs %.2f GiB even with every layer recomputed, and %.2f GiB are available "
-            "(base %.2f, adapters and optimizer %.2f, activations %.2f, the rest %.2f); use fewer "
-            "tokens than %lld, a smaller rank, or no weight cache",
-            (double)(m->plan.total + m->plan.context) / gib, (double)bytes / gib,
-            (double)m->plan.base / gib, (double)(m->plan.adapters + m->plan.optimizer) / gib,
-            (double)m->plan.activations / gib,
-            (double)(m->plan.workspace + m->plan.head + m->plan.generation + m->plan.batches +
-                     m->plan.cache + m->plan.context) /
-                gib,
-            (long long)m->plan.tokens);
+        return qlora__plan_too_large(ctx, m, bytes);
     }
     while (low < high) {
         int64_t middle = (low + high) / 2;
@@ -16605,7 +16773,7 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
     qlora_plan_desc machine = qlora__machine_resolve(ctx, given);
     qlora_model* m = NULL;
     QLORA__TRY(qlora__skeleton(ctx, desc, &machine, &m));
-    // A CPU context that plans for a GPU counts what a context holds there by default.
+    // When a CPU context plans for a GPU, the default memory of a CUDA context is counted.
     bool other = given != NULL && given->capability != 0 && qlora__on_cpu(ctx);
     m->plan.context = other                ? QLORA__SCRATCH_BYTES + 2 * QLORA__WORKSPACE_BYTES
                       : qlora__on_cpu(ctx) ? ctx->scratch->bytes
@@ -16625,7 +16793,8 @@ static qlora_result qlora__plan_make(qlora_ctx* ctx, const qlora_model_desc* mod
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
     if (model != NULL && model->plan != NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc already has a plan");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "plan of the model desc is set; it must be NULL here");
     }
     qlora_model* m = NULL;
     QLORA__TRY(qlora__plan_build(ctx, model, desc, &m));
@@ -16690,11 +16859,11 @@ qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_conf
 
 #define QLORA__STAGE_BYTES ((size_t)16 << 20)
 
-// Two buffers: one is filled from the file while the other one is copied to the device.
+// Two buffers: one is filled from the file while the other is copied to the device.
 typedef struct qlora__stager {
     qlora_model* m;
     qlora__ring ring;
-    uint64_t done;
+    uint64_t done; // bytes, for the progress
     uint64_t total;
 } qlora__stager;
 
@@ -16723,7 +16892,7 @@ static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
         s->done += n;
         if (desc->progress != NULL &&
             !desc->progress(desc->progress_user, "loading weights", s->done, s->total)) {
-            return qlora__fail(ctx, QLORA_ERR_STOPPED, "loading was stopped");
+            return qlora__fail(ctx, QLORA_ERR_STOPPED, "desc.progress returned false");
         }
     }
     return QLORA_OK;
@@ -16735,8 +16904,7 @@ static qlora_dtype qlora__st_dtype_of(const qlora__st_tensor* t) {
                                         : QLORA_F16;
 }
 
-// A file's matrix as a tensor in the staging area (the operand's memory) or, where no conversion is
-// needed, straight in its place.
+// Loads a matrix, in the type it has in the file, into the memory of the shared operand.
 static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
                                     int64_t rows, int64_t cols, qlora_tensor* out) {
     qlora_tensor area = s->m->operand;
@@ -16751,7 +16919,7 @@ static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlor
     out->ld = cols;
     out->batch = 1;
     out->owner = ctx;
-    if (sizeof(QLORA__REAL) != 4 && dtype == QLORA_F32) { // the CPU in double, for tests
+    if (sizeof(QLORA__REAL) != 4 && dtype == QLORA_F32) { // the CPU in double precision, for tests
         for (int64_t i = 0; i < rows * cols; i++) {
             float x = 0.0f;
             qlora__st_read_f32(t, (uint64_t)i, 1, &x);
@@ -16762,7 +16930,8 @@ static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlor
     return qlora__stage(ctx, s, out->data, t->data, t->bytes);
 }
 
-// Any size: rows that do not fit the staging area at once go in slices.
+// Loads a matrix of any size, converted to the type of out. If it needs a conversion and is larger
+// than the shared operand, it is loaded in slices.
 static qlora_result qlora__load_dense(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
                                       const qlora_tensor* out) {
     if (qlora__st_dtype_of(t) == out->dtype && sizeof(QLORA__REAL) == 4) {
@@ -16823,8 +16992,8 @@ static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
     return r;
 }
 
-// An f32 file is rounded to bf16 first, as loading it with transformers for bitsandbytes does: the
-// codes are then those that everybody else gets.
+// Weights in f32 are first rounded to bf16, as transformers does for bitsandbytes, so that the
+// codes are the same.
 static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
                                           const qlora__st_tensor* t, const qlora__projection* p) {
     qlora__st_tensor rounded = *t;
@@ -16945,7 +17114,7 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
-// Random weights: every matrix its own stream, norms of 1, no biases.
+// Random weights: each matrix has its own stream of random numbers; norms are 1 and biases 0.
 static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     float deviation = m->desc.weight_std > 0.0f ? m->desc.weight_std : 0.02f;
@@ -16979,9 +17148,9 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
             QLORA__TRY(qlora__tensor_zero(ctx, &layer->qkv_bias));
         }
         if (m->desc.progress != NULL &&
-            !m->desc.progress(m->desc.progress_user, "making weights", (uint64_t)l + 1,
+            !m->desc.progress(m->desc.progress_user, "generating weights", (uint64_t)l + 1,
                               (uint64_t)c->layers)) {
-            return qlora__fail(ctx, QLORA_ERR_STOPPED, "making weights was stopped");
+            return qlora__fail(ctx, QLORA_ERR_STOPPED, "desc.progress returned false");
         }
     }
     return qlora__sync(ctx);
@@ -16992,8 +17161,8 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
 // ---- trained tensors ----------------------------------------------------------------------------
 
 typedef struct qlora__trained {
-    char name[192]; // as PEFT has it, after base_model.model.
-    int64_t at;
+    char name[192]; // PEFT's name without base_model.model.
+    int64_t at;     // first element in the parameter arena
     int64_t rows;
     int64_t cols;
     float shadow_scale;
@@ -17003,7 +17172,7 @@ typedef struct qlora__trained {
     bool is_b;
 } qlora__trained;
 
-// Norms of a layer that are trained: name, width.
+// The trained norm number `index` of a layer; false if there is none.
 static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int index,
                                 qlora__trained* out) {
     static const char* const names[] = {"input_layernorm", "post_attention_layernorm",
@@ -17023,7 +17192,7 @@ static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int index,
     return true;
 }
 
-// The index-th trained tensor in arena order; false past the end.
+// The trained tensor number `index`, in PEFT's order; false past the last one.
 static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__trained* out) {
     const qlora_model_config* c = &m->plan.config;
     int64_t at = 0;
@@ -17067,7 +17236,7 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     return false;
 }
 
-// Where AdamW writes A or s B once more: their places in the operand, when the layer has its own.
+// If the layer has its own operand, AdamW also writes A and s B to their places in it.
 static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
                               qlora_adamw_range* range) {
     const qlora__layer* layer = &m->layers[t->layer];
@@ -17126,19 +17295,20 @@ static qlora_adamw_desc qlora__adamw_desc_of(const qlora_model* m) {
     return args;
 }
 
-// The 16-bit shadow and the operands of cached layers follow the parameters.
+// Brings the shadow and the operands of cached layers up to date with the parameters.
 static qlora_result qlora__parameters_changed(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
     return m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK;
 }
 
-// A: uniform in +-1/sqrt(in), as PEFT's Kaiming start; B: zero. The same on both backends.
+// Initialises A uniformly in +-1/sqrt(in), as PEFT's Kaiming initialisation, and B with zero; equal
+// on both backends.
 static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
     qlora__trained t;
     for (int64_t i = 0; i < m->range_count && qlora__trained_at(m, i, &t); i++) {
         int64_t n = t.rows * t.cols;
         if (t.projection == NULL) {
-            continue; // norms were loaded
+            continue; // norms have been loaded
         }
         size_t bytes = (size_t)n * sizeof(QLORA__REAL);
         QLORA__REAL* values = (QLORA__REAL*)qlora__alloc_zero(ctx, bytes);
@@ -17171,14 +17341,14 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
 
 // ---- batches ------------------------------------------------------------------------------------
 
-// A micro-batch on its way through a pass.
+// The sizes of a micro-batch.
 typedef struct qlora__micro {
-    int64_t rows;   // that the pass computes
-    int64_t chunks; // of the head
-    int64_t tokens; // of the caller
+    int64_t rows;   // rows of the pass, including padding
+    int64_t chunks; // chunks of the head
+    int64_t tokens; // tokens of the caller
 } qlora__micro;
 
-// What a step puts into a micro-batch besides the caller's tokens.
+// What a step adds to the caller's tokens.
 typedef struct qlora__micro_desc {
     double total_labels;
     uint64_t seed; // for dropout
@@ -17202,6 +17372,28 @@ double qlora_batch_labels(const qlora_batch* batch) {
     return sum;
 }
 
+static qlora_result qlora__batch_token_check(qlora_ctx* ctx, const qlora_plan* plan,
+                                             const qlora_batch* b, int64_t i) {
+    int64_t vocab = plan->config.vocab;
+    int32_t id = b->ids[i];
+    int32_t label = b->labels[i];
+    if (id < 0 || id >= vocab) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "token %lld has id %d; it must be 0 to %lld",
+                           (long long)i, (int)id, (long long)vocab - 1);
+    }
+    if (label != -100 && (label < 0 || label >= vocab)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "token %lld has label %d; it must be -100 or 0 to %lld", (long long)i,
+                           (int)label, (long long)vocab - 1);
+    }
+    if (b->weights != NULL && (!qlora__finite(b->weights[i]) || b->weights[i] < 0.0f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the weight of label %lld is %g; it must be finite and not negative",
+                           (long long)i, (double)b->weights[i]);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, const qlora_batch* b,
                                        int64_t* tokens) {
     const qlora_plan* plan = &m->plan;
@@ -17217,50 +17409,44 @@ static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, con
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch->%s is NULL", missing);
     }
     if (b->count < 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch->count is %lld", (long long)b->count);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch->count is %lld; it must not be negative",
+                           (long long)b->count);
     }
     if (b->count > plan->max_sequences) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the batch has %lld sequences; the model was opened for at most %lld",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the batch has %lld sequences; the model was opened with "
+                           "max_sequences = %lld",
                            (long long)b->count, (long long)plan->max_sequences);
     }
     int64_t sum = 0;
     for (int64_t s = 0; s < b->count; s++) {
         if (b->lengths[s] <= 0 || b->lengths[s] > plan->max_length) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "sequence %lld has %d tokens; it must have 1 to %lld (max_length)",
+                               "sequence %lld has %d tokens; it must have 1 to %lld "
+                               "(max_length of the model)",
                                (long long)s, (int)b->lengths[s], (long long)plan->max_length);
         }
         sum += b->lengths[s];
     }
     if (sum > plan->tokens) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the batch has %lld tokens; the model was opened for at most %lld",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the batch has %lld tokens; the model was opened with tokens = %lld",
                            (long long)sum, (long long)plan->tokens);
     }
     for (int64_t i = 0; i < sum; i++) {
-        int32_t label = b->labels[i];
-        if (b->ids[i] < 0 || b->ids[i] >= plan->config.vocab ||
-            (label != -100 && (label < 0 || label >= plan->config.vocab))) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "token %lld has id %d and label %d; the vocabulary has %lld tokens",
-                               (long long)i, (int)b->ids[i], (int)label,
-                               (long long)plan->config.vocab);
-        }
-        if (b->weights != NULL && (!qlora__finite(b->weights[i]) || b->weights[i] < 0.0f)) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight of label %lld is %g; it must be finite and not negative",
-                               (long long)i, (double)b->weights[i]);
-        }
+        QLORA__TRY(qlora__batch_token_check(ctx, plan, b, i));
     }
     *tokens = sum;
     return QLORA_OK;
 }
 
-// Where a window of the batch block lies in a slot.
+// The place of a view of the batch block in a slot.
 static int32_t* qlora__slot_ints(const qlora_model* m, char* memory, const qlora_tensor* window) {
     size_t offset = (size_t)((char*)window->data - (char*)m->batch.all.data);
     return (int32_t*)(void*)(memory + offset);
 }
 
-// Tokens, positions and sequence bounds; what the batch does not fill belongs to no sequence.
+// Writes tokens, positions and sequence bounds. Rows after the batch belong to no sequence.
 static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_batch* b) {
     int32_t* ids = qlora__slot_ints(m, memory, &m->batch.ids);
     int32_t* positions = qlora__slot_ints(m, memory, &m->batch.positions);
@@ -17285,14 +17471,14 @@ static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_b
     }
 }
 
-// Labelled rows one behind the other: token i is to predict label i + 1 of its sequence. Returns
-// how many.
+// Writes the labelled rows without gaps: token i must predict label i + 1 of its sequence. Returns
+// their number.
 static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlora_batch* b) {
     int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
     int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
     QLORA__REAL* weights = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
     int32_t* inverse = qlora__slot_ints(m, memory, &m->batch.inverse);
-    int32_t none = (int32_t)m->batch.rows.cols; // the row of zeros
+    int32_t none = (int32_t)m->batch.rows.cols; // the zero row
     for (int64_t i = 0; i < m->plan.tokens; i++) {
         inverse[i] = none;
     }
@@ -17337,26 +17523,29 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
         out->tokens += batch->lengths[i];
     }
     out->chunks = qlora__ceil_div(labels, m->plan.head_chunk);
-    // On the GPU a micro-batch always has the planned size, so that one graph serves any packing.
+    // On the GPU, every micro-batch has the planned size, so that one graph fits any packing.
     out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
     return qlora__slot_send(ctx, slot, m->batch.all.data, slot->memory, m->batch.all.bytes);
 }
 
-// A model whose activations are in use by a micro-batch in slices can compute nothing else.
+// Fails while the activations of the model are in use by a micro-batch that runs in slices.
 static qlora_result qlora__model_idle(qlora_ctx* ctx, const qlora_model* m, const char* what) {
     if (m->micro_begun) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a training step is in the middle of a micro-batch; go on with "
-                           "qlora_train_slice or drop the step with qlora_train_cancel before %s",
+                           "a training step is in the middle of a micro-batch; finish it with "
+                           "qlora_train_slice or drop it with qlora_train_cancel before %s",
                            what);
     }
     return qlora__not_in_capture(ctx, what);
 }
 
-// The device cannot return an error; it sets a flag that is looked at where we wait anyway.
+// Kernels cannot return an error: they set a flag, which is read when the host waits anyway.
+// Batches are checked on the host, so a set flag means that device memory has been overwritten.
 static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
     if (flag != 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "an id, a position or a label was out of range");
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a kernel found a token, position or label out of range; the batch in "
+                           "device memory is damaged");
     }
     return QLORA_OK;
 }
@@ -17365,15 +17554,15 @@ static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
 
 // ---- one layer, forward -------------------------------------------------------------------------
 
-// How a pass runs: how many tokens, with or without dropout, with or without the key/value cache.
+// The settings of a pass through the model.
 typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
-    int64_t rows;
-    bool training;  // dropout is on
+    int64_t rows;    // number of tokens
+    bool training;   // dropout is on
     qlora_math math; // of f32 products
-    bool decoding;  // keys and values go into the cache
-    int64_t first;  // position of the first row when decoding
+    bool decoding;   // keys and values are stored in the cache
+    int64_t first;   // position of the first row when decoding
 } qlora__pass;
 
 static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
@@ -17387,6 +17576,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     return pass;
 }
 
+// A view of the first rows of a tensor and some of its columns.
 static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t col, int64_t cols) {
     qlora_tensor v = *t;
     size_t offset = (size_t)col * qlora_dtype_bytes(t->dtype);
@@ -17397,12 +17587,12 @@ static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t c
     return v;
 }
 
-// The stack of a layer as this pass uses it: without adapters its ranks are zero and its operand is
-// the weights alone. Weights that have no copy of their own are placed in the shared operand.
+// A stack of a layer, set up for a pass: without adapters, its ranks are zero and its operand is
+// only the weights. Weights without a cached copy are placed in the shared operand.
 typedef struct qlora__stack {
     qlora_linear_desc linear;
     qlora_tensor operand;
-    qlora_tensor positions; // of the rows at hand, for the dropout
+    qlora_tensor positions; // of the rows of the pass, for dropout
     qlora_tensor sequences;
     int64_t out;
     int64_t pad;
@@ -17422,7 +17612,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
     }
-    // For a single row it does not pay to widen the weights: the product reads them as they are.
+    // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes.
     if (pass->rows == 1 && !pass->training && !layer->cached) {
         out->linear.operand = NULL;
     }
@@ -17435,7 +17625,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     if (layer->cached) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read what stands there
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
     return qlora__linear_place(pass->ctx, &out->linear,
                                QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
@@ -17446,12 +17636,12 @@ static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* 
     QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
     qlora_tensor in = qlora__window(x, pass->rows, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__window(y, pass->rows, 0, stack.out);
-    QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // for the scratch
+    QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
     return qlora__leave(pass->ctx,
                         qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out));
 }
 
-// q, k and v of a layer, as attention takes them.
+// The inputs of attention.
 typedef struct qlora__heads {
     qlora_attention_desc desc;
     qlora_tensor q;
@@ -17480,7 +17670,7 @@ static const qlora_tensor* qlora__rope_of(const qlora_model* m, const qlora__lay
     return layer->sliding ? &m->rope_sliding : &m->rope;
 }
 
-// Normed input in m->x -> rotated q, k and v.
+// Normalised input in m->x -> rotated q, k and v.
 static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -17510,7 +17700,7 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
                               qlora__rope_of(m, layer), bias, &m->flag);
 }
 
-// Attention's output in kept.o and the residual stream -> h2, its norm in m->x, gate and up.
+// Output of attention in kept.o and the residual stream -> h2, its norm in m->x, gate and up.
 static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -17535,7 +17725,7 @@ static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer
                                    &pass->m->batch.seqs, &o, &lse);
 }
 
-// SwiGLU and down_proj into m->delta.
+// SwiGLU and down_proj, into m->delta.
 static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     int64_t I = m->plan.config.intermediate;
@@ -17546,12 +17736,12 @@ static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* lay
     return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, &m->delta);
 }
 
-// The norm in front of layer index, or the final one.
+// The norm before layer number `index`; after the last layer, the final norm.
 static const qlora_tensor* qlora__norm_before(const qlora_model* m, int64_t index) {
     return index < m->plan.config.layers ? &m->layers[index].norm1 : &m->final_norm;
 }
 
-// Where the residual stream in front of layer index lies; after the last one it is last_h.
+// The residual stream before layer number `index`; after the last layer, last_h.
 static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t index) {
     return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->last_h;
 }
@@ -17560,7 +17750,7 @@ static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t in
 
 // ---- the key/value cache of decoding ------------------------------------------------------------
 
-// The keys and values of a layer's cache: row p is position p, keys first.
+// Rows of the cache of a layer: row p has the keys, then the values, of position p.
 static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first,
                                       int64_t rows) {
     qlora_tensor t = m->kv_cache;
@@ -17582,7 +17772,7 @@ static qlora_result qlora__cache_store(const qlora__pass* pass, int64_t index) {
     return qlora_scale(pass->ctx, 1.0f, &heads.v, &values);
 }
 
-// `heads` matrices [rows, cols] that lie `stride` elements apart.
+// A batch of `heads` matrices [rows, cols], `stride` elements apart.
 static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_t stride,
                                     int64_t rows, int64_t cols, int64_t ld) {
     qlora_tensor v = *t;
@@ -17594,9 +17784,12 @@ static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_
     return v;
 }
 
-// Attention of one query, at position pass->first, over the cache. Query heads that share a key head are the
-// rows of one matrix, so a product per key head serves them all:
-//   s = scale q K^T, p = softmax(s), o = p V, over the positions inside the layer's window.
+// Attention of one query, at position pass->first, over the cache. Query heads that share a key
+// head are the rows of one matrix, so that one product per key head is enough:
+//
+//   s = scale q K^T, p = softmax(s), o = p V
+//
+// over the positions within the window of the layer.
 static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index) {
     qlora_ctx* ctx = pass->ctx;
     int64_t position = pass->first;
@@ -17622,12 +17815,12 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = true;
     gemm.alpha = 1.0f / sqrtf((float)d);
-    // Exact, as attention over many rows is.
+    // Exact fp32, as in attention over many rows.
     QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
     qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
     qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
     QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
-    if (m->compute != QLORA_F32) { // otherwise they are the same memory
+    if (m->compute != QLORA_F32) { // otherwise both are the same memory
         QLORA__TRY(qlora_cast(ctx, &flat_s, &flat_p));
     }
     gemm.trans_b = false;
@@ -17639,8 +17832,8 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
 
 // ---- forward ------------------------------------------------------------------------------------
 //
-// A pass through the layers, in pieces: begin, then for each layer its attention and its MLP. Whole
-// passes, steps in slices and decoding all run these pieces in this order.
+// The forward pass in pieces: begin; then, for each layer, its attention and its MLP. Whole passes,
+// steps in slices and decoding all run these pieces in this order.
 
 // Token ids -> the input of layer 0 in m->x.
 static qlora_result qlora__forward_begin(const qlora__pass* pass) {
@@ -17653,8 +17846,8 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     return qlora_rmsnorm_forward(pass->ctx, &h, qlora__norm_before(m, 0), (float)c->rms_eps, &x);
 }
 
-// When decoding, many rows are the beginning of a text and see only each other; one row sees the
-// cache.
+// When decoding, several rows are the beginning of a text and see only each other; a single row
+// sees the cache.
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
     QLORA__TRY(qlora__layer_qkv(pass, layer));
@@ -17666,7 +17859,7 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
                                              : qlora__layer_attention(pass, layer);
 }
 
-// Ends with the normed input of the next layer, or of the head, in m->x.
+// Leaves the normalised input of the next layer, or of the head, in m->x.
 static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -17681,15 +17874,15 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
                                           (float)c->rms_eps, &next, &x);
 }
 
-// Token ids -> the final norm's output in m->x.
+// Token ids -> the output of the final norm in m->x.
 static qlora_result qlora__forward(const qlora__pass* pass) {
     qlora_ctx* ctx = pass->ctx;
-    size_t scratch = ctx->scratch_used;
+    size_t scratch = qlora__scratch_mark(ctx);
     QLORA__TRY(qlora__forward_begin(pass));
     for (int64_t l = 0; l < pass->m->plan.config.layers; l++) {
         QLORA__TRY(qlora__forward_attention(pass, l));
         QLORA__TRY(qlora__forward_mlp(pass, l));
-        ctx->scratch_used = scratch; // the stream keeps the order, so the next layer may reuse it
+        qlora__scratch_release(ctx, scratch);
     }
     return QLORA_OK;
 }
@@ -17698,18 +17891,20 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
 
 // ---- backward -----------------------------------------------------------------------------------
 //
-// The gradient of the residual stream goes down through the layers; what the adapters of a stack
-// need (their inputs normed once more, z, dA, dB) hangs beside that line and goes beside the
-// stream. Slot g is the stack g's. What the second line reads must stay until it has read it:
+// The gradient of the residual stream passes through the layers on the main stream. The gradients
+// of the adapters (their inputs normalised again, z, dA, dB) do not affect it, so they run in
+// parallel, on the second stream; the work of stack g uses slot g. A buffer that the second stream
+// reads must not be overwritten before it has been read:
 //
-//   dh and its last columns   by down and o          until dh is written, by the next norm
-//   dqkv                      by qkv                 until the next layer's attention
-//   s                         by down                until the next layer's ds, after that norm
-//   x                         made and read there    never touched here, but for recomputation
-//   gate_up's gradients       by gate_up             until a layer is recomputed in their place
-//   the shared operand        by z                   until weights are placed there
+//   buffer                    read for               overwritten by
+//   dh and its last columns   down and o             the next norm
+//   dqkv                      qkv                    the attention of the next layer
+//   s                         down                   ds of the next layer, after that norm
+//   x                         written there as well  nothing but recomputation
+//   gradients of gate and up  gate_up                recomputation of a layer
+//   the shared operand        z                      placing other weights
 
-// Recomputes what a layer did not keep: everything but down_proj.
+// Recomputes the activations that a layer did not keep: everything except down_proj.
 static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
     qlora_model* m = pass->m;
@@ -17722,7 +17917,7 @@ static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* la
     return qlora__layer_middle(pass, layer);
 }
 
-// z again, in the last columns of x, for the gradient of B.
+// Computes z again, into the last columns of x, for the gradient of B.
 static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* stack,
                                    const qlora_tensor* x) {
     if (stack->pad == 0) {
@@ -17732,7 +17927,7 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
-// dA and dB of a stack, with u in place, and z too unless it is wanted; none of it needs scratch.
+// Computes dA and dB of a stack from u, and first z if wants_z. None of this needs scratch.
 static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora__stack* stack,
                                            int group, const qlora_tensor* x, const qlora_tensor* dy,
                                            bool wants_z) {
@@ -17748,7 +17943,7 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
     return qlora__beside_end(ctx, group, r);
 }
 
-// All gradients of a stack with dropout, whose masks need scratch.
+// Computes all gradients of a stack with dropout, whose masks need scratch.
 static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const qlora__stack* stack,
                                                  const qlora_tensor* x, const qlora_tensor* dy,
                                                  const qlora_tensor* dx) {
@@ -17757,8 +17952,8 @@ static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const 
         pass->ctx, qlora__linear_backward(pass->ctx, pass->math, &stack->linear, x, dy, dx, 0));
 }
 
-// dy (with room for u) and x (with z) -> dx (may be NULL), and dA and dB. With dropout the adapters
-// add to dx, one after the other, and need scratch.
+// dy (with space for u) and x (with z) -> dx (may be NULL), dA and dB. With dropout, the adapters
+// are added to dx one by one, which needs scratch.
 static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__stack* stack,
                                           int group, const qlora_tensor* x, const qlora_tensor* dy,
                                           const qlora_tensor* dx) {
@@ -17775,7 +17970,7 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
                       : QLORA_OK;
 }
 
-// Gradients of down_proj and SwiGLU: dh -> the gradient of gate and up in kept.gu.
+// Backward pass of down_proj and SwiGLU: dh -> the gradient of gate and up in kept.gu.
 static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -17795,7 +17990,7 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
         QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
         return qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, NULL);
     }
-    // SwiGLU's output is made again in place of its gradient, in the same pass over gate and up.
+    // The output of SwiGLU is computed again, over its gradient, in the same pass over gate and up.
     if (stack.pad > 0) {
         QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
     }
@@ -17804,7 +17999,7 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }
 
-// The input of a stack behind a norm once more, with z.
+// Computes the input of a stack that follows a norm again, with z.
 static qlora_result qlora__stack_normed(const qlora__pass* pass, const qlora__stack* stack,
                                         const qlora_tensor* in, const qlora_tensor* norm,
                                         const qlora_tensor* x) {
@@ -17814,8 +18009,8 @@ static qlora_result qlora__stack_normed(const qlora__pass* pass, const qlora__st
     return qlora__stack_z(pass, stack, x);
 }
 
-// A stack behind a norm: dy (with room for u) -> gradients of its adapters, and dh += norm'(dx),
-// once the stack above, which reads dh beside, is done with it.
+// Backward pass of a stack that follows a norm: dy (with space for u) -> gradients of its adapters,
+// and dh += norm'(dx). Waits first for the stack `above`, which reads dh on the second stream.
 static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__layer* layer,
                                                int group, int above, const qlora_tensor* dy,
                                                const qlora_tensor* h, const qlora_tensor* norm,
@@ -17876,7 +18071,8 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     if (!c->qk_norm) {
         return QLORA_OK;
     }
-    // With a weight gradient the result may not lie where dy does: it passes through d_o and x.
+    // With a weight gradient, the result must not overwrite dy, so it is computed in d_o and
+    // copied.
     qlora_tensor raw_q = qlora__window(&layer->kept.qkv, pass->rows, 0, q);
     qlora_tensor raw_k = qlora__window(&layer->kept.qkv, pass->rows, q, kv);
     float eps = (float)c->rms_eps;
@@ -17894,8 +18090,8 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     return qlora_scale(ctx, 1.0f, &through_k, &dk);
 }
 
-// The backward pass in pieces, in the order in which they run: begin, then for each layer from the
-// last to the first its MLP and its attention, then end.
+// The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
+// the first, its MLP and its attention; then end.
 
 // Gradient of the final norm's output in m->delta -> gradient of the residual stream in m->dh.
 static qlora_result qlora__backward_begin(const qlora__pass* pass) {
@@ -17922,7 +18118,7 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
-    // Nothing below layer 0 is trained, unless its norm is.
+    // Below layer 0, at most its norm is trained.
     return qlora__layer_norm_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
                                       &layer->norm1, &layer->d_norm1,
                                       index > 0 || m->desc.train_norms);
@@ -17945,8 +18141,8 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
 
 // ---- head ---------------------------------------------------------------------------------------
 
-// Chunk i of the labelled rows: gather, logits, loss; in training also their gradient, in rows_dx.
-// totals receives the sums of losses and weights.
+// Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
+// to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
 static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
                                       const qlora_tensor* totals, bool gradient) {
     qlora_ctx* ctx = pass->ctx;
@@ -17983,7 +18179,7 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     return QLORA_OK;
 }
 
-// The gradients of the labelled rows, back at their tokens in m->delta.
+// Copies the gradients of the labelled rows to their tokens in m->delta; other tokens get zero.
 static qlora_result qlora__head_end(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, 0, pass->rows);
@@ -17999,7 +18195,7 @@ static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const q
     return gradient ? qlora__head_end(pass) : QLORA_OK;
 }
 
-// Logits of rows of m->x, in the first rows of m->logits.
+// Computes the logits of some rows of m->x, into the first rows of m->logits.
 static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, int64_t rows) {
     qlora_model* m = pass->m;
     qlora_tensor x;
@@ -18010,9 +18206,9 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
 
 //@@ src/model/prepare.h
 
-// ---- open and close -----------------------------------------------------------------------------
+// ---- preparing a model --------------------------------------------------------------------------
 
-// NF4 weights get their maps and pointers once the arena's memory is there.
+// Sets the pointers and maps of NF4 weights once the arena is allocated.
 static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -18027,8 +18223,8 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Operands of layers without a cache are windows of the shared one; a stack of dense weights needs
-// none.
+// The operands of layers without a cache are views of the shared one. A stack of dense weights
+// needs none.
 static void qlora__model_operands(qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -18072,7 +18268,7 @@ static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
-// The numbers of AdamW that a step brings along; the first fields of qlora_adamw_state.
+// The AdamW settings of a step: the first fields of qlora_adamw_state.
 typedef struct qlora__adamw_numbers {
     double lr;
     double beta1;
@@ -18081,7 +18277,7 @@ typedef struct qlora__adamw_numbers {
     double weight_decay;
 } qlora__adamw_numbers;
 
-// Tables of the clip, and the optimizer's state before the first step.
+// Writes the tables of the clip and the state of the optimizer before the first step.
 static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, double max_norm,
                                            const qlora__adamw_numbers* numbers) {
     if (!qlora__trains(m)) {
@@ -18105,7 +18301,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
-        // Decoding's own kernels are loaded by the dry run.
+        // The kernels that only decoding uses are loaded by the dry run.
         return qlora__cache_warm(ctx,
                                  qlora__kernels_needed(ctx, m->compute, m->plan.config.head_dim,
                                                        nf4, true, m->dir == NULL));
@@ -18119,12 +18315,14 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 
 //@@ src/model/adapter.h
 
-#define QLORA__NORMS_FILE "trained_norms.safetensors" // beside PEFT's files, which know no norms
+// ---- reading adapters ---------------------------------------------------------------------------
 
-// A folder with an adapter: PEFT's files, and the norms that were trained along, if they are there.
+#define QLORA__NORMS_FILE "trained_norms.safetensors" // PEFT's files cannot contain norms
+
+// An adapter folder: PEFT's files and, if present, the trained norms.
 typedef struct qlora__adapter_source {
     const char* dir;
-    const qlora__peft* peft; // own, or the one that the model was planned with; NULL = none
+    const qlora__peft* peft; // own, or the one opened for the plan; NULL = none
     qlora__peft own;
     qlora__st norms;
     bool has_norms;
@@ -18150,7 +18348,7 @@ static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s
     }
 }
 
-// The folder's modules, ranks and scales must be this model's.
+// Checks that the modules, ranks and scales of the folder are those of the model.
 static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
                                          const qlora__adapter_source* s) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -18162,13 +18360,17 @@ static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
                      qlora__projections[i].module);
             QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, p->out, p->in, &found));
             float scale = (float)found.scale;
-            if (found.rank != p->rank || (p->rank > 0 && (scale < p->scale || scale > p->scale))) {
-                return qlora__fail(
-                    ctx, QLORA_ERR_FORMAT,
-                    "%s: %s has rank %lld and scale %g there, %lld and %g in this model; "
-                    "open the model with desc.adapter",
-                    s->dir, module, (long long)found.rank, found.scale, (long long)p->rank,
-                    (double)p->scale);
+            if (found.rank != p->rank) {
+                return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                                   "%s: %s has rank %lld, but rank %lld in this model; open the "
+                                   "model with desc.adapter",
+                                   s->dir, module, (long long)found.rank, (long long)p->rank);
+            }
+            if (p->rank > 0 && (scale < p->scale || scale > p->scale)) {
+                return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                                   "%s: %s has scale %g, but scale %g in this model; open the "
+                                   "model with desc.adapter",
+                                   s->dir, module, found.scale, (double)p->scale);
             }
         }
     }
@@ -18205,7 +18407,7 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
     return r;
 }
 
-// Where a trained tensor lies in the folder; NULL for norms that it does not have.
+// Finds a trained tensor in the folder; NULL for a norm if the folder has no trained norms.
 static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_source* s,
                                           const qlora__trained* t, const qlora__st_tensor** out) {
     *out = NULL;
@@ -18214,15 +18416,19 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
         qlora__peft_module found;
         snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(".lora_A.weight")),
                  t->name);
-        QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out, t->projection->in,
-                                    &found));
+        QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out,
+                                    t->projection->in, &found));
         *out = t->is_b ? found.b : found.a;
     } else if (s->has_norms) {
         const qlora__st_tensor* norm = qlora__st_find(&s->norms, t->name);
-        if (norm == NULL || !qlora__st_is_float(norm) || norm->rank != 1 ||
-            norm->shape[0] != t->cols) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing or has another shape",
-                               s->dir, QLORA__NORMS_FILE, t->name);
+        if (norm == NULL) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing", s->dir,
+                               QLORA__NORMS_FILE, t->name);
+        }
+        if (!qlora__st_is_float(norm) || norm->rank != 1 || norm->shape[0] != t->cols) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                               "%s/%s: %s is not a vector of %lld floating-point numbers", s->dir,
+                               QLORA__NORMS_FILE, t->name, (long long)t->cols);
         }
         *out = norm;
     }
@@ -18239,8 +18445,7 @@ static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, 
     return QLORA_OK;
 }
 
-// Adapter weights of a folder, whose shapes must be this model's. Nothing changes unless all of it
-// fits.
+// Reads the adapter weights of a folder. Everything is checked before anything is changed.
 static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir) {
     qlora__adapter_source source;
     QLORA__TRY(qlora__adapter_source_open(ctx, m, dir, &source));
@@ -18269,8 +18474,10 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
 
 //@@ src/model/open.h
 
-// The update of a step: norm, AdamW (which applies the clip's scale, zeroes the gradients and
-// writes the copies).
+// ---- open, close and parameters -----------------------------------------------------------------
+
+// The update of a step: the gradient norm, then AdamW, which applies the scale of the clip, zeroes
+// the gradients and writes the copies.
 static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     if (m->range_count == 0) {
         return QLORA_OK;
@@ -18285,11 +18492,11 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     return qlora_adamw_step(ctx, &args);
 }
 
-// Everything a step does, once, on zeroed memory, before the weights are loaded: afterwards kernels
-// are loaded, cuBLAS has seen every shape, and the cache can be sealed.
+// Runs every operation of a step once, on zeroed memory, before the weights are loaded: afterwards
+// all kernels are loaded, cuBLAS has run every shape, and the cache can be sealed.
 static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     if (qlora__on_cpu(ctx)) {
-        return QLORA_OK; // there is nothing to load
+        return QLORA_OK; // nothing is compiled on the CPU
     }
     qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
     int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
@@ -18300,8 +18507,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         QLORA__TRY(qlora__backward(&pass));
         QLORA__TRY(qlora__update(ctx, m));
     }
-    // Evaluation has other products: without dropout the adapters are part of the large one, and
-    // without adapters there is less of it.
+    // Evaluation has other products: without dropout, the adapters are part of the large product,
+    // and without adapters, that product is smaller.
     pass.training = false;
     QLORA__TRY(m->desc.dropout > 0.0f ? qlora__forward(&pass) : QLORA_OK);
     m->use_adapters = false;
@@ -18364,15 +18571,16 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// A plan made earlier decides recompute and cache; it must be of the same model and capacity.
+// Takes the recomputed and cached layers of an earlier plan, which must be for the same model and
+// capacity.
 static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
     qlora__plan_apply(m, plan->recompute_layers, plan->cached_layers);
     if (m->plan.total != plan->total || m->plan.tokens != plan->tokens ||
         m->plan.parameters != plan->parameters) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.plan was made for another model or other settings: it has %llu "
-                           "bytes, this model needs %llu",
+                           "desc.plan was made for another model or other settings: it plans %llu "
+                           "bytes, but this model needs %llu",
                            (unsigned long long)plan->total, (unsigned long long)m->plan.total);
     }
     return QLORA_OK;
@@ -18398,7 +18606,7 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
     qlora_result r = qlora__model_build(ctx, desc, &m);
     if (r == QLORA_OK && m->compute == QLORA_BF16 && qlora__on_cpu(ctx)) {
         r = qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                        "desc.mode is BF16; the CPU computes in F32, so use F32 or AUTO");
+                        "desc.mode is BF16, which needs a GPU; use F32 or AUTO on the CPU");
     }
     if (r == QLORA_OK) {
         bool was_sealed = qlora__cache_set_sealed(ctx, false);
@@ -18425,9 +18633,9 @@ static qlora_result qlora__model_close(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__not_in_capture(ctx, "closing a model"));
     if (m->trainers > 0 || m->generations > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model still has %lld trainers and %lld generations; destroy them "
-                           "first",
-                           (long long)m->trainers, (long long)m->generations);
+                           "the model still has a %s; %s it first",
+                           m->trainers > 0 ? "trainer" : "generation",
+                           m->trainers > 0 ? "destroy" : "end");
     }
     qlora__model_free(m);
     ctx->living[QLORA__MODELS]--;
@@ -18447,7 +18655,7 @@ static qlora_ctx* qlora__model_ctx(const qlora_model* model) {
     return model != NULL ? model->ctx : NULL;
 }
 
-// The host knows all of it, so the device is left alone, and so is the last error.
+// Nothing is read from the device, so this can be called at any time.
 qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) {
     if (model == NULL || out == NULL) {
         return QLORA_ERR_ARGUMENT;
@@ -18464,26 +18672,27 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     return QLORA_OK;
 }
 
-// Copies count reals of an f32 tensor out as floats, or in.
+// Copies numbers of an f32 tensor to host memory.
 static qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t count, float* out) {
     if (sizeof(QLORA__REAL) == sizeof(float)) {
         return qlora__copy_out(ctx, out, data, (size_t)count * sizeof(float));
     }
-    for (int64_t i = 0; i < count; i++) { // the CPU in double, for tests
+    for (int64_t i = 0; i < count; i++) { // the CPU in double precision, for tests
         out[i] = (float)((const QLORA__REAL*)data)[i];
     }
     return QLORA_OK;
 }
 
 static qlora_result qlora__parameter_need(qlora_ctx* ctx, const qlora_model* m, int64_t index,
-                                          const void* pointer, qlora__trained* t) {
+                                          const char* name, const void* pointer,
+                                          qlora__trained* t) {
     if (pointer == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the pointer to the values is NULL");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", name);
     }
     if (index < 0 || !qlora__trained_at(m, index, t)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "index is %lld; the model has %lld trained tensors", (long long)index,
-                           (long long)m->range_count);
+                           "index is %lld; the model has %lld trained tensors, numbered from 0",
+                           (long long)index, (long long)m->range_count);
     }
     return QLORA_OK;
 }
@@ -18491,7 +18700,7 @@ static qlora_result qlora__parameter_need(qlora_ctx* ctx, const qlora_model* m, 
 static qlora_result qlora__parameter_query(qlora_ctx* ctx, const qlora_model* m, int64_t index,
                                            qlora_parameter_info* out) {
     qlora__trained t;
-    QLORA__TRY(qlora__parameter_need(ctx, m, index, out, &t));
+    QLORA__TRY(qlora__parameter_need(ctx, m, index, "out", out, &t));
     snprintf(out->name, sizeof out->name, "base_model.model.%.170s", t.name);
     out->rows = t.rows;
     out->cols = t.cols;
@@ -18508,7 +18717,7 @@ qlora_result qlora_parameter_query(const qlora_model* model, int64_t index,
 static qlora_result qlora__parameter_read(qlora_ctx* ctx, const qlora_model* m,
                                           const qlora_tensor* arena, int64_t index, float* out) {
     qlora__trained t;
-    QLORA__TRY(qlora__parameter_need(ctx, m, index, out, &t));
+    QLORA__TRY(qlora__parameter_need(ctx, m, index, "out", out, &t));
     qlora_tensor window;
     qlora__arena_window(arena, t.at, t.rows, t.cols, &window);
     return qlora__floats_out(ctx, window.data, t.rows * t.cols, out);
@@ -18523,7 +18732,7 @@ qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out)
 static qlora_result qlora__parameter_write(qlora_ctx* ctx, qlora_model* m, int64_t index,
                                            const float* in) {
     qlora__trained t;
-    QLORA__TRY(qlora__parameter_need(ctx, m, index, in, &t));
+    QLORA__TRY(qlora__parameter_need(ctx, m, index, "in", in, &t));
     qlora_tensor window;
     qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
     QLORA__TRY(qlora__floats_in(ctx, window.data, t.rows * t.cols, in));
@@ -18540,7 +18749,7 @@ qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const floa
 
 // ---- evaluation ---------------------------------------------------------------------------------
 
-// Checks a batch and runs it forward; m->x then holds the final norm's output.
+// Checks a batch and runs the forward pass; the output of the final norm is then in m->x.
 static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                         const void* out, qlora__micro* micro) {
     int64_t tokens = 0;
@@ -18584,7 +18793,7 @@ qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch, qlora_eval
     return qlora__leave(ctx, qlora__eval(ctx, model, batch, out));
 }
 
-// Rows of logits as floats, through a host buffer when they are 16-bit.
+// Copies rows of logits as floats, through a host buffer if they are 16-bit.
 static qlora_result qlora__logits_out(qlora_ctx* ctx, const qlora_tensor* logits, int64_t rows,
                                       float* out) {
     int64_t n = rows * logits->cols;
@@ -19733,20 +19942,20 @@ qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) 
 
 // ---- the trainer --------------------------------------------------------------------------------
 
-// More than the host can be ahead: every update also takes one of the ring's slots.
+// More than the host can be ahead of the device, since every update also takes a slot of the ring.
 #define QLORA__RECORDS 8
 
-// What the device reports of a finished step; pinned on CUDA.
+// The results of a step, copied from the device; pinned memory on CUDA.
 typedef struct qlora__record {
-    float totals[4];  // losses, their rounding rest, weights
+    float totals[4];  // losses, their rounding error, weights
     float results[2]; // norm, scale
     qlora_adamw_state adamw;
     int32_t flag; // an id, a position or a label was out of range
 } qlora__record;
 
-// What the host knows of it.
+// The facts about the same step that the host knows.
 typedef struct qlora__report {
-    void* event; // recorded after the copies to the record
+    void* event; // recorded after the copies into the record
     int64_t step;
     int64_t tokens;
     double lr;
@@ -19764,15 +19973,15 @@ enum {
     QLORA__PIECE_KINDS
 };
 
-// A step that runs in slices.
+// A step that is run in slices.
 typedef struct qlora__sliced {
     bool begun;
     const qlora_batch* batches;
     int64_t count;
-    int64_t at;    // batch
-    int64_t piece; // of that batch
+    int64_t at;    // current batch
+    int64_t piece; // next piece of that batch
     double total_labels;
-    double expected[QLORA__PIECE_KINDS]; // milliseconds of a piece of each kind; 0 = not seen yet
+    double expected[QLORA__PIECE_KINDS]; // milliseconds per piece of each kind; 0 = not known yet
 } qlora__sliced;
 
 struct qlora_trainer {
@@ -19782,12 +19991,12 @@ struct qlora_trainer {
     qlora__record* records;
     qlora__report reports[QLORA__RECORDS];
     bool use_graphs;
-    qlora_graph** graphs; // one for each number of head chunks
+    qlora_graph** graphs; // one per number of head chunks
     int64_t graph_room;
     qlora_graph* update_graph;
-    int64_t step;       // updates asked for
+    int64_t step;       // number of updates queued so far
     int64_t tokens;     // of the step that is being accumulated
-    qlora__micro micro; // at hand
+    qlora__micro micro; // current
     qlora__sliced sliced;
 };
 
@@ -19795,7 +20004,7 @@ static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
     return t != NULL ? t->ctx : NULL;
 }
 
-// Where the numbers of a step arrive.
+// The index of the record of a step.
 static int qlora__record_of(int64_t step) {
     return (int)(step % QLORA__RECORDS);
 }
@@ -19954,7 +20163,8 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
     QLORA__TRY(qlora__not_in_capture(ctx, "changing the settings of a trainer"));
     if (t->tokens > 0 || t->sliced.begun) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step has begun; finish or cancel it before its settings change");
+                           "a step is in progress; finish it or drop it with qlora_train_cancel "
+                           "before changing settings");
     }
     QLORA__TRY(qlora__train_desc_resolve(ctx, desc, &d));
     const char* fixed = d.seed != t->desc.seed                     ? "seed"
@@ -19963,7 +20173,7 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
                                                                    : NULL;
     if (fixed != NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.%s differs from the trainer's; it cannot change", fixed);
+                           "desc.%s differs from that of the trainer and cannot be changed", fixed);
     }
     QLORA__TRY(qlora__clip_set(ctx, &t->m->clip, (float)d.max_norm));
     t->desc = d;
@@ -19979,8 +20189,8 @@ qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* des
 
 // ---- steps --------------------------------------------------------------------------------------
 
-// One micro-batch is a sequence of pieces; the kind of piece number n, and the layer or chunk that
-// it is about. False past the last one.
+// A micro-batch is computed in pieces. Sets the kind of piece number n, and the number of its layer
+// or chunk; false past the last piece.
 static bool qlora__piece_at(const qlora_trainer* t, int64_t n, int* kind, int64_t* index) {
     int64_t layers = t->m->plan.config.layers;
     int64_t chunks = t->micro.chunks;
@@ -20044,15 +20254,15 @@ static qlora_result qlora__update_run(qlora_ctx* ctx, void* user) {
     return qlora__update(ctx, ((qlora_trainer*)user)->m);
 }
 
-// Replays, captures at first sight, or runs eagerly; a capture that fails is given up for good,
-// once and visibly.
+// Replays the graph, captures it the first time, or runs without graphs. After a failed capture, a
+// warning is logged once, and no further capture is tried.
 static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn,
                                qlora_graph** graph) {
     qlora_ctx* ctx = t->ctx;
     if (!t->use_graphs) {
         return fn(ctx, t);
     }
-    if (*graph != NULL && (*graph)->invalid[0] != '\0') {
+    if (*graph != NULL && !qlora__graph_is_valid(*graph)) {
         QLORA__TRY(qlora__graph_destroy(ctx, *graph));
         *graph = NULL;
     }
@@ -20063,7 +20273,7 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST || t->desc.require_graph) {
         return r;
     }
-    QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from here on: %.400s", ctx->env.error);
+    QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from now on: %.400s", ctx->env.error);
     t->use_graphs = false;
     ctx->env.error[0] = '\0';
     return fn(ctx, t);
@@ -20072,7 +20282,7 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
 static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) {
     if (!t->m->use_adapters) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the adapters are switched off; training needs them on");
+                           "the adapters are off; switch them on with qlora_adapter_use");
     }
     if (t->sliced.begun) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
@@ -20083,9 +20293,14 @@ static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) 
 }
 
 static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
-    if (!(total_labels > 0.0) || total_labels > 1e15) {
+    if (total_labels > 1e15) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "total_labels is %g; the maximum is 1e15",
+                           total_labels);
+    }
+    if (!(total_labels > 0.0)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "total_labels is %g; a step needs at least one label",
+                           "total_labels is %g; a step needs at least one label with a positive "
+                           "weight",
                            total_labels);
     }
     return QLORA_OK;
@@ -20130,7 +20345,7 @@ static double qlora__schedule_lr(const qlora_train_desc* d, int64_t step) {
                : d->lr * 0.5 * (1.0 + cos(3.14159265358979323846 * done));
 }
 
-// Sends the numbers of a finished step to the host, without waiting for them.
+// Queues the copies of the results of a step to the host, without waiting for them.
 static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
@@ -20147,8 +20362,8 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
         QLORA__TRY(qlora__copy_out_later(ctx, copies[i].to, copies[i].from, copies[i].bytes));
     }
-    if (qlora__on_cpu(ctx) &&
-        sizeof(QLORA__REAL) != sizeof(float)) { // the CPU in double, for tests
+    // The CPU in double precision, for tests.
+    if (qlora__on_cpu(ctx) && sizeof(QLORA__REAL) != sizeof(float)) {
         for (int i = 0; i < 3; i++) {
             record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
         }
@@ -20164,7 +20379,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     return qlora__tensor_zero(ctx, &totals);
 }
 
-// The update itself, as a graph where steps are graphs.
+// Queues the update, as a graph if steps are graphs, and the copies of its results.
 static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
@@ -20195,7 +20410,7 @@ qlora_result qlora_train_update(qlora_trainer* trainer) {
 
 // ---- information --------------------------------------------------------------------------------
 
-// What is known of step number `step`, whose numbers have arrived.
+// Reports step number `step`, whose results have arrived.
 static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_info* out) {
     const qlora__record* r = &t->records[qlora__record_of(step)];
     const qlora__report* report = &t->reports[qlora__record_of(step)];
@@ -20266,14 +20481,14 @@ qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* o
 
 // ---- whole steps --------------------------------------------------------------------------------
 
-// Checks every batch of a step before anything is computed, and adds up its labels.
+// Checks every batch of a step before anything is computed, and adds up the labels.
 static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* batches,
                                          int64_t count, double* total_labels) {
     qlora_ctx* ctx = t->ctx;
     QLORA__TRY(qlora__trainer_need(ctx, t));
     if (t->tokens > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step has begun with qlora_train_micro; finish it with "
+                           "a step was started with qlora_train_micro; finish it with "
                            "qlora_train_update or drop it with qlora_train_cancel");
     }
     if (batches == NULL) {
@@ -20310,9 +20525,9 @@ qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches
 
 // ---- steps in slices ----------------------------------------------------------------------------
 //
-// The pieces of qlora__piece_at one by one, without graphs, and then the update: the same work in
-// the same order as a whole step. A slice waits for each piece, so that nothing is left running on
-// the device when it returns, and so that it knows how long pieces of that kind take.
+// Runs the pieces of qlora__piece_at one by one, without graphs, and then the update: the same work
+// in the same order as a whole step. A slice waits for each piece, so that the device is idle when
+// it returns, and to measure how long pieces of that kind take.
 
 static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batches,
                                        int64_t count) {
@@ -20337,7 +20552,7 @@ static int qlora__slice_kind(const qlora_trainer* t, int64_t* index) {
     int kind = QLORA__PIECE_UPDATE;
     *index = 0;
     if (t->sliced.at < t->sliced.count && t->sliced.piece == 0) {
-        return QLORA__PIECE_BEGIN; // t->micro is still that of the batch before
+        return QLORA__PIECE_BEGIN; // t->micro is still that of the previous batch
     }
     if (t->sliced.at < t->sliced.count) {
         qlora__piece_at(t, t->sliced.piece, &kind, index);
@@ -20382,7 +20597,8 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "done is NULL");
     }
     if (!t->sliced.begun) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "no step has begun; call qlora_train_begin first");
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "no step has been started; call qlora_train_begin first");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
     bool done = false;
@@ -20391,7 +20607,7 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
         int64_t index = 0;
         int kind = qlora__slice_kind(t, &index);
         double* expected = &t->sliced.expected[kind];
-        // A piece that nobody has timed yet gets a slice of its own.
+        // A piece of a kind that has not been timed yet gets its own slice.
         if (now > start && (!(*expected > 0.0) || now - start + *expected > milliseconds)) {
             break;
         }
@@ -20432,12 +20648,14 @@ qlora_result qlora_train_cancel(qlora_trainer* trainer) {
 
 // ---- checkpoints --------------------------------------------------------------------------------
 
-// DIR/step-N/   adapter_model.safetensors, adapter_config.json (what PEFT reads), trained norms if
-//               any, and last state.safetensors: moments, counters, settings, position, checksums
-// DIR/latest    names of the complete checkpoints, newest first; replacing it is the moment when
-//               a new one counts, so a crash leaves the old one or the new one
-// DIR/pending   names that may have to be cleared away after a crash: those not in `latest`
-// A folder that `latest` names is never written to.
+//   DIR/step-N/   adapter_model.safetensors and adapter_config.json, which PEFT reads; trained
+//                 norms if any; and, written last, state.safetensors: moments, counters, settings,
+//                 position, checksums
+//   DIR/latest    names of the complete checkpoints, newest first; a new checkpoint becomes valid
+//                 when this file is replaced, so a crash leaves either the old one or the new one
+//   DIR/pending   names of folders to remove after a crash unless `latest` contains them
+//
+// A folder that is named in `latest` is never written to.
 
 #define QLORA__STATE_FILE "state.safetensors"
 #define QLORA__MAX_KEPT 64
@@ -20450,7 +20668,7 @@ typedef struct qlora__ckpt_list {
 
 static const char* const qlora__ckpt_files[] = {"adapter_model.safetensors", "adapter_config.json",
                                                 QLORA__NORMS_FILE, QLORA__STATE_FILE};
-#define QLORA__CKPT_HASHED 3 // the first three; the state file carries its own checksum
+#define QLORA__CKPT_HASHED 3 // the first three; the state file contains its own checksum
 
 static bool qlora__ckpt_has(const qlora__ckpt_list* list, const char* name) {
     for (int i = 0; i < list->count; i++) {
@@ -20461,7 +20679,8 @@ static bool qlora__ckpt_has(const qlora__ckpt_list* list, const char* name) {
     return false;
 }
 
-// Only names that we give: nothing in such a file may lead outside the folder.
+// Accepts only names that this code creates, so that no file can refer to a path outside the
+// folder.
 static bool qlora__ckpt_name_fits(const char* name, size_t size) {
     bool fits = size > 5 && size < 40 && memcmp(name, "step-", 5) == 0;
     for (size_t i = 5; i < size && fits; i++) {
@@ -20470,7 +20689,7 @@ static bool qlora__ckpt_name_fits(const char* name, size_t size) {
     return fits;
 }
 
-// A file of names, one a line; an absent file is an empty list.
+// Reads a file of names, one per line; a missing file is an empty list.
 static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const char* file,
                                           qlora__ckpt_list* list) {
     char path[QLORA__PATH_ROOM];
@@ -20500,7 +20719,8 @@ static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const
     qlora__map_close(&ctx->env, &map);
     return good ? QLORA_OK
                 : qlora__fail(ctx, QLORA_ERR_FORMAT,
-                              "%s is not a list of checkpoints; it names one folder a line", path);
+                              "%s is damaged; it must contain one checkpoint folder per line",
+                              path);
 }
 
 static qlora_result qlora__ckpt_list_write(qlora_ctx* ctx, const char* dir, const char* file,
@@ -20521,13 +20741,13 @@ static qlora_result qlora__ckpt_list_write(qlora_ctx* ctx, const char* dir, cons
     return r;
 }
 
-// Clears a checkpoint away, as far as that goes: what is left over costs space only.
+// Removes a checkpoint. Errors are ignored, because leftovers only take up disk space.
 static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name) {
     char folder[QLORA__PATH_ROOM];
     if (qlora__path_join(&ctx->env, dir, name, folder) != QLORA_OK) {
         return;
     }
-    // state first: without it the folder is no checkpoint
+    // The state is removed first: without it, the folder is not a checkpoint.
     for (int i = (int)(sizeof qlora__ckpt_files / sizeof qlora__ckpt_files[0]) - 1; i >= 0; i--) {
         char temporary[64];
         snprintf(temporary, sizeof temporary, "%s.tmp", qlora__ckpt_files[i]);
@@ -20537,8 +20757,8 @@ static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name
     ctx->env.files.remove(folder, ctx->env.files.user);
 }
 
-// What a checkpoint says in numbers. SAME: a difference is refused, because it changes the results
-// or the meaning; NOTED: a difference is logged; BACK: restored.
+// The numbers stored in a checkpoint. SAME: a different value is an error, because it would change
+// the results or their meaning; NOTED: a different value is logged; BACK: the value is restored.
 typedef enum qlora__state_kind { QLORA__SAME, QLORA__NOTED, QLORA__BACK } qlora__state_kind;
 
 typedef struct qlora__state_row {
@@ -20556,7 +20776,7 @@ typedef struct qlora__state {
     int64_t updates;
     int64_t skipped;
     int64_t skip;
-    float record[6]; // totals, results
+    float record[6]; // totals and results of a qlora__record
     qlora__state_row rows[QLORA__STATE_ROWS];
     int count;
 } qlora__state;
@@ -20602,13 +20822,13 @@ static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
     qlora__state_add(s, "cublas", QLORA__NOTED, cublas);
 }
 
-// The table of a trainer as it stands. The caller has filled the fields that come back.
+// Fills the table from the trainer. The caller has set the fields of s that are restored.
 static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     const qlora_model* m = t->m;
     const qlora_model_config* c = &m->plan.config;
     const qlora_train_desc* d = &t->desc;
-    // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that
-    // number.
+    // On the GPU, every micro-batch has the planned number of rows, on which the choice of cuBLAS
+    // kernels depends.
     qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
     s->count = 0;
     qlora__state_add(s, "state_format", QLORA__SAME, 1);
@@ -20669,7 +20889,7 @@ static qlora_result qlora__ckpt_hash(qlora_ctx* ctx, const char* folder, const c
     return QLORA_OK;
 }
 
-// ---- saving
+// ---- saving -------------------------------------------------------------------------------------
 
 static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, const qlora__state* s,
                                        const void* position, size_t position_bytes) {
@@ -20704,7 +20924,7 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     return r;
 }
 
-// What the device and the trainer hold, after all steps are done.
+// Collects the state of the device and the trainer after waiting for all steps.
 static qlora_result qlora__state_take(const qlora_trainer* t, qlora__state* s) {
     qlora_adamw_state adamw;
     memset(s, 0, sizeof *s);
@@ -20735,8 +20955,8 @@ static qlora_result qlora__ckpt_fill(qlora_trainer* t, const char* dir, const ch
     return qlora__dir_sync(&ctx->env, dir); // the folder's own name
 }
 
-// A name for the new folder that no complete checkpoint has: step-N, or step-N-2 ... when N is
-// saved again.
+// Chooses a name that no complete checkpoint has: step-N, or step-N-2 and so on if step N is saved
+// again.
 static void qlora__ckpt_choose(const qlora_trainer* t, const qlora__ckpt_list* list,
                                qlora__module_name* out) {
     snprintf(out->text, sizeof out->text, "step-%lld", (long long)t->step);
@@ -20747,7 +20967,8 @@ static void qlora__ckpt_choose(const qlora_trainer* t, const qlora__ckpt_list* l
 
 static qlora_result qlora__ckpt_need(qlora_trainer* t, const char* dir) {
     if (dir == NULL || dir[0] == '\0') {
-        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is NULL or empty");
+        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is %s",
+                           dir == NULL ? "NULL" : "empty");
     }
     if (t->sliced.begun) {
         return qlora__fail(t->ctx, QLORA_ERR_STATE,
@@ -20757,7 +20978,7 @@ static qlora_result qlora__ckpt_need(qlora_trainer* t, const char* dir) {
     return qlora__not_in_capture(t->ctx, "saving or loading a checkpoint");
 }
 
-// Puts name in front, and the names that are to go into `dropped`.
+// Inserts name at the front, and moves names beyond `keep` to `dropped`.
 static void qlora__ckpt_list_push(qlora__ckpt_list* list, const qlora__module_name* name, int keep,
                                   qlora__ckpt_list* dropped) {
     memset(dropped, 0, sizeof *dropped);
@@ -20780,16 +21001,17 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
     qlora__module_name name;
     QLORA__TRY(qlora__ckpt_need(t, dir));
     if (position == NULL && position_bytes > 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "position is NULL");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "position is NULL and position_bytes is %llu",
+                           (unsigned long long)position_bytes);
     }
     if (t->tokens > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step has begun; call qlora_train_update before saving");
+                           "a step is in progress; call qlora_train_update before saving");
     }
     QLORA__TRY(qlora__dir_make(&ctx->env, dir));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     if (qlora__ckpt_list_read(ctx, dir, "pending", &pending) != QLORA_OK) {
-        pending.count = 0; // it is there for tidiness only
+        pending.count = 0; // only used to remove leftovers
     }
     for (int i = 0; i < pending.count; i++) {
         if (!qlora__ckpt_has(&list, pending.names[i].text)) {
@@ -20807,7 +21029,8 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
         qlora__file_remove(&ctx->env, dir, "pending");
         return r;
     }
-    // When this fails nobody knows which list a crash would leave, so both checkpoints stay.
+    // If this fails, either list may be on the disk, so the old and the new checkpoint are both
+    // kept.
     QLORA__TRY(qlora__ckpt_list_write(ctx, dir, "latest", &list));
     for (int i = 0; i + 1 < pending.count; i++) {
         qlora__ckpt_remove(ctx, dir, pending.names[i].text);
@@ -20825,9 +21048,9 @@ qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir, cons
                         qlora__checkpoint_save(trainer, dir, position, position_bytes));
 }
 
-// ---- loading
+// ---- loading ------------------------------------------------------------------------------------
 
-// Opens the state of a checkpoint and checks that all its files are whole: QLORA_ERR_FORMAT if not.
+// Opens the state of a checkpoint and verifies all its files; QLORA_ERR_FORMAT if one is damaged.
 static qlora_result qlora__ckpt_open(qlora_ctx* ctx, const char* folder, qlora__st* state) {
     char path[QLORA__PATH_ROOM];
     bool exists = false;
@@ -20840,14 +21063,14 @@ static qlora_result qlora__ckpt_open(qlora_ctx* ctx, const char* folder, qlora__
     qlora_result r = qlora__st_verify(&ctx->env, state);
     const qlora__st_tensor* hashes = qlora__st_find(state, "hashes");
     if (r == QLORA_OK && (hashes == NULL || hashes->bytes != 8 * QLORA__CKPT_HASHED)) {
-        r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s has no checksums of the other files", path);
+        r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s contains no checksums of the other files", path);
     }
     for (int i = 0; i < QLORA__CKPT_HASHED && r == QLORA_OK; i++) {
         uint64_t hash = 0;
         r = qlora__ckpt_hash(ctx, folder, qlora__ckpt_files[i], &hash);
         if (r == QLORA_OK && hash != qlora__load_u64(hashes->data + 8 * i)) {
-            r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s is missing or damaged", folder,
-                            qlora__ckpt_files[i]);
+            r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s is %s", folder, qlora__ckpt_files[i],
+                            hash == 0 ? "missing" : "damaged");
         }
     }
     if (r != QLORA_OK) {
@@ -20884,7 +21107,8 @@ static double qlora__state_show(const qlora__state_row* row, int64_t value) {
     return real;
 }
 
-// Compares a checkpoint's numbers with the trainer's and takes those that come back.
+// Compares the numbers of a checkpoint with those of the trainer, and takes those that are
+// restored.
 static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, qlora__state* s) {
     for (int i = 0; i < s->count; i++) {
         const qlora__state_row* row = &s->rows[i];
@@ -20896,38 +21120,48 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
             *row->back = value;
         } else if (value != row->value && row->kind == QLORA__SAME) {
             return qlora__fail(ctx, QLORA_ERR_STATE,
-                               "%s was made with %s %g, this trainer has %g: results would differ",
+                               "%s was saved with %s = %g, but this trainer has %g, so results "
+                               "would differ",
                                st->label, row->name, qlora__state_show(row, value),
                                qlora__state_show(row, row->value));
         } else if (value != row->value) {
-            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was made with %s %g, this trainer has %g",
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was saved with %s = %g, this trainer has %g",
                        st->label, row->name, qlora__state_show(row, value),
                        qlora__state_show(row, row->value));
         }
     }
     const qlora__st_tensor* record = qlora__st_find(st, "record");
-    if (s->step < 0 || record == NULL || record->bytes != sizeof s->record) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: step or record is not valid", st->label);
+    if (s->step < 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: step is %lld; it must not be negative",
+                           st->label, (long long)s->step);
+    }
+    if (record == NULL || record->bytes != sizeof s->record) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: record has %llu bytes; it must have %d",
+                           st->label, (unsigned long long)(record != NULL ? record->bytes : 0),
+                           (int)sizeof s->record);
     }
     memcpy(s->record, record->data, sizeof s->record);
     return QLORA_OK;
 }
 
-// The moments of a trained tensor in the file; which is 'm' or 'v'.
+// Finds the moments of a trained tensor in the file; which is 'm' or 'v'.
 static qlora_result qlora__state_moment(qlora_ctx* ctx, const qlora__st* st, char which,
                                         const qlora__trained* t, const qlora__st_tensor** out) {
     char name[224];
     snprintf(name, sizeof name, "%c.%s", which, t->name);
     *out = qlora__st_find(st, name);
-    if (*out == NULL || (*out)->dtype != QLORA__ST_F32 ||
+    if (*out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing", st->label, name);
+    }
+    if ((*out)->dtype != QLORA__ST_F32 ||
         qlora__st_elements(*out) != (uint64_t)(t->rows * t->cols)) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing or has another size", st->label,
-                           name);
+        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s does not contain %lld F32 values",
+                           st->label, name, (long long)(t->rows * t->cols));
     }
     return QLORA_OK;
 }
 
-// Looks for every moment; with values, also puts them in place.
+// Checks that all moments are present; with a buffer for values, also loads them.
 static qlora_result qlora__state_moments(qlora_ctx* ctx, const qlora_model* m, const qlora__st* st,
                                          float* values) {
     const struct {
@@ -20980,7 +21214,7 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     return QLORA_OK;
 }
 
-// Everything is looked at before anything is changed.
+// Checks everything before anything is changed.
 static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, const qlora__st* st,
                                          void* position, size_t* position_bytes) {
     qlora_ctx* ctx = t->ctx;
@@ -20996,7 +21230,7 @@ static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, c
     if (position_bytes != NULL &&
         (saved->bytes > *position_bytes || (position == NULL && saved->bytes > 0))) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the position has %llu bytes, there is room for %llu",
+                           "the saved position has %llu bytes, but the buffer only %llu",
                            (unsigned long long)saved->bytes,
                            (unsigned long long)(position != NULL ? *position_bytes : 0));
     }
@@ -21025,7 +21259,7 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
     QLORA__TRY(qlora__ckpt_need(t, dir));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     if (list.count == 0) {
-        return qlora__fail(ctx, QLORA_ERR_FILE, "%s: there is no checkpoint", dir);
+        return qlora__fail(ctx, QLORA_ERR_FILE, "%s contains no checkpoint", dir);
     }
     for (int i = 0; i < list.count; i++) {
         char folder[QLORA__PATH_ROOM];
@@ -21033,7 +21267,7 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
         QLORA__TRY(qlora__path_join(&ctx->env, dir, list.names[i].text, folder));
         qlora_result r = qlora__ckpt_open(ctx, folder, &state);
         if (r == QLORA_ERR_FORMAT && i + 1 < list.count) {
-            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is not whole, an older one is taken: %.300s",
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is incomplete, trying an older one: %.300s",
                        folder, ctx->env.error);
             continue;
         }
@@ -21059,7 +21293,7 @@ qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void
 static qlora_result qlora__checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out) {
     qlora__ckpt_list list;
     if (dir == NULL || out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dir or out is NULL");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", dir == NULL ? "dir" : "out");
     }
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     *out = list.count > 0;
@@ -21075,20 +21309,20 @@ qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out)
 
 // ---- the choice of a token ----------------------------------------------------------------------
 
-// One text. Its keys and values are in the model's cache; its logits are kept on the host, so that
-// training and evaluation may use the model between two tokens.
+// One text. Its keys and values are in the model's cache. Its logits are kept on the host, so that
+// training and evaluation can use the model between two tokens.
 struct qlora_generation {
     qlora_ctx* ctx;
     qlora_model* m;
-    qlora_generate_desc desc; // of its pointers only stops is kept, in memory
-    int32_t* stops;
+    qlora_generate_desc desc; // its pointers are NULL
+    int32_t* stops;           // a copy
     int64_t stop_count;
     int64_t length;  // tokens in the cache
-    int64_t made;    // new tokens of this turn
-    int32_t waiting; // the token that was returned last and is not in the cache yet; -1 = none
+    int64_t made;    // new tokens in this turn
+    int32_t waiting; // the last token returned, if it is not in the cache yet; -1 = none
     bool stopped;    // the turn has ended
-    bool broken;     // a pass failed in the middle: what the cache holds is unknown
-    char* memory;    // holds the arrays
+    bool broken;     // a pass failed, so the contents of the cache are unknown
+    char* memory;    // of the arrays below and stops
     size_t bytes;
     float* logits;  // [V]
     float* weights; // [V], for sampling
@@ -21097,7 +21331,7 @@ struct qlora_generation {
     int32_t* ints;
 };
 
-// The larger weight first, of equals the smaller number.
+// Orders tokens by weight, largest first, and equal weights by id.
 static bool qlora__sample_before(const float* w, int32_t a, int32_t b) {
     return w[a] > w[b] || (!(w[a] < w[b]) && a < b);
 }
@@ -21117,8 +21351,9 @@ static void qlora__sample_sift(const float* w, int32_t* heap, int64_t count, int
     heap[at] = moved;
 }
 
-// The kept tokens, largest weight first, at the end of g->order, backwards: the top_k largest, and
-// of these the fewest whose weights make up top_p of the whole. Returns how many.
+// Selects the tokens to sample from: the top_k largest weights, and of these the fewest that make
+// up top_p of their sum. They are stored from the end of g->order backwards, largest first. Returns
+// their number.
 static int64_t qlora__sample_keep(const qlora_generation* g, int64_t vocab, double* sum) {
     const float* w = g->weights;
     int32_t* heap = g->order;
@@ -21132,8 +21367,8 @@ static int64_t qlora__sample_keep(const qlora_generation* g, int64_t vocab, doub
     for (int64_t i = vocab / 2 - 1; i >= 0; i--) {
         qlora__sample_sift(w, heap, vocab, i);
     }
-    // The weights of the top_k are only known when all of them are out; without top_k we can stop
-    // early.
+    // The sum of the top_k weights is known only once all of them are selected; without top_k, the
+    // selection can stop early.
     double stop_at = g->desc.top_k > 0 ? 1e300 : part * whole;
     int64_t kept = 0;
     double out = 0.0;
@@ -21166,7 +21401,7 @@ static double qlora__sample_number(uint64_t seed, int64_t position) {
     return ((double)(words[0] >> 5) * 67108864.0 + (double)(words[1] >> 6)) / 9007199254740992.0;
 }
 
-// The token after `position`, from g->logits.
+// Chooses the token after `position` from g->logits.
 static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t position) {
     const float* logits = g->logits;
     float* w = g->weights;
@@ -21197,12 +21432,12 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
             break;
         }
     }
-    return token; // rounding may leave a rest: then the last one that can be chosen
+    return token; // if rounding left a remainder, the last token that can be chosen
 }
 
 // ---- a text, token by token ---------------------------------------------------------------------
 
-// ids that are about to follow `length` tokens of a text.
+// Checks ids that are to follow `length` tokens of a text.
 static qlora_result qlora__generate_ids_check(qlora_ctx* ctx, const qlora_model* m,
                                               const char* what, const int32_t* ids, int64_t count,
                                               int64_t length) {
@@ -21216,15 +21451,16 @@ static qlora_result qlora__generate_ids_check(qlora_ctx* ctx, const qlora_model*
     }
     if (count > room - length - 1) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s has %lld tokens, which after %lld leave no room for a new one: the "
-                           "model was opened with generate_tokens %lld",
-                           what, (long long)count, (long long)length, (long long)room);
+                           "%s has %lld tokens; the maximum here is %lld, because the text has "
+                           "%lld and the model was opened with generate_tokens = %lld",
+                           what, (long long)count, (long long)qlora__max(room - length - 1, 0),
+                           (long long)length, (long long)room);
     }
     for (int64_t i = 0; i < count; i++) {
         if (ids[i] < 0 || ids[i] >= m->plan.config.vocab) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "token %lld of %s is %d; the vocabulary has %lld tokens",
-                               (long long)i, what, (int)ids[i], (long long)m->plan.config.vocab);
+                               "token %lld of %s is %d; it must be 0 to %lld", (long long)i, what,
+                               (int)ids[i], (long long)m->plan.config.vocab - 1);
         }
     }
     return QLORA_OK;
@@ -21240,7 +21476,7 @@ static qlora_result qlora__generate_stops_check(qlora_ctx* ctx, const qlora_gene
     for (int32_t i = 0; i < d->stop_count && !none; i++) {
         if (d->stops[i] < 0) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "desc.stops[%d] is %d; a token is not negative", (int)i,
+                               "desc.stops[%d] is %d; it must not be negative", (int)i,
                                (int)d->stops[i]);
         }
     }
@@ -21259,16 +21495,22 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
     QLORA__TRY(qlora__model_idle(ctx, m, "generating"));
     if (m->desc.generate_tokens == 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model was opened without a key/value cache; set generate_tokens "
-                           "of its desc to the length of the longest text");
+                           "the model was opened with generate_tokens = 0; set it to the maximum "
+                           "length of a text");
     }
     if (m->generations > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "the model already has a generation; end it with qlora_generate_end");
     }
     QLORA__TRY(qlora__generate_ids_check(ctx, m, "the prompt", d->prompt, d->prompt_tokens, 0));
-    QLORA__TRY(qlora__need_whole(ctx, "desc.max_tokens", d->max_tokens, 0,
-                                 m->desc.generate_tokens - d->prompt_tokens));
+    int64_t room = m->desc.generate_tokens - d->prompt_tokens;
+    if (d->max_tokens < 0 || d->max_tokens > room) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.max_tokens is %lld; it must be from 0 to %lld, because the prompt "
+                           "has %lld tokens and the model was opened with generate_tokens = %lld",
+                           (long long)d->max_tokens, (long long)room, (long long)d->prompt_tokens,
+                           (long long)m->desc.generate_tokens);
+    }
     QLORA__TRY(qlora__need_real(ctx, "desc.temperature", (double)d->temperature, 0.0, 1e300));
     QLORA__TRY(qlora__need_whole(ctx, "desc.top_k", d->top_k, 0, INT32_MAX));
     if (!(d->top_p >= 0.0f && d->top_p <= 1.0f)) {
@@ -21319,7 +21561,7 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// Computes the next tokens of the text; m->x then holds their rows.
+// Runs the next tokens of the text; their output is then in m->x.
 static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids, int64_t rows) {
     qlora_ctx* ctx = g->ctx;
     qlora_model* m = g->m;
@@ -21343,7 +21585,7 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
     return QLORA_OK;
 }
 
-// The logits after the last row of a pass, on the host.
+// Copies the logits after the last row of a pass to the host.
 static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     qlora_ctx* ctx = g->ctx;
     qlora_model* m = g->m;
@@ -21362,15 +21604,15 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
         if (!qlora__finite(g->logits[i])) {
             return qlora__fail(
                 ctx, QLORA_ERR_STATE,
-                "the logit of token %lld after position %lld is not finite; the weights or "
-                "the adapters are damaged",
+                "the logit of token %lld after position %lld is not finite; check the weights "
+                "and the adapter",
                 (long long)i, (long long)(g->length - 1));
         }
     }
     return QLORA_OK;
 }
 
-// Appends tokens to the text: as many as fit in one pass at its beginning, later one by one.
+// Appends tokens to the text: at its beginning as many as fit in one pass, then one by one.
 static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
     int64_t rows = 1;
     g->broken = true;
@@ -21430,8 +21672,8 @@ static bool qlora__generate_stops(const qlora_generation* g, int32_t token) {
     return false;
 }
 
-// Puts the token that was returned last into the cache. It is done only when it is needed: the last
-// token of a text is never computed.
+// Runs the token that was returned last. This is done only when its logits are needed, so the last
+// token of a text is never run.
 static qlora_result qlora__generate_catch_up(qlora_generation* g) {
     if (g->waiting >= 0) {
         int32_t token = g->waiting;
@@ -21451,7 +21693,7 @@ static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bo
     QLORA__TRY(qlora__generate_ready(g));
     if (g->stopped) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the turn has ended; go on with qlora_generate_feed");
+                           "the turn has ended; start the next one with qlora_generate_feed");
     }
     int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
     bool full = length >= m->desc.generate_tokens ||
@@ -21547,4 +21789,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 148cb840b04b77bc
+//@@ end 101facccd3b72ec9
