@@ -156,10 +156,10 @@ qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc, qlor
 static qlora_result qlora__model_close(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__not_in_capture(ctx, "closing a model"));
     if (m->trainers > 0 || m->generations > 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model still has a %s; %s it first",
-                           m->trainers > 0 ? "trainer" : "generation",
-                           m->trainers > 0 ? "destroy" : "end");
+        return qlora__fail(ctx, QLORA_ERR_STATE, "cannot close the model: it still has %s",
+                           m->generations == 0 ? "a trainer"
+                           : m->trainers == 0  ? "a generation"
+                                               : "a trainer and a generation");
     }
     qlora__model_free(m);
     ctx->living[QLORA__MODELS]--;
