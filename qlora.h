@@ -17540,12 +17540,11 @@ static qlora_result qlora__model_idle(qlora_ctx* ctx, const qlora_model* m, cons
 }
 
 // Kernels cannot return an error: they set a flag, which is read when the host waits anyway.
-// Batches are checked on the host, so a set flag means that device memory has been overwritten.
+// Batches are also checked on the host, so this is not expected to happen.
 static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
     if (flag != 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a kernel found a token, position or label out of range; the batch in "
-                           "device memory is damaged");
+                           "a kernel found a token id, position or label out of range");
     }
     return QLORA_OK;
 }
@@ -18632,10 +18631,10 @@ qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc, qlor
 static qlora_result qlora__model_close(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__not_in_capture(ctx, "closing a model"));
     if (m->trainers > 0 || m->generations > 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model still has a %s; %s it first",
-                           m->trainers > 0 ? "trainer" : "generation",
-                           m->trainers > 0 ? "destroy" : "end");
+        return qlora__fail(ctx, QLORA_ERR_STATE, "cannot close the model: it still has %s",
+                           m->generations == 0 ? "a trainer"
+                           : m->trainers == 0  ? "a generation"
+                                               : "a trainer and a generation");
     }
     qlora__model_free(m);
     ctx->living[QLORA__MODELS]--;
@@ -21789,4 +21788,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 101facccd3b72ec9
+//@@ end bc91cf899b317a71

@@ -198,8 +198,8 @@ static qlora_result qlora__model_idle(qlora_ctx* ctx, const qlora_model* m, cons
     return qlora__not_in_capture(ctx, what);
 }
 
-// Kernels cannot return an error: they set a flag, which is read when the host waits anyway. Batches
-// are also checked on the host, so this is not expected to happen.
+// Kernels cannot return an error: they set a flag, which is read when the host waits anyway.
+// Batches are also checked on the host, so this is not expected to happen.
 static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
     if (flag != 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,

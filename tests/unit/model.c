@@ -1284,7 +1284,7 @@ static const refusal refusals[] = {
     {"rms_eps", spoil_eps, "rms_eps is 0"},
     {"rms_eps NaN", spoil_eps_nan, "rms_eps is nan"},
     {"window", spoil_window, "window"},
-    {"theta", spoil_theta, "rope"},
+    {"theta", spoil_theta, "theta is -5"},
     {"train reserved", spoil_train_reserved, "zeroed"},
     {"train reserved at the end", spoil_train_reserved1, "zeroed"},
     {"tokens", spoil_tokens, "tokens is -1"},
