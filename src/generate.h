@@ -1,19 +1,19 @@
 // ---- the choice of a token ----------------------------------------------------------------------
 
-// One text. Its keys and values are in the model's cache; its logits are kept on the host, so that
-// training and evaluation may use the model between two tokens.
+// One text. Its keys and values are in the model's cache. Its logits are kept on the host, so that
+// training and evaluation can use the model between two tokens.
 struct qlora_generation {
     qlora_ctx* ctx;
     qlora_model* m;
-    qlora_generate_desc desc; // of its pointers only stops is kept, in memory
-    int32_t* stops;
+    qlora_generate_desc desc; // its pointers are NULL
+    int32_t* stops;           // a copy
     int64_t stop_count;
     int64_t length;  // tokens in the cache
-    int64_t made;    // new tokens of this turn
-    int32_t waiting; // the token that was returned last and is not in the cache yet; -1 = none
+    int64_t made;    // new tokens in this turn
+    int32_t waiting; // the last token returned, if it is not in the cache yet; -1 = none
     bool stopped;    // the turn has ended
-    bool broken;     // a pass failed in the middle: what the cache holds is unknown
-    char* memory;    // holds the arrays
+    bool broken;     // a pass failed, so the contents of the cache are unknown
+    char* memory;    // of the arrays below and stops
     size_t bytes;
     float* logits;  // [V]
     float* weights; // [V], for sampling
@@ -22,7 +22,7 @@ struct qlora_generation {
     int32_t* ints;
 };
 
-// The larger weight first, of equals the smaller number.
+// Orders tokens by weight, largest first, and equal weights by id.
 static bool qlora__sample_before(const float* w, int32_t a, int32_t b) {
     return w[a] > w[b] || (!(w[a] < w[b]) && a < b);
 }
@@ -42,8 +42,9 @@ static void qlora__sample_sift(const float* w, int32_t* heap, int64_t count, int
     heap[at] = moved;
 }
 
-// The kept tokens, largest weight first, at the end of g->order, backwards: the top_k largest, and
-// of these the fewest whose weights make up top_p of the whole. Returns how many.
+// Selects the tokens to sample from: the top_k largest weights, and of these the fewest that make
+// up top_p of their sum. They are stored from the end of g->order backwards, largest first. Returns
+// their number.
 static int64_t qlora__sample_keep(const qlora_generation* g, int64_t vocab, double* sum) {
     const float* w = g->weights;
     int32_t* heap = g->order;
@@ -57,8 +58,8 @@ static int64_t qlora__sample_keep(const qlora_generation* g, int64_t vocab, doub
     for (int64_t i = vocab / 2 - 1; i >= 0; i--) {
         qlora__sample_sift(w, heap, vocab, i);
     }
-    // The weights of the top_k are only known when all of them are out; without top_k we can stop
-    // early.
+    // The sum of the top_k weights is known only once all of them are selected; without top_k, the
+    // selection can stop early.
     double stop_at = g->desc.top_k > 0 ? 1e300 : part * whole;
     int64_t kept = 0;
     double out = 0.0;
@@ -91,7 +92,7 @@ static double qlora__sample_number(uint64_t seed, int64_t position) {
     return ((double)(words[0] >> 5) * 67108864.0 + (double)(words[1] >> 6)) / 9007199254740992.0;
 }
 
-// The token after `position`, from g->logits.
+// Chooses the token after `position` from g->logits.
 static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t position) {
     const float* logits = g->logits;
     float* w = g->weights;
@@ -122,12 +123,12 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
             break;
         }
     }
-    return token; // rounding may leave a rest: then the last one that can be chosen
+    return token; // if rounding left a remainder, the last token that can be chosen
 }
 
 // ---- a text, token by token ---------------------------------------------------------------------
 
-// ids that are about to follow `length` tokens of a text.
+// Checks ids that are to follow `length` tokens of a text.
 static qlora_result qlora__generate_ids_check(qlora_ctx* ctx, const qlora_model* m,
                                               const char* what, const int32_t* ids, int64_t count,
                                               int64_t length) {
@@ -141,15 +142,16 @@ static qlora_result qlora__generate_ids_check(qlora_ctx* ctx, const qlora_model*
     }
     if (count > room - length - 1) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s has %lld tokens, which after %lld leave no room for a new one: the "
-                           "model was opened with generate_tokens %lld",
-                           what, (long long)count, (long long)length, (long long)room);
+                           "%s has %lld tokens; the maximum here is %lld, because the text has "
+                           "%lld and the model was opened with generate_tokens = %lld",
+                           what, (long long)count, (long long)qlora__max(room - length - 1, 0),
+                           (long long)length, (long long)room);
     }
     for (int64_t i = 0; i < count; i++) {
         if (ids[i] < 0 || ids[i] >= m->plan.config.vocab) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "token %lld of %s is %d; the vocabulary has %lld tokens",
-                               (long long)i, what, (int)ids[i], (long long)m->plan.config.vocab);
+                               "token %lld of %s is %d; it must be 0 to %lld", (long long)i, what,
+                               (int)ids[i], (long long)m->plan.config.vocab - 1);
         }
     }
     return QLORA_OK;
@@ -165,7 +167,7 @@ static qlora_result qlora__generate_stops_check(qlora_ctx* ctx, const qlora_gene
     for (int32_t i = 0; i < d->stop_count && !none; i++) {
         if (d->stops[i] < 0) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "desc.stops[%d] is %d; a token is not negative", (int)i,
+                               "desc.stops[%d] is %d; it must not be negative", (int)i,
                                (int)d->stops[i]);
         }
     }
@@ -184,16 +186,22 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
     QLORA__TRY(qlora__model_idle(ctx, m, "generating"));
     if (m->desc.generate_tokens == 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model was opened without a key/value cache; set generate_tokens "
-                           "of its desc to the length of the longest text");
+                           "the model was opened with generate_tokens = 0; set it to the maximum "
+                           "length of a text");
     }
     if (m->generations > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "the model already has a generation; end it with qlora_generate_end");
     }
     QLORA__TRY(qlora__generate_ids_check(ctx, m, "the prompt", d->prompt, d->prompt_tokens, 0));
-    QLORA__TRY(qlora__need_whole(ctx, "desc.max_tokens", d->max_tokens, 0,
-                                 m->desc.generate_tokens - d->prompt_tokens));
+    int64_t room = m->desc.generate_tokens - d->prompt_tokens;
+    if (d->max_tokens < 0 || d->max_tokens > room) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.max_tokens is %lld; it must be from 0 to %lld, because the prompt "
+                           "has %lld tokens and the model was opened with generate_tokens = %lld",
+                           (long long)d->max_tokens, (long long)room, (long long)d->prompt_tokens,
+                           (long long)m->desc.generate_tokens);
+    }
     QLORA__TRY(qlora__need_real(ctx, "desc.temperature", (double)d->temperature, 0.0, 1e300));
     QLORA__TRY(qlora__need_whole(ctx, "desc.top_k", d->top_k, 0, INT32_MAX));
     if (!(d->top_p >= 0.0f && d->top_p <= 1.0f)) {
@@ -244,7 +252,7 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// Computes the next tokens of the text; m->x then holds their rows.
+// Runs the next tokens of the text; their output is then in m->x.
 static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids, int64_t rows) {
     qlora_ctx* ctx = g->ctx;
     qlora_model* m = g->m;
@@ -268,7 +276,7 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
     return QLORA_OK;
 }
 
-// The logits after the last row of a pass, on the host.
+// Copies the logits after the last row of a pass to the host.
 static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     qlora_ctx* ctx = g->ctx;
     qlora_model* m = g->m;
@@ -287,15 +295,15 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
         if (!qlora__finite(g->logits[i])) {
             return qlora__fail(
                 ctx, QLORA_ERR_STATE,
-                "the logit of token %lld after position %lld is not finite; the weights or "
-                "the adapters are damaged",
+                "the logit of token %lld after position %lld is not finite; check the weights "
+                "and the adapter",
                 (long long)i, (long long)(g->length - 1));
         }
     }
     return QLORA_OK;
 }
 
-// Appends tokens to the text: as many as fit in one pass at its beginning, later one by one.
+// Appends tokens to the text: at its beginning as many as fit in one pass, then one by one.
 static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
     int64_t rows = 1;
     g->broken = true;
@@ -355,8 +363,8 @@ static bool qlora__generate_stops(const qlora_generation* g, int32_t token) {
     return false;
 }
 
-// Puts the token that was returned last into the cache. It is done only when it is needed: the last
-// token of a text is never computed.
+// Runs the token that was returned last. This is done only when its logits are needed, so the last
+// token of a text is never run.
 static qlora_result qlora__generate_catch_up(qlora_generation* g) {
     if (g->waiting >= 0) {
         int32_t token = g->waiting;
@@ -376,7 +384,7 @@ static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bo
     QLORA__TRY(qlora__generate_ready(g));
     if (g->stopped) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the turn has ended; go on with qlora_generate_feed");
+                           "the turn has ended; start the next one with qlora_generate_feed");
     }
     int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
     bool full = length >= m->desc.generate_tokens ||

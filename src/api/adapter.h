@@ -7,7 +7,7 @@ typedef struct qlora_adapter_desc {
 } qlora_adapter_desc;
 
 // Switches the adapters on (as after opening) or off. With adapters off, the model behaves like its
-// base; training requires them on. Does not wait for the device.
+// base; training requires them on. A change invalidates all graphs. Does not wait for the device.
 QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // Copies the trained tensors of one model to another that has the same ones. The models may belong
 // to different contexts. The optimizer state is left unchanged. Waits for the device.
@@ -27,8 +27,8 @@ QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* p
                                                const qlora_adapter_desc* desc);
 
 typedef enum qlora_merge_base {
-    QLORA_MERGE_ORIGINAL = 0, // onto the folder's own weights
-    QLORA_MERGE_TRAINED = 1   // onto the dequantised 4-bit weights, which the adapter was trained on
+    QLORA_MERGE_ORIGINAL = 0, // into the original weights of the model folder
+    QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit weights that the adapter was trained on
 } qlora_merge_base;
 
 typedef struct qlora_merge_desc {

@@ -59,7 +59,8 @@ QLORA_API qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batc
 // The same step in separate calls. micro adds the gradients of one micro-batch; total_labels is the
 // sum of qlora_batch_labels over the whole step, so that the step does not depend on how it is
 // split. update clips the gradients, updates the adapters, zeroes the gradients and advances the
-// schedule. Neither call waits for the device.
+// schedule. Neither call waits for the device, except for a free staging buffer when the host is
+// several calls ahead.
 QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
                                          double total_labels);
 QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);

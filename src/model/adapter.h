@@ -1,9 +1,11 @@
-#define QLORA__NORMS_FILE "trained_norms.safetensors" // beside PEFT's files, which know no norms
+// ---- reading adapters ---------------------------------------------------------------------------
 
-// A folder with an adapter: PEFT's files, and the norms that were trained along, if they are there.
+#define QLORA__NORMS_FILE "trained_norms.safetensors" // PEFT's files cannot contain norms
+
+// An adapter folder: PEFT's files and, if present, the trained norms.
 typedef struct qlora__adapter_source {
     const char* dir;
-    const qlora__peft* peft; // own, or the one that the model was planned with; NULL = none
+    const qlora__peft* peft; // own, or the one opened for the plan; NULL = none
     qlora__peft own;
     qlora__st norms;
     bool has_norms;
@@ -29,7 +31,7 @@ static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s
     }
 }
 
-// The folder's modules, ranks and scales must be this model's.
+// Checks that the modules, ranks and scales of the folder are those of the model.
 static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
                                          const qlora__adapter_source* s) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -41,13 +43,17 @@ static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
                      qlora__projections[i].module);
             QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, p->out, p->in, &found));
             float scale = (float)found.scale;
-            if (found.rank != p->rank || (p->rank > 0 && (scale < p->scale || scale > p->scale))) {
-                return qlora__fail(
-                    ctx, QLORA_ERR_FORMAT,
-                    "%s: %s has rank %lld and scale %g there, %lld and %g in this model; "
-                    "open the model with desc.adapter",
-                    s->dir, module, (long long)found.rank, found.scale, (long long)p->rank,
-                    (double)p->scale);
+            if (found.rank != p->rank) {
+                return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                                   "%s: %s has rank %lld, but rank %lld in this model; open the "
+                                   "model with desc.adapter",
+                                   s->dir, module, (long long)found.rank, (long long)p->rank);
+            }
+            if (p->rank > 0 && (scale < p->scale || scale > p->scale)) {
+                return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                                   "%s: %s has scale %g, but scale %g in this model; open the "
+                                   "model with desc.adapter",
+                                   s->dir, module, found.scale, (double)p->scale);
             }
         }
     }
@@ -84,7 +90,7 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
     return r;
 }
 
-// Where a trained tensor lies in the folder; NULL for norms that it does not have.
+// Finds a trained tensor in the folder; NULL for a norm if the folder has no trained norms.
 static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_source* s,
                                           const qlora__trained* t, const qlora__st_tensor** out) {
     *out = NULL;
@@ -93,15 +99,19 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
         qlora__peft_module found;
         snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(".lora_A.weight")),
                  t->name);
-        QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out, t->projection->in,
-                                    &found));
+        QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out,
+                                    t->projection->in, &found));
         *out = t->is_b ? found.b : found.a;
     } else if (s->has_norms) {
         const qlora__st_tensor* norm = qlora__st_find(&s->norms, t->name);
-        if (norm == NULL || !qlora__st_is_float(norm) || norm->rank != 1 ||
-            norm->shape[0] != t->cols) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing or has another shape",
-                               s->dir, QLORA__NORMS_FILE, t->name);
+        if (norm == NULL) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing", s->dir,
+                               QLORA__NORMS_FILE, t->name);
+        }
+        if (!qlora__st_is_float(norm) || norm->rank != 1 || norm->shape[0] != t->cols) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                               "%s/%s: %s is not a vector of %lld floating-point numbers", s->dir,
+                               QLORA__NORMS_FILE, t->name, (long long)t->cols);
         }
         *out = norm;
     }
@@ -118,8 +128,7 @@ static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, 
     return QLORA_OK;
 }
 
-// Adapter weights of a folder, whose shapes must be this model's. Nothing changes unless all of it
-// fits.
+// Reads the adapter weights of a folder. Everything is checked before anything is changed.
 static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir) {
     qlora__adapter_source source;
     QLORA__TRY(qlora__adapter_source_open(ctx, m, dir, &source));

@@ -1,7 +1,7 @@
 // ---- arena --------------------------------------------------------------------------------------
 
-// Counts bytes with base NULL, hands memory out otherwise: the same walk plans and allocates, so
-// the plan is what is allocated.
+// With base NULL it only counts bytes; otherwise it hands out memory. Planning and allocation run
+// the same code, so that exactly the planned memory is allocated.
 typedef struct qlora__arena {
     qlora_ctx* ctx;
     char* base;
@@ -14,7 +14,7 @@ static char* qlora__arena_take(qlora__arena* arena, size_t bytes) {
     return p;
 }
 
-// A matrix of its own; ld is cols.
+// Allocates a contiguous matrix.
 static void qlora__arena_tensor(qlora__arena* arena, qlora_dtype dtype, int64_t rows, int64_t cols,
                                 qlora_tensor* out) {
     memset(out, 0, sizeof *out);
@@ -29,7 +29,7 @@ static void qlora__arena_tensor(qlora__arena* arena, qlora_dtype dtype, int64_t 
     out->owner = arena->ctx;
 }
 
-// A window of a contiguous one-row tensor as a matrix.
+// A view of part of a contiguous one-row tensor as a matrix.
 static void qlora__arena_window(const qlora_tensor* flat, int64_t at, int64_t rows, int64_t cols,
                                 qlora_tensor* out) {
     *out = *flat;
@@ -54,7 +54,7 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
     if (p->is_nf4) {
         qlora_tensor memory;
         qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora_nf4_bytes(&p->nf4_desc), &memory);
-        p->nf4.memory = memory; // wrapped once the arena is there
+        p->nf4.memory = memory; // wrapped once the arena is allocated
     } else {
         qlora__arena_tensor(arena, m->compute, p->out, p->in, &p->dense);
     }
@@ -109,7 +109,7 @@ static void qlora__layout_cache(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// Windows of the parameter arena, its shadow and its gradients for one projection.
+// Views of the shadow and the gradients for one projection.
 static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
     qlora__arena_window(&m->shadow, p->a_at, p->rank, p->in, &p->a);
     qlora__arena_window(&m->shadow, p->b_at, p->out, p->rank, &p->sb);
@@ -174,7 +174,7 @@ static void qlora__layout_windows(qlora_model* m) {
     }
 }
 
-// pads: of o and of gate/up.
+// Of pads, only those of o and of gate/up are used.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
     const qlora_model_config* c = &m->plan.config;
@@ -201,8 +201,8 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
     }
 }
 
-// In training every layer keeps its own; otherwise one set serves them all, and the residual stream
-// is updated in place.
+// In training, each layer keeps its own activations. Otherwise all layers share one set, and the
+// residual stream is updated in place.
 static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t pads[QLORA__GROUPS];
@@ -229,7 +229,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// The shared operand must also hold the largest weight of a file while it is being quantised.
+// The shared operand must also hold the largest weight while it is being quantised.
 static int64_t qlora__operand_elements(const qlora_model* m) {
     int64_t most = 0;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -242,7 +242,7 @@ static int64_t qlora__operand_elements(const qlora_model* m) {
         }
         for (int i = 0; i < QLORA__PROJECTIONS; i++) {
             const qlora__projection* p = &layer->projections[i];
-            most = qlora__max(most, p->in * p->out); // in 16 bits, or as random weights are made
+            most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
     }
     return most;
@@ -324,7 +324,7 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// Walks everything once, category by category.
+// Lays out the whole model, category by category.
 static void qlora__model_layout(qlora_model* m, char* base) {
     qlora__arena arena;
     arena.ctx = m->ctx;

@@ -1,17 +1,19 @@
 // ---- backward -----------------------------------------------------------------------------------
 //
-// The gradient of the residual stream goes down through the layers; what the adapters of a stack
-// need (their inputs normed once more, z, dA, dB) hangs beside that line and goes beside the
-// stream. Slot g is the stack g's. What the second line reads must stay until it has read it:
+// The gradient of the residual stream passes through the layers on the main stream. The gradients
+// of the adapters (their inputs normalised again, z, dA, dB) do not affect it, so they run in
+// parallel, on the second stream; the work of stack g uses slot g. A buffer that the second stream
+// reads must not be overwritten before it has been read:
 //
-//   dh and its last columns   by down and o          until dh is written, by the next norm
-//   dqkv                      by qkv                 until the next layer's attention
-//   s                         by down                until the next layer's ds, after that norm
-//   x                         made and read there    never touched here, but for recomputation
-//   gate_up's gradients       by gate_up             until a layer is recomputed in their place
-//   the shared operand        by z                   until weights are placed there
+//   buffer                    read for               overwritten by
+//   dh and its last columns   down and o             the next norm
+//   dqkv                      qkv                    the attention of the next layer
+//   s                         down                   ds of the next layer, after that norm
+//   x                         written there as well  nothing but recomputation
+//   gradients of gate and up  gate_up                recomputation of a layer
+//   the shared operand        z                      placing other weights
 
-// Recomputes what a layer did not keep: everything but down_proj.
+// Recomputes the activations that a layer did not keep: everything except down_proj.
 static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
     qlora_model* m = pass->m;
@@ -24,7 +26,7 @@ static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* la
     return qlora__layer_middle(pass, layer);
 }
 
-// z again, in the last columns of x, for the gradient of B.
+// Computes z again, into the last columns of x, for the gradient of B.
 static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* stack,
                                    const qlora_tensor* x) {
     if (stack->pad == 0) {
@@ -34,7 +36,7 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
-// dA and dB of a stack, with u in place, and z too unless it is wanted; none of it needs scratch.
+// Computes dA and dB of a stack from u, and first z if wants_z. None of this needs scratch.
 static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora__stack* stack,
                                            int group, const qlora_tensor* x, const qlora_tensor* dy,
                                            bool wants_z) {
@@ -50,7 +52,7 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
     return qlora__beside_end(ctx, group, r);
 }
 
-// All gradients of a stack with dropout, whose masks need scratch.
+// Computes all gradients of a stack with dropout, whose masks need scratch.
 static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const qlora__stack* stack,
                                                  const qlora_tensor* x, const qlora_tensor* dy,
                                                  const qlora_tensor* dx) {
@@ -59,8 +61,8 @@ static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const 
         pass->ctx, qlora__linear_backward(pass->ctx, pass->math, &stack->linear, x, dy, dx, 0));
 }
 
-// dy (with room for u) and x (with z) -> dx (may be NULL), and dA and dB. With dropout the adapters
-// add to dx, one after the other, and need scratch.
+// dy (with space for u) and x (with z) -> dx (may be NULL), dA and dB. With dropout, the adapters
+// are added to dx one by one, which needs scratch.
 static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__stack* stack,
                                           int group, const qlora_tensor* x, const qlora_tensor* dy,
                                           const qlora_tensor* dx) {
@@ -77,7 +79,7 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
                       : QLORA_OK;
 }
 
-// Gradients of down_proj and SwiGLU: dh -> the gradient of gate and up in kept.gu.
+// Backward pass of down_proj and SwiGLU: dh -> the gradient of gate and up in kept.gu.
 static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -97,7 +99,7 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
         QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
         return qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, NULL);
     }
-    // SwiGLU's output is made again in place of its gradient, in the same pass over gate and up.
+    // The output of SwiGLU is computed again, over its gradient, in the same pass over gate and up.
     if (stack.pad > 0) {
         QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
     }
@@ -106,7 +108,7 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }
 
-// The input of a stack behind a norm once more, with z.
+// Computes the input of a stack that follows a norm again, with z.
 static qlora_result qlora__stack_normed(const qlora__pass* pass, const qlora__stack* stack,
                                         const qlora_tensor* in, const qlora_tensor* norm,
                                         const qlora_tensor* x) {
@@ -116,8 +118,8 @@ static qlora_result qlora__stack_normed(const qlora__pass* pass, const qlora__st
     return qlora__stack_z(pass, stack, x);
 }
 
-// A stack behind a norm: dy (with room for u) -> gradients of its adapters, and dh += norm'(dx),
-// once the stack above, which reads dh beside, is done with it.
+// Backward pass of a stack that follows a norm: dy (with space for u) -> gradients of its adapters,
+// and dh += norm'(dx). Waits first for the stack `above`, which reads dh on the second stream.
 static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__layer* layer,
                                                int group, int above, const qlora_tensor* dy,
                                                const qlora_tensor* h, const qlora_tensor* norm,
@@ -178,7 +180,8 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     if (!c->qk_norm) {
         return QLORA_OK;
     }
-    // With a weight gradient the result may not lie where dy does: it passes through d_o and x.
+    // With a weight gradient, the result must not overwrite dy, so it is computed in d_o and
+    // copied.
     qlora_tensor raw_q = qlora__window(&layer->kept.qkv, pass->rows, 0, q);
     qlora_tensor raw_k = qlora__window(&layer->kept.qkv, pass->rows, q, kv);
     float eps = (float)c->rms_eps;
@@ -196,8 +199,8 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     return qlora_scale(ctx, 1.0f, &through_k, &dk);
 }
 
-// The backward pass in pieces, in the order in which they run: begin, then for each layer from the
-// last to the first its MLP and its attention, then end.
+// The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
+// the first, its MLP and its attention; then end.
 
 // Gradient of the final norm's output in m->delta -> gradient of the residual stream in m->dh.
 static qlora_result qlora__backward_begin(const qlora__pass* pass) {
@@ -224,7 +227,7 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
-    // Nothing below layer 0 is trained, unless its norm is.
+    // Below layer 0, at most its norm is trained.
     return qlora__layer_norm_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
                                       &layer->norm1, &layer->d_norm1,
                                       index > 0 || m->desc.train_norms);

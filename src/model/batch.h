@@ -1,13 +1,13 @@
 // ---- batches ------------------------------------------------------------------------------------
 
-// A micro-batch on its way through a pass.
+// The sizes of a micro-batch.
 typedef struct qlora__micro {
-    int64_t rows;   // that the pass computes
-    int64_t chunks; // of the head
-    int64_t tokens; // of the caller
+    int64_t rows;   // rows of the pass, including padding
+    int64_t chunks; // chunks of the head
+    int64_t tokens; // tokens of the caller
 } qlora__micro;
 
-// What a step puts into a micro-batch besides the caller's tokens.
+// What a step adds to the caller's tokens.
 typedef struct qlora__micro_desc {
     double total_labels;
     uint64_t seed; // for dropout
@@ -31,6 +31,28 @@ double qlora_batch_labels(const qlora_batch* batch) {
     return sum;
 }
 
+static qlora_result qlora__batch_token_check(qlora_ctx* ctx, const qlora_plan* plan,
+                                             const qlora_batch* b, int64_t i) {
+    int64_t vocab = plan->config.vocab;
+    int32_t id = b->ids[i];
+    int32_t label = b->labels[i];
+    if (id < 0 || id >= vocab) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "token %lld has id %d; it must be 0 to %lld",
+                           (long long)i, (int)id, (long long)vocab - 1);
+    }
+    if (label != -100 && (label < 0 || label >= vocab)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "token %lld has label %d; it must be -100 or 0 to %lld", (long long)i,
+                           (int)label, (long long)vocab - 1);
+    }
+    if (b->weights != NULL && (!qlora__finite(b->weights[i]) || b->weights[i] < 0.0f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the weight of label %lld is %g; it must be finite and not negative",
+                           (long long)i, (double)b->weights[i]);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, const qlora_batch* b,
                                        int64_t* tokens) {
     const qlora_plan* plan = &m->plan;
@@ -46,50 +68,44 @@ static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, con
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch->%s is NULL", missing);
     }
     if (b->count < 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch->count is %lld", (long long)b->count);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch->count is %lld; it must not be negative",
+                           (long long)b->count);
     }
     if (b->count > plan->max_sequences) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the batch has %lld sequences; the model was opened for at most %lld",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the batch has %lld sequences; the model was opened with "
+                           "max_sequences = %lld",
                            (long long)b->count, (long long)plan->max_sequences);
     }
     int64_t sum = 0;
     for (int64_t s = 0; s < b->count; s++) {
         if (b->lengths[s] <= 0 || b->lengths[s] > plan->max_length) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "sequence %lld has %d tokens; it must have 1 to %lld (max_length)",
+                               "sequence %lld has %d tokens; it must have 1 to %lld "
+                               "(max_length of the model)",
                                (long long)s, (int)b->lengths[s], (long long)plan->max_length);
         }
         sum += b->lengths[s];
     }
     if (sum > plan->tokens) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the batch has %lld tokens; the model was opened for at most %lld",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the batch has %lld tokens; the model was opened with tokens = %lld",
                            (long long)sum, (long long)plan->tokens);
     }
     for (int64_t i = 0; i < sum; i++) {
-        int32_t label = b->labels[i];
-        if (b->ids[i] < 0 || b->ids[i] >= plan->config.vocab ||
-            (label != -100 && (label < 0 || label >= plan->config.vocab))) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "token %lld has id %d and label %d; the vocabulary has %lld tokens",
-                               (long long)i, (int)b->ids[i], (int)label,
-                               (long long)plan->config.vocab);
-        }
-        if (b->weights != NULL && (!qlora__finite(b->weights[i]) || b->weights[i] < 0.0f)) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight of label %lld is %g; it must be finite and not negative",
-                               (long long)i, (double)b->weights[i]);
-        }
+        QLORA__TRY(qlora__batch_token_check(ctx, plan, b, i));
     }
     *tokens = sum;
     return QLORA_OK;
 }
 
-// Where a window of the batch block lies in a slot.
+// The place of a view of the batch block in a slot.
 static int32_t* qlora__slot_ints(const qlora_model* m, char* memory, const qlora_tensor* window) {
     size_t offset = (size_t)((char*)window->data - (char*)m->batch.all.data);
     return (int32_t*)(void*)(memory + offset);
 }
 
-// Tokens, positions and sequence bounds; what the batch does not fill belongs to no sequence.
+// Writes tokens, positions and sequence bounds. Rows after the batch belong to no sequence.
 static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_batch* b) {
     int32_t* ids = qlora__slot_ints(m, memory, &m->batch.ids);
     int32_t* positions = qlora__slot_ints(m, memory, &m->batch.positions);
@@ -114,14 +130,14 @@ static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_b
     }
 }
 
-// Labelled rows one behind the other: token i is to predict label i + 1 of its sequence. Returns
-// how many.
+// Writes the labelled rows without gaps: token i must predict label i + 1 of its sequence. Returns
+// their number.
 static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlora_batch* b) {
     int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
     int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
     QLORA__REAL* weights = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
     int32_t* inverse = qlora__slot_ints(m, memory, &m->batch.inverse);
-    int32_t none = (int32_t)m->batch.rows.cols; // the row of zeros
+    int32_t none = (int32_t)m->batch.rows.cols; // the zero row
     for (int64_t i = 0; i < m->plan.tokens; i++) {
         inverse[i] = none;
     }
@@ -166,26 +182,28 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
         out->tokens += batch->lengths[i];
     }
     out->chunks = qlora__ceil_div(labels, m->plan.head_chunk);
-    // On the GPU a micro-batch always has the planned size, so that one graph serves any packing.
+    // On the GPU, every micro-batch has the planned size, so that one graph fits any packing.
     out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
     return qlora__slot_send(ctx, slot, m->batch.all.data, slot->memory, m->batch.all.bytes);
 }
 
-// A model whose activations are in use by a micro-batch in slices can compute nothing else.
+// Fails while the activations of the model are in use by a micro-batch that runs in slices.
 static qlora_result qlora__model_idle(qlora_ctx* ctx, const qlora_model* m, const char* what) {
     if (m->micro_begun) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a training step is in the middle of a micro-batch; go on with "
-                           "qlora_train_slice or drop the step with qlora_train_cancel before %s",
+                           "a training step is in the middle of a micro-batch; finish it with "
+                           "qlora_train_slice or drop it with qlora_train_cancel before %s",
                            what);
     }
     return qlora__not_in_capture(ctx, what);
 }
 
-// The device cannot return an error; it sets a flag that is looked at where we wait anyway.
+// Kernels cannot return an error: they set a flag, which is read when the host waits anyway.
+// Batches are also checked on the host, so this is not expected to happen.
 static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
     if (flag != 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "an id, a position or a label was out of range");
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a kernel found a token id, position or label out of range");
     }
     return QLORA_OK;
 }

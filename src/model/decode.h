@@ -1,6 +1,6 @@
 // ---- the key/value cache of decoding ------------------------------------------------------------
 
-// The keys and values of a layer's cache: row p is position p, keys first.
+// Rows of the cache of a layer: row p has the keys, then the values, of position p.
 static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first,
                                       int64_t rows) {
     qlora_tensor t = m->kv_cache;
@@ -22,7 +22,7 @@ static qlora_result qlora__cache_store(const qlora__pass* pass, int64_t index) {
     return qlora_scale(pass->ctx, 1.0f, &heads.v, &values);
 }
 
-// `heads` matrices [rows, cols] that lie `stride` elements apart.
+// A batch of `heads` matrices [rows, cols], `stride` elements apart.
 static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_t stride,
                                     int64_t rows, int64_t cols, int64_t ld) {
     qlora_tensor v = *t;
@@ -34,9 +34,12 @@ static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_
     return v;
 }
 
-// Attention of one query, at position pass->first, over the cache. Query heads that share a key head are the
-// rows of one matrix, so a product per key head serves them all:
-//   s = scale q K^T, p = softmax(s), o = p V, over the positions inside the layer's window.
+// Attention of one query, at position pass->first, over the cache. Query heads that share a key
+// head are the rows of one matrix, so that one product per key head is enough:
+//
+//   s = scale q K^T, p = softmax(s), o = p V
+//
+// over the positions within the window of the layer.
 static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index) {
     qlora_ctx* ctx = pass->ctx;
     int64_t position = pass->first;
@@ -62,12 +65,12 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = true;
     gemm.alpha = 1.0f / sqrtf((float)d);
-    // Exact, as attention over many rows is.
+    // Exact fp32, as in attention over many rows.
     QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
     qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
     qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
     QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
-    if (m->compute != QLORA_F32) { // otherwise they are the same memory
+    if (m->compute != QLORA_F32) { // otherwise both are the same memory
         QLORA__TRY(qlora_cast(ctx, &flat_s, &flat_p));
     }
     gemm.trans_b = false;

@@ -1,6 +1,6 @@
 // ---- evaluation ---------------------------------------------------------------------------------
 
-// Checks a batch and runs it forward; m->x then holds the final norm's output.
+// Checks a batch and runs the forward pass; the output of the final norm is then in m->x.
 static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                         const void* out, qlora__micro* micro) {
     int64_t tokens = 0;
@@ -44,7 +44,7 @@ qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch, qlora_eval
     return qlora__leave(ctx, qlora__eval(ctx, model, batch, out));
 }
 
-// Rows of logits as floats, through a host buffer when they are 16-bit.
+// Copies rows of logits as floats, through a host buffer if they are 16-bit.
 static qlora_result qlora__logits_out(qlora_ctx* ctx, const qlora_tensor* logits, int64_t rows,
                                       float* out) {
     int64_t n = rows * logits->cols;

@@ -1,7 +1,7 @@
 // ---- forward ------------------------------------------------------------------------------------
 //
-// A pass through the layers, in pieces: begin, then for each layer its attention and its MLP. Whole
-// passes, steps in slices and decoding all run these pieces in this order.
+// The forward pass in pieces: begin; then, for each layer, its attention and its MLP. Whole passes,
+// steps in slices and decoding all run these pieces in this order.
 
 // Token ids -> the input of layer 0 in m->x.
 static qlora_result qlora__forward_begin(const qlora__pass* pass) {
@@ -14,8 +14,8 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     return qlora_rmsnorm_forward(pass->ctx, &h, qlora__norm_before(m, 0), (float)c->rms_eps, &x);
 }
 
-// When decoding, many rows are the beginning of a text and see only each other; one row sees the
-// cache.
+// When decoding, several rows are the beginning of a text and see only each other; a single row
+// sees the cache.
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
     QLORA__TRY(qlora__layer_qkv(pass, layer));
@@ -27,7 +27,7 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
                                              : qlora__layer_attention(pass, layer);
 }
 
-// Ends with the normed input of the next layer, or of the head, in m->x.
+// Leaves the normalised input of the next layer, or of the head, in m->x.
 static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -42,7 +42,7 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
                                           (float)c->rms_eps, &next, &x);
 }
 
-// Token ids -> the final norm's output in m->x.
+// Token ids -> the output of the final norm in m->x.
 static qlora_result qlora__forward(const qlora__pass* pass) {
     qlora_ctx* ctx = pass->ctx;
     size_t scratch = qlora__scratch_mark(ctx);

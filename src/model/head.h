@@ -1,7 +1,7 @@
 // ---- head ---------------------------------------------------------------------------------------
 
-// Chunk i of the labelled rows: gather, logits, loss; in training also their gradient, in rows_dx.
-// totals receives the sums of losses and weights.
+// Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
+// to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
 static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
                                       const qlora_tensor* totals, bool gradient) {
     qlora_ctx* ctx = pass->ctx;
@@ -38,7 +38,7 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     return QLORA_OK;
 }
 
-// The gradients of the labelled rows, back at their tokens in m->delta.
+// Copies the gradients of the labelled rows to their tokens in m->delta; other tokens get zero.
 static qlora_result qlora__head_end(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, 0, pass->rows);
@@ -54,7 +54,7 @@ static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const q
     return gradient ? qlora__head_end(pass) : QLORA_OK;
 }
 
-// Logits of rows of m->x, in the first rows of m->logits.
+// Computes the logits of some rows of m->x, into the first rows of m->logits.
 static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, int64_t rows) {
     qlora_model* m = pass->m;
     qlora_tensor x;

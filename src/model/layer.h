@@ -1,14 +1,14 @@
 // ---- one layer, forward -------------------------------------------------------------------------
 
-// How a pass runs: how many tokens, with or without dropout, with or without the key/value cache.
+// The settings of a pass through the model.
 typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
-    int64_t rows;
-    bool training;  // dropout is on
+    int64_t rows;    // number of tokens
+    bool training;   // dropout is on
     qlora_math math; // of f32 products
-    bool decoding;  // keys and values go into the cache
-    int64_t first;  // position of the first row when decoding
+    bool decoding;   // keys and values are stored in the cache
+    int64_t first;   // position of the first row when decoding
 } qlora__pass;
 
 static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
@@ -22,6 +22,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     return pass;
 }
 
+// A view of the first rows of a tensor and some of its columns.
 static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t col, int64_t cols) {
     qlora_tensor v = *t;
     size_t offset = (size_t)col * qlora_dtype_bytes(t->dtype);
@@ -32,12 +33,12 @@ static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t c
     return v;
 }
 
-// The stack of a layer as this pass uses it: without adapters its ranks are zero and its operand is
-// the weights alone. Weights that have no copy of their own are placed in the shared operand.
+// A stack of a layer, set up for a pass: without adapters, its ranks are zero and its operand is
+// only the weights. Weights without a cached copy are placed in the shared operand.
 typedef struct qlora__stack {
     qlora_linear_desc linear;
     qlora_tensor operand;
-    qlora_tensor positions; // of the rows at hand, for the dropout
+    qlora_tensor positions; // of the rows of the pass, for dropout
     qlora_tensor sequences;
     int64_t out;
     int64_t pad;
@@ -57,7 +58,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
     }
-    // For a single row it does not pay to widen the weights: the product reads them as they are.
+    // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes.
     if (pass->rows == 1 && !pass->training && !layer->cached) {
         out->linear.operand = NULL;
     }
@@ -70,7 +71,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     if (layer->cached) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read what stands there
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
     return qlora__linear_place(pass->ctx, &out->linear,
                                QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
@@ -81,12 +82,12 @@ static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* 
     QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
     qlora_tensor in = qlora__window(x, pass->rows, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__window(y, pass->rows, 0, stack.out);
-    QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // for the scratch
+    QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
     return qlora__leave(pass->ctx,
                         qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out));
 }
 
-// q, k and v of a layer, as attention takes them.
+// The inputs of attention.
 typedef struct qlora__heads {
     qlora_attention_desc desc;
     qlora_tensor q;
@@ -115,7 +116,7 @@ static const qlora_tensor* qlora__rope_of(const qlora_model* m, const qlora__lay
     return layer->sliding ? &m->rope_sliding : &m->rope;
 }
 
-// Normed input in m->x -> rotated q, k and v.
+// Normalised input in m->x -> rotated q, k and v.
 static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -145,7 +146,7 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
                               qlora__rope_of(m, layer), bias, &m->flag);
 }
 
-// Attention's output in kept.o and the residual stream -> h2, its norm in m->x, gate and up.
+// Output of attention in kept.o and the residual stream -> h2, its norm in m->x, gate and up.
 static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -170,7 +171,7 @@ static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer
                                    &pass->m->batch.seqs, &o, &lse);
 }
 
-// SwiGLU and down_proj into m->delta.
+// SwiGLU and down_proj, into m->delta.
 static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     int64_t I = m->plan.config.intermediate;
@@ -181,12 +182,12 @@ static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* lay
     return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, &m->delta);
 }
 
-// The norm in front of layer index, or the final one.
+// The norm before layer number `index`; after the last layer, the final norm.
 static const qlora_tensor* qlora__norm_before(const qlora_model* m, int64_t index) {
     return index < m->plan.config.layers ? &m->layers[index].norm1 : &m->final_norm;
 }
 
-// Where the residual stream in front of layer index lies; after the last one it is last_h.
+// The residual stream before layer number `index`; after the last layer, last_h.
 static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t index) {
     return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->last_h;
 }

@@ -2,11 +2,11 @@
 
 #define QLORA__STAGE_BYTES ((size_t)16 << 20)
 
-// Two buffers: one is filled from the file while the other one is copied to the device.
+// Two buffers: one is filled from the file while the other is copied to the device.
 typedef struct qlora__stager {
     qlora_model* m;
     qlora__ring ring;
-    uint64_t done;
+    uint64_t done; // bytes, for the progress
     uint64_t total;
 } qlora__stager;
 
@@ -35,7 +35,7 @@ static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
         s->done += n;
         if (desc->progress != NULL &&
             !desc->progress(desc->progress_user, "loading weights", s->done, s->total)) {
-            return qlora__fail(ctx, QLORA_ERR_STOPPED, "loading was stopped");
+            return qlora__fail(ctx, QLORA_ERR_STOPPED, "desc.progress returned false");
         }
     }
     return QLORA_OK;
@@ -47,8 +47,7 @@ static qlora_dtype qlora__st_dtype_of(const qlora__st_tensor* t) {
                                         : QLORA_F16;
 }
 
-// A file's matrix as a tensor in the staging area (the operand's memory) or, where no conversion is
-// needed, straight in its place.
+// Loads a matrix, in the type it has in the file, into the memory of the shared operand.
 static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
                                     int64_t rows, int64_t cols, qlora_tensor* out) {
     qlora_tensor area = s->m->operand;
@@ -63,7 +62,7 @@ static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlor
     out->ld = cols;
     out->batch = 1;
     out->owner = ctx;
-    if (sizeof(QLORA__REAL) != 4 && dtype == QLORA_F32) { // the CPU in double, for tests
+    if (sizeof(QLORA__REAL) != 4 && dtype == QLORA_F32) { // the CPU in double precision, for tests
         for (int64_t i = 0; i < rows * cols; i++) {
             float x = 0.0f;
             qlora__st_read_f32(t, (uint64_t)i, 1, &x);
@@ -74,7 +73,8 @@ static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlor
     return qlora__stage(ctx, s, out->data, t->data, t->bytes);
 }
 
-// Any size: rows that do not fit the staging area at once go in slices.
+// Loads a matrix of any size, converted to the type of out. If it needs a conversion and is larger
+// than the shared operand, it is loaded in slices.
 static qlora_result qlora__load_dense(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
                                       const qlora_tensor* out) {
     if (qlora__st_dtype_of(t) == out->dtype && sizeof(QLORA__REAL) == 4) {
@@ -135,8 +135,8 @@ static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
     return r;
 }
 
-// An f32 file is rounded to bf16 first, as loading it with transformers for bitsandbytes does: the
-// codes are then those that everybody else gets.
+// Weights in f32 are first rounded to bf16, as transformers does for bitsandbytes, so that the
+// codes are the same.
 static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
                                           const qlora__st_tensor* t, const qlora__projection* p) {
     qlora__st_tensor rounded = *t;
@@ -257,7 +257,7 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
-// Random weights: every matrix its own stream, norms of 1, no biases.
+// Random weights: each matrix has its own stream of random numbers; norms are 1 and biases 0.
 static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     float deviation = m->desc.weight_std > 0.0f ? m->desc.weight_std : 0.02f;
@@ -291,9 +291,9 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
             QLORA__TRY(qlora__tensor_zero(ctx, &layer->qkv_bias));
         }
         if (m->desc.progress != NULL &&
-            !m->desc.progress(m->desc.progress_user, "making weights", (uint64_t)l + 1,
+            !m->desc.progress(m->desc.progress_user, "generating weights", (uint64_t)l + 1,
                               (uint64_t)c->layers)) {
-            return qlora__fail(ctx, QLORA_ERR_STOPPED, "making weights was stopped");
+            return qlora__fail(ctx, QLORA_ERR_STOPPED, "desc.progress returned false");
         }
     }
     return qlora__sync(ctx);

@@ -1,5 +1,7 @@
-// The update of a step: norm, AdamW (which applies the clip's scale, zeroes the gradients and
-// writes the copies).
+// ---- open, close and parameters -----------------------------------------------------------------
+
+// The update of a step: the gradient norm, then AdamW, which applies the scale of the clip, zeroes
+// the gradients and writes the copies.
 static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     if (m->range_count == 0) {
         return QLORA_OK;
@@ -14,11 +16,11 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     return qlora_adamw_step(ctx, &args);
 }
 
-// Everything a step does, once, on zeroed memory, before the weights are loaded: afterwards kernels
-// are loaded, cuBLAS has seen every shape, and the cache can be sealed.
+// Runs every operation of a step once, on zeroed memory, before the weights are loaded: afterwards
+// all kernels are loaded, cuBLAS has run every shape, and the cache can be sealed.
 static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     if (qlora__on_cpu(ctx)) {
-        return QLORA_OK; // there is nothing to load
+        return QLORA_OK; // nothing is compiled on the CPU
     }
     qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
     int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
@@ -29,8 +31,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         QLORA__TRY(qlora__backward(&pass));
         QLORA__TRY(qlora__update(ctx, m));
     }
-    // Evaluation has other products: without dropout the adapters are part of the large one, and
-    // without adapters there is less of it.
+    // Evaluation has other products: without dropout, the adapters are part of the large product,
+    // and without adapters, that product is smaller.
     pass.training = false;
     QLORA__TRY(m->desc.dropout > 0.0f ? qlora__forward(&pass) : QLORA_OK);
     m->use_adapters = false;
@@ -93,15 +95,16 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// A plan made earlier decides recompute and cache; it must be of the same model and capacity.
+// Takes the recomputed and cached layers of an earlier plan, which must be for the same model and
+// capacity.
 static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
     qlora__plan_apply(m, plan->recompute_layers, plan->cached_layers);
     if (m->plan.total != plan->total || m->plan.tokens != plan->tokens ||
         m->plan.parameters != plan->parameters) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.plan was made for another model or other settings: it has %llu "
-                           "bytes, this model needs %llu",
+                           "desc.plan was made for another model or other settings: it plans %llu "
+                           "bytes, but this model needs %llu",
                            (unsigned long long)plan->total, (unsigned long long)m->plan.total);
     }
     return QLORA_OK;
@@ -127,7 +130,7 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
     qlora_result r = qlora__model_build(ctx, desc, &m);
     if (r == QLORA_OK && m->compute == QLORA_BF16 && qlora__on_cpu(ctx)) {
         r = qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                        "desc.mode is BF16; the CPU computes in F32, so use F32 or AUTO");
+                        "desc.mode is BF16, which needs a GPU; use F32 or AUTO on the CPU");
     }
     if (r == QLORA_OK) {
         bool was_sealed = qlora__cache_set_sealed(ctx, false);
@@ -153,10 +156,10 @@ qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc, qlor
 static qlora_result qlora__model_close(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__not_in_capture(ctx, "closing a model"));
     if (m->trainers > 0 || m->generations > 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model still has %lld trainers and %lld generations; destroy them "
-                           "first",
-                           (long long)m->trainers, (long long)m->generations);
+        return qlora__fail(ctx, QLORA_ERR_STATE, "cannot close the model: it still has %s",
+                           m->generations == 0 ? "a trainer"
+                           : m->trainers == 0  ? "a generation"
+                                               : "a trainer and a generation");
     }
     qlora__model_free(m);
     ctx->living[QLORA__MODELS]--;
@@ -176,7 +179,7 @@ static qlora_ctx* qlora__model_ctx(const qlora_model* model) {
     return model != NULL ? model->ctx : NULL;
 }
 
-// The host knows all of it, so the device is left alone, and so is the last error.
+// Nothing is read from the device, so this can be called at any time.
 qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) {
     if (model == NULL || out == NULL) {
         return QLORA_ERR_ARGUMENT;
@@ -193,26 +196,27 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     return QLORA_OK;
 }
 
-// Copies count reals of an f32 tensor out as floats, or in.
+// Copies numbers of an f32 tensor to host memory.
 static qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t count, float* out) {
     if (sizeof(QLORA__REAL) == sizeof(float)) {
         return qlora__copy_out(ctx, out, data, (size_t)count * sizeof(float));
     }
-    for (int64_t i = 0; i < count; i++) { // the CPU in double, for tests
+    for (int64_t i = 0; i < count; i++) { // the CPU in double precision, for tests
         out[i] = (float)((const QLORA__REAL*)data)[i];
     }
     return QLORA_OK;
 }
 
 static qlora_result qlora__parameter_need(qlora_ctx* ctx, const qlora_model* m, int64_t index,
-                                          const void* pointer, qlora__trained* t) {
+                                          const char* name, const void* pointer,
+                                          qlora__trained* t) {
     if (pointer == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the pointer to the values is NULL");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", name);
     }
     if (index < 0 || !qlora__trained_at(m, index, t)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "index is %lld; the model has %lld trained tensors", (long long)index,
-                           (long long)m->range_count);
+                           "index is %lld; the model has %lld trained tensors, numbered from 0",
+                           (long long)index, (long long)m->range_count);
     }
     return QLORA_OK;
 }
@@ -220,7 +224,7 @@ static qlora_result qlora__parameter_need(qlora_ctx* ctx, const qlora_model* m, 
 static qlora_result qlora__parameter_query(qlora_ctx* ctx, const qlora_model* m, int64_t index,
                                            qlora_parameter_info* out) {
     qlora__trained t;
-    QLORA__TRY(qlora__parameter_need(ctx, m, index, out, &t));
+    QLORA__TRY(qlora__parameter_need(ctx, m, index, "out", out, &t));
     snprintf(out->name, sizeof out->name, "base_model.model.%.170s", t.name);
     out->rows = t.rows;
     out->cols = t.cols;
@@ -237,7 +241,7 @@ qlora_result qlora_parameter_query(const qlora_model* model, int64_t index,
 static qlora_result qlora__parameter_read(qlora_ctx* ctx, const qlora_model* m,
                                           const qlora_tensor* arena, int64_t index, float* out) {
     qlora__trained t;
-    QLORA__TRY(qlora__parameter_need(ctx, m, index, out, &t));
+    QLORA__TRY(qlora__parameter_need(ctx, m, index, "out", out, &t));
     qlora_tensor window;
     qlora__arena_window(arena, t.at, t.rows, t.cols, &window);
     return qlora__floats_out(ctx, window.data, t.rows * t.cols, out);
@@ -252,7 +256,7 @@ qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out)
 static qlora_result qlora__parameter_write(qlora_ctx* ctx, qlora_model* m, int64_t index,
                                            const float* in) {
     qlora__trained t;
-    QLORA__TRY(qlora__parameter_need(ctx, m, index, in, &t));
+    QLORA__TRY(qlora__parameter_need(ctx, m, index, "in", in, &t));
     qlora_tensor window;
     qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
     QLORA__TRY(qlora__floats_in(ctx, window.data, t.rows * t.cols, in));

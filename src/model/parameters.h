@@ -1,8 +1,8 @@
 // ---- trained tensors ----------------------------------------------------------------------------
 
 typedef struct qlora__trained {
-    char name[192]; // as PEFT has it, after base_model.model.
-    int64_t at;
+    char name[192]; // PEFT's name without base_model.model.
+    int64_t at;     // first element in the parameter arena
     int64_t rows;
     int64_t cols;
     float shadow_scale;
@@ -12,7 +12,7 @@ typedef struct qlora__trained {
     bool is_b;
 } qlora__trained;
 
-// Norms of a layer that are trained: name, width.
+// The trained norm number `index` of a layer; false if there is none.
 static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int index,
                                 qlora__trained* out) {
     static const char* const names[] = {"input_layernorm", "post_attention_layernorm",
@@ -32,7 +32,7 @@ static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int index,
     return true;
 }
 
-// The index-th trained tensor in arena order; false past the end.
+// The trained tensor number `index`, in PEFT's order; false past the last one.
 static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__trained* out) {
     const qlora_model_config* c = &m->plan.config;
     int64_t at = 0;
@@ -76,7 +76,7 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     return false;
 }
 
-// Where AdamW writes A or s B once more: their places in the operand, when the layer has its own.
+// If the layer has its own operand, AdamW also writes A and s B to their places in it.
 static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
                               qlora_adamw_range* range) {
     const qlora__layer* layer = &m->layers[t->layer];
@@ -135,19 +135,20 @@ static qlora_adamw_desc qlora__adamw_desc_of(const qlora_model* m) {
     return args;
 }
 
-// The 16-bit shadow and the operands of cached layers follow the parameters.
+// Brings the shadow and the operands of cached layers up to date with the parameters.
 static qlora_result qlora__parameters_changed(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
     return m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK;
 }
 
-// A: uniform in +-1/sqrt(in), as PEFT's Kaiming start; B: zero. The same on both backends.
+// Initialises A uniformly in +-1/sqrt(in), as PEFT's Kaiming initialisation, and B with zero; equal
+// on both backends.
 static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
     qlora__trained t;
     for (int64_t i = 0; i < m->range_count && qlora__trained_at(m, i, &t); i++) {
         int64_t n = t.rows * t.cols;
         if (t.projection == NULL) {
-            continue; // norms were loaded
+            continue; // norms have been loaded
         }
         size_t bytes = (size_t)n * sizeof(QLORA__REAL);
         QLORA__REAL* values = (QLORA__REAL*)qlora__alloc_zero(ctx, bytes);

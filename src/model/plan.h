@@ -12,7 +12,7 @@ static void qlora__source_close(qlora_model* m) {
     m->source = NULL;
 }
 
-// The folder of the weights, opened when it is first needed.
+// The folder with the weights, opened when it is first needed.
 static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const char* dir,
                                          const qlora__folder** out) {
     if (!m->source->has_folder) {
@@ -33,7 +33,7 @@ static void qlora__adapter_new(const qlora_model* m, int number, qlora__projecti
     }
 }
 
-// The modules that an adapter's folder has, with its ranks and scales.
+// Rank and scale of a module in an adapter folder.
 static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora__peft* peft, int64_t layer,
                                          int number, qlora__projection* p) {
     char module[160];
@@ -48,7 +48,7 @@ static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora__peft* peft
     return QLORA_OK;
 }
 
-// Which of a layer's modules have adapters, and with what rank and scale.
+// Sets the rank and scale of every module; rank 0 = no adapter.
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
     qlora__peft* peft = &m->source->peft;
@@ -73,7 +73,8 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// The A of a stack lie one below the other, so that their gradients are one product; then the B.
+// The A matrices of a stack are contiguous, so that one product computes their gradients; the B
+// matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
     qlora__projection* first = &layer->projections[qlora__groups[group].first];
     for (int i = 0; i < qlora__groups[group].count; i++) {
@@ -92,7 +93,7 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
     return at;
 }
 
-// Gives every trained tensor its place; each starts on a multiple of 8 elements.
+// Assigns a place to every trained tensor; each starts at a multiple of 8 elements.
 static void qlora__number_parameters(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t at = 0;
@@ -137,14 +138,14 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
         int group = qlora__projections[i].group;
         p->in = ins[i];
         p->out = outs[i];
-        // The rope kernel adds the bias of q, k and v, unless a norm stands between.
+        // The rope kernel adds the bias of q, k and v, unless a norm comes between.
         p->has_bias = group == QLORA__QKV ? c->qkv_bias && c->qk_norm
                       : group == QLORA__O ? c->o_bias
                                           : c->mlp_bias;
     }
 }
 
-// Connects the linears with what the projections hold.
+// Points the linears of a layer at the tensors of its projections.
 static void qlora__connect_layer(qlora_model* m, int64_t index) {
     qlora__layer* layer = &m->layers[index];
     for (int g = 0; g < QLORA__GROUPS; g++) {
@@ -178,7 +179,7 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     }
 }
 
-// A config that does not come from a file.
+// Fills in the defaults of a config that does not come from a file, and checks it.
 static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_config* c) {
     if (c->kv_heads == 0) {
         c->kv_heads = c->heads;
@@ -228,9 +229,15 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "the model desc was not zeroed before its fields were set");
     }
-    if ((d->dir == NULL) == (d->config == NULL)) {
+    if (d->dir == NULL && d->config == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the model desc needs either dir (a folder) or config (random weights)");
+                           "desc.dir and desc.config are both NULL; set either dir (a folder) or "
+                           "config (random weights)");
+    }
+    if (d->dir != NULL && d->config != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.dir and desc.config are both set; set either dir (a folder) or "
+                           "config (random weights)");
     }
     const struct {
         const char* name;
@@ -255,7 +262,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
     }
     if (d->mode > QLORA_MODE_F32 && d->mode < QLORA_MODE_BF16) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.mode is %d; TF32 is a setting of the context (math)",
+                           "desc.mode is %d, which is unused; for TF32, set math of the context",
                            (int)d->mode);
     }
     QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, 0.0, 1.0));
@@ -263,7 +270,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
     return qlora__need_real(ctx, "desc.weight_std", (double)d->weight_std, 0.0, 1e300);
 }
 
-// Gives the capacity settings of a model their defaults.
+// Fills in the defaults of the capacity settings.
 static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, qlora_model_desc* d) {
     d->tokens = d->tokens != 0 ? d->tokens : 2048;
     d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
@@ -283,7 +290,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__free(ctx, m, sizeof *m);
 }
 
-// The folders that a plan is for, by their names.
+// A hash of the paths of the model folder and the adapter.
 static uint64_t qlora__source_name(const qlora_model_desc* desc) {
     uint64_t hash = 0;
     const char* const names[] = {desc->dir, desc->adapter};
@@ -339,7 +346,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     return qlora__adapter_shapes(ctx, m, desc);
 }
 
-// Which weights are 4-bit: those of an NF4 base, and those that a file has that way already.
+// Decides which weights are 4-bit: all of an NF4 base, and those that are 4-bit in the files.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
     const qlora__folder* folder = NULL;
@@ -372,7 +379,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
     return QLORA_OK;
 }
 
-// A model without memory: enough to plan with.
+// Creates a model without its memory, which is enough to plan it.
 static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc,
                                     const qlora_plan_desc* machine, qlora_model** out) {
     QLORA__TRY(qlora__model_desc_check(ctx, desc));
@@ -425,7 +432,7 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
         size_t free_bytes = 0;
         size_t total = 0;
         if (d.bytes == 0 && ctx->gpu->cu.MemGetInfo(&free_bytes, &total) == 0) {
-            size_t margin = (size_t)512 << 20; // cuBLAS, graphs, the driver's own
+            size_t margin = (size_t)512 << 20; // for cuBLAS, graphs and the driver
             d.bytes = (free_bytes > margin ? free_bytes - margin : 0) + ctx->device_bytes;
         }
     }
@@ -450,8 +457,28 @@ static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
     return bytes == 0 || m->plan.total + m->plan.context <= bytes;
 }
 
-// Fewest recomputed layers that fit, then as many cached ones as there is room for. Both are
-// monotonic, so bisection finds them.
+// Reports the smallest plan that the settings allow, and those that would make it smaller.
+static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, uint64_t bytes) {
+    const qlora_plan* p = &m->plan;
+    double gib = 1073741824.0;
+    bool all = p->recompute_layers == p->config.layers;
+    uint64_t other = p->workspace + p->head + p->generation + p->batches + p->cache + p->context;
+    const char* remedy = p->cached_layers > 0       ? ", or set desc.cache to AUTO"
+                         : qlora__trains(m) && !all ? ", or set desc.recompute to AUTO"
+                                                    : "";
+    return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
+                       "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
+                       "adapters and optimizer %.2f, activations %.2f, other %.2f); lower "
+                       "desc.tokens (%lld) or desc.rank%s",
+                       (double)(p->total + p->context) / gib,
+                       all ? " even with every layer recomputed" : "", (double)bytes / gib,
+                       (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
+                       (double)p->activations / gib, (double)other / gib, (long long)p->tokens,
+                       remedy);
+}
+
+// Chooses the fewest recomputed layers that fit, then as many cached layers as fit. The memory is
+// monotonic in both, so bisection finds them.
 static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes) {
     int64_t layers = m->plan.config.layers;
     bool auto_recompute = m->desc.recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
@@ -460,19 +487,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t 
     int64_t cached = m->desc.cache == QLORA_CHOICE_ON ? layers : 0;
     qlora__plan_apply(m, high, cached);
     if (!qlora__plan_fits(m, bytes)) {
-        double gib = 1073741824.0;
-        return qlora__fail(
-            ctx, QLORA_ERR_DEVICE_MEMORY,
-            "the model needs %.2f GiB even with every layer recomputed, and %.2f GiB are available "
-            "(base %.2f, adapters and optimizer %.2f, activations %.2f, the rest %.2f); use fewer "
-            "tokens than %lld, a smaller rank, or no weight cache",
-            (double)(m->plan.total + m->plan.context) / gib, (double)bytes / gib,
-            (double)m->plan.base / gib, (double)(m->plan.adapters + m->plan.optimizer) / gib,
-            (double)m->plan.activations / gib,
-            (double)(m->plan.workspace + m->plan.head + m->plan.generation + m->plan.batches +
-                     m->plan.cache + m->plan.context) /
-                gib,
-            (long long)m->plan.tokens);
+        return qlora__plan_too_large(ctx, m, bytes);
     }
     while (low < high) {
         int64_t middle = (low + high) / 2;
@@ -505,7 +520,7 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
     qlora_plan_desc machine = qlora__machine_resolve(ctx, given);
     qlora_model* m = NULL;
     QLORA__TRY(qlora__skeleton(ctx, desc, &machine, &m));
-    // A CPU context that plans for a GPU counts what a context holds there by default.
+    // When a CPU context plans for a GPU, the default memory of a CUDA context is counted.
     bool other = given != NULL && given->capability != 0 && qlora__on_cpu(ctx);
     m->plan.context = other                ? QLORA__SCRATCH_BYTES + 2 * QLORA__WORKSPACE_BYTES
                       : qlora__on_cpu(ctx) ? ctx->scratch->bytes
@@ -525,7 +540,8 @@ static qlora_result qlora__plan_make(qlora_ctx* ctx, const qlora_model_desc* mod
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
     if (model != NULL && model->plan != NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc already has a plan");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "plan of the model desc is set; it must be NULL here");
     }
     qlora_model* m = NULL;
     QLORA__TRY(qlora__plan_build(ctx, model, desc, &m));

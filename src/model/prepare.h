@@ -1,6 +1,6 @@
-// ---- open and close -----------------------------------------------------------------------------
+// ---- preparing a model --------------------------------------------------------------------------
 
-// NF4 weights get their maps and pointers once the arena's memory is there.
+// Sets the pointers and maps of NF4 weights once the arena is allocated.
 static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -15,8 +15,8 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Operands of layers without a cache are windows of the shared one; a stack of dense weights needs
-// none.
+// The operands of layers without a cache are views of the shared one. A stack of dense weights
+// needs none.
 static void qlora__model_operands(qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -62,7 +62,7 @@ static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
-// The numbers of AdamW that a step brings along; the first fields of qlora_adamw_state.
+// The AdamW settings of a step: the first fields of qlora_adamw_state.
 typedef struct qlora__adamw_numbers {
     double lr;
     double beta1;
@@ -71,7 +71,7 @@ typedef struct qlora__adamw_numbers {
     double weight_decay;
 } qlora__adamw_numbers;
 
-// Tables of the clip, and the optimizer's state before the first step.
+// Writes the tables of the clip and the state of the optimizer before the first step.
 static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, double max_norm,
                                            const qlora__adamw_numbers* numbers) {
     if (!qlora__trains(m)) {
@@ -95,7 +95,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
-        // Decoding's own kernels are loaded by the dry run.
+        // The kernels that only decoding uses are loaded by the dry run.
         return qlora__cache_warm(ctx,
                                  qlora__kernels_needed(ctx, m->compute, m->plan.config.head_dim,
                                                        nf4, true, m->dir == NULL));

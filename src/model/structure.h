@@ -4,7 +4,8 @@
 #define QLORA__GROUPS 4
 enum { QLORA__QKV, QLORA__O, QLORA__GATE_UP, QLORA__DOWN };
 
-// In the order of qlora_target's bits: module name inside a layer, and the stack it belongs to.
+// In the order of the bits of qlora_target: the name of the module within a layer, its name in GGUF
+// files, and the stack it belongs to.
 static const struct {
     const char* module;
     const char* gguf;
@@ -16,7 +17,7 @@ static const struct {
     {"mlp.down_proj", "ffn_down", QLORA__DOWN}};
 
 static const struct {
-    int first; // of qlora__projections
+    int first; // index in qlora__projections
     int count;
 } qlora__groups[QLORA__GROUPS] = {{0, 3}, {3, 1}, {4, 2}, {6, 1}};
 
@@ -26,26 +27,26 @@ typedef struct qlora__projection {
     bool is_nf4;
     qlora_nf4_desc nf4_desc;
     qlora_nf4 nf4;
-    qlora_tensor dense; // in the compute type, when it is not NF4
+    qlora_tensor dense; // in the compute type, unless is_nf4
     bool has_bias;
     qlora_tensor bias;
-    int64_t rank; // 0: no adapter
+    int64_t rank; // 0 = no adapter
     double alpha;
     float scale;
     int64_t a_at; // first element in the parameter arena
     int64_t b_at;
-    qlora_tensor a; // windows of the shadow: A, s B
+    qlora_tensor a; // views of the shadow: A, s B
     qlora_tensor sb;
-    qlora_tensor da; // windows of the gradients
+    qlora_tensor da; // views of the gradients
     qlora_tensor db;
 } qlora__projection;
 
-// What the forward pass of a layer leaves for the backward pass.
+// The activations of a layer that the backward pass needs.
 typedef struct qlora__kept {
     qlora_tensor h;   // [T, H] residual stream at the layer's input
-    qlora_tensor qkv; // [T, q + 2 kv] after the rotation; before norm and rotation with q/k norm
-    qlora_tensor qk;  // [T, q + kv] normed and rotated, only with q/k norm
-    qlora_tensor o;   // [T, q + pad] attention's output, and z of o_proj
+    qlora_tensor qkv; // [T, q + 2 kv] after the rotation; with q/k norm, before norm and rotation
+    qlora_tensor qk;  // [T, q + kv] normalised and rotated; only with q/k norm
+    qlora_tensor o;   // [T, q + pad] output of attention, and z of o_proj
     qlora_tensor lse; // [heads, T]
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
@@ -54,7 +55,7 @@ typedef struct qlora__kept {
 typedef struct qlora__layer {
     qlora__projection projections[QLORA__PROJECTIONS];
     qlora_linear_desc linears[QLORA__GROUPS];
-    qlora_tensor operands[QLORA__GROUPS]; // cached, or windows of the shared one
+    qlora_tensor operands[QLORA__GROUPS]; // cached, or views of the shared one
     int64_t pads[QLORA__GROUPS];
     bool cached;
     bool recompute;
@@ -64,7 +65,7 @@ typedef struct qlora__layer {
     qlora_tensor norm2;
     qlora_tensor q_norm; // [1, head_dim] f32
     qlora_tensor k_norm;
-    int64_t norms_at; // first element of norm1 in the parameter arena, when norms are trained
+    int64_t norms_at; // first element of norm1 in the parameter arena, if norms are trained
     qlora_tensor d_norm1;
     qlora_tensor d_norm2;
     qlora_tensor d_q_norm;
@@ -72,17 +73,18 @@ typedef struct qlora__layer {
     qlora__kept kept;
 } qlora__layer;
 
-// What a micro-batch brings along: windows of one block, filled on the host and copied over.
+// The inputs of a micro-batch: views of one block, which is filled on the host and copied as a
+// whole.
 typedef struct qlora__batch_block {
     qlora_tensor all;       // U8, the whole block
     qlora_tensor ids;       // [1, T]
     qlora_tensor positions; // [1, T]
-    qlora_tensor sequences; // [1, T], number of the sequence in the data
+    qlora_tensor sequences; // [1, T]: index of the sequence in the data
     qlora_tensor seqs;      // [1, max_sequences + 1]
     qlora_tensor rows;      // [1, R]: token of labelled row r
     qlora_tensor labels;    // [1, R]
     qlora_tensor weights;   // [1, R] f32
-    qlora_tensor inverse;   // [1, T]: labelled row of token t, or the row of zeros
+    qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
     qlora_tensor scale;     // [1, 1] f32: 1 / total labels
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
 } qlora__batch_block;
@@ -97,23 +99,23 @@ typedef struct qlora__source {
 
 struct qlora_model {
     qlora_ctx* ctx;
-    qlora_model_desc desc; // defaults resolved; of its pointers only dir is kept
+    qlora_model_desc desc; // defaults resolved; of its pointers, only dir remains valid
     qlora_plan plan;
     char* dir; // copy of desc.dir, or NULL
     qlora__source* source; // only while the model is being opened
     qlora_dtype compute;
-    qlora_math math; // the context's when the model was opened
+    qlora_math math; // that of the context when the model was opened
     bool use_adapters;
-    int64_t trainers;    // children
-    int64_t generations; // children
+    int64_t trainers;    // number that exist
+    int64_t generations; // number that exist
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
-    int64_t elements;  // of the parameter arena, gaps included
+    int64_t elements;  // of the parameter arena, including gaps
     int64_t positions; // rows of the rope tables
     qlora__buffer* arena;
     qlora__layer* layers;
     // base
     qlora_tensor embed; // [V, H]
-    qlora_tensor head;  // [V, H]; the same when tied
+    qlora_tensor head;  // [V, H]; the embedding if tied
     qlora_tensor final_norm;
     int64_t final_norm_at;
     qlora_tensor d_final_norm;
@@ -122,39 +124,38 @@ struct qlora_model {
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
-    qlora_tensor ranges;     // qlora_adamw_range for every tensor
+    qlora_tensor ranges;     // one qlora_adamw_range per trained tensor
     int64_t range_count;
     int64_t longest_range;
     qlora_tensor gradients;
     qlora_tensor moment1;
     qlora_tensor moment2;
     qlora_tensor adamw; // one qlora_adamw_state
-    qlora_clip clip;    // its tables lie in the arena
-    // one micro-batch
-    qlora__ring ring; // host images of batch blocks, and AdamW's numbers after them
+    qlora_clip clip;    // its tables are in the arena
+    // micro-batch
+    qlora__ring ring; // host copies of batch blocks, each followed by the AdamW settings of a step
     qlora__batch_block batch;
     qlora_tensor flag;      // I32: an id, a position or a label was out of range
     qlora_tensor last_h;    // [T, H] after the last layer
-    qlora_tensor x;         // [T, H + pad] normed input of qkv and gate/up
+    qlora_tensor x;         // [T, H + pad] normalised input of qkv and gate/up
     qlora_tensor delta;     // [T, H] output of o and down; gradient of x in the backward pass
-    qlora_tensor s;         // [T, I + pad] SwiGLU
-    qlora_tensor ds;        // its gradient: the same memory unless there is dropout
+    qlora_tensor s;         // [T, I + pad] output of SwiGLU
+    qlora_tensor ds;        // its gradient; the same memory unless there is dropout
     qlora_tensor operand;   // shared by the layers without a copy of their own
     qlora_tensor dh;        // [T, H + pad]
     qlora_tensor dqkv;      // [T, q + 2 kv + pad]
     qlora_tensor d_o;       // [T, q]
-    qlora__kept again;      // what a recomputed layer leaves
+    qlora__kept again;      // activations of a recomputed layer
     // head
     qlora_tensor rows_x;  // [chunk, H]
     qlora_tensor logits;  // [chunk, V]
     qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
     qlora_tensor losses;  // f32 [1, R]
-    qlora_tensor
-        totals; // f32 [1, 6]: losses, their rounding rest, weights; the same for evaluation
+    qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
     // generation
     qlora_tensor kv_cache; // [layers * generate_tokens, 2 kv]
     qlora_tensor scores;   // f32 [heads, generate_tokens]
-    qlora_tensor chances;  // their softmax in the compute type; in f32 the same memory
+    qlora_tensor chances;  // their softmax in the compute type; the same memory if that is f32
 };
 
 // Whether the model has gradients and an optimizer.

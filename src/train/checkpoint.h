@@ -1,11 +1,13 @@
 // ---- checkpoints --------------------------------------------------------------------------------
 
-// DIR/step-N/   adapter_model.safetensors, adapter_config.json (what PEFT reads), trained norms if
-//               any, and last state.safetensors: moments, counters, settings, position, checksums
-// DIR/latest    names of the complete checkpoints, newest first; replacing it is the moment when
-//               a new one counts, so a crash leaves the old one or the new one
-// DIR/pending   names that may have to be cleared away after a crash: those not in `latest`
-// A folder that `latest` names is never written to.
+//   DIR/step-N/   adapter_model.safetensors and adapter_config.json, which PEFT reads; trained
+//                 norms if any; and, written last, state.safetensors: moments, counters, settings,
+//                 position, checksums
+//   DIR/latest    names of the complete checkpoints, newest first; a new checkpoint becomes valid
+//                 when this file is replaced, so a crash leaves either the old one or the new one
+//   DIR/pending   names of folders to remove after a crash unless `latest` contains them
+//
+// A folder that is named in `latest` is never written to.
 
 #define QLORA__STATE_FILE "state.safetensors"
 #define QLORA__MAX_KEPT 64
@@ -18,7 +20,7 @@ typedef struct qlora__ckpt_list {
 
 static const char* const qlora__ckpt_files[] = {"adapter_model.safetensors", "adapter_config.json",
                                                 QLORA__NORMS_FILE, QLORA__STATE_FILE};
-#define QLORA__CKPT_HASHED 3 // the first three; the state file carries its own checksum
+#define QLORA__CKPT_HASHED 3 // the first three; the state file contains its own checksum
 
 static bool qlora__ckpt_has(const qlora__ckpt_list* list, const char* name) {
     for (int i = 0; i < list->count; i++) {
@@ -29,7 +31,8 @@ static bool qlora__ckpt_has(const qlora__ckpt_list* list, const char* name) {
     return false;
 }
 
-// Only names that we give: nothing in such a file may lead outside the folder.
+// Accepts only names that this code creates, so that no file can refer to a path outside the
+// folder.
 static bool qlora__ckpt_name_fits(const char* name, size_t size) {
     bool fits = size > 5 && size < 40 && memcmp(name, "step-", 5) == 0;
     for (size_t i = 5; i < size && fits; i++) {
@@ -38,7 +41,7 @@ static bool qlora__ckpt_name_fits(const char* name, size_t size) {
     return fits;
 }
 
-// A file of names, one a line; an absent file is an empty list.
+// Reads a file of names, one per line; a missing file is an empty list.
 static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const char* file,
                                           qlora__ckpt_list* list) {
     char path[QLORA__PATH_ROOM];
@@ -68,7 +71,8 @@ static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const
     qlora__map_close(&ctx->env, &map);
     return good ? QLORA_OK
                 : qlora__fail(ctx, QLORA_ERR_FORMAT,
-                              "%s is not a list of checkpoints; it names one folder a line", path);
+                              "%s is damaged; it must contain one checkpoint folder per line",
+                              path);
 }
 
 static qlora_result qlora__ckpt_list_write(qlora_ctx* ctx, const char* dir, const char* file,
@@ -89,13 +93,13 @@ static qlora_result qlora__ckpt_list_write(qlora_ctx* ctx, const char* dir, cons
     return r;
 }
 
-// Clears a checkpoint away, as far as that goes: what is left over costs space only.
+// Removes a checkpoint. Errors are ignored, because leftovers only take up disk space.
 static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name) {
     char folder[QLORA__PATH_ROOM];
     if (qlora__path_join(&ctx->env, dir, name, folder) != QLORA_OK) {
         return;
     }
-    // state first: without it the folder is no checkpoint
+    // The state is removed first: without it, the folder is not a checkpoint.
     for (int i = (int)(sizeof qlora__ckpt_files / sizeof qlora__ckpt_files[0]) - 1; i >= 0; i--) {
         char temporary[64];
         snprintf(temporary, sizeof temporary, "%s.tmp", qlora__ckpt_files[i]);
@@ -105,8 +109,8 @@ static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name
     ctx->env.files.remove(folder, ctx->env.files.user);
 }
 
-// What a checkpoint says in numbers. SAME: a difference is refused, because it changes the results
-// or the meaning; NOTED: a difference is logged; BACK: restored.
+// The numbers stored in a checkpoint. SAME: a different value is an error, because it would change
+// the results or their meaning; NOTED: a different value is logged; BACK: the value is restored.
 typedef enum qlora__state_kind { QLORA__SAME, QLORA__NOTED, QLORA__BACK } qlora__state_kind;
 
 typedef struct qlora__state_row {
@@ -124,7 +128,7 @@ typedef struct qlora__state {
     int64_t updates;
     int64_t skipped;
     int64_t skip;
-    float record[6]; // totals, results
+    float record[6]; // totals and results of a qlora__record
     qlora__state_row rows[QLORA__STATE_ROWS];
     int count;
 } qlora__state;
@@ -170,13 +174,13 @@ static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
     qlora__state_add(s, "cublas", QLORA__NOTED, cublas);
 }
 
-// The table of a trainer as it stands. The caller has filled the fields that come back.
+// Fills the table from the trainer. The caller has set the fields of s that are restored.
 static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     const qlora_model* m = t->m;
     const qlora_model_config* c = &m->plan.config;
     const qlora_train_desc* d = &t->desc;
-    // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that
-    // number.
+    // On the GPU, every micro-batch has the planned number of rows, on which the choice of cuBLAS
+    // kernels depends.
     qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
     s->count = 0;
     qlora__state_add(s, "state_format", QLORA__SAME, 1);
@@ -237,7 +241,7 @@ static qlora_result qlora__ckpt_hash(qlora_ctx* ctx, const char* folder, const c
     return QLORA_OK;
 }
 
-// ---- saving
+// ---- saving -------------------------------------------------------------------------------------
 
 static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, const qlora__state* s,
                                        const void* position, size_t position_bytes) {
@@ -272,7 +276,7 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     return r;
 }
 
-// What the device and the trainer hold, after all steps are done.
+// Collects the state of the device and the trainer after waiting for all steps.
 static qlora_result qlora__state_take(const qlora_trainer* t, qlora__state* s) {
     qlora_adamw_state adamw;
     memset(s, 0, sizeof *s);
@@ -303,8 +307,8 @@ static qlora_result qlora__ckpt_fill(qlora_trainer* t, const char* dir, const ch
     return qlora__dir_sync(&ctx->env, dir); // the folder's own name
 }
 
-// A name for the new folder that no complete checkpoint has: step-N, or step-N-2 ... when N is
-// saved again.
+// Chooses a name that no complete checkpoint has: step-N, or step-N-2 and so on if step N is saved
+// again.
 static void qlora__ckpt_choose(const qlora_trainer* t, const qlora__ckpt_list* list,
                                qlora__module_name* out) {
     snprintf(out->text, sizeof out->text, "step-%lld", (long long)t->step);
@@ -315,7 +319,8 @@ static void qlora__ckpt_choose(const qlora_trainer* t, const qlora__ckpt_list* l
 
 static qlora_result qlora__ckpt_need(qlora_trainer* t, const char* dir) {
     if (dir == NULL || dir[0] == '\0') {
-        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is NULL or empty");
+        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is %s",
+                           dir == NULL ? "NULL" : "empty");
     }
     if (t->sliced.begun) {
         return qlora__fail(t->ctx, QLORA_ERR_STATE,
@@ -325,7 +330,7 @@ static qlora_result qlora__ckpt_need(qlora_trainer* t, const char* dir) {
     return qlora__not_in_capture(t->ctx, "saving or loading a checkpoint");
 }
 
-// Puts name in front, and the names that are to go into `dropped`.
+// Inserts name at the front, and moves names beyond `keep` to `dropped`.
 static void qlora__ckpt_list_push(qlora__ckpt_list* list, const qlora__module_name* name, int keep,
                                   qlora__ckpt_list* dropped) {
     memset(dropped, 0, sizeof *dropped);
@@ -348,16 +353,17 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
     qlora__module_name name;
     QLORA__TRY(qlora__ckpt_need(t, dir));
     if (position == NULL && position_bytes > 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "position is NULL");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "position is NULL and position_bytes is %llu",
+                           (unsigned long long)position_bytes);
     }
     if (t->tokens > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step has begun; call qlora_train_update before saving");
+                           "a step is in progress; call qlora_train_update before saving");
     }
     QLORA__TRY(qlora__dir_make(&ctx->env, dir));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     if (qlora__ckpt_list_read(ctx, dir, "pending", &pending) != QLORA_OK) {
-        pending.count = 0; // it is there for tidiness only
+        pending.count = 0; // only used to remove leftovers
     }
     for (int i = 0; i < pending.count; i++) {
         if (!qlora__ckpt_has(&list, pending.names[i].text)) {
@@ -375,7 +381,8 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
         qlora__file_remove(&ctx->env, dir, "pending");
         return r;
     }
-    // When this fails nobody knows which list a crash would leave, so both checkpoints stay.
+    // If this fails, either list may be on the disk, so the old and the new checkpoint are both
+    // kept.
     QLORA__TRY(qlora__ckpt_list_write(ctx, dir, "latest", &list));
     for (int i = 0; i + 1 < pending.count; i++) {
         qlora__ckpt_remove(ctx, dir, pending.names[i].text);
@@ -393,9 +400,9 @@ qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir, cons
                         qlora__checkpoint_save(trainer, dir, position, position_bytes));
 }
 
-// ---- loading
+// ---- loading ------------------------------------------------------------------------------------
 
-// Opens the state of a checkpoint and checks that all its files are whole: QLORA_ERR_FORMAT if not.
+// Opens the state of a checkpoint and verifies all its files; QLORA_ERR_FORMAT if one is damaged.
 static qlora_result qlora__ckpt_open(qlora_ctx* ctx, const char* folder, qlora__st* state) {
     char path[QLORA__PATH_ROOM];
     bool exists = false;
@@ -408,14 +415,14 @@ static qlora_result qlora__ckpt_open(qlora_ctx* ctx, const char* folder, qlora__
     qlora_result r = qlora__st_verify(&ctx->env, state);
     const qlora__st_tensor* hashes = qlora__st_find(state, "hashes");
     if (r == QLORA_OK && (hashes == NULL || hashes->bytes != 8 * QLORA__CKPT_HASHED)) {
-        r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s has no checksums of the other files", path);
+        r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s contains no checksums of the other files", path);
     }
     for (int i = 0; i < QLORA__CKPT_HASHED && r == QLORA_OK; i++) {
         uint64_t hash = 0;
         r = qlora__ckpt_hash(ctx, folder, qlora__ckpt_files[i], &hash);
         if (r == QLORA_OK && hash != qlora__load_u64(hashes->data + 8 * i)) {
-            r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s is missing or damaged", folder,
-                            qlora__ckpt_files[i]);
+            r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s is %s", folder, qlora__ckpt_files[i],
+                            hash == 0 ? "missing" : "damaged");
         }
     }
     if (r != QLORA_OK) {
@@ -452,7 +459,8 @@ static double qlora__state_show(const qlora__state_row* row, int64_t value) {
     return real;
 }
 
-// Compares a checkpoint's numbers with the trainer's and takes those that come back.
+// Compares the numbers of a checkpoint with those of the trainer, and takes those that are
+// restored.
 static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, qlora__state* s) {
     for (int i = 0; i < s->count; i++) {
         const qlora__state_row* row = &s->rows[i];
@@ -464,38 +472,48 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
             *row->back = value;
         } else if (value != row->value && row->kind == QLORA__SAME) {
             return qlora__fail(ctx, QLORA_ERR_STATE,
-                               "%s was made with %s %g, this trainer has %g: results would differ",
+                               "%s was saved with %s = %g, but this trainer has %g, so results "
+                               "would differ",
                                st->label, row->name, qlora__state_show(row, value),
                                qlora__state_show(row, row->value));
         } else if (value != row->value) {
-            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was made with %s %g, this trainer has %g",
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was saved with %s = %g, this trainer has %g",
                        st->label, row->name, qlora__state_show(row, value),
                        qlora__state_show(row, row->value));
         }
     }
     const qlora__st_tensor* record = qlora__st_find(st, "record");
-    if (s->step < 0 || record == NULL || record->bytes != sizeof s->record) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: step or record is not valid", st->label);
+    if (s->step < 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: step is %lld; it must not be negative",
+                           st->label, (long long)s->step);
+    }
+    if (record == NULL || record->bytes != sizeof s->record) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: record has %llu bytes; it must have %d",
+                           st->label, (unsigned long long)(record != NULL ? record->bytes : 0),
+                           (int)sizeof s->record);
     }
     memcpy(s->record, record->data, sizeof s->record);
     return QLORA_OK;
 }
 
-// The moments of a trained tensor in the file; which is 'm' or 'v'.
+// Finds the moments of a trained tensor in the file; which is 'm' or 'v'.
 static qlora_result qlora__state_moment(qlora_ctx* ctx, const qlora__st* st, char which,
                                         const qlora__trained* t, const qlora__st_tensor** out) {
     char name[224];
     snprintf(name, sizeof name, "%c.%s", which, t->name);
     *out = qlora__st_find(st, name);
-    if (*out == NULL || (*out)->dtype != QLORA__ST_F32 ||
+    if (*out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing", st->label, name);
+    }
+    if ((*out)->dtype != QLORA__ST_F32 ||
         qlora__st_elements(*out) != (uint64_t)(t->rows * t->cols)) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing or has another size", st->label,
-                           name);
+        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s does not contain %lld F32 values",
+                           st->label, name, (long long)(t->rows * t->cols));
     }
     return QLORA_OK;
 }
 
-// Looks for every moment; with values, also puts them in place.
+// Checks that all moments are present; with a buffer for values, also loads them.
 static qlora_result qlora__state_moments(qlora_ctx* ctx, const qlora_model* m, const qlora__st* st,
                                          float* values) {
     const struct {
@@ -548,7 +566,7 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     return QLORA_OK;
 }
 
-// Everything is looked at before anything is changed.
+// Checks everything before anything is changed.
 static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, const qlora__st* st,
                                          void* position, size_t* position_bytes) {
     qlora_ctx* ctx = t->ctx;
@@ -564,7 +582,7 @@ static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, c
     if (position_bytes != NULL &&
         (saved->bytes > *position_bytes || (position == NULL && saved->bytes > 0))) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the position has %llu bytes, there is room for %llu",
+                           "the saved position has %llu bytes, but the buffer only %llu",
                            (unsigned long long)saved->bytes,
                            (unsigned long long)(position != NULL ? *position_bytes : 0));
     }
@@ -593,7 +611,7 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
     QLORA__TRY(qlora__ckpt_need(t, dir));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     if (list.count == 0) {
-        return qlora__fail(ctx, QLORA_ERR_FILE, "%s: there is no checkpoint", dir);
+        return qlora__fail(ctx, QLORA_ERR_FILE, "%s contains no checkpoint", dir);
     }
     for (int i = 0; i < list.count; i++) {
         char folder[QLORA__PATH_ROOM];
@@ -601,7 +619,7 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
         QLORA__TRY(qlora__path_join(&ctx->env, dir, list.names[i].text, folder));
         qlora_result r = qlora__ckpt_open(ctx, folder, &state);
         if (r == QLORA_ERR_FORMAT && i + 1 < list.count) {
-            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is not whole, an older one is taken: %.300s",
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is incomplete, trying an older one: %.300s",
                        folder, ctx->env.error);
             continue;
         }
@@ -627,7 +645,7 @@ qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void
 static qlora_result qlora__checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out) {
     qlora__ckpt_list list;
     if (dir == NULL || out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dir or out is NULL");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", dir == NULL ? "dir" : "out");
     }
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     *out = list.count > 0;

@@ -1,8 +1,8 @@
 // ---- steps in slices ----------------------------------------------------------------------------
 //
-// The pieces of qlora__piece_at one by one, without graphs, and then the update: the same work in
-// the same order as a whole step. A slice waits for each piece, so that nothing is left running on
-// the device when it returns, and so that it knows how long pieces of that kind take.
+// Runs the pieces of qlora__piece_at one by one, without graphs, and then the update: the same work
+// in the same order as a whole step. A slice waits for each piece, so that the device is idle when
+// it returns, and to measure how long pieces of that kind take.
 
 static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batches,
                                        int64_t count) {
@@ -27,7 +27,7 @@ static int qlora__slice_kind(const qlora_trainer* t, int64_t* index) {
     int kind = QLORA__PIECE_UPDATE;
     *index = 0;
     if (t->sliced.at < t->sliced.count && t->sliced.piece == 0) {
-        return QLORA__PIECE_BEGIN; // t->micro is still that of the batch before
+        return QLORA__PIECE_BEGIN; // t->micro is still that of the previous batch
     }
     if (t->sliced.at < t->sliced.count) {
         qlora__piece_at(t, t->sliced.piece, &kind, index);
@@ -72,7 +72,8 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "done is NULL");
     }
     if (!t->sliced.begun) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "no step has begun; call qlora_train_begin first");
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "no step has been started; call qlora_train_begin first");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
     bool done = false;
@@ -81,7 +82,7 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
         int64_t index = 0;
         int kind = qlora__slice_kind(t, &index);
         double* expected = &t->sliced.expected[kind];
-        // A piece that nobody has timed yet gets a slice of its own.
+        // A piece of a kind that has not been timed yet gets its own slice.
         if (now > start && (!(*expected > 0.0) || now - start + *expected > milliseconds)) {
             break;
         }

@@ -1,7 +1,7 @@
 // ---- steps --------------------------------------------------------------------------------------
 
-// One micro-batch is a sequence of pieces; the kind of piece number n, and the layer or chunk that
-// it is about. False past the last one.
+// A micro-batch is computed in pieces. Sets the kind of piece number n, and the number of its layer
+// or chunk; false past the last piece.
 static bool qlora__piece_at(const qlora_trainer* t, int64_t n, int* kind, int64_t* index) {
     int64_t layers = t->m->plan.config.layers;
     int64_t chunks = t->micro.chunks;
@@ -65,8 +65,8 @@ static qlora_result qlora__update_run(qlora_ctx* ctx, void* user) {
     return qlora__update(ctx, ((qlora_trainer*)user)->m);
 }
 
-// Replays, captures at first sight, or runs eagerly; a capture that fails is given up for good,
-// once and visibly.
+// Replays the graph, captures it the first time, or runs without graphs. After a failed capture, a
+// warning is logged once, and no further capture is tried.
 static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn,
                                qlora_graph** graph) {
     qlora_ctx* ctx = t->ctx;
@@ -84,7 +84,7 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST || t->desc.require_graph) {
         return r;
     }
-    QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from here on: %.400s", ctx->env.error);
+    QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from now on: %.400s", ctx->env.error);
     t->use_graphs = false;
     ctx->env.error[0] = '\0';
     return fn(ctx, t);
@@ -93,7 +93,7 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
 static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) {
     if (!t->m->use_adapters) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the adapters are switched off; training needs them on");
+                           "the adapters are off; switch them on with qlora_adapter_use");
     }
     if (t->sliced.begun) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
@@ -104,9 +104,14 @@ static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) 
 }
 
 static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
-    if (!(total_labels > 0.0) || total_labels > 1e15) {
+    if (total_labels > 1e15) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "total_labels is %g; the maximum is 1e15",
+                           total_labels);
+    }
+    if (!(total_labels > 0.0)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "total_labels is %g; a step needs at least one label",
+                           "total_labels is %g; a step needs at least one label with a positive "
+                           "weight",
                            total_labels);
     }
     return QLORA_OK;
@@ -151,7 +156,7 @@ static double qlora__schedule_lr(const qlora_train_desc* d, int64_t step) {
                : d->lr * 0.5 * (1.0 + cos(3.14159265358979323846 * done));
 }
 
-// Sends the numbers of a finished step to the host, without waiting for them.
+// Queues the copies of the results of a step to the host, without waiting for them.
 static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
@@ -168,8 +173,8 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
         QLORA__TRY(qlora__copy_out_later(ctx, copies[i].to, copies[i].from, copies[i].bytes));
     }
-    if (qlora__on_cpu(ctx) &&
-        sizeof(QLORA__REAL) != sizeof(float)) { // the CPU in double, for tests
+    // The CPU in double precision, for tests.
+    if (qlora__on_cpu(ctx) && sizeof(QLORA__REAL) != sizeof(float)) {
         for (int i = 0; i < 3; i++) {
             record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
         }
@@ -185,7 +190,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     return qlora__tensor_zero(ctx, &totals);
 }
 
-// The update itself, as a graph where steps are graphs.
+// Queues the update, as a graph if steps are graphs, and the copies of its results.
 static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
@@ -216,7 +221,7 @@ qlora_result qlora_train_update(qlora_trainer* trainer) {
 
 // ---- information --------------------------------------------------------------------------------
 
-// What is known of step number `step`, whose numbers have arrived.
+// Reports step number `step`, whose results have arrived.
 static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_info* out) {
     const qlora__record* r = &t->records[qlora__record_of(step)];
     const qlora__report* report = &t->reports[qlora__record_of(step)];
@@ -287,14 +292,14 @@ qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* o
 
 // ---- whole steps --------------------------------------------------------------------------------
 
-// Checks every batch of a step before anything is computed, and adds up its labels.
+// Checks every batch of a step before anything is computed, and adds up the labels.
 static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* batches,
                                          int64_t count, double* total_labels) {
     qlora_ctx* ctx = t->ctx;
     QLORA__TRY(qlora__trainer_need(ctx, t));
     if (t->tokens > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step has begun with qlora_train_micro; finish it with "
+                           "a step was started with qlora_train_micro; finish it with "
                            "qlora_train_update or drop it with qlora_train_cancel");
     }
     if (batches == NULL) {

@@ -1,19 +1,19 @@
 // ---- the trainer --------------------------------------------------------------------------------
 
-// More than the host can be ahead: every update also takes one of the ring's slots.
+// More than the host can be ahead of the device, since every update also takes a slot of the ring.
 #define QLORA__RECORDS 8
 
-// What the device reports of a finished step; pinned on CUDA.
+// The results of a step, copied from the device; pinned memory on CUDA.
 typedef struct qlora__record {
-    float totals[4];  // losses, their rounding rest, weights
+    float totals[4];  // losses, their rounding error, weights
     float results[2]; // norm, scale
     qlora_adamw_state adamw;
     int32_t flag; // an id, a position or a label was out of range
 } qlora__record;
 
-// What the host knows of it.
+// The facts about the same step that the host knows.
 typedef struct qlora__report {
-    void* event; // recorded after the copies to the record
+    void* event; // recorded after the copies into the record
     int64_t step;
     int64_t tokens;
     double lr;
@@ -31,15 +31,15 @@ enum {
     QLORA__PIECE_KINDS
 };
 
-// A step that runs in slices.
+// A step that is run in slices.
 typedef struct qlora__sliced {
     bool begun;
     const qlora_batch* batches;
     int64_t count;
-    int64_t at;    // batch
-    int64_t piece; // of that batch
+    int64_t at;    // current batch
+    int64_t piece; // next piece of that batch
     double total_labels;
-    double expected[QLORA__PIECE_KINDS]; // milliseconds of a piece of each kind; 0 = not seen yet
+    double expected[QLORA__PIECE_KINDS]; // milliseconds per piece of each kind; 0 = not known yet
 } qlora__sliced;
 
 struct qlora_trainer {
@@ -49,12 +49,12 @@ struct qlora_trainer {
     qlora__record* records;
     qlora__report reports[QLORA__RECORDS];
     bool use_graphs;
-    qlora_graph** graphs; // one for each number of head chunks
+    qlora_graph** graphs; // one per number of head chunks
     int64_t graph_room;
     qlora_graph* update_graph;
-    int64_t step;       // updates asked for
+    int64_t step;       // number of updates queued so far
     int64_t tokens;     // of the step that is being accumulated
-    qlora__micro micro; // at hand
+    qlora__micro micro; // current
     qlora__sliced sliced;
 };
 
@@ -62,7 +62,7 @@ static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
     return t != NULL ? t->ctx : NULL;
 }
 
-// Where the numbers of a step arrive.
+// The index of the record of a step.
 static int qlora__record_of(int64_t step) {
     return (int)(step % QLORA__RECORDS);
 }
@@ -221,7 +221,8 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
     QLORA__TRY(qlora__not_in_capture(ctx, "changing the settings of a trainer"));
     if (t->tokens > 0 || t->sliced.begun) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step has begun; finish or cancel it before its settings change");
+                           "a step is in progress; finish it or drop it with qlora_train_cancel "
+                           "before changing settings");
     }
     QLORA__TRY(qlora__train_desc_resolve(ctx, desc, &d));
     const char* fixed = d.seed != t->desc.seed                     ? "seed"
@@ -230,7 +231,7 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
                                                                    : NULL;
     if (fixed != NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.%s differs from the trainer's; it cannot change", fixed);
+                           "desc.%s differs from that of the trainer and cannot be changed", fixed);
     }
     QLORA__TRY(qlora__clip_set(ctx, &t->m->clip, (float)d.max_norm));
     t->desc = d;

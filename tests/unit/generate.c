@@ -519,24 +519,29 @@ TEST wrong_calls_are_refused(const test_machine* machine) {
     d.max_tokens = -1;
     ASSERT(refused(&w, d, wrong, "generate_tokens"));
     d = desc_of(bad, 2);
-    ASSERT(refused(&w, d, wrong, "vocabulary has 61"));
+    ASSERT(refused(&w, d, wrong, "is 61; it must be 0 to 60"));
     const struct {
         float temperature;
         int32_t top_k;
         float top_p;
-    } numbers[] = {{-1.0f, 0, 0.0f},     {(float)NAN, 0, 0.0f}, {(float)INFINITY, 0, 0.0f},
-                   {1.0f, -1, 0.0f},     {1.0f, 0, -0.1f},      {1.0f, 0, 1.1f},
-                   {1.0f, 0, (float)NAN}};
+        const char* says;
+    } numbers[] = {{-1.0f, 0, 0.0f, "temperature is -1"},
+                   {(float)NAN, 0, 0.0f, "temperature"},
+                   {(float)INFINITY, 0, 0.0f, "temperature is inf"},
+                   {1.0f, -1, 0.0f, "top_k is -1"},
+                   {1.0f, 0, -0.1f, "top_p is -0.1"},
+                   {1.0f, 0, 1.1f, "top_p is 1.1"},
+                   {1.0f, 0, (float)NAN, "top_p"}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         d = good;
         d.temperature = numbers[i].temperature;
         d.top_k = numbers[i].top_k;
         d.top_p = numbers[i].top_p;
-        ASSERT(refused(&w, d, wrong, "temperature"));
+        ASSERT(refused(&w, d, wrong, numbers[i].says));
     }
     d = good;
     d.stops = negative;
-    ASSERT(refused(&w, d, wrong, "no token"));
+    ASSERT(refused(&w, d, wrong, "stops[0] is -2"));
     d.stops = NULL;
     ASSERT(refused(&w, d, wrong, "NULL"));
     // Damaged adapters are reported and not sampled from.
