@@ -22,7 +22,8 @@ fresh_copy() {
 
 # What the gate says of the copy: ok, FAIL or skip. It has no git, so check.sh looks at all files.
 verdict() {
-    (cd "$tree" && GIT_DIR=/nowhere tests/gates/check.sh "$1" | head -1 | awk '{ print $1 }')
+    (cd "$tree" && GIT_DIR=/nowhere tests/gates/check.sh "$1" |
+        awk '/^(ok|FAIL|skip) / && !seen++ { print $1 }')
 }
 
 # One line for all of the copy's files and their modes.
