@@ -401,10 +401,11 @@ gate_text_header() {
         echo "$cxx -fsyntax-only $t/text_declarations.c"
         for macro in QLORA_STATIC QLORA_DLL QLORA_NO_MODEL QLORA_NO_CUDA; do
             echo "$c -D$macro -fsyntax-only $t/text_config.c"
-            for first in QLORA_FIRST TEXT_FIRST; do
-                echo "$c -D$macro -D$first -fsyntax-only $t/text_both.c"
-            done
         done
+        echo "$c -DQLORA_STATIC -fsyntax-only $t/text_both.c"
+        echo "$c -DQLORA_NO_MODEL -fsyntax-only $t/text_both.c"
+        echo "$c -DQLORA_NO_MODEL -DTEXT_FIRST -fsyntax-only $t/text_both.c"
+        echo "$c -DQLORA_NO_CUDA -DTEXT_FIRST -fsyntax-only $t/text_both.c"
         echo "$cxx -fsyntax-only $t/text_both.c"
         echo "$cxx -DTEXT_FIRST -fsyntax-only $t/text_both.c"
     done >$d/commands
