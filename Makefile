@@ -189,7 +189,7 @@ $(B)/libqlora.so: $(B)/libqlora.so.$(VERSION)
 	ln -sf $(<F) $@
 
 $(B)/libqlora.so.$(VERSION): $(LIBRARY:$(B)/obj/%=$(B)/obj/pic/%) Makefile
-	printf '{ global: qlora_*; text_*; local: *; };\n' > $(B)/obj/pic/exports
+	printf '{ global: qlora_*; local: *; };\n' > $(B)/obj/pic/exports
 	$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=$(B)/obj/pic/exports $(CFLAGS) -o $@ \
 		$(filter %.o,$^) $(LIBS)
 

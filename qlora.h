@@ -115,9 +115,9 @@
 
    DEVICES AND FALLBACK
        CUDA when it is usable (compute capability 7.5 or later), otherwise the CPU.
-       qlora_ctx_backend returns which, qlora_ctx_reason why; desc.require_backend turns the fallback
-       into an error. The device's primary context is used unless desc.cu_context is given; it is
-       current only inside our calls.
+       qlora_ctx_backend returns which, qlora_ctx_reason why; desc.require_backend turns the
+       fallback into an error. The device's primary context is used unless desc.cu_context is
+       given; it is current only inside our calls.
 
    NUMERICS
        Deterministic: no float atomics, one writer per output, a fixed order of summation, choices
@@ -822,7 +822,8 @@ QLORA_API qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batc
 // The same step in separate calls. micro adds the gradients of one micro-batch; total_labels is the
 // sum of qlora_batch_labels over the whole step, so that the step does not depend on how it is
 // split. update clips the gradients, updates the adapters, zeroes the gradients and advances the
-// schedule. Neither call waits for the device.
+// schedule. Neither call waits for the device, except for a free staging buffer when the host is
+// several calls ahead.
 QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
                                          double total_labels);
 QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
@@ -916,7 +917,7 @@ typedef struct qlora_adapter_desc {
 } qlora_adapter_desc;
 
 // Switches the adapters on (as after opening) or off. With adapters off, the model behaves like its
-// base; training requires them on. Does not wait for the device.
+// base; training requires them on. A change invalidates all graphs. Does not wait for the device.
 QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // Copies the trained tensors of one model to another that has the same ones. The models may belong
 // to different contexts. The optimizer state is left unchanged. Waits for the device.
@@ -936,8 +937,8 @@ QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* p
                                                const qlora_adapter_desc* desc);
 
 typedef enum qlora_merge_base {
-    QLORA_MERGE_ORIGINAL = 0, // onto the folder's own weights
-    QLORA_MERGE_TRAINED = 1   // onto the dequantised 4-bit weights, which the adapter was trained on
+    QLORA_MERGE_ORIGINAL = 0, // into the original weights of the model folder
+    QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit weights that the adapter was trained on
 } qlora_merge_base;
 
 typedef struct qlora_merge_desc {
@@ -2991,6 +2992,8 @@ static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, v
 }
 
 //@@ src/core/scope.h
+
+// Scratch memory by marks, calls that destroy objects, and captures.
 
 // ---- scratch memory by marks --------------------------------------------------------------------
 
@@ -5594,9 +5597,10 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
                                r->json->label);
     }
     if (types != 0 && r->json->tokens[types].count != c->layers) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: layer_types has length %u; it must have one entry per layer (%lld)",
-                               r->json->label, r->json->tokens[types].count, (long long)c->layers);
+        return qlora__env_fail(
+            r->env, QLORA_ERR_FORMAT,
+            "%s: layer_types has length %u; it must have one entry per layer (%lld)",
+            r->json->label, r->json->tokens[types].count, (long long)c->layers);
     }
     bool any = false;
     for (int64_t i = 0; i < c->layers; i++) {
@@ -6745,15 +6749,15 @@ static void qlora__peft_close(qlora__env* env, qlora__peft* p) {
     qlora__map_close(env, &p->map);
 }
 
-// Matches a pattern of the config against the complete name of a module, with `front` added before
-// the pattern and `behind` after it.
+// Matches a pattern of the config, with `before` and `after` added around it, against the complete
+// name of a module.
 static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, uint32_t pattern,
-                                      const char* front, const char* behind, const char* module,
+                                      const char* before, const char* after, const char* module,
                                       bool* matches) {
     char text[QLORA__RE_MAX + 32];
     qlora__re re;
-    size_t head = strlen(front);
-    memcpy(text, front, head);
+    size_t head = strlen(before);
+    memcpy(text, before, head);
     size_t length = qlora__json_string(json, pattern, text + head, QLORA__RE_MAX);
     if (length >= QLORA__RE_MAX) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
@@ -6765,7 +6769,7 @@ static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, 
                                "%s: the pattern \"%.200s\" contains a NUL byte", json->label,
                                text + head);
     }
-    memcpy(text + head + length, behind, strlen(behind) + 1);
+    memcpy(text + head + length, after, strlen(after) + 1);
     qlora__re_compile(&re, text);
     if (re.wrong != NULL) {
         text[head + length] = '\0';
@@ -10781,11 +10785,11 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 
 //@@ src/gemm/dense.h
 
+// ---- dense products: the built-in kernels -------------------------------------------------------
+
 #ifndef QLORA_NO_CUDA
 
-// ---- our own kernels ----------------------------------------------------------------------------
-
-// The tile a kernel computes per block, and the kernels that have it.
+// The tile that a block computes, and the kernels with this tile.
 typedef struct qlora__gemm_tile {
     int64_t side;
     qlora__kernel_id f32;
@@ -10798,8 +10802,8 @@ static const qlora__gemm_tile qlora__gemm_tiles[] = {
     {128, QLORA__K_gemm_big_f32, QLORA__K_gemm_big_half},
 };
 
-// Row of qlora__gemm_tiles. Few rows or columns with a long K: K is split inside the block. A short
-// K, or fewer than 96 big tiles: small tiles fill the device better.
+// Returns a row of qlora__gemm_tiles. With few rows or columns and a long K, K is split inside the
+// block. With a short K, or fewer than 96 big tiles, smaller tiles use more of the device.
 static int qlora__gemm_choose(const qlora__gemm* g) {
     int64_t big_tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, 128) * g->batch;
     if (qlora__min(g->M, g->N) <= 32 && g->K >= 128) {
@@ -10808,8 +10812,9 @@ static int qlora__gemm_choose(const qlora__gemm* g) {
     return g->K <= 32 || big_tiles < 96 ? 1 : 2;
 }
 
-// Whether the tensor-core kernels take it: 16-bit operands, not both transposed, a device that has
-// them, rows that start on 16 bytes, and not so narrow that the split along K wins.
+// Returns whether the tensor-core kernels can be used: they need 16-bit operands that are not both
+// transposed, a device with tensor cores, and rows aligned to 16 bytes. Narrow products are faster
+// with K split inside the block.
 static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__gemm* g) {
     uintptr_t address = (uintptr_t)g->A | (uintptr_t)g->B;
     int64_t strides = g->lda | g->ldb | (g->batch > 1 ? g->sA | g->sB : 0);
@@ -10857,14 +10862,14 @@ static int qlora__cublas_type(qlora_dtype dtype) {
                               : dtype == QLORA_BF16 ? QLORA__CUDA_R_16BF : QLORA__CUDA_R_16F;
 }
 
-// Shapes that pre-warm ran are remembered; others after the seal are counted.
+// Records the shapes that pre-warm runs, and counts unknown shapes once the cache is sealed.
 static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
     int64_t shape[] = {g->M,     g->N,      g->K,           g->ta ? 1 : 0,   g->tb ? 1 : 0,
                        g->batch, g->a_type, (int64_t)g->out, g->tf32 ? 1 : 0};
     qlora__cache_count_shape(ctx, qlora__fnv(shape, sizeof shape, 0));
 }
 
-// cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T, which is the same memory.
+// cuBLAS is column-major, so it computes C^T = op(B)^T op(A)^T, which has the same memory layout.
 static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
     qlora__gpu* gpu = ctx->gpu;
     QLORA__TRY(qlora__cublas_bind(ctx, qlora__beside_workspace(ctx)));
@@ -10874,7 +10879,7 @@ static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
     int in = qlora__cublas_type(g->a_type);
     int out = qlora__cublas_type(g->out);
     int compute = g->tf32 ? QLORA__CUBLAS_COMPUTE_32F_FAST_TF32 : QLORA__CUBLAS_COMPUTE_32F;
-    // A leading dimension of 0 is refused even where no element is read.
+    // cuBLAS rejects a leading dimension of 0 even if no element is read.
     int lda = (int)qlora__max(g->lda, 1);
     int ldb = (int)qlora__max(g->ldb, 1);
     int ldc = (int)qlora__max(g->ldc, 1);
@@ -10910,7 +10915,8 @@ static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
 
 // ---- mixed operands -----------------------------------------------------------------------------
 
-// Writes the power of two that keeps an f32 matrix inside f16, and alpha over it, to scale[0..1].
+// Writes to scale[0] the power of two that brings an f32 matrix into the range of f16, and to
+// scale[1] alpha divided by it.
 static qlora_result qlora__cast_scale(qlora_ctx* ctx, const void* data, int64_t rows, int64_t cols,
                                       int64_t ld, float alpha, float* scale) {
     int64_t blocks = qlora__min(qlora__max(rows * qlora__ceil_div(cols, 2048), 1), 1024);
@@ -10923,7 +10929,7 @@ static qlora_result qlora__cast_scale(qlora_ctx* ctx, const void* data, int64_t 
     return qlora__launch(ctx, QLORA__K_cast_scale, 1, 1, 1, 256, 0, scale_args);
 }
 
-// Casts one f32 operand to the type of the other, into the scratch, and points the product at it.
+// Casts the f32 operand to the type of the other one, in scratch, and uses the copy in the product.
 static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
     bool cast_a = g->a_type == QLORA_F32;
     qlora_dtype type = cast_a ? g->b_type : g->a_type;
@@ -10934,12 +10940,13 @@ static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
     int64_t cols = cast_a ? (trans ? g->M : g->K) : (trans ? g->K : g->N);
     if (g->batch > 1) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "a batch with one f32 and one 16-bit operand; cast it first");
+                           "a batched product of an f32 and a 16-bit operand is not supported; "
+                           "cast one of them");
     }
     int64_t new_ld = (int64_t)qlora__align_up((size_t)cols, 8);
     size_t bytes = 0;
     if (!qlora__mul((size_t)rows, (size_t)new_ld * 2, &bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size of the cast overflows");
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size in bytes of the cast operand overflows");
     }
     void* copy = NULL;
     QLORA__TRY(qlora__scratch(ctx, bytes, &copy));
@@ -10969,7 +10976,7 @@ static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
 }
 
 static qlora_result qlora__gemm_gpu(qlora_ctx* ctx, qlora__gemm* g, qlora_path path) {
-    if (g->K == 0) { // nothing is added; cuBLAS would not clear C
+    if (g->K == 0) { // the product is empty, and cuBLAS would not clear C
         size_t size = qlora_dtype_bytes(g->out);
         for (int64_t i = 0; i < g->batch && g->beta == 0.0f; i++) {
             QLORA__TRY(qlora__zero(ctx, (char*)g->C + (size_t)(i * g->sC) * size,
@@ -11014,16 +11021,17 @@ const char* qlora_path_name(qlora_path path) {
 static qlora_result qlora__gemm_choose_path(qlora_ctx* ctx, qlora_path wanted, qlora_path* out) {
     bool cpu = qlora__on_cpu(ctx);
     if ((int)wanted < 0 || wanted > QLORA_PATH_CUBLAS) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%d is no path", (int)wanted);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "path is %d; it must be one of qlora_path",
+                           (int)wanted);
     }
     if ((wanted == QLORA_PATH_CPU && !cpu) ||
         (cpu && wanted != QLORA_PATH_CPU && wanted != QLORA_PATH_AUTO)) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "path %s is not there on a %s context",
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "path %s is not available on a %s context",
                            qlora_path_name(wanted), cpu ? "CPU" : "CUDA");
     }
     if (wanted == QLORA_PATH_CUBLAS && !qlora__has_cublas(ctx)) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "path cuBLAS was asked for, but none is bound (see qlora_describe)");
+                           "path cuBLAS is not available; qlora_describe reports the reason");
     }
     *out = wanted != QLORA_PATH_AUTO ? wanted
            : cpu                     ? QLORA_PATH_CPU
@@ -11040,15 +11048,16 @@ static qlora_result qlora__gemm_check_types(qlora_ctx* ctx, const qlora_tensor* 
         fits = a->dtype == QLORA_BF16 && b->dtype == QLORA_BF16;
     }
     if (!fits || c->dtype == QLORA_F16) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "no product of %s and %s into %s",
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "a product of %s and %s into %s is not supported",
                            qlora_dtype_name(a->dtype), qlora_dtype_name(b->dtype),
                            qlora_dtype_name(c->dtype));
     }
     return QLORA_OK;
 }
 
-// The matrices of a batched output may be side by side in one row (heads), but not on top of each
-// other.
+// The matrices of a batched output may be next to each other in the same rows (heads), but they
+// must not overlap.
 static bool qlora__batch_disjoint(const qlora_tensor* c) {
     int64_t span = (c->rows - 1) * c->ld + c->cols;
     return c->batch <= 1 || c->rows == 0 || c->batch_stride >= span ||
@@ -11072,14 +11081,16 @@ static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d,
     QLORA__TRY(qlora__need_apart(ctx, "C", c, "A", a));
     QLORA__TRY(qlora__need_apart(ctx, "C", c, "B", b));
     if (!qlora__batch_disjoint(c)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the matrices of C overlap (batch stride %lld)",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "C.batch_stride is %lld; the matrices of C overlap",
                            (long long)c->batch_stride);
     }
+    static const char* const names[] = {"C.rows", "C.cols", "K", "A.ld", "B.ld", "C.ld", "C.batch"};
     const int64_t sizes[] = {c->rows, c->cols, g->K, a->ld, b->ld, c->ld, batch};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i] > INT32_MAX - 256) {
-            return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld is beyond the 31 bits of a GEMM's sizes",
-                               (long long)sizes[i]);
+            return qlora__fail(ctx, QLORA_ERR_LIMIT, "%s is %lld; the maximum is %d", names[i],
+                               (long long)sizes[i], INT32_MAX - 256);
         }
     }
     g->ta = d->trans_a;
@@ -11104,7 +11115,7 @@ static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d,
     return QLORA_OK;
 }
 
-// Whether a product of two f32 matrices may use TF32: a backward one only with TF32_ALL.
+// Returns whether a product of two f32 matrices may use TF32; backward products only with TF32_ALL.
 static bool qlora__math_takes_tf32(qlora_math math, bool backward) {
     return backward ? math == QLORA_MATH_TF32_ALL : math != QLORA_MATH_F32;
 }
@@ -11135,13 +11146,13 @@ qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc, const qlora
     return qlora__leave(ctx, qlora__gemm_run(ctx, ctx->desc.math, false, desc, a, b, c));
 }
 
-// Flags that are unknown, have no meaning here, or exclude each other.
+// Rejects flags that are unknown, do not apply, or exclude each other.
 static qlora_result qlora__product_flags_check(qlora_ctx* ctx, uint32_t flags, bool nf4) {
     static const char* const names[] = {"ACCUMULATE", "PTX", "CUBLAS", "FUSED", "UNFUSED"};
     static const int apart[][2] = {{1, 2}, {3, 4}, {0, 3}, {1, 3}, {2, 3}};
     if (flags > 31) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "flags: %u contains bits that are not in qlora_product_flags", flags);
+                           "flags is %u, with bits that are not in qlora_product_flags", flags);
     }
     for (int i = 3; i < 5 && !nf4; i++) {
         if ((flags >> i & 1u) != 0) {
@@ -11203,8 +11214,7 @@ qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const 
 
 //@@ src/gemm/nf4.h
 
-// ---- NF4 weights
-// ----------------------------------------------------------------------------------
+// ---- NF4 weights --------------------------------------------------------------------------------
 
 static bool qlora__is_power_of_two(int64_t n) {
     return n > 0 && (n & (n - 1)) == 0;
@@ -11219,7 +11229,7 @@ static QLORA__UNUSED int32_t qlora__log2(int64_t power) {
     return shift;
 }
 
-// Where the parts of a weight lie in its memory: codes, absmax, absmax_codes, absmax_scales,
+// Sizes and offsets of the parts in a weight's memory: codes, absmax, absmax_codes, absmax_scales,
 // offset, maps.
 typedef struct qlora__nf4_layout {
     int64_t blocks;
@@ -11231,17 +11241,39 @@ typedef struct qlora__nf4_layout {
     size_t total;
 } qlora__nf4_layout;
 
-static bool qlora__nf4_lay_out(const qlora_nf4_desc* desc, qlora__nf4_layout* out) {
-    memset(out, 0, sizeof *out);
-    out->block = desc->block != 0 ? desc->block : 64;
-    out->block2 = desc->block2 != 0 ? desc->block2 : 256;
+#define QLORA__NF4_FAULT 96 // bytes for the text of a fault
+
+// Describes what is wrong with the sizes; the text is empty if nothing is.
+static void qlora__nf4_fault(const qlora_nf4_desc* d, char* text, size_t size) {
     size_t n = 0;
-    if (desc->rows < 0 || desc->cols < 0 || !qlora__is_power_of_two(out->block) ||
-        out->block < 32 || out->block > 4096 || !qlora__is_power_of_two(out->block2) ||
-        out->block2 > (1 << 20) || !qlora__mul((size_t)desc->rows, (size_t)desc->cols, &n) ||
-        n > (size_t)INT64_MAX / 2) {
+    text[0] = '\0';
+    if (d->rows < 0) {
+        snprintf(text, size, "desc.rows is %lld; it must not be negative", (long long)d->rows);
+    } else if (d->cols < 0) {
+        snprintf(text, size, "desc.cols is %lld; it must not be negative", (long long)d->cols);
+    } else if (d->block != 0 &&
+               (!qlora__is_power_of_two(d->block) || d->block < 32 || d->block > 4096)) {
+        snprintf(text, size, "desc.block is %d; it must be a power of two from 32 to 4096",
+                 (int)d->block);
+    } else if (d->block2 != 0 && (!qlora__is_power_of_two(d->block2) || d->block2 > (1 << 20))) {
+        snprintf(text, size, "desc.block2 is %d; it must be a power of two, at most 1048576",
+                 (int)d->block2);
+    } else if (!qlora__mul((size_t)d->rows, (size_t)d->cols, &n) || n > (size_t)INT64_MAX / 2) {
+        snprintf(text, size, "%lld x %lld elements are too many", (long long)d->rows,
+                 (long long)d->cols);
+    }
+}
+
+static bool qlora__nf4_lay_out(const qlora_nf4_desc* desc, qlora__nf4_layout* out) {
+    char fault[QLORA__NF4_FAULT];
+    memset(out, 0, sizeof *out);
+    qlora__nf4_fault(desc, fault, sizeof fault);
+    if (fault[0] != '\0') {
         return false;
     }
+    out->block = desc->block != 0 ? desc->block : 64;
+    out->block2 = desc->block2 != 0 ? desc->block2 : 256;
+    size_t n = (size_t)desc->rows * (size_t)desc->cols;
     out->blocks = qlora__ceil_div((int64_t)n, out->block);
     out->groups = desc->plain_scales ? 0 : qlora__ceil_div(out->blocks, out->block2);
     out->size[0] = (n + 1) / 2;
@@ -11269,18 +11301,19 @@ static qlora_result qlora__nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", desc == NULL ? "desc" : "out");
     }
     if (!qlora__nf4_lay_out(desc, &layout)) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "NF4 of %lld x %lld, block %d, block2 %d: block is a power of two from 32 to "
-            "4096, block2 a power of two",
-            (long long)desc->rows, (long long)desc->cols, (int)desc->block, (int)desc->block2);
+        char fault[QLORA__NF4_FAULT];
+        qlora__nf4_fault(desc, fault, sizeof fault);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s", fault);
     }
     QLORA__TRY(qlora__need(ctx, memory, "memory", QLORA__IS_U8, -1, -1));
-    if (memory->bytes < layout.total || (uintptr_t)memory->data % 16 != 0) {
+    if (memory->bytes < layout.total) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "an NF4 weight of %lld x %lld needs %llu bytes aligned to 16, not %llu",
-                           (long long)desc->rows, (long long)desc->cols,
-                           (unsigned long long)layout.total, (unsigned long long)memory->bytes);
+                           "memory has %llu bytes; an NF4 weight of %lld x %lld needs %llu",
+                           (unsigned long long)memory->bytes, (long long)desc->rows,
+                           (long long)desc->cols, (unsigned long long)layout.total);
+    }
+    if ((uintptr_t)memory->data % 16 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "memory must be aligned to 16 bytes");
     }
     char* base = (char*)memory->data;
     qlora_nf4 w;
@@ -11337,7 +11370,7 @@ static qlora_result qlora__nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight) {
         return QLORA_OK;
     }
     if (weight->owner != ctx) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight belongs to another context");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "weight belongs to another context");
     }
     if (weight->owns_memory) {
         QLORA__TRY(qlora__tensor_destroy(ctx, &weight->memory));
@@ -11355,10 +11388,13 @@ static qlora_result qlora__nf4_need(qlora_ctx* ctx, const qlora_nf4* w, const ch
     if (w == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", name);
     }
-    if (w->owner != ctx || w->codes == NULL) {
+    if (w->owner != ctx) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s belongs to %s", name,
                            w->owner == NULL ? "no context; use qlora_nf4_create or _wrap"
                                             : "another context");
+    }
+    if (w->codes == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s.codes is NULL", name);
     }
     return qlora__capture_note(ctx, w->memory.data);
 }
@@ -11374,7 +11410,7 @@ static qlora_nf4_desc qlora__nf4_describe(const qlora_nf4* w) {
     return desc;
 }
 
-// Copies parts in or out; a part that the weight does not have may not be given.
+// Copies parts in or out. Parts that the weight does not have must be NULL.
 static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w,
                                     const qlora_nf4_parts* parts, bool in) {
     QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
@@ -11397,7 +11433,7 @@ static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w,
     for (int i = 0; i < 7; i++) {
         if (host[i] != NULL && device[i] == NULL) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "parts.%s is given, but the weight has %s scales", names[i],
+                               "parts.%s must be NULL: the weight has %s scales", names[i],
                                w->absmax != NULL ? "plain" : "double-quantised");
         }
     }
@@ -11422,14 +11458,13 @@ qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
     return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, false));
 }
 
-// ---- NF4 quantise and dequantise (formulas: section NUMBERS)
-// ----------------------------------------
+// ---- NF4 quantise and dequantise (formulas: numbers/nf4.h) --------------------------------------
 
 typedef struct qlora__nf4_job {
     const qlora_nf4* w;
     const qlora_tensor* source;
     float* absmax;
-    // dequantise only: the window
+    // only for dequantise: the part of the weight
     const qlora_tensor* out;
     int64_t row0;
     int64_t col0;
@@ -11498,7 +11533,7 @@ static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_j
     int32_t block_shift = qlora__log2(w.block);
     int32_t group_shift = qlora__log2(w.block2);
     int32_t via_bf16 = job->via_bf16 ? 1 : 0;
-    int32_t width = 1; // threads along a row, eight columns each
+    int32_t width = 1; // threads per row, eight columns each
     while (width < 256 && 8 * width < out.cols) {
         width *= 2;
     }
@@ -11536,7 +11571,9 @@ static qlora_result qlora__nf4_quantise(qlora_ctx* ctx, const qlora_tensor* sour
     QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
     QLORA__TRY(qlora__need(ctx, source, "source", QLORA__IS_FLOAT, w->rows, w->cols));
     if (source->ld != source->cols && source->rows > 1) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "source must have no gaps between its rows");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "source.ld is %lld; it must be equal to cols (%lld)",
+                           (long long)source->ld, (long long)source->cols);
     }
     int64_t blocks = qlora__ceil_div(w->rows * w->cols, w->block);
     void* scratch = NULL;
@@ -11571,7 +11608,7 @@ qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
     return qlora__leave(ctx, qlora__nf4_quantise(ctx, source, weight));
 }
 
-// A window of the weight that begins at (row0, col0) and is as large as out.
+// Dequantises the part of the weight that starts at (row0, col0) and has the size of out.
 static qlora_result qlora__nf4_window(qlora_ctx* ctx, const qlora_nf4* w, int64_t row0,
                                       int64_t col0, const qlora_tensor* out, bool via_bf16) {
     qlora__nf4_job job;
@@ -11608,14 +11645,14 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
 
 // ---- NF4 products: y = x W^T, dx = dy W ---------------------------------------------------------
 //
-// W[n,k] is bf16(level[code] * absmax) on every path. Unfused, windows of W go through the scratch:
-// rows of W for y, columns for dx, so that no sum is ever split. Fused (nf4_gemm.cu), the weights
-// are widened on the way to the tensor cores; it wins as long as reading W costs more than
-// multiplying, up to 32 rows (an H200 at 64 rows: 71 us against 77).
+// W[n,k] is bf16(level[code] * absmax) on every path. The unfused path dequantises parts of W in
+// scratch: rows of W for y, columns for dx, so that no sum is ever split. The fused path
+// (nf4_gemm.cu) dequantises the weights on the way to the tensor cores. It is faster as long as
+// reading W costs more than multiplying, up to 32 rows (on an H200 at 64 rows: 71 us against 77).
 
-#define QLORA__NF4_FUSED_ROWS 32
+#define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
 
-// How many of `count` rows or columns of a window, `bytes` each, the free scratch takes; at least
+// Returns how many of `count` rows or columns, `bytes` each, fit in the free scratch; at least
 // `unit`.
 static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
                                      int64_t* slice, void** memory) {
@@ -11623,7 +11660,7 @@ static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes
     int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
     if (fit < count) {
         fit = qlora__max(fit / unit * unit,
-                         qlora__min(unit, count)); // too little: let scratch say so
+                         qlora__min(unit, count)); // if it does not fit, qlora__scratch fails
     }
     *slice = qlora__min(fit, count);
     return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
@@ -11662,15 +11699,36 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool bac
 
 #ifndef QLORA_NO_CUDA
 
-static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
-    return qlora__gpu_takes(ctx, 80) && x->dtype == QLORA_BF16 &&
-           x->rows <= QLORA__NF4_FUSED_ROWS && x->cols % 32 == 0 && x->cols <= INT32_MAX - 4096 &&
-           w->rows <= INT32_MAX - 4096 && w->rows * (x->cols / 32) <= INT32_MAX && x->ld % 8 == 0 &&
-           (uintptr_t)x->data % 16 == 0 && (uintptr_t)w->codes % 16 == 0;
+// Returns the first requirement of the fused kernels that is not met, or NULL.
+static const char* qlora__nf4_fused_lacks(const qlora_ctx* ctx, const qlora_tensor* x,
+                                          const qlora_nf4* w) {
+    if (!qlora__gpu_takes(ctx, 80)) {
+        return "a GPU of compute capability 8.0 or later";
+    }
+    if (x->dtype != QLORA_BF16) {
+        return "x in bf16";
+    }
+    if (x->rows > QLORA__NF4_FUSED_ROWS) {
+        return "at most 32 rows of x";
+    }
+    if (x->cols % 32 != 0) {
+        return "the columns of x to be a multiple of 32";
+    }
+    if (x->cols > INT32_MAX - 4096 || w->rows > INT32_MAX - 4096) {
+        return "at most 2147479551 rows and columns of W";
+    }
+    if (w->rows * (x->cols / 32) > INT32_MAX) {
+        return "fewer than 2^36 elements in W";
+    }
+    if (x->ld % 8 != 0 || (uintptr_t)x->data % 16 != 0) {
+        return "rows of x that are aligned to 16 bytes";
+    }
+    return (uintptr_t)w->codes % 16 != 0 ? "codes that are aligned to 16 bytes" : NULL;
 }
 
 // How the blocks of a fused product share the work: blocks[] of them over the rows of each weight,
-// `splits` ranges of K. The sums, and so their bits, depend on M and K only, not on the GPU.
+// and `splits` ranges of K. The order of the sums, and with it every bit of the result, depends
+// only on M and K, not on the GPU.
 typedef struct qlora__nf4_share {
     qlora__kernel_id kernel;
     int64_t blocks[2];
@@ -11680,10 +11738,10 @@ typedef struct qlora__nf4_share {
     uint32_t shared;
 } qlora__nf4_share;
 
-// The table by which the fused kernels widen codes, in shared memory.
+// Shared memory for the table with which the fused kernels dequantise codes.
 #define QLORA__NF4_TABLE_BYTES (256u * 16 * 8 + 256 * 4)
 
-// Up to 16 rows: 256 columns a warp, up to 16 warps a block, and as many blocks as run at once.
+// Up to 16 rows: 256 columns per warp, up to 16 warps per block, and as many blocks as run at once.
 static void qlora__nf4_share_columns(const qlora_ctx* ctx, int64_t K, const qlora_nf4* w,
                                      qlora__nf4_share* s) {
     int64_t steps = qlora__max(1, qlora__ceil_div(K, 256));
@@ -11694,7 +11752,7 @@ static void qlora__nf4_share_columns(const qlora_ctx* ctx, int64_t K, const qlor
     s->range = (int32_t)(warps * 256);
     s->threads = (uint32_t)warps * 32;
     s->shared = QLORA__NF4_TABLE_BYTES + (uint32_t)warps * 2 * 2 * (128 + 16) * 4;
-    int64_t together = qlora__min(16 / warps, 4); // more find no room for their tables
+    int64_t together = qlora__min(16 / warps, 4); // limited by the tables in shared memory
     int64_t blocks = qlora__max(2, ctx->gpu->sm_count * together / s->splits);
     int64_t first = tiles[1] > 0 ? blocks * tiles[0] / (tiles[0] + tiles[1]) : blocks;
     first = tiles[0] > 0 ? qlora__max(1, first) : 0;
@@ -11702,7 +11760,8 @@ static void qlora__nf4_share_columns(const qlora_ctx* ctx, int64_t K, const qlor
     s->blocks[1] = qlora__min(qlora__max(1, blocks - first), tiles[1]);
 }
 
-// Up to 32 rows: 128 rows of W a block, K in about as many ranges as fill 132 multiprocessors.
+// Up to 32 rows: 128 rows of W per block, with K in about as many ranges as fill 132
+// multiprocessors.
 static void qlora__nf4_share_rows(int64_t K, const qlora_nf4* w, qlora__nf4_share* s) {
     int64_t steps = qlora__max(1, qlora__ceil_div(K, 256));
     s->kernel = QLORA__K_nf4_gemm_32;
@@ -11778,11 +11837,12 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
 
 #else
 
-static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
+static const char* qlora__nf4_fused_lacks(const qlora_ctx* ctx, const qlora_tensor* x,
+                                          const qlora_nf4* w) {
     (void)ctx;
     (void)x;
     (void)w;
-    return false;
+    return "a GPU of compute capability 8.0 or later";
 }
 
 static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
@@ -11798,7 +11858,7 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
 
 #endif
 
-// Checks one product; x is [rows, cols of W] forward, [rows, rows of W] backward.
+// Checks one product; x is [rows, cols of W] forward and [rows, rows of W] backward.
 static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
                                           const qlora_nf4* w, const qlora_tensor* y,
                                           uint32_t flags) {
@@ -11811,13 +11871,12 @@ static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const q
     QLORA__TRY(qlora__gemm_check_types(ctx, x, x, y));
     QLORA__TRY(qlora__need_apart(ctx, backward ? "dx" : "y", y, backward ? "dy" : "x", x));
     QLORA__TRY(qlora__product_flags_check(ctx, flags, true));
-    if ((flags & QLORA_PRODUCT_FUSED) != 0 && (backward || !qlora__nf4_can_fuse(ctx, x, w))) {
-        return qlora__fail(
-            ctx, QLORA_ERR_UNSUPPORTED,
-            "the fused NF4 product is y = x W^T on a GPU of compute capability 8.0 or "
-            "more, with at most %d rows of bf16, aligned to 16 bytes, columns a multiple "
-            "of 32",
-            QLORA__NF4_FUSED_ROWS);
+    if ((flags & QLORA_PRODUCT_FUSED) != 0) {
+        const char* lacks = backward ? "a forward product" : qlora__nf4_fused_lacks(ctx, x, w);
+        if (lacks != NULL) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "flags: QLORA_PRODUCT_FUSED needs %s",
+                               lacks);
+        }
     }
     return QLORA_OK;
 }
@@ -11826,7 +11885,7 @@ static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, 
                                    uint32_t flags) {
     uint32_t other =
         QLORA_PRODUCT_UNFUSED | QLORA_PRODUCT_ACCUMULATE | QLORA_PRODUCT_PTX | QLORA_PRODUCT_CUBLAS;
-    return (flags & other) == 0 && qlora__nf4_can_fuse(ctx, x, w);
+    return (flags & other) == 0 && qlora__nf4_fused_lacks(ctx, x, w) == NULL;
 }
 
 static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
@@ -11878,24 +11937,24 @@ qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x, cons
 
 //@@ src/ops/clip.h
 
-// ---- gradient clip (ALB-078) --------------------------------------------------------------------
+// ---- gradient clipping --------------------------------------------------------------------------
 //
 //   norm[g]  = sqrt(sum over the gradients of group g of x^2)
 //   scale[g] = min(1, max_norm / (norm[g] + 1e-6)), or 1 when norm[g] is not finite or max_norm < 0
 //   x       *= scale of its group
 //
-// Gradients are cut into chunks of 8192 elements; sums go chunk by chunk in a fixed order, in
-// double (squares in f32 on the GPU: gradients between 1e-18 and 1e18 keep their share of the
-// norm).
+// All of it stays on the device: the host never waits for the norm. Gradients are split into chunks
+// of 8192 elements, which are summed in double in a fixed order. (On the GPU the squares are f32,
+// so only gradients between 1e-18 and 1e18 contribute fully to the norm.)
 
 #define QLORA__CLIP_CHUNK 8192
 
-typedef struct qlora__clip_part { // as struct clip_tensor of kernels/clip.cu
+typedef struct qlora__clip_part { // the same as struct clip_tensor in kernels/clip.cu
     float* data;
     int64_t count;
 } qlora__clip_part;
 
-typedef struct qlora__clip_chunk { // as struct clip_chunk there
+typedef struct qlora__clip_chunk { // the same as struct clip_chunk in kernels/clip.cu
     int32_t part;
     int32_t group;
     int64_t index;
@@ -11906,20 +11965,20 @@ struct qlora_clip {
     int32_t groups;
     int64_t parts;
     int64_t chunks;
-    const void** uses; // where the gradients lie: a graph that has the clip depends on them
+    const void** uses; // the gradients' memory, on which a graph with this clip depends
     size_t use_count;
-    qlora__buffer* memory; // everything below, device memory on CUDA
+    qlora__buffer* memory; // holds everything below; device memory on CUDA
     qlora__clip_part* part_table;
     qlora__clip_chunk* chunk_table;
-    int64_t* first;    // [groups + 1] chunk index
+    int64_t* first;    // [groups + 1]: index of each group's first chunk
     double* partials;  // [chunks]
-    QLORA__REAL* results; // [groups][2]: norm, scale; an f32 tensor to AdamW
+    QLORA__REAL* results; // [groups][2]: norm, scale; f32 for AdamW
     uint32_t* flags;   // [groups]: 1 = not finite
     uint32_t* any;     // [1]: 1 = some group was not finite; the optimizer reads it
     float* max_norm;   // [1]
 };
 
-// Lays the tables out one behind the other; with base NULL only counts the bytes.
+// Places the tables one after another, starting at base. With base NULL, only counts the bytes.
 static size_t qlora__clip_layout(qlora_clip* clip, char* base) {
     size_t at = 0;
 #define QLORA__PLACE(field, type, count)                                                           \
@@ -11939,7 +11998,7 @@ static size_t qlora__clip_layout(qlora_clip* clip, char* base) {
     return at;
 }
 
-// A tensor with gaps between its rows counts as one part per row.
+// Returns the number of parts: one per row for a tensor with gaps between its rows, otherwise one.
 static int64_t qlora__clip_parts_of(const qlora_tensor* t) {
     if (t->rows == 0 || t->cols == 0) {
         return 0;
@@ -11957,8 +12016,8 @@ static qlora_result qlora__clip_count(qlora_ctx* ctx, const qlora_tensor* const*
         int32_t group = groups != NULL ? groups[i] : 0;
         if (group < 0 || (size_t)group >= n) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "group %d of %s: groups count from 0 and are not more than tensors",
-                               (int)group, name);
+                               "%s is in group %d; groups are numbered from 0 to at most %llu",
+                               name, (int)group, (unsigned long long)n - 1);
         }
         clip->groups = group >= clip->groups ? group + 1 : clip->groups;
         int64_t parts = qlora__clip_parts_of(tensors[i]);
@@ -11967,13 +12026,15 @@ static qlora_result qlora__clip_count(qlora_ctx* ctx, const qlora_tensor* const*
         clip->chunks += parts * qlora__ceil_div(length, QLORA__CLIP_CHUNK);
     }
     if (clip->parts > INT32_MAX || clip->chunks > INT32_MAX) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld pieces are too many",
-                           (long long)clip->chunks);
+        bool rows = clip->parts > INT32_MAX;
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the tensors have %lld %s; the maximum is %d",
+                           (long long)(rows ? clip->parts : clip->chunks),
+                           rows ? "separate rows" : "chunks", INT32_MAX);
     }
     return QLORA_OK;
 }
 
-// Fills the host's image of the tables; the chunks of a group are neighbours.
+// Fills the tables in host memory. The chunks of a group are consecutive.
 static void qlora__clip_fill(const qlora_tensor* const* tensors, const int32_t* groups, size_t n,
                              qlora_clip* image) {
     int64_t chunk = 0;
@@ -12007,7 +12068,8 @@ static qlora_result qlora__clip_build(qlora_ctx* ctx, const qlora_tensor* const*
     QLORA__TRY(qlora__clip_count(ctx, tensors, groups, n, clip));
     size_t list_bytes = 0;
     if (!qlora__mul(n, sizeof *clip->uses, &list_bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "too many tensors");
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "n is %llu; a list of that size overflows",
+                           (unsigned long long)n);
     }
     clip->uses = (const void**)qlora__alloc(ctx, list_bytes);
     if (clip->uses == NULL) {
@@ -12088,7 +12150,7 @@ qlora_result qlora_clip_destroy(qlora_clip* clip) {
 
 static qlora_result qlora__clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm) {
     if ((qlora__bits(max_norm) & 0x7fffffffu) > 0x7f800000u) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "max_norm is not a number");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "max_norm is not a number (NaN)");
     }
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
@@ -12157,7 +12219,8 @@ static void qlora__clip_measure_cpu(qlora_ctx* ctx, qlora_clip* clip) {
     }
 }
 
-// Norms, scales and flags; the gradients stay, for an AdamW that applies the scale itself.
+// Computes norms, scales and flags but leaves the gradients unchanged, for an AdamW that applies
+// the scale itself.
 static qlora_result qlora__clip_measure(qlora_ctx* ctx, qlora_clip* clip) {
     QLORA__TRY(qlora__capture_note(ctx, clip->part_table));
     if (qlora__on_cpu(ctx)) {
@@ -12245,7 +12308,7 @@ static qlora_tensor qlora__clip_scalar(const qlora_clip* clip, void* data, qlora
     return t;
 }
 
-// A group's scale and flag as AdamW takes them; group -1: the flag of all groups.
+// Returns a group's scale and flag as tensors for AdamW. Group -1 has the flag of all groups.
 static void qlora__clip_device(const qlora_clip* clip, int32_t group, qlora_tensor* scale,
                                qlora_tensor* not_finite) {
     if (scale != NULL) {
@@ -12268,10 +12331,10 @@ qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* sc
     return qlora__leave(ctx, r);
 }
 
-// ---- a clip of one tensor in memory of the caller's ---------------------------------------------
+// ---- a clip of one tensor in the caller's memory ------------------------------------------------
 
-// Sets the clip up over n gradients and lays its tables out at base, which may be NULL to count.
-// Returns the bytes of the tables.
+// Sets up a clip of n gradients with its tables at base and returns the size of the tables in
+// bytes. With base NULL, only counts the bytes.
 static QLORA__UNUSED size_t qlora__clip_place(qlora_ctx* ctx, int64_t n, char* base,
                                               qlora_clip* clip) {
     memset(clip, 0, sizeof *clip);
@@ -12299,7 +12362,7 @@ static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, const qlora_
     return r;
 }
 
-// Norm and scale of the first group, in the backend's memory.
+// Returns norm and scale of the first group, in the backend's memory.
 static QLORA__UNUSED const QLORA__REAL* qlora__clip_results(const qlora_clip* clip) {
     return clip->results;
 }
@@ -12308,16 +12371,16 @@ static QLORA__UNUSED const QLORA__REAL* qlora__clip_results(const qlora_clip* cl
 
 //@@ src/ops/elementwise.h
 
-// ---- what the operators share: checks, launch shapes --------------------------------------------
+// ---- checks and launch shapes shared by the operators -------------------------------------------
 
-// The mask of one dtype, for qlora__need.
+// Returns the mask for a single dtype, for qlora__need.
 static unsigned qlora__is(qlora_dtype dtype) {
     return 1u << (unsigned)dtype;
 }
 
 #define QLORA__IS_F32_BF16 (QLORA__IS_F32 | QLORA__IS_BF16)
 
-// An output may be an input only as the very same elements.
+// An output may share memory with an input only if both have exactly the same elements.
 static qlora_result qlora__need_same_or_apart(qlora_ctx* ctx, const char* name,
                                               const qlora_tensor* t, const char* other_name,
                                               const qlora_tensor* other) {
@@ -12328,13 +12391,13 @@ static qlora_result qlora__need_same_or_apart(qlora_ctx* ctx, const char* name,
     return qlora__need_apart(ctx, name, t, other_name, other);
 }
 
-// A vector: one row of `count` elements.
+// Checks a vector: one row of `count` elements.
 static qlora_result qlora__need_vector(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
                                        unsigned mask, int64_t count) {
     return qlora__need(ctx, t, name, mask, 1, count);
 }
 
-// Elements in the 16-byte piece that a thread of the vector kernels owns.
+// Returns the number of elements in the 16-byte piece that a thread of the vector kernels handles.
 static int64_t qlora__piece(qlora_dtype dtype) {
     return dtype == QLORA_F32 || dtype == QLORA_I32 ? 4 : 8;
 }
@@ -12343,7 +12406,7 @@ static uint32_t qlora__grid_cap(int64_t blocks) {
     return (uint32_t)(blocks < 65535 ? blocks : 65535);
 }
 
-// Blocks along the columns and threads of an element-wise kernel.
+// Launch shape of an element-wise kernel: blocks per row, threads per block.
 typedef struct qlora__point_shape {
     uint32_t blocks;
     uint32_t threads;
@@ -12358,7 +12421,7 @@ static qlora__point_shape qlora__point_shape_of(int64_t cols, int64_t piece) {
     return shape;
 }
 
-// Threads of a kernel that reduces rows: `width` of them per row, `rows` rows per block.
+// Launch shape of a kernel that reduces rows: `width` threads per row, `rows` rows per block.
 typedef struct qlora__row_shape {
     int32_t width;
     uint32_t threads;
@@ -12383,8 +12446,8 @@ static qlora__row_shape qlora__row_shape_of(int64_t cols, int64_t piece, int64_t
     return shape;
 }
 
-// Rows and columns for a kernel. Same-shaped matrices without padding are one long row, whose
-// leading dimension is nobody's business: 0, so that it never keeps the kernel from 16-byte
+// Rows and columns for a kernel. Matrices of the same shape without padding are treated as one long
+// row, whose leading dimension is irrelevant; it is passed as 0 so that it cannot prevent 16-byte
 // accesses.
 typedef struct qlora__extent {
     int64_t rows;
@@ -12410,7 +12473,7 @@ static qlora__extent qlora__extent_of(const qlora_tensor* const* tensors, int co
     return e;
 }
 
-// A device word for error flags nobody asked for.
+// Returns the caller's error flag, or a word in scratch if there is none.
 static qlora_result qlora__flag_pointer(qlora_ctx* ctx, const qlora_tensor* flag, void** out) {
     if (flag != NULL) {
         *out = flag->data;
@@ -12423,12 +12486,12 @@ static qlora_result qlora__need_flag(qlora_ctx* ctx, const qlora_tensor* flag) {
     return flag == NULL ? QLORA_OK : qlora__need(ctx, flag, "flag", QLORA__IS_I32, 1, 1);
 }
 
-// I32 element i of a vector, on the CPU.
+// Returns element i of an I32 vector, on the CPU.
 static int32_t qlora__index_at(const qlora_tensor* t, int64_t i) {
     return ((const int32_t*)t->data)[i];
 }
 
-// One matrix of a batch.
+// Returns matrix b of a batch.
 static qlora_tensor qlora__batch_at(const qlora_tensor* t, int64_t b) {
     qlora_tensor view = *t;
     view.data = (char*)t->data + (size_t)(b * t->batch_stride) * qlora_dtype_bytes(t->dtype);
@@ -12532,7 +12595,7 @@ static void qlora__point_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// y = op(a, b, alpha); inputs the operator does not read are NULL.
+// y = op(a, b, alpha); inputs that the operator does not read are NULL.
 static qlora_result qlora__point(qlora_ctx* ctx, qlora__point_kind kind, const qlora_tensor* a,
                                  const qlora_tensor* b, float alpha, const qlora_tensor* y) {
     const qlora__point_op* op = &qlora__point_ops[kind];
@@ -12670,7 +12733,7 @@ static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* jo
     }
     for (int o = job->h == NULL ? 1 : 0; o < 3; o++) {
         for (int i = 0; i < 3; i++) {
-            // An output may take the place of its own input, h of dh, dgate of gate, dup of up.
+            // An output may overwrite only its own input: h dh, dgate gate, and dup up.
             QLORA__TRY(
                 o == i ? qlora__need_same_or_apart(ctx, out_names[o], out[o], in_names[i], in[i])
                        : qlora__need_apart(ctx, out_names[o], out[o], in_names[i], in[i]));
@@ -12720,16 +12783,16 @@ qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const
 
 // ---- RMSNorm ------------------------------------------------------------------------------------
 //
-// A row of x is cut into x->cols / w->cols heads of n = w->cols columns (one head for
-// a plain norm), each by itself:
+// A row of x consists of x->cols / w->cols heads of n = w->cols columns (one head for a plain
+// norm). For each head:
 //   forward   x = h + delta, rounded to storage (only with delta);  r = 1 / sqrt(mean(x^2) + eps);
 //             y = x r w
 //   backward  dx = dres + r (w dy - x r^2 mean(w dy x));  dw += sum over rows and heads of dy x r
 
 typedef struct qlora__norm_job {
-    const qlora_tensor* x;     // input; with delta the addend
+    const qlora_tensor* x;     // input, to which delta is added
     const qlora_tensor* delta; // or NULL
-    const qlora_tensor* sum;   // where x + delta goes
+    const qlora_tensor* sum;   // receives x + delta
     const qlora_tensor* w;
     const qlora_tensor* y;
     const qlora_tensor* dy;
@@ -12737,10 +12800,10 @@ typedef struct qlora__norm_job {
     const qlora_tensor* dx;
     const qlora_tensor* dw; // or NULL
     float eps;
-    QLORA__REAL* rstd; // [rows * heads], scratch of the weight's gradient
+    QLORA__REAL* rstd; // [rows * heads], scratch for the gradient of w
 } qlora__norm_job;
 
-// 1 / sqrt(mean(x^2) + eps) over n columns from `first`.
+// Returns 1 / sqrt(mean(x^2) + eps) over n columns from `first` on.
 static QLORA__REAL qlora__norm_rstd(const qlora_tensor* x, int64_t row, int64_t first, int64_t n,
                                     float eps) {
     double squares = 0;
@@ -12801,7 +12864,7 @@ static void qlora__norm_backward_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// Columns [begin, end) of dw.
+// Computes columns [begin, end) of dw.
 static void qlora__norm_weight_columns(void* user, int64_t begin, int64_t end) {
     const qlora__norm_job* job = (const qlora__norm_job*)user;
     int64_t n = job->w->cols;
@@ -12819,25 +12882,25 @@ static void qlora__norm_weight_columns(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// The weight: one row that divides the columns of x.
+// Checks the weight: one row, whose length divides the columns of x.
 static qlora_result qlora__norm_need_weight(qlora_ctx* ctx, const qlora_tensor* x,
                                             const qlora_tensor* w) {
     QLORA__TRY(qlora__need_vector(ctx, w, "w", QLORA__IS_F32_BF16, -1));
     if (w->cols == 0 ? x->cols != 0 : x->cols % w->cols != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "w has %lld columns, which do not divide the %lld of x",
-                           (long long)w->cols, (long long)x->cols);
-    }
-    if (w->cols > (int64_t)1 << 30 || (w->cols > 0 && x->cols / w->cols > 65535)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "rows of %lld columns in heads of %lld: at most 2^30 columns and 65535 "
-                           "heads",
+                           "x.cols is %lld; it must be a multiple of w.cols (%lld)",
                            (long long)x->cols, (long long)w->cols);
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "w.cols", w->cols, 0, (int64_t)1 << 30));
+    if (w->cols > 0 && x->cols / w->cols > 65535) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "x has %lld heads of %lld columns; the maximum is 65535 heads",
+                           (long long)(x->cols / w->cols), (long long)w->cols);
     }
     return QLORA_OK;
 }
 
-// Two pieces per thread, as the kernels keep them.
+// Two pieces per thread, as in the kernels.
 static qlora__row_shape qlora__norm_shape(const qlora_tensor* w, qlora_dtype dtype) {
     return qlora__row_shape_of(w->cols, 2 * qlora__piece(dtype), 512);
 }
@@ -12890,7 +12953,7 @@ static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
         1, shape.threads, 0, args);
 }
 
-// The two stages of dw on the device, from the rstd of the first launch.
+// Runs the two stages of dw on the device, with the rstd from the first launch.
 static qlora_result qlora__norm_weight_launch(qlora_ctx* ctx, const qlora__norm_job* job,
                                               void* rstd) {
     const qlora_tensor* x = job->x;
@@ -13040,14 +13103,14 @@ qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy, cons
 
 // ---- rotary position embedding ------------------------------------------------------------------
 //
-// Half-split pairs. With half = head_dim / 2, angle = position f_i:
+// The two elements of a pair are half a head apart. With half = head_dim / 2, angle = position f_i:
 //   a = x[i] + bias[i], b = x[i + half] + bias[i + half]
-//   x[i] = a cos - b sin,  x[i + half] = b cos + a sin;   backward: the angle's sign changed
+//   x[i] = a cos - b sin,  x[i + half] = b cos + a sin;   backward: with -angle
 // The table follows transformers: inverse frequencies and angles in fp32, then accurate cosines and
 // sines.
 
-// Wavelengths beyond original / low are stretched by factor, below original / high kept, blended
-// between.
+// Wavelengths above original / low are stretched by `factor`, those below original / high are kept,
+// with a blend in between.
 static float qlora__rope_llama3(const qlora_rope_desc* d, float frequency) {
     float low = (float)(d->low_freq_factor != 0 ? d->low_freq_factor : 1);
     float high = (float)(d->high_freq_factor != 0 ? d->high_freq_factor : 4);
@@ -13064,14 +13127,14 @@ static float qlora__rope_llama3(const qlora_rope_desc* d, float frequency) {
     return (1 - smooth) * (frequency / factor) + smooth * frequency;
 }
 
-// The dimension that makes `turns` rotations within the original context.
+// Returns the dimension that makes `turns` rotations within the original context.
 static double qlora__rope_yarn_dim(const qlora_rope_desc* d, double turns, int64_t head_dim) {
     return (double)head_dim * log(d->original_max_position / (turns * 2 * QLORA__PI)) /
            (2 * log(d->theta));
 }
 
-// Low dimensions (many turns) keep their frequency, high ones are divided by factor, blended
-// between.
+// Low dimensions (many rotations) keep their frequency, high ones are divided by `factor`, with a
+// blend in between.
 static float qlora__rope_yarn(const qlora_rope_desc* d, float frequency, int64_t i,
                               int64_t head_dim) {
     double low = qlora__rope_yarn_dim(d, d->beta_fast != 0 ? d->beta_fast : 32, head_dim);
@@ -13095,7 +13158,7 @@ static double qlora__rope_mscale(double factor, double mscale) {
     return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
 }
 
-// What cosine and sine are multiplied by.
+// Returns the factor of the cosines and sines.
 static float qlora__rope_attention_factor(const qlora_rope_desc* d) {
     if (d->type != QLORA_ROPE_YARN) {
         return 1;
@@ -13126,7 +13189,8 @@ static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t 
     return frequency;
 }
 
-// What is wrong with the arguments, in text, where the desc is called `name`; "" when nothing is. Defaults are resolved in d.
+// Describes what is wrong with the arguments, with the desc called `name`; the text is empty if
+// nothing is. Replaces the zero fields of d by their defaults.
 static void qlora__rope_fault(qlora_rope_desc* d, const char* name, int64_t head_dim,
                               int64_t positions, char* text, size_t size) {
     d->theta = d->theta != 0 ? d->theta : 10000;
@@ -13134,17 +13198,18 @@ static void qlora__rope_fault(qlora_rope_desc* d, const char* name, int64_t head
     bool needs_original = d->type == QLORA_ROPE_LLAMA3 || d->type == QLORA_ROPE_YARN;
     text[0] = '\0';
     if (head_dim <= 0 || head_dim % 2 != 0) {
-        snprintf(text, size, "head_dim is %lld; use an even number above 0", (long long)head_dim);
+        snprintf(text, size, "head_dim is %lld; it must be even and positive", (long long)head_dim);
     } else if (positions < 0) {
-        snprintf(text, size, "positions is %lld; use 0 or more", (long long)positions);
+        snprintf(text, size, "positions is %lld; it must not be negative", (long long)positions);
     } else if ((int)d->type < 0 || d->type > QLORA_ROPE_YARN) {
-        snprintf(text, size, "%s.type is %d; use a qlora_rope_type", name, (int)d->type);
+        snprintf(text, size, "%s.type is %d; it must be one of qlora_rope_type", name,
+                 (int)d->type);
     } else if (!(d->theta > 1)) {
-        snprintf(text, size, "%s.theta is %g; use a number above 1", name, d->theta);
+        snprintf(text, size, "%s.theta is %g; it must be greater than 1", name, d->theta);
     } else if (!(d->factor > 0)) {
-        snprintf(text, size, "%s.factor is %g; use a number above 0", name, d->factor);
+        snprintf(text, size, "%s.factor is %g; it must be positive", name, d->factor);
     } else if (needs_original && !(d->original_max_position > 0)) {
-        snprintf(text, size, "%s.original_max_position is %g; this type needs a number above 0",
+        snprintf(text, size, "%s.original_max_position is %g; for this type it must be positive",
                  name, d->original_max_position);
     }
 }
@@ -13238,19 +13303,24 @@ static qlora_result qlora__rope_check(qlora_ctx* ctx, const qlora__rope_job* job
         QLORA__TRY(qlora__need_apart(ctx, "x", x, "bias", job->bias));
     }
     int64_t head_dim = job->table->cols;
-    if (head_dim <= 0 || head_dim % 2 != 0 || x->cols % head_dim != 0 || job->rotated < 0 ||
-        job->rotated > x->cols / head_dim || x->cols > INT32_MAX || job->table->rows > INT32_MAX) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "x has %lld columns and the table %lld (one head, even): %lld heads cannot "
-            "be rotated",
-            (long long)x->cols, (long long)head_dim, (long long)job->rotated);
+    QLORA__TRY(qlora__need_whole(ctx, "table.cols", head_dim, 2, INT32_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "table.rows", job->table->rows, 0, INT32_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "x.cols", x->cols, 0, INT32_MAX));
+    if (head_dim % 2 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "table.cols is %lld; it must be even",
+                           (long long)head_dim);
     }
+    if (x->cols % head_dim != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "x.cols is %lld; it must be a multiple of table.cols (%lld)",
+                           (long long)x->cols, (long long)head_dim);
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "rotated", job->rotated, 0, x->cols / head_dim));
     for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
         int32_t position = qlora__index_at(job->positions, row);
         if (position < 0 || position >= job->table->rows) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "positions[%lld] is %d, the table has %lld rows", (long long)row,
+                               "positions[%lld] is %d; the table has %lld rows", (long long)row,
                                (int)position, (long long)job->table->rows);
         }
     }
@@ -13272,7 +13342,7 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
     int32_t bias_bf16 = job->bias != NULL && job->bias->dtype == QLORA_BF16;
     void* flag = NULL;
     QLORA__TRY(qlora__flag_pointer(ctx, job->flag, &flag));
-    // A thread takes a piece of two heads.
+    // Each thread rotates one piece of two heads.
     int64_t items = qlora__ceil_div(heads, 2) * qlora__ceil_div(half, qlora__piece(x->dtype));
     uint32_t threads = (uint32_t)qlora__max(32, qlora__min(256, qlora__ceil_div(items, 32) * 32));
     void* args[] = {(void*)&x->data,
@@ -13324,16 +13394,16 @@ qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t
 
 //@@ src/ops/pieces.h
 
-// ---- attention in pieces ------------------------------------------------------------------------
+// ---- attention as separate operators ------------------------------------------------------------
 //
 //   heads      y[h, s, c] = x[s, h d + c] and back        transpose  y[b, c, r] = x[b, r, c]
-//   scores     s = scale s, or -3e38 where the query may not see the key
+//   scores     s = scale s, or -3e38 if the query may not see the key
 //   softmax    y = e^(x - max) / sum e^(x - max);  dx = y (dy - sum(y dy))
 
-// Finite, so that no arithmetic on it makes a NaN, and e^(it - max) is 0.
+// Finite, so that arithmetic on it never gives NaN; e^(QLORA__MASKED - max) is 0.
 #define QLORA__MASKED -3.0e38f
 
-// Copies elements between two batches of the same sizes, or their transposes.
+// Copies elements between two batches of the same size, with or without a transpose.
 typedef struct qlora__copy_job {
     qlora_tensor x;
     qlora_tensor y;
@@ -13381,7 +13451,8 @@ static qlora_result qlora__copy(qlora_ctx* ctx, qlora__copy_job* job) {
 
 #define QLORA__IS_COPIED (QLORA__IS_F32 | QLORA__IS_BF16 | QLORA__IS_F16 | QLORA__IS_I32)
 
-// rows: [S, H*d]; heads: a batch of H [S, d]. split copies rows to heads, join heads to rows.
+// rows is [S, H*d], heads a batch of H matrices [S, d]. Copies rows to heads if split is true,
+// otherwise heads to rows.
 static qlora_result qlora__heads_copy(qlora_ctx* ctx, const qlora_tensor* rows,
                                       const qlora_tensor* heads, bool split) {
     QLORA__TRY(qlora__need(ctx, rows, split ? "x" : "y", QLORA__IS_COPIED, -1, -1));
@@ -13389,8 +13460,9 @@ static qlora_result qlora__heads_copy(qlora_ctx* ctx, const qlora_tensor* rows,
                                  rows->rows, -1));
     if (heads->batch < 0 || heads->batch * heads->cols != rows->cols) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%lld heads of %lld columns are not the %lld columns of the rows",
-                           (long long)heads->batch, (long long)heads->cols, (long long)rows->cols);
+                           "%s.cols is %lld; expected %lld heads of %lld columns",
+                           split ? "x" : "y", (long long)rows->cols, (long long)heads->batch,
+                           (long long)heads->cols);
     }
     QLORA__TRY(qlora__need_apart(ctx, "y", heads, "x", rows));
     qlora_tensor cut = *rows;
@@ -13625,7 +13697,7 @@ static qlora_result qlora__embed(qlora_ctx* ctx, qlora__embed_job* job) {
             int32_t id = qlora__index_at(job->ids, row);
             if (id < 0 || id >= table->rows) {
                 return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                                   "ids[%lld] is %d, the table has %lld rows", (long long)row,
+                                   "ids[%lld] is %d; the table has %lld rows", (long long)row,
                                    (int)id, (long long)table->rows);
             }
         }
@@ -13659,9 +13731,10 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 
 // ---- cross-entropy ------------------------------------------------------------------------------
 //
-// Of rows of logits. With p = softmax(x):
+// For each row x of the logits, with p = softmax(x):
 //   loss = weight (log sum e^x - x[label]),   x = (p - onehot(label)) scale weight  (in place)
-// Rows labelled -100 have loss 0 and gradient 0. Sum of losses: see qlora_cross_entropy_desc.total.
+// Rows labelled -100 have loss 0 and gradient 0. For the sum of the losses, see
+// qlora_cross_entropy_desc.total.
 
 #define QLORA__NO_LABEL -100
 
@@ -13698,7 +13771,7 @@ static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// total += {losses, their rounding rest, weights}; the sum in double, rows in ascending order.
+// total += {losses, rounding error of their sum, weights}; summed in double, by ascending row.
 static void qlora__cross_entropy_total(const qlora_cross_entropy_desc* a) {
     double loss = (double)qlora__at(a->total, 0, 0) + (double)qlora__at(a->total, 0, 1);
     double weight = (double)qlora__at(a->total, 0, 2);
@@ -13736,15 +13809,15 @@ static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross
     }
     QLORA__TRY(qlora__need_flag(ctx, a->flag));
     if (x->cols > INT32_MAX) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "logits have %lld columns; labels are 32-bit",
-                           (long long)x->cols);
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "logits.cols is %lld; the maximum is %d",
+                           (long long)x->cols, INT32_MAX);
     }
     for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
         int32_t label = qlora__index_at(a->labels, row);
         if ((label < 0 || label >= x->cols) && label != QLORA__NO_LABEL) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "labels[%lld] is %d; it must be -100 or a column of the %lld",
-                               (long long)row, (int)label, (long long)x->cols);
+                               "labels[%lld] is %d; it must be -100, or from 0 to %lld",
+                               (long long)row, (int)label, (long long)x->cols - 1);
         }
     }
     return QLORA_OK;
@@ -13790,7 +13863,8 @@ qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc*
 
 // ---- arg max ------------------------------------------------------------------------------------
 //
-// ids[r] = column of the largest value of row r, the first of equals; NaN is never largest.
+// ids[r] is the column of the largest value in row r, the first one if several are equal. A NaN is
+// never the largest.
 
 typedef struct qlora__argmax_job {
     const qlora_tensor* x;
@@ -13816,10 +13890,7 @@ static qlora_result qlora__argmax(qlora_ctx* ctx, qlora__argmax_job* job) {
     QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
     QLORA__TRY(qlora__need_vector(ctx, job->ids, "ids", QLORA__IS_I32, x->rows));
     QLORA__TRY(qlora__need_apart(ctx, "ids", job->ids, "x", x));
-    if (x->cols == 0 ? x->rows > 0 : x->cols > INT32_MAX) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "no largest of %lld columns",
-                           (long long)x->cols);
-    }
+    QLORA__TRY(qlora__need_whole(ctx, "x.cols", x->cols, x->rows > 0 ? 1 : 0, INT32_MAX));
     if (qlora__on_cpu(ctx)) {
         qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__argmax_rows, job);
         return QLORA_OK;
@@ -13842,14 +13913,14 @@ qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_ten
 
 // ---- AdamW --------------------------------------------------------------------------------------
 //
-// Decoupled decay, over ranges of one flat arena; t counts the updates applied. Per
-// element, with g the gradient times the clip scale:
+// Decoupled weight decay over ranges of one flat arena; t is the number of updates applied so far.
+// For each element, with g the gradient times the clip scale:
 //   p -= lr weight_decay decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
 //   p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
-//   shadow = shadow_scale p, and its copy where the range has one;  gradient = 0
-// A gradient that is not finite leaves p, m, v, t and shadow as they are; the gradient becomes 0.
+//   shadow = shadow_scale p, also in the range's copy if it has one;  gradient = 0
+// If the gradient is not finite, p, m, v, t and shadow stay unchanged, and the gradient becomes 0.
 
-// x^n by squaring, the products of the kernel.
+// Computes x^n by squaring, with the same products as the kernel.
 static double qlora__power(double x, int64_t n) {
     double y = 1;
     for (; n > 0; n >>= 1) {
@@ -13875,7 +13946,7 @@ typedef struct qlora__adamw_job {
     bool skip;
 } qlora__adamw_job;
 
-// Counts the update or the skip, and forms the corrections in double.
+// Counts the update or the skipped step, and computes the bias corrections in double.
 static void qlora__adamw_advance(qlora__adamw_job* job, qlora_adamw_state* state) {
     state->skip = job->skip ? 1 : 0;
     state->skipped += job->skip ? 1 : 0;
@@ -13891,7 +13962,7 @@ static void qlora__adamw_advance(qlora__adamw_job* job, qlora_adamw_state* state
     job->eps = (QLORA__REAL)state->eps;
 }
 
-// The shadow of parameter p, element i of the range.
+// Writes the shadow of parameter p, which is element i of the range.
 static void qlora__adamw_shade(const qlora__adamw_job* job, int64_t i, QLORA__REAL p) {
     const qlora_adamw_range* r = &job->range;
     const qlora_tensor* shadow = job->args->shadow;
@@ -13936,14 +14007,14 @@ static void qlora__adamw_shadow_elements(void* user, int64_t begin, int64_t end)
     }
 }
 
-// Range i of the table in host memory.
+// Returns range i of the table, which is in host memory.
 static qlora_adamw_range qlora__adamw_range_at(const qlora_tensor* ranges, int64_t i) {
     qlora_adamw_range range;
     memcpy(&range, (const char*)ranges->data + (size_t)i * sizeof range, sizeof range);
     return range;
 }
 
-// param, shadow and ranges: what both calls use.
+// Checks param, shadow and ranges, which both calls use.
 static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_desc* a,
                                        int64_t* range_count) {
     if (a == NULL) {
@@ -13957,7 +14028,8 @@ static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_desc* a
         QLORA__TRY(qlora__need_apart(ctx, "shadow", a->shadow, "param", a->param));
     }
     if (a->ranges->cols % (int64_t)sizeof(qlora_adamw_range) != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "ranges has %lld bytes, not a multiple of %d",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "ranges has %lld bytes; expected a multiple of %d",
                            (long long)a->ranges->cols, (int)sizeof(qlora_adamw_range));
     }
     *range_count = a->ranges->cols / (int64_t)sizeof(qlora_adamw_range);
@@ -13965,14 +14037,20 @@ static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_desc* a
         qlora_adamw_range r = qlora__adamw_range_at(a->ranges, i);
         if (r.begin < 0 || r.count < 0 || r.begin > a->param->cols ||
             r.count > a->param->cols - r.begin) {
-            return qlora__fail(
-                ctx, QLORA_ERR_ARGUMENT, "range %lld is [%lld, +%lld), the arena has %lld elements",
-                (long long)i, (long long)r.begin, (long long)r.count, (long long)a->param->cols);
-        }
-        if (r.copy != NULL && (r.copy_cols < 1 || r.copy_ld < r.copy_cols)) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "range %lld: its copy has rows of %lld elements, %lld apart",
-                               (long long)i, (long long)r.copy_cols, (long long)r.copy_ld);
+                               "range %lld has %lld elements from %lld on; the arena has %lld",
+                               (long long)i, (long long)r.count, (long long)r.begin,
+                               (long long)a->param->cols);
+        }
+        if (r.copy != NULL && r.copy_cols < 1) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "range %lld: copy_cols is %lld; it must be at least 1", (long long)i,
+                               (long long)r.copy_cols);
+        }
+        if (r.copy != NULL && r.copy_ld < r.copy_cols) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "range %lld: copy_ld is %lld; it must be at least copy_cols (%lld)",
+                               (long long)i, (long long)r.copy_ld, (long long)r.copy_cols);
         }
     }
     return QLORA_OK;
@@ -13999,7 +14077,7 @@ static qlora_result qlora__adamw_check_step(qlora_ctx* ctx, const qlora_adamw_de
     return qlora__need_apart(ctx, "m", a->m, "v", a->v);
 }
 
-// fn over every range, one after the other.
+// Calls fn for every range in turn.
 static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t range_count,
                                 qlora__range_fn fn) {
     for (int64_t i = 0; i < range_count; i++) {
@@ -14008,7 +14086,8 @@ static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t r
     }
 }
 
-// Blocks along a range of `pieces` pieces of 256 threads: about 8192 in all.
+// Returns the number of blocks per range: enough for the longest range with `per_block` elements
+// each, but about 8192 in all.
 static int64_t qlora__adamw_blocks(const qlora_adamw_desc* a, int64_t range_count,
                                    int64_t per_block) {
     int64_t longest = a->longest_range > 0 ? a->longest_range : a->param->cols;
@@ -14089,10 +14168,10 @@ qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args) {
 //
 //   y = x keep / (1 - p)
 //
-// keep where the element's random word is not below p 2^32; the
-// word of column c is number c % 4 of philox(counter, key) with
-//   counter = (c / 4, position, sequence, layer 2^8 + projection),  key = seed + step
-//   0x9e3779b97f4a7c15
+// keep is 1 if the element's random word is at least p 2^32, and 0 otherwise. The word of column c
+// is number c % 4 of philox(counter, key), with
+//   counter = (c / 4, position, sequence, layer 2^8 + projection)
+//   key = seed + step * 0x9e3779b97f4a7c15
 
 typedef struct qlora__dropout_job {
     const qlora_dropout_desc* args;
@@ -14101,7 +14180,7 @@ typedef struct qlora__dropout_job {
     float scale;
 } qlora__dropout_job;
 
-// True when column `column` of that row is kept.
+// Returns whether column `column` of the row is kept.
 static bool qlora__dropout_keep(const uint32_t key[2], uint32_t position, uint32_t sequence,
                                 uint32_t where, int64_t column, uint32_t threshold) {
     uint32_t counter[4];
@@ -14150,13 +14229,9 @@ static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_desc* a) 
     QLORA__TRY(qlora__need_vector(ctx, a->positions, "positions", QLORA__IS_I32, x->rows));
     QLORA__TRY(qlora__need_vector(ctx, a->sequences, "sequences", QLORA__IS_I32, x->rows));
     QLORA__TRY(qlora__need_vector(ctx, a->state, "state", QLORA__IS_I32, 4));
-    if (!(a->p >= 0) || !(a->p < 1) || a->layer < 0 || a->layer >= 1 << 23 || a->projection < 0 ||
-        a->projection > 255) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "p = %g, layer %d, projection %d: 0 <= p < 1, 0 <= layer < 2^23, 0 <= "
-                           "projection <= 255",
-                           (double)a->p, (int)a->layer, (int)a->projection);
-    }
+    QLORA__TRY(qlora__need_real(ctx, "args.p", (double)a->p, 0, 1));
+    QLORA__TRY(qlora__need_whole(ctx, "args.layer", a->layer, 0, (1 << 23) - 1));
+    QLORA__TRY(qlora__need_whole(ctx, "args.projection", a->projection, 0, 255));
     qlora__dropout_job job;
     job.args = a;
     job.threshold = (uint32_t)((double)a->p * 4294967296.0);
@@ -14192,19 +14267,18 @@ qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args) {
 
 //@@ src/ops/linear.h
 
-// ---- LoRA linear
-// ----------------------------------------------------------------------------------
+// ---- LoRA linear --------------------------------------------------------------------------------
 //
-//   z_i = x A_i^T (of the masked x with dropout)      u_i = dy_i (s_i B_i)
+//   z_i = x A_i^T (the masked x with dropout)         u_i = dy_i (s_i B_i)
 //   y_i = x W_i^T + bias_i + z_i (s_i B_i)^T          dx  = sum over i of dy_i W_i + u_i A_i
 //   dA_i += u_i^T x (the masked x)                    dB_i += s_i dy_i^T z_i
 //
-// z and u are rounded to the storage type; they lie behind the columns of x and dy. Two forms:
-// plain (no operand), product by product, which is what the CPU runs; and concatenated, where W and
-// sB stand side by side and A below W, so that one product of length in + pad, or out + pad, does
-// it all. The columns of z and u that pad the sum of the ranks are zero. With dropout the masks
-// differ from part to part, so z is made part by part, and dx gets the masked u_i A_i added one by
-// one.
+// z and u are rounded to the storage type and stored after the columns of x and dy. There are two
+// forms. The plain form (without an operand), which the CPU uses, runs the products one by one. In
+// the concatenated form the operand is W with sB to its right and A below it, so that a single
+// product of length in + pad, or out + pad, is enough. The columns of z and u that pad the sum of
+// the ranks are zero. With dropout each part has its own mask, so z is computed part by part, and
+// the masked u_i A_i are added to dx one at a time.
 
 int64_t qlora_linear_out(const qlora_linear_desc* linear) {
     int64_t out = 0;
@@ -14232,17 +14306,21 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_
                                              qlora_dtype dtype, bool backward) {
     const qlora_linear_part* p = &l->parts[i];
     unsigned type = 1u << dtype;
-    if (p->out < 0 || p->rank < 0 || p->rank > (1 << 20) ||
-        (p->nf4 == NULL) == (p->dense == NULL)) {
+    char name[32];
+    snprintf(name, sizeof name, "parts[%d].out", (int)i);
+    QLORA__TRY(qlora__need_whole(ctx, name, p->out, 0, INT64_MAX));
+    snprintf(name, sizeof name, "parts[%d].rank", (int)i);
+    QLORA__TRY(qlora__need_whole(ctx, name, p->rank, 0, 1 << 20));
+    if ((p->nf4 == NULL) == (p->dense == NULL)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "parts[%d]: out %lld, rank %lld, and one of nf4 and dense are needed",
-                           (int)i, (long long)p->out, (long long)p->rank);
+                           "parts[%d].nf4 and parts[%d].dense are both %s; set exactly one", (int)i,
+                           (int)i, p->nf4 == NULL ? "NULL" : "set");
     }
     if (p->nf4 != NULL) {
         QLORA__TRY(qlora__nf4_need(ctx, p->nf4, "nf4"));
         if (p->nf4->rows != p->out || p->nf4->cols != l->in) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "parts[%d].nf4 is %lld x %lld, not %lld x %lld", (int)i,
+                               "parts[%d].nf4 is %lld x %lld; expected %lld x %lld", (int)i,
                                (long long)p->nf4->rows, (long long)p->nf4->cols, (long long)p->out,
                                (long long)l->in);
         }
@@ -14265,14 +14343,12 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_
 
 static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear_desc* l,
                                         qlora_dtype dtype, bool backward) {
-    if (l == NULL || l->count < 1 || l->count > QLORA_LINEAR_PARTS || l->in < 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
-                           l == NULL ? "linear is NULL"
-                                     : "linear.count is 1 to 3, in not negative");
+    if (l == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "linear is NULL");
     }
-    if (!(l->dropout >= 0.0f && l->dropout < 1.0f)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dropout is not at least 0 and below 1");
-    }
+    QLORA__TRY(qlora__need_whole(ctx, "linear.count", l->count, 1, QLORA_LINEAR_PARTS));
+    QLORA__TRY(qlora__need_whole(ctx, "linear.in", l->in, 0, INT64_MAX));
+    QLORA__TRY(qlora__need_real(ctx, "linear.dropout", (double)l->dropout, 0, 1));
     for (int32_t i = 0; i < l->count; i++) {
         QLORA__TRY(qlora__linear_part_check(ctx, l, i, dtype, backward));
     }
@@ -14284,7 +14360,7 @@ static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear_desc*
     return QLORA_OK;
 }
 
-// C = alpha op(A) op(B) + beta C, in the forward or the backward precision.
+// C = alpha op(A) op(B) + beta C, with the precision of forward or backward products.
 static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool backward, bool ta,
                                        bool tb, float alpha, float beta, const qlora_tensor* a,
                                        const qlora_tensor* b, const qlora_tensor* c) {
@@ -14297,7 +14373,7 @@ static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool bac
     return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
 }
 
-// ---- bias and placement
+// ---- bias and placement -------------------------------------------------------------------------
 
 typedef struct qlora__linear_job {
     const qlora_tensor* bias;
@@ -14315,7 +14391,7 @@ static void qlora__linear_bias_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// Rows of y = bias, or += bias.
+// Sets every row of y to the bias, or adds the bias to it.
 static qlora_result qlora__linear_bias(qlora_ctx* ctx, const qlora_tensor* bias,
                                        const qlora_tensor* y, bool add) {
     qlora__linear_job job;
@@ -14400,14 +14476,20 @@ static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_lin
 
 static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc* l,
                                         uint32_t flags) {
-    if (l == NULL || l->operand == NULL || flags == 0 ||
-        flags > (QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)) {
+    if (l == NULL || l->operand == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
+                           l == NULL ? "linear" : "linear.operand");
+    }
+    if (flags == 0 || flags > (QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "linear with an operand and flags WEIGHTS, ADAPTERS or both are needed");
+                           "flags is %u; use QLORA_LINEAR_WEIGHTS, QLORA_LINEAR_ADAPTERS or both",
+                           flags);
     }
     qlora_dtype dtype = l->operand->dtype;
     if (dtype != QLORA_F32 && dtype != QLORA_BF16) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "operand is neither f32 nor bf16");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "linear.operand.dtype is %s; it must be f32 or bf16",
+                           qlora_dtype_name(dtype));
     }
     QLORA__TRY(qlora__linear_check(ctx, l, dtype, false));
     int64_t row = 0;
@@ -14428,10 +14510,10 @@ qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear_desc* linear,
     return qlora__leave(ctx, qlora__linear_place(ctx, linear, flags));
 }
 
-// ---- dropout: rows of x through the mask of one part, as many at a time as the scratch holds
+// ---- dropout: the mask of one part, on as many rows at a time as fit in scratch -----------------
 
 typedef struct qlora__masked {
-    qlora_tensor rows; // of the scratch
+    qlora_tensor rows; // in scratch
     int64_t slice;
     size_t scratch_before;
 } qlora__masked;
@@ -14440,7 +14522,7 @@ static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear_desc*
                                         const qlora_tensor* x, qlora__masked* m) {
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
     m->scratch_before = qlora__scratch_mark(ctx);
-    // Half of what is free, because products may need some.
+    // Uses half of the free scratch, because products may need some.
     size_t all = qlora__scratch_free(ctx);
     int64_t fit = (int64_t)(all / 2 / ((size_t)l->in * qlora_dtype_bytes(x->dtype) + 1));
     m->slice = qlora__min(x->rows, qlora__max(1, fit));
@@ -14448,7 +14530,7 @@ static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear_desc*
     return qlora__scratch(ctx, m->rows.bytes, &m->rows.data);
 }
 
-// to (+)= mask of part i, rows [first, first + count), applied to from.
+// Applies the mask of part i to rows [first, first + count) of `from`; stores or adds to `to`.
 static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear_desc* l, int32_t i,
                                        int64_t first, const qlora_tensor* from,
                                        const qlora_tensor* to, bool accumulate) {
@@ -14480,9 +14562,9 @@ static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_line
     return QLORA_OK;
 }
 
-// ---- forward
+// ---- forward ------------------------------------------------------------------------------------
 
-// z of one part from the masked x, rows by rows.
+// Computes z of one part from the masked x, several rows at a time.
 static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
                                            const qlora_linear_desc* l, int32_t i,
                                            const qlora_tensor* x, const qlora_tensor* z) {
@@ -14503,13 +14585,13 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
     return QLORA_OK;
 }
 
-// z into the last columns of x.
+// Computes z in the last columns of x.
 static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* x, const qlora_tensor* inner) {
     int64_t pad = x->cols - l->in;
     qlora_tensor tail;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &tail));
-    if (l->operand != NULL && l->dropout == 0.0f) { // all parts at once, the zeros included
+    if (l->operand != NULL && l->dropout == 0.0f) { // all parts at once, including the zero columns
         qlora_tensor a;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, qlora_linear_out(l), pad, 0, l->in, &a));
         return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
@@ -14606,9 +14688,9 @@ qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linea
     return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, x, y));
 }
 
-// ---- backward
+// ---- backward -----------------------------------------------------------------------------------
 
-// u into the last columns of dy.
+// Computes u in the last columns of dy.
 static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* dy, const qlora_tensor* inner) {
     int64_t out = inner->cols;
@@ -14640,7 +14722,7 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
     return qlora__tensor_zero(ctx, &rest);
 }
 
-// dx = sum of dy_i W_i, and u_i A_i unless that is masked.
+// dx = sum of dy_i W_i, plus u_i A_i unless there is dropout.
 static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                      const qlora_tensor* dy, const qlora_tensor* inner,
                                      const qlora_tensor* dx) {
@@ -14674,7 +14756,7 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
     return QLORA_OK;
 }
 
-// With dropout, for one part: dA = u^T (masked x), and dx += mask of u A.
+// For one part with dropout: dA = u^T (masked x), and dx += masked u A.
 static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math math,
                                                    const qlora_linear_desc* l, int32_t i,
                                                    const qlora_tensor* x, const qlora_tensor* u,
@@ -14704,7 +14786,7 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math ma
     return QLORA_OK;
 }
 
-// dA of all parts as one matrix, when they lie below each other in memory: then x is read once.
+// Joins dA of all parts into one matrix if they are consecutive in memory, so that x is read once.
 static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* joined) {
     memset(joined, 0, sizeof *joined);
     for (int32_t i = 0; i < l->count; i++) {
@@ -14784,7 +14866,8 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
         QLORA__TRY(qlora__need_apart(ctx, "dx", dx, "dy", dy));
     }
     if ((flags & ~(uint32_t)QLORA_LINEAR_OVERWRITE) != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u are unknown here", flags);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "flags is %u; only QLORA_LINEAR_OVERWRITE is allowed", flags);
     }
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
@@ -14808,14 +14891,15 @@ qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* line
 
 // ---- attention ----------------------------------------------------------------------------------
 //
-// Inside a sequence, for query i and the keys j that it sees (i - window < j <= i):
+// Within a sequence, for query i and the keys j that it sees (i - window < j <= i):
 //
 //   s[j] = scale q[i].k[j],  lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
 //   o[i] = sum_j p[j] v[j]
 //   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i])
 //   dq[i] = scale sum_j ds[j] k[j]
-//   dk[j] = scale sum_i ds[j] q[i],  dv[j] = sum_i p[j] do[i]   over every query head of the key's
-//   group
+//   dk[j] = scale sum_i ds[j] q[i],  dv[j] = sum_i p[j] do[i]
+//
+// The sums of dk and dv also run over all query heads of the key head's group.
 
 #define QLORA__HEAD_MAX 256
 #define QLORA__BESIDE_DQ (QLORA__BESIDE_SLOTS - 1)
@@ -14842,7 +14926,7 @@ typedef struct qlora__attention {
     QLORA__REAL* dots; // D, [heads][tokens]
 } qlora__attention;
 
-// Eight partial sums: a fixed order that the compiler can still put into vectors.
+// Eight partial sums give a fixed order that the compiler can still vectorise.
 static QLORA__REAL qlora__dot(const QLORA__REAL* x, const QLORA__REAL* y, int64_t n) {
     QLORA__REAL part[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     int64_t i = 0;
@@ -14858,7 +14942,8 @@ static QLORA__REAL qlora__dot(const QLORA__REAL* x, const QLORA__REAL* y, int64_
            ((part[1] + part[5]) + (part[3] + part[7]));
 }
 
-// y += a x; eight products first, so that y and x need not be known to be apart.
+// y += a x. Computing eight products first lets the compiler vectorise without knowing that x and y
+// do not overlap.
 static void qlora__add_scaled(QLORA__REAL* y, QLORA__REAL a, const QLORA__REAL* x, int64_t n) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -14875,7 +14960,7 @@ static void qlora__add_scaled(QLORA__REAL* y, QLORA__REAL a, const QLORA__REAL* 
     }
 }
 
-// One head of one token: in place for f32, else converted into room.
+// Returns one head of one token: in place for f32, otherwise converted into `room`.
 static const QLORA__REAL* qlora__head_get(const qlora_tensor* t, int64_t token, int64_t head,
                                           int64_t hd, QLORA__REAL* room) {
     int64_t first = token * t->ld + head * hd;
@@ -14895,13 +14980,13 @@ static void qlora__head_put(const qlora_tensor* t, int64_t token, int64_t head, 
     }
 }
 
-// The sequence [*begin, *end) that a token lies in; false in the tail.
+// Finds the sequence [*begin, *end) that contains a token; false if the token is in the tail.
 static bool qlora__sequence_of(const qlora__attention* a, int64_t token, int64_t* begin,
                                int64_t* end) {
     const int32_t* offsets = (const int32_t*)a->seqs->data;
     int64_t low = 0;
     int64_t high = a->n_seqs;
-    while (low < high) { // the last offset not after the token
+    while (low < high) { // find the last offset that is not after the token
         int64_t middle = (low + high + 1) / 2;
         if (offsets[middle] <= token) {
             low = middle;
@@ -14914,7 +14999,7 @@ static bool qlora__sequence_of(const qlora__attention* a, int64_t token, int64_t
     return low < a->n_seqs;
 }
 
-// The softmax runs over blocks of keys, with the sums rescaled when a block brings a larger score.
+// The softmax runs over blocks of keys; the sums are rescaled when a block has a larger score.
 static void qlora__attention_query(const qlora__attention* a, int64_t head, int64_t i,
                                    int64_t begin) {
     QLORA__REAL room[QLORA__HEAD_MAX];
@@ -14923,7 +15008,7 @@ static void qlora__attention_query(const qlora__attention* a, int64_t head, int6
     QLORA__REAL s[QLORA__KEY_BLOCK];
     int64_t kv_head = head / (a->heads / a->kv_heads);
     const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
-    QLORA__REAL top = (QLORA__REAL)-3.0e38; // below every score; -ffast-math has no infinity
+    QLORA__REAL top = (QLORA__REAL)-3.0e38; // below every score, and finite for -ffast-math
     QLORA__REAL sum = 0;
     memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
     int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
@@ -15052,16 +15137,17 @@ static void qlora__attention_dkv_items(void* user, int64_t from, int64_t to) {
     }
 }
 
-// Host memory can be looked at; on a device the kernels keep whatever stands there inside the
-// matrices.
+// Offsets in host memory can be checked. On a device, the kernels clamp them to the matrices
+// instead.
 static qlora_result qlora__sequences_check(qlora_ctx* ctx, const qlora__attention* a) {
     const int32_t* offsets = (const int32_t*)a->seqs->data;
     for (int64_t s = 0; s <= a->n_seqs; s++) {
-        if ((s == 0 ? offsets[0] != 0 : offsets[s] < offsets[s - 1]) || offsets[s] > a->tokens) {
-            return qlora__fail(
-                ctx, QLORA_ERR_ARGUMENT,
-                "seqs[%lld] is %d: offsets start at 0, ascend, and end at most at %lld",
-                (long long)s, (int)offsets[s], (long long)a->tokens);
+        int64_t least = s > 0 ? offsets[s - 1] : 0;
+        int64_t most = s > 0 ? a->tokens : 0;
+        if (offsets[s] < least || offsets[s] > most) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "seqs[%lld] is %d; it must be from %lld to %lld", (long long)s,
+                               (int)offsets[s], (long long)least, (long long)most);
         }
     }
     return QLORA_OK;
@@ -15090,8 +15176,8 @@ static qlora_result qlora__attention_backward_cpu(qlora_ctx* ctx, qlora__attenti
 
 #ifndef QLORA_NO_CUDA
 
-// One launch: a block per rows tokens (and one more per sequence, where blocks belong to
-// sequences).
+// A launch has one block per `rows` tokens, and one more per sequence if blocks do not cross
+// sequences.
 typedef struct qlora__attention_kernel {
     qlora__kernel_id id;
     int64_t rows;
@@ -15102,18 +15188,18 @@ typedef struct qlora__attention_kernel {
 typedef struct qlora__attention_path {
     qlora_dtype dtype;
     int64_t hd;     // 0 = any up to 256
-    int capability; // at least
+    int capability; // minimum compute capability
     bool aligned;   // rows must start at multiples of 16 bytes
-    uint32_t need;  // of the registry: what pre-warm compiles for it
+    uint32_t need;  // condition in the registry, for pre-warm
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
     qlora__attention_kernel kv;
     qlora__attention_kernel q;
-    qlora__attention_kernel sum; // of the shares of kv; QLORA__K_COUNT: it cannot be shared
+    qlora__attention_kernel sum; // sums the shares of kv; QLORA__K_COUNT if kv has no shares
 } qlora__attention_path;
 
 // clang-format off
-// The first row that fits is taken. Shared memory as the comments of kernels/attn_tc.cuh count it.
+// The first row that fits is used. The comments in kernels/attn_tc.cuh explain the shared memory.
 static const qlora__attention_path qlora__attention_paths[] = {
     {QLORA_BF16, 64, 80, true, QLORA__NEED_HEAD64,
      {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
@@ -15138,13 +15224,13 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
     return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
 }
 
-// The one walk over the table.
+// Finds the first row of the table that fits.
 static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
                                                           int64_t hd, bool aligned) {
     const qlora__attention_path* p = qlora__attention_paths;
     while (p->dtype != dtype || (p->hd != 0 && p->hd != hd) ||
            !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned)) {
-        p++; // the last rows take everything
+        p++; // the last row for each dtype always fits
     }
     return p;
 }
@@ -15159,7 +15245,7 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
     return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned);
 }
 
-// What pre-warm must compile for attention of this type and head size.
+// Returns the condition of the kernels that attention needs for this type and head size.
 static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
                                                     int64_t hd) {
     return qlora__attention_find(ctx, dtype, hd, true)->need;
@@ -15196,16 +15282,16 @@ static qlora_result qlora__attention_launch(qlora_ctx* ctx, const qlora__attenti
                          args);
 }
 
-// How dk and dv are made: blocks share the query heads of a group, `each` of them a block, when
-// there are few keys and few key heads.
+// How dk and dv are computed: with few keys and few key heads, several blocks share the query heads
+// of a group, `each` heads per block.
 typedef struct qlora__attention_shares {
-    int64_t count; // 1: the block's sums are the result
+    int64_t count; // blocks per group; 1: their sums are the result
     int32_t each;
     float* parts; // [2][count][tokens][kv_heads hd]
 } qlora__attention_shares;
 
-// Four blocks a multiprocessor: two run at a time, and the last keys of a sequence, which few
-// queries see, are done early.
+// Aims at four blocks per multiprocessor. Two run at a time, and blocks for the last keys of a
+// sequence, which few queries see, finish early.
 static qlora_result qlora__attention_share(qlora_ctx* ctx, const qlora__attention_path* path,
                                            const qlora__attention* a,
                                            qlora__attention_shares* out) {
@@ -15281,7 +15367,7 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
                           &stats,  &n.tokens, &n.hd,     &n.half};
     QLORA__TRY(qlora__launch(ctx, path->stats.id, qlora__ceil_div(a->tokens, path->stats.rows),
                              a->heads, 1, path->stats.threads, path->stats.shared, stats_args));
-    void* parts = shares.parts; // attn_f32 has no shares and does not read the last two
+    void* parts = shares.parts; // attn_f32 has no shares and ignores the last two
     void* kv_args[] = {&q.data,   &q.ld,     &k.data,   &k.ld,     &v.data,  &v.ld,
                        &d_o.data, &d_o.ld,   &stats,    &dk.data,  &dk.ld,   &dv.data,
                        &dv.ld,    &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
@@ -15299,8 +15385,8 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
 
 #endif
 
-// The same from the separate operators, a sequence at a time. The query heads of a group stand one
-// below the other, so a batch of kv_heads products serves every ratio of heads.
+// The same with the separate operators, one sequence at a time. The query heads of a group are
+// stacked, so that a batch of kv_heads products works for any ratio of heads.
 typedef struct qlora__attention_pieces {
     int64_t length;
     qlora_tensor q; // [heads][length, hd], and so on
@@ -15323,7 +15409,7 @@ static qlora_result qlora__pieces_make(qlora_ctx* ctx, const qlora__attention* a
                                        qlora__attention_pieces* x) {
     if (a->n_seqs == 0 || a->tokens % a->n_seqs != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "unfused: %lld tokens are not %lld sequences of one length",
+                           "unfused: %lld tokens cannot be %lld sequences of equal length",
                            (long long)a->tokens, (long long)a->n_seqs);
     }
     x->length = a->tokens / a->n_seqs;
@@ -15358,7 +15444,7 @@ static qlora_result qlora__pieces_join(qlora_ctx* ctx, const qlora__attention_pi
     return qlora_heads_join(ctx, heads, &view);
 }
 
-// c = alpha op(a) op(b) for each kv head; what has a matrix per query head is taken by groups.
+// c = alpha op(a) op(b) for each kv head. Operands with one matrix per query head are grouped.
 static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attention* a, float alpha,
                                            const qlora_tensor* x, bool trans_x,
                                            const qlora_tensor* y, bool trans_y,
@@ -15375,11 +15461,11 @@ static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attentio
     gemm.trans_a = trans_x;
     gemm.trans_b = trans_y;
     gemm.alpha = alpha;
-    // exact, as the fused kernels are
+    // exact f32, like the fused kernels
     return qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &t[0], &t[1], &t[2]);
 }
 
-// p of sequence s.
+// Computes p for sequence s.
 static qlora_result qlora__pieces_scores(qlora_ctx* ctx, const qlora__attention* a,
                                          const qlora__attention_pieces* x, int64_t s) {
     QLORA__TRY(qlora__pieces_split(ctx, x, a->q, s, &x->q));
@@ -15430,18 +15516,19 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
     a->kv_heads = desc->kv_heads > 0 ? desc->kv_heads : desc->heads;
     a->hd = desc->head_dim;
     a->window = desc->window;
-    if (a->heads < 1 || a->heads > 65535 || desc->kv_heads < 0 || a->heads % a->kv_heads != 0 ||
-        a->hd < 1 || a->hd > QLORA__HEAD_MAX || a->window < 0) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "%lld heads, %lld kv heads, head size %lld, window %lld: kv heads must divide "
-            "the heads (at most 65535), the head size be 1 to %d, the window not negative",
-            (long long)desc->heads, (long long)desc->kv_heads, (long long)a->hd,
-            (long long)a->window, QLORA__HEAD_MAX);
+    QLORA__TRY(qlora__need_whole(ctx, "desc.heads", a->heads, 1, 65535));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.kv_heads", desc->kv_heads, 0, a->heads));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.head_dim", a->hd, 1, QLORA__HEAD_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.window", a->window, 0, INT64_MAX));
+    if (a->heads % a->kv_heads != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.heads is %lld; it must be a multiple of desc.kv_heads (%lld)",
+                           (long long)a->heads, (long long)a->kv_heads);
     }
     a->scale = desc->scale == 0 ? 1.0f / sqrtf((float)a->hd) : desc->scale;
     if (!(a->scale > 0 && a->scale <= 1e30f)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "scale %g must be above 0 and finite",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.scale is %g; it must be positive and at most 1e30",
                            (double)desc->scale);
     }
     QLORA__TRY(qlora__need(ctx, a->q, "q", QLORA__IS_F32 | QLORA__IS_BF16, -1, a->heads * a->hd));
@@ -15452,16 +15539,15 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
     QLORA__TRY(qlora__need(ctx, a->seqs, "seqs", QLORA__IS_I32, 1, -1));
     QLORA__TRY(qlora__need(ctx, a->o, "o", dtype, a->tokens, a->heads * a->hd));
     QLORA__TRY(qlora__need(ctx, a->lse, "lse", QLORA__IS_F32, a->heads, a->tokens));
-    if (a->seqs->cols < 1 || a->seqs->cols > INT32_MAX / 2 || a->tokens > INT32_MAX / 2 ||
-        a->lse->ld != a->tokens) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "seqs has %lld entries (one more than sequences), lse a row stride of %lld; "
-            "there are %lld tokens",
-            (long long)a->seqs->cols, (long long)a->lse->ld, (long long)a->tokens);
+    QLORA__TRY(qlora__need_whole(ctx, "seqs.cols", a->seqs->cols, 1, INT32_MAX / 2));
+    QLORA__TRY(qlora__need_whole(ctx, "q.rows", a->tokens, 0, INT32_MAX / 2));
+    if (a->lse->ld != a->tokens) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "lse.ld is %lld; it must be equal to the number of tokens, %lld",
+                           (long long)a->lse->ld, (long long)a->tokens);
     }
     a->n_seqs = a->seqs->cols - 1;
-    // a window beyond every distance is none; so kernels may add to it
+    // A window that covers all tokens is the same as none. Kernels may then add to it safely.
     a->window = a->window >= a->tokens ? 0 : a->window;
     return QLORA_OK;
 }
@@ -15563,7 +15649,7 @@ qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc
 
 // ---- casts --------------------------------------------------------------------------------------
 //
-//   y = x in y's type, rounded to nearest even
+//   y = x converted to the type of y, rounded to nearest even
 
 typedef struct qlora__pair {
     const qlora_tensor* x;
@@ -15581,7 +15667,7 @@ static void qlora__cast_rows(void* user, int64_t begin, int64_t end) {
 
 static qlora_result qlora__cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
     static const qlora__kernel_id kernels[3][3] = {
-        // from f32, bf16, f16 to f32, bf16, f16; a copy has none
+        // from f32, bf16, f16 to f32, bf16, f16; copies need no kernel
         {QLORA__K_COUNT, QLORA__K_cast_f32_bf16, QLORA__K_cast_f32_f16},
         {QLORA__K_cast_bf16_f32, QLORA__K_COUNT, QLORA__K_cast_bf16_f16},
         {QLORA__K_cast_f16_f32, QLORA__K_cast_f16_bf16, QLORA__K_COUNT}};
@@ -15596,7 +15682,7 @@ static qlora_result qlora__cast(qlora_ctx* ctx, const qlora_tensor* x, const qlo
     qlora__kernel_id kernel = kernels[x->dtype][y->dtype];
     if (kernel == QLORA__K_COUNT) {
         return x->dtype == QLORA_F16
-                   ? qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "x and y are both f16")
+                   ? qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "copies of f16 are not supported")
                    : qlora__point(ctx, QLORA__POINT_SCALE, x, NULL, 1.0f, y);
     }
     qlora_tensor from = *x; // parameters are passed by address
@@ -15617,7 +15703,8 @@ qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tenso
 //
 //   y[i] = deviation * (sum of twelve 16-bit random numbers - 393210) / 65536
 //
-// normal enough for weights, and the same bits on both backends (kernels/random.cu says why).
+// The distribution is close enough to normal for weights, and both backends give the same bits
+// (kernels/random.cu explains why).
 
 typedef struct qlora__random_job {
     const qlora_tensor* y;
@@ -15648,12 +15735,13 @@ static void qlora__random_pairs(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// y is contiguous, f32 or bf16; streams of one seed are independent of each other.
+// y is contiguous and f32 or bf16. The streams of one seed are independent of each other.
 static qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
                                          float deviation, const qlora_tensor* y) {
     QLORA__TRY(qlora__need(ctx, y, "y", QLORA__IS_F32 | QLORA__IS_BF16, -1, -1));
     if (y->ld != y->cols && y->rows > 1) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "y must have no gaps between its rows");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "y.ld is %lld; it must be equal to cols (%lld)",
+                           (long long)y->ld, (long long)y->cols);
     }
     qlora__random_job job;
     job.y = y;
@@ -15698,33 +15786,38 @@ static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
                                         "kv_heads", "head_dim",     "max_tokens"};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i] <= 0 || sizes[i] > (1 << 24)) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.%s is %lld", names[i],
-                               (long long)sizes[i]);
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.%s is %lld; it must be from 1 to %d",
+                               names[i], (long long)sizes[i], 1 << 24);
         }
     }
-    if (s->rank < 0 || s->rank > 4096 || s->heads % s->kv_heads != 0) {
+    QLORA__TRY(qlora__need_whole(ctx, "shape.rank", s->rank, 0, 4096));
+    if (s->heads % s->kv_heads != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "shape.rank is %lld, heads %lld must be a multiple of kv_heads %lld",
-                           (long long)s->rank, (long long)s->heads, (long long)s->kv_heads);
+                           "shape.heads is %lld; it must be a multiple of shape.kv_heads (%lld)",
+                           (long long)s->heads, (long long)s->kv_heads);
     }
-    if ((int)s->base < 0 || s->base > QLORA_BASE_32BIT ||
-        (s->compute != QLORA_F32 && s->compute != QLORA_BF16)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.base or shape.compute is unknown");
+    if ((int)s->base < 0 || s->base > QLORA_BASE_32BIT) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "shape.base is %d; it must be one of qlora_base_format", (int)s->base);
+    }
+    if (s->compute != QLORA_F32 && s->compute != QLORA_BF16) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.compute is %s; it must be f32 or bf16",
+                           qlora_dtype_name(s->compute));
     }
     return QLORA_OK;
 }
 
 #ifndef QLORA_NO_CUDA
 
-// The products of one projection of a layer, for T tokens: y = x W^T and its gradients, and LoRA's
-// four.
+// One product of a layer's projections. For T tokens, a projection has y = x W^T, its gradient, and
+// the four products of LoRA.
 typedef struct qlora__planned_gemm {
     int64_t M;
     int64_t N;
     int64_t K;
     bool ta;
     bool tb;
-    bool f32_out; // gradients of A and B
+    bool f32_out; // for the gradients of A and B
 } qlora__planned_gemm;
 
 static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gemm* p,
@@ -15754,8 +15847,8 @@ static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gem
     return qlora__gemm_cublas(ctx, &g);
 }
 
-// Runs every planned product once: cuBLAS loads its kernels now, while memory is free, and not in
-// the middle of a capture.
+// Runs every planned product once, so that cuBLAS loads its kernels now, while memory is free, and
+// not during a capture.
 static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     int64_t q = s->heads * s->head_dim;
     int64_t kv = s->kv_heads * s->head_dim;
@@ -15800,7 +15893,8 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
     return r;
 }
 
-// The conditions of the kernel registry that hold for a model; random: its weights are made here.
+// Returns the conditions of the kernel registry that hold for a model. random: its weights are
+// generated.
 static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
                                       bool nf4, bool lora, bool random) {
     return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
@@ -16210,7 +16304,8 @@ qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out) 
 #define QLORA__GROUPS 4
 enum { QLORA__QKV, QLORA__O, QLORA__GATE_UP, QLORA__DOWN };
 
-// In the order of qlora_target's bits: module name inside a layer, and the stack it belongs to.
+// In the order of the bits of qlora_target: the name of the module within a layer, its name in GGUF
+// files, and the stack it belongs to.
 static const struct {
     const char* module;
     const char* gguf;
@@ -16222,7 +16317,7 @@ static const struct {
     {"mlp.down_proj", "ffn_down", QLORA__DOWN}};
 
 static const struct {
-    int first; // of qlora__projections
+    int first; // index in qlora__projections
     int count;
 } qlora__groups[QLORA__GROUPS] = {{0, 3}, {3, 1}, {4, 2}, {6, 1}};
 
@@ -16232,26 +16327,26 @@ typedef struct qlora__projection {
     bool is_nf4;
     qlora_nf4_desc nf4_desc;
     qlora_nf4 nf4;
-    qlora_tensor dense; // in the compute type, when it is not NF4
+    qlora_tensor dense; // in the compute type, unless is_nf4
     bool has_bias;
     qlora_tensor bias;
-    int64_t rank; // 0: no adapter
+    int64_t rank; // 0 = no adapter
     double alpha;
     float scale;
     int64_t a_at; // first element in the parameter arena
     int64_t b_at;
-    qlora_tensor a; // windows of the shadow: A, s B
+    qlora_tensor a; // views of the shadow: A, s B
     qlora_tensor sb;
-    qlora_tensor da; // windows of the gradients
+    qlora_tensor da; // views of the gradients
     qlora_tensor db;
 } qlora__projection;
 
-// What the forward pass of a layer leaves for the backward pass.
+// The activations of a layer that the backward pass needs.
 typedef struct qlora__kept {
     qlora_tensor h;   // [T, H] residual stream at the layer's input
-    qlora_tensor qkv; // [T, q + 2 kv] after the rotation; before norm and rotation with q/k norm
-    qlora_tensor qk;  // [T, q + kv] normed and rotated, only with q/k norm
-    qlora_tensor o;   // [T, q + pad] attention's output, and z of o_proj
+    qlora_tensor qkv; // [T, q + 2 kv] after the rotation; with q/k norm, before norm and rotation
+    qlora_tensor qk;  // [T, q + kv] normalised and rotated; only with q/k norm
+    qlora_tensor o;   // [T, q + pad] output of attention, and z of o_proj
     qlora_tensor lse; // [heads, T]
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
@@ -16260,7 +16355,7 @@ typedef struct qlora__kept {
 typedef struct qlora__layer {
     qlora__projection projections[QLORA__PROJECTIONS];
     qlora_linear_desc linears[QLORA__GROUPS];
-    qlora_tensor operands[QLORA__GROUPS]; // cached, or windows of the shared one
+    qlora_tensor operands[QLORA__GROUPS]; // cached, or views of the shared one
     int64_t pads[QLORA__GROUPS];
     bool cached;
     bool recompute;
@@ -16270,7 +16365,7 @@ typedef struct qlora__layer {
     qlora_tensor norm2;
     qlora_tensor q_norm; // [1, head_dim] f32
     qlora_tensor k_norm;
-    int64_t norms_at; // first element of norm1 in the parameter arena, when norms are trained
+    int64_t norms_at; // first element of norm1 in the parameter arena, if norms are trained
     qlora_tensor d_norm1;
     qlora_tensor d_norm2;
     qlora_tensor d_q_norm;
@@ -16278,17 +16373,18 @@ typedef struct qlora__layer {
     qlora__kept kept;
 } qlora__layer;
 
-// What a micro-batch brings along: windows of one block, filled on the host and copied over.
+// The inputs of a micro-batch: views of one block, which is filled on the host and copied as a
+// whole.
 typedef struct qlora__batch_block {
     qlora_tensor all;       // U8, the whole block
     qlora_tensor ids;       // [1, T]
     qlora_tensor positions; // [1, T]
-    qlora_tensor sequences; // [1, T], number of the sequence in the data
+    qlora_tensor sequences; // [1, T]: index of the sequence in the data
     qlora_tensor seqs;      // [1, max_sequences + 1]
     qlora_tensor rows;      // [1, R]: token of labelled row r
     qlora_tensor labels;    // [1, R]
     qlora_tensor weights;   // [1, R] f32
-    qlora_tensor inverse;   // [1, T]: labelled row of token t, or the row of zeros
+    qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
     qlora_tensor scale;     // [1, 1] f32: 1 / total labels
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
 } qlora__batch_block;
@@ -16303,23 +16399,23 @@ typedef struct qlora__source {
 
 struct qlora_model {
     qlora_ctx* ctx;
-    qlora_model_desc desc; // defaults resolved; of its pointers only dir is kept
+    qlora_model_desc desc; // defaults resolved; of its pointers, only dir remains valid
     qlora_plan plan;
     char* dir; // copy of desc.dir, or NULL
     qlora__source* source; // only while the model is being opened
     qlora_dtype compute;
-    qlora_math math; // the context's when the model was opened
+    qlora_math math; // that of the context when the model was opened
     bool use_adapters;
-    int64_t trainers;    // children
-    int64_t generations; // children
+    int64_t trainers;    // number that exist
+    int64_t generations; // number that exist
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
-    int64_t elements;  // of the parameter arena, gaps included
+    int64_t elements;  // of the parameter arena, including gaps
     int64_t positions; // rows of the rope tables
     qlora__buffer* arena;
     qlora__layer* layers;
     // base
     qlora_tensor embed; // [V, H]
-    qlora_tensor head;  // [V, H]; the same when tied
+    qlora_tensor head;  // [V, H]; the embedding if tied
     qlora_tensor final_norm;
     int64_t final_norm_at;
     qlora_tensor d_final_norm;
@@ -16328,39 +16424,38 @@ struct qlora_model {
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
-    qlora_tensor ranges;     // qlora_adamw_range for every tensor
+    qlora_tensor ranges;     // one qlora_adamw_range per trained tensor
     int64_t range_count;
     int64_t longest_range;
     qlora_tensor gradients;
     qlora_tensor moment1;
     qlora_tensor moment2;
     qlora_tensor adamw; // one qlora_adamw_state
-    qlora_clip clip;    // its tables lie in the arena
-    // one micro-batch
-    qlora__ring ring; // host images of batch blocks, and AdamW's numbers after them
+    qlora_clip clip;    // its tables are in the arena
+    // micro-batch
+    qlora__ring ring; // host copies of batch blocks, each followed by the AdamW settings of a step
     qlora__batch_block batch;
     qlora_tensor flag;      // I32: an id, a position or a label was out of range
     qlora_tensor last_h;    // [T, H] after the last layer
-    qlora_tensor x;         // [T, H + pad] normed input of qkv and gate/up
+    qlora_tensor x;         // [T, H + pad] normalised input of qkv and gate/up
     qlora_tensor delta;     // [T, H] output of o and down; gradient of x in the backward pass
-    qlora_tensor s;         // [T, I + pad] SwiGLU
-    qlora_tensor ds;        // its gradient: the same memory unless there is dropout
+    qlora_tensor s;         // [T, I + pad] output of SwiGLU
+    qlora_tensor ds;        // its gradient; the same memory unless there is dropout
     qlora_tensor operand;   // shared by the layers without a copy of their own
     qlora_tensor dh;        // [T, H + pad]
     qlora_tensor dqkv;      // [T, q + 2 kv + pad]
     qlora_tensor d_o;       // [T, q]
-    qlora__kept again;      // what a recomputed layer leaves
+    qlora__kept again;      // activations of a recomputed layer
     // head
     qlora_tensor rows_x;  // [chunk, H]
     qlora_tensor logits;  // [chunk, V]
     qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
     qlora_tensor losses;  // f32 [1, R]
-    qlora_tensor
-        totals; // f32 [1, 6]: losses, their rounding rest, weights; the same for evaluation
+    qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
     // generation
     qlora_tensor kv_cache; // [layers * generate_tokens, 2 kv]
     qlora_tensor scores;   // f32 [heads, generate_tokens]
-    qlora_tensor chances;  // their softmax in the compute type; in f32 the same memory
+    qlora_tensor chances;  // their softmax in the compute type; the same memory if that is f32
 };
 
 // Whether the model has gradients and an optimizer.
@@ -16372,8 +16467,8 @@ static bool qlora__trains(const qlora_model* m) {
 
 // ---- arena --------------------------------------------------------------------------------------
 
-// Counts bytes with base NULL, hands memory out otherwise: the same walk plans and allocates, so
-// the plan is what is allocated.
+// With base NULL it only counts bytes; otherwise it hands out memory. Planning and allocation run
+// the same code, so that exactly the planned memory is allocated.
 typedef struct qlora__arena {
     qlora_ctx* ctx;
     char* base;
@@ -16386,7 +16481,7 @@ static char* qlora__arena_take(qlora__arena* arena, size_t bytes) {
     return p;
 }
 
-// A matrix of its own; ld is cols.
+// Allocates a contiguous matrix.
 static void qlora__arena_tensor(qlora__arena* arena, qlora_dtype dtype, int64_t rows, int64_t cols,
                                 qlora_tensor* out) {
     memset(out, 0, sizeof *out);
@@ -16401,7 +16496,7 @@ static void qlora__arena_tensor(qlora__arena* arena, qlora_dtype dtype, int64_t 
     out->owner = arena->ctx;
 }
 
-// A window of a contiguous one-row tensor as a matrix.
+// A view of part of a contiguous one-row tensor as a matrix.
 static void qlora__arena_window(const qlora_tensor* flat, int64_t at, int64_t rows, int64_t cols,
                                 qlora_tensor* out) {
     *out = *flat;
@@ -16426,7 +16521,7 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
     if (p->is_nf4) {
         qlora_tensor memory;
         qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora_nf4_bytes(&p->nf4_desc), &memory);
-        p->nf4.memory = memory; // wrapped once the arena is there
+        p->nf4.memory = memory; // wrapped once the arena is allocated
     } else {
         qlora__arena_tensor(arena, m->compute, p->out, p->in, &p->dense);
     }
@@ -16481,7 +16576,7 @@ static void qlora__layout_cache(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// Windows of the parameter arena, its shadow and its gradients for one projection.
+// Views of the shadow and the gradients for one projection.
 static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
     qlora__arena_window(&m->shadow, p->a_at, p->rank, p->in, &p->a);
     qlora__arena_window(&m->shadow, p->b_at, p->out, p->rank, &p->sb);
@@ -16546,7 +16641,7 @@ static void qlora__layout_windows(qlora_model* m) {
     }
 }
 
-// pads: of o and of gate/up.
+// Of pads, only those of o and of gate/up are used.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
     const qlora_model_config* c = &m->plan.config;
@@ -16573,8 +16668,8 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
     }
 }
 
-// In training every layer keeps its own; otherwise one set serves them all, and the residual stream
-// is updated in place.
+// In training, each layer keeps its own activations. Otherwise all layers share one set, and the
+// residual stream is updated in place.
 static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t pads[QLORA__GROUPS];
@@ -16601,7 +16696,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// The shared operand must also hold the largest weight of a file while it is being quantised.
+// The shared operand must also hold the largest weight while it is being quantised.
 static int64_t qlora__operand_elements(const qlora_model* m) {
     int64_t most = 0;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -16614,7 +16709,7 @@ static int64_t qlora__operand_elements(const qlora_model* m) {
         }
         for (int i = 0; i < QLORA__PROJECTIONS; i++) {
             const qlora__projection* p = &layer->projections[i];
-            most = qlora__max(most, p->in * p->out); // in 16 bits, or as random weights are made
+            most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
     }
     return most;
@@ -16696,7 +16791,7 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// Walks everything once, category by category.
+// Lays out the whole model, category by category.
 static void qlora__model_layout(qlora_model* m, char* base) {
     qlora__arena arena;
     arena.ctx = m->ctx;
@@ -16739,7 +16834,7 @@ static void qlora__source_close(qlora_model* m) {
     m->source = NULL;
 }
 
-// The folder of the weights, opened when it is first needed.
+// The folder with the weights, opened when it is first needed.
 static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const char* dir,
                                          const qlora__folder** out) {
     if (!m->source->has_folder) {
@@ -16760,7 +16855,7 @@ static void qlora__adapter_new(const qlora_model* m, int number, qlora__projecti
     }
 }
 
-// The modules that an adapter's folder has, with its ranks and scales.
+// Rank and scale of a module in an adapter folder.
 static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora__peft* peft, int64_t layer,
                                          int number, qlora__projection* p) {
     char module[160];
@@ -16775,7 +16870,7 @@ static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora__peft* peft
     return QLORA_OK;
 }
 
-// Which of a layer's modules have adapters, and with what rank and scale.
+// Sets the rank and scale of every module; rank 0 = no adapter.
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
     qlora__peft* peft = &m->source->peft;
@@ -16800,7 +16895,8 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// The A of a stack lie one below the other, so that their gradients are one product; then the B.
+// The A matrices of a stack are contiguous, so that one product computes their gradients; the B
+// matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
     qlora__projection* first = &layer->projections[qlora__groups[group].first];
     for (int i = 0; i < qlora__groups[group].count; i++) {
@@ -16819,7 +16915,7 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
     return at;
 }
 
-// Gives every trained tensor its place; each starts on a multiple of 8 elements.
+// Assigns a place to every trained tensor; each starts at a multiple of 8 elements.
 static void qlora__number_parameters(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t at = 0;
@@ -16864,14 +16960,14 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
         int group = qlora__projections[i].group;
         p->in = ins[i];
         p->out = outs[i];
-        // The rope kernel adds the bias of q, k and v, unless a norm stands between.
+        // The rope kernel adds the bias of q, k and v, unless a norm comes between.
         p->has_bias = group == QLORA__QKV ? c->qkv_bias && c->qk_norm
                       : group == QLORA__O ? c->o_bias
                                           : c->mlp_bias;
     }
 }
 
-// Connects the linears with what the projections hold.
+// Points the linears of a layer at the tensors of its projections.
 static void qlora__connect_layer(qlora_model* m, int64_t index) {
     qlora__layer* layer = &m->layers[index];
     for (int g = 0; g < QLORA__GROUPS; g++) {
@@ -16905,7 +17001,7 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     }
 }
 
-// A config that does not come from a file.
+// Fills in the defaults of a config that does not come from a file, and checks it.
 static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_config* c) {
     if (c->kv_heads == 0) {
         c->kv_heads = c->heads;
@@ -16955,9 +17051,15 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "the model desc was not zeroed before its fields were set");
     }
-    if ((d->dir == NULL) == (d->config == NULL)) {
+    if (d->dir == NULL && d->config == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the model desc needs either dir (a folder) or config (random weights)");
+                           "desc.dir and desc.config are both NULL; set either dir (a folder) or "
+                           "config (random weights)");
+    }
+    if (d->dir != NULL && d->config != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.dir and desc.config are both set; set either dir (a folder) or "
+                           "config (random weights)");
     }
     const struct {
         const char* name;
@@ -16982,7 +17084,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
     }
     if (d->mode > QLORA_MODE_F32 && d->mode < QLORA_MODE_BF16) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.mode is %d; TF32 is a setting of the context (math)",
+                           "desc.mode is %d, which is unused; for TF32, set math of the context",
                            (int)d->mode);
     }
     QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, 0.0, 1.0));
@@ -16990,7 +17092,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
     return qlora__need_real(ctx, "desc.weight_std", (double)d->weight_std, 0.0, 1e300);
 }
 
-// Gives the capacity settings of a model their defaults.
+// Fills in the defaults of the capacity settings.
 static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, qlora_model_desc* d) {
     d->tokens = d->tokens != 0 ? d->tokens : 2048;
     d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
@@ -17010,7 +17112,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__free(ctx, m, sizeof *m);
 }
 
-// The folders that a plan is for, by their names.
+// A hash of the paths of the model folder and the adapter.
 static uint64_t qlora__source_name(const qlora_model_desc* desc) {
     uint64_t hash = 0;
     const char* const names[] = {desc->dir, desc->adapter};
@@ -17066,7 +17168,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     return qlora__adapter_shapes(ctx, m, desc);
 }
 
-// Which weights are 4-bit: those of an NF4 base, and those that a file has that way already.
+// Decides which weights are 4-bit: all of an NF4 base, and those that are 4-bit in the files.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
     const qlora__folder* folder = NULL;
@@ -17099,7 +17201,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
     return QLORA_OK;
 }
 
-// A model without memory: enough to plan with.
+// Creates a model without its memory, which is enough to plan it.
 static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc,
                                     const qlora_plan_desc* machine, qlora_model** out) {
     QLORA__TRY(qlora__model_desc_check(ctx, desc));
@@ -17152,7 +17254,7 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
         size_t free_bytes = 0;
         size_t total = 0;
         if (d.bytes == 0 && ctx->gpu->cu.MemGetInfo(&free_bytes, &total) == 0) {
-            size_t margin = (size_t)512 << 20; // cuBLAS, graphs, the driver's own
+            size_t margin = (size_t)512 << 20; // for cuBLAS, graphs and the driver
             d.bytes = (free_bytes > margin ? free_bytes - margin : 0) + ctx->device_bytes;
         }
     }
@@ -17177,8 +17279,28 @@ static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
     return bytes == 0 || m->plan.total + m->plan.context <= bytes;
 }
 
-// Fewest recomputed layers that fit, then as many cached ones as there is room for. Both are
-// monotonic, so bisection finds them.
+// Reports the smallest plan that the settings allow, and those that would make it smaller.
+static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, uint64_t bytes) {
+    const qlora_plan* p = &m->plan;
+    double gib = 1073741824.0;
+    bool all = p->recompute_layers == p->config.layers;
+    uint64_t other = p->workspace + p->head + p->generation + p->batches + p->cache + p->context;
+    const char* remedy = p->cached_layers > 0       ? ", or set desc.cache to AUTO"
+                         : qlora__trains(m) && !all ? ", or set desc.recompute to AUTO"
+                                                    : "";
+    return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
+                       "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
+                       "adapters and optimizer %.2f, activations %.2f, other %.2f); lower "
+                       "desc.tokens (%lld) or desc.rank%s",
+                       (double)(p->total + p->context) / gib,
+                       all ? " even with every layer recomputed" : "", (double)bytes / gib,
+                       (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
+                       (double)p->activations / gib, (double)other / gib, (long long)p->tokens,
+                       remedy);
+}
+
+// Chooses the fewest recomputed layers that fit, then as many cached layers as fit. The memory is
+// monotonic in both, so bisection finds them.
 static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes) {
     int64_t layers = m->plan.config.layers;
     bool auto_recompute = m->desc.recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
@@ -17187,19 +17309,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t 
     int64_t cached = m->desc.cache == QLORA_CHOICE_ON ? layers : 0;
     qlora__plan_apply(m, high, cached);
     if (!qlora__plan_fits(m, bytes)) {
-        double gib = 1073741824.0;
-        return qlora__fail(
-            ctx, QLORA_ERR_DEVICE_MEMORY,
-            "the model needs %.2f GiB even with every layer recomputed, and %.2f GiB are available "
-            "(base %.2f, adapters and optimizer %.2f, activations %.2f, the rest %.2f); use fewer "
-            "tokens than %lld, a smaller rank, or no weight cache",
-            (double)(m->plan.total + m->plan.context) / gib, (double)bytes / gib,
-            (double)m->plan.base / gib, (double)(m->plan.adapters + m->plan.optimizer) / gib,
-            (double)m->plan.activations / gib,
-            (double)(m->plan.workspace + m->plan.head + m->plan.generation + m->plan.batches +
-                     m->plan.cache + m->plan.context) /
-                gib,
-            (long long)m->plan.tokens);
+        return qlora__plan_too_large(ctx, m, bytes);
     }
     while (low < high) {
         int64_t middle = (low + high) / 2;
@@ -17232,7 +17342,7 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
     qlora_plan_desc machine = qlora__machine_resolve(ctx, given);
     qlora_model* m = NULL;
     QLORA__TRY(qlora__skeleton(ctx, desc, &machine, &m));
-    // A CPU context that plans for a GPU counts what a context holds there by default.
+    // When a CPU context plans for a GPU, the default memory of a CUDA context is counted.
     bool other = given != NULL && given->capability != 0 && qlora__on_cpu(ctx);
     m->plan.context = other                ? QLORA__SCRATCH_BYTES + 2 * QLORA__WORKSPACE_BYTES
                       : qlora__on_cpu(ctx) ? ctx->scratch->bytes
@@ -17252,7 +17362,8 @@ static qlora_result qlora__plan_make(qlora_ctx* ctx, const qlora_model_desc* mod
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
     if (model != NULL && model->plan != NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc already has a plan");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "plan of the model desc is set; it must be NULL here");
     }
     qlora_model* m = NULL;
     QLORA__TRY(qlora__plan_build(ctx, model, desc, &m));
@@ -17317,11 +17428,11 @@ qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_conf
 
 #define QLORA__STAGE_BYTES ((size_t)16 << 20)
 
-// Two buffers: one is filled from the file while the other one is copied to the device.
+// Two buffers: one is filled from the file while the other is copied to the device.
 typedef struct qlora__stager {
     qlora_model* m;
     qlora__ring ring;
-    uint64_t done;
+    uint64_t done; // bytes, for the progress
     uint64_t total;
 } qlora__stager;
 
@@ -17350,7 +17461,7 @@ static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
         s->done += n;
         if (desc->progress != NULL &&
             !desc->progress(desc->progress_user, "loading weights", s->done, s->total)) {
-            return qlora__fail(ctx, QLORA_ERR_STOPPED, "loading was stopped");
+            return qlora__fail(ctx, QLORA_ERR_STOPPED, "desc.progress returned false");
         }
     }
     return QLORA_OK;
@@ -17362,8 +17473,7 @@ static qlora_dtype qlora__st_dtype_of(const qlora__st_tensor* t) {
                                         : QLORA_F16;
 }
 
-// A file's matrix as a tensor in the staging area (the operand's memory) or, where no conversion is
-// needed, straight in its place.
+// Loads a matrix, in the type it has in the file, into the memory of the shared operand.
 static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
                                     int64_t rows, int64_t cols, qlora_tensor* out) {
     qlora_tensor area = s->m->operand;
@@ -17378,7 +17488,7 @@ static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlor
     out->ld = cols;
     out->batch = 1;
     out->owner = ctx;
-    if (sizeof(QLORA__REAL) != 4 && dtype == QLORA_F32) { // the CPU in double, for tests
+    if (sizeof(QLORA__REAL) != 4 && dtype == QLORA_F32) { // the CPU in double precision, for tests
         for (int64_t i = 0; i < rows * cols; i++) {
             float x = 0.0f;
             qlora__st_read_f32(t, (uint64_t)i, 1, &x);
@@ -17389,7 +17499,8 @@ static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlor
     return qlora__stage(ctx, s, out->data, t->data, t->bytes);
 }
 
-// Any size: rows that do not fit the staging area at once go in slices.
+// Loads a matrix of any size, converted to the type of out. If it needs a conversion and is larger
+// than the shared operand, it is loaded in slices.
 static qlora_result qlora__load_dense(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
                                       const qlora_tensor* out) {
     if (qlora__st_dtype_of(t) == out->dtype && sizeof(QLORA__REAL) == 4) {
@@ -17450,8 +17561,8 @@ static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
     return r;
 }
 
-// An f32 file is rounded to bf16 first, as loading it with transformers for bitsandbytes does: the
-// codes are then those that everybody else gets.
+// Weights in f32 are first rounded to bf16, as transformers does for bitsandbytes, so that the
+// codes are the same.
 static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
                                           const qlora__st_tensor* t, const qlora__projection* p) {
     qlora__st_tensor rounded = *t;
@@ -17572,7 +17683,7 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
-// Random weights: every matrix its own stream, norms of 1, no biases.
+// Random weights: each matrix has its own stream of random numbers; norms are 1 and biases 0.
 static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     float deviation = m->desc.weight_std > 0.0f ? m->desc.weight_std : 0.02f;
@@ -17606,9 +17717,9 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
             QLORA__TRY(qlora__tensor_zero(ctx, &layer->qkv_bias));
         }
         if (m->desc.progress != NULL &&
-            !m->desc.progress(m->desc.progress_user, "making weights", (uint64_t)l + 1,
+            !m->desc.progress(m->desc.progress_user, "generating weights", (uint64_t)l + 1,
                               (uint64_t)c->layers)) {
-            return qlora__fail(ctx, QLORA_ERR_STOPPED, "making weights was stopped");
+            return qlora__fail(ctx, QLORA_ERR_STOPPED, "desc.progress returned false");
         }
     }
     return qlora__sync(ctx);
@@ -17619,8 +17730,8 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
 // ---- trained tensors ----------------------------------------------------------------------------
 
 typedef struct qlora__trained {
-    char name[192]; // as PEFT has it, after base_model.model.
-    int64_t at;
+    char name[192]; // PEFT's name without base_model.model.
+    int64_t at;     // first element in the parameter arena
     int64_t rows;
     int64_t cols;
     float shadow_scale;
@@ -17630,7 +17741,7 @@ typedef struct qlora__trained {
     bool is_b;
 } qlora__trained;
 
-// Norms of a layer that are trained: name, width.
+// The trained norm number `index` of a layer; false if there is none.
 static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int index,
                                 qlora__trained* out) {
     static const char* const names[] = {"input_layernorm", "post_attention_layernorm",
@@ -17650,7 +17761,7 @@ static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int index,
     return true;
 }
 
-// The index-th trained tensor in arena order; false past the end.
+// The trained tensor number `index`, in PEFT's order; false past the last one.
 static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__trained* out) {
     const qlora_model_config* c = &m->plan.config;
     int64_t at = 0;
@@ -17694,7 +17805,7 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     return false;
 }
 
-// Where AdamW writes A or s B once more: their places in the operand, when the layer has its own.
+// If the layer has its own operand, AdamW also writes A and s B to their places in it.
 static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
                               qlora_adamw_range* range) {
     const qlora__layer* layer = &m->layers[t->layer];
@@ -17753,19 +17864,20 @@ static qlora_adamw_desc qlora__adamw_desc_of(const qlora_model* m) {
     return args;
 }
 
-// The 16-bit shadow and the operands of cached layers follow the parameters.
+// Brings the shadow and the operands of cached layers up to date with the parameters.
 static qlora_result qlora__parameters_changed(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
     return m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK;
 }
 
-// A: uniform in +-1/sqrt(in), as PEFT's Kaiming start; B: zero. The same on both backends.
+// Initialises A uniformly in +-1/sqrt(in), as PEFT's Kaiming initialisation, and B with zero; equal
+// on both backends.
 static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
     qlora__trained t;
     for (int64_t i = 0; i < m->range_count && qlora__trained_at(m, i, &t); i++) {
         int64_t n = t.rows * t.cols;
         if (t.projection == NULL) {
-            continue; // norms were loaded
+            continue; // norms have been loaded
         }
         size_t bytes = (size_t)n * sizeof(QLORA__REAL);
         QLORA__REAL* values = (QLORA__REAL*)qlora__alloc_zero(ctx, bytes);
@@ -17798,14 +17910,14 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
 
 // ---- batches ------------------------------------------------------------------------------------
 
-// A micro-batch on its way through a pass.
+// The sizes of a micro-batch.
 typedef struct qlora__micro {
-    int64_t rows;   // that the pass computes
-    int64_t chunks; // of the head
-    int64_t tokens; // of the caller
+    int64_t rows;   // rows of the pass, including padding
+    int64_t chunks; // chunks of the head
+    int64_t tokens; // tokens of the caller
 } qlora__micro;
 
-// What a step puts into a micro-batch besides the caller's tokens.
+// What a step adds to the caller's tokens.
 typedef struct qlora__micro_desc {
     double total_labels;
     uint64_t seed; // for dropout
@@ -17829,6 +17941,28 @@ double qlora_batch_labels(const qlora_batch* batch) {
     return sum;
 }
 
+static qlora_result qlora__batch_token_check(qlora_ctx* ctx, const qlora_plan* plan,
+                                             const qlora_batch* b, int64_t i) {
+    int64_t vocab = plan->config.vocab;
+    int32_t id = b->ids[i];
+    int32_t label = b->labels[i];
+    if (id < 0 || id >= vocab) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "token %lld has id %d; it must be 0 to %lld",
+                           (long long)i, (int)id, (long long)vocab - 1);
+    }
+    if (label != -100 && (label < 0 || label >= vocab)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "token %lld has label %d; it must be -100 or 0 to %lld", (long long)i,
+                           (int)label, (long long)vocab - 1);
+    }
+    if (b->weights != NULL && (!qlora__finite(b->weights[i]) || b->weights[i] < 0.0f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the weight of label %lld is %g; it must be finite and not negative",
+                           (long long)i, (double)b->weights[i]);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, const qlora_batch* b,
                                        int64_t* tokens) {
     const qlora_plan* plan = &m->plan;
@@ -17844,50 +17978,44 @@ static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, con
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch->%s is NULL", missing);
     }
     if (b->count < 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch->count is %lld", (long long)b->count);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch->count is %lld; it must not be negative",
+                           (long long)b->count);
     }
     if (b->count > plan->max_sequences) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the batch has %lld sequences; the model was opened for at most %lld",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the batch has %lld sequences; the model was opened with "
+                           "max_sequences = %lld",
                            (long long)b->count, (long long)plan->max_sequences);
     }
     int64_t sum = 0;
     for (int64_t s = 0; s < b->count; s++) {
         if (b->lengths[s] <= 0 || b->lengths[s] > plan->max_length) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "sequence %lld has %d tokens; it must have 1 to %lld (max_length)",
+                               "sequence %lld has %d tokens; it must have 1 to %lld "
+                               "(max_length of the model)",
                                (long long)s, (int)b->lengths[s], (long long)plan->max_length);
         }
         sum += b->lengths[s];
     }
     if (sum > plan->tokens) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the batch has %lld tokens; the model was opened for at most %lld",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the batch has %lld tokens; the model was opened with tokens = %lld",
                            (long long)sum, (long long)plan->tokens);
     }
     for (int64_t i = 0; i < sum; i++) {
-        int32_t label = b->labels[i];
-        if (b->ids[i] < 0 || b->ids[i] >= plan->config.vocab ||
-            (label != -100 && (label < 0 || label >= plan->config.vocab))) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "token %lld has id %d and label %d; the vocabulary has %lld tokens",
-                               (long long)i, (int)b->ids[i], (int)label,
-                               (long long)plan->config.vocab);
-        }
-        if (b->weights != NULL && (!qlora__finite(b->weights[i]) || b->weights[i] < 0.0f)) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight of label %lld is %g; it must be finite and not negative",
-                               (long long)i, (double)b->weights[i]);
-        }
+        QLORA__TRY(qlora__batch_token_check(ctx, plan, b, i));
     }
     *tokens = sum;
     return QLORA_OK;
 }
 
-// Where a window of the batch block lies in a slot.
+// The place of a view of the batch block in a slot.
 static int32_t* qlora__slot_ints(const qlora_model* m, char* memory, const qlora_tensor* window) {
     size_t offset = (size_t)((char*)window->data - (char*)m->batch.all.data);
     return (int32_t*)(void*)(memory + offset);
 }
 
-// Tokens, positions and sequence bounds; what the batch does not fill belongs to no sequence.
+// Writes tokens, positions and sequence bounds. Rows after the batch belong to no sequence.
 static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_batch* b) {
     int32_t* ids = qlora__slot_ints(m, memory, &m->batch.ids);
     int32_t* positions = qlora__slot_ints(m, memory, &m->batch.positions);
@@ -17912,14 +18040,14 @@ static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_b
     }
 }
 
-// Labelled rows one behind the other: token i is to predict label i + 1 of its sequence. Returns
-// how many.
+// Writes the labelled rows without gaps: token i must predict label i + 1 of its sequence. Returns
+// their number.
 static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlora_batch* b) {
     int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
     int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
     QLORA__REAL* weights = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
     int32_t* inverse = qlora__slot_ints(m, memory, &m->batch.inverse);
-    int32_t none = (int32_t)m->batch.rows.cols; // the row of zeros
+    int32_t none = (int32_t)m->batch.rows.cols; // the zero row
     for (int64_t i = 0; i < m->plan.tokens; i++) {
         inverse[i] = none;
     }
@@ -17964,26 +18092,28 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
         out->tokens += batch->lengths[i];
     }
     out->chunks = qlora__ceil_div(labels, m->plan.head_chunk);
-    // On the GPU a micro-batch always has the planned size, so that one graph serves any packing.
+    // On the GPU, every micro-batch has the planned size, so that one graph fits any packing.
     out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
     return qlora__slot_send(ctx, slot, m->batch.all.data, slot->memory, m->batch.all.bytes);
 }
 
-// A model whose activations are in use by a micro-batch in slices can compute nothing else.
+// Fails while the activations of the model are in use by a micro-batch that runs in slices.
 static qlora_result qlora__model_idle(qlora_ctx* ctx, const qlora_model* m, const char* what) {
     if (m->micro_begun) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a training step is in the middle of a micro-batch; go on with "
-                           "qlora_train_slice or drop the step with qlora_train_cancel before %s",
+                           "a training step is in the middle of a micro-batch; finish it with "
+                           "qlora_train_slice or drop it with qlora_train_cancel before %s",
                            what);
     }
     return qlora__not_in_capture(ctx, what);
 }
 
-// The device cannot return an error; it sets a flag that is looked at where we wait anyway.
+// Kernels cannot return an error: they set a flag, which is read when the host waits anyway.
+// Batches are also checked on the host, so this is not expected to happen.
 static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
     if (flag != 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "an id, a position or a label was out of range");
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a kernel found a token id, position or label out of range");
     }
     return QLORA_OK;
 }
@@ -17992,15 +18122,15 @@ static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
 
 // ---- one layer, forward -------------------------------------------------------------------------
 
-// How a pass runs: how many tokens, with or without dropout, with or without the key/value cache.
+// The settings of a pass through the model.
 typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
-    int64_t rows;
-    bool training;  // dropout is on
+    int64_t rows;    // number of tokens
+    bool training;   // dropout is on
     qlora_math math; // of f32 products
-    bool decoding;  // keys and values go into the cache
-    int64_t first;  // position of the first row when decoding
+    bool decoding;   // keys and values are stored in the cache
+    int64_t first;   // position of the first row when decoding
 } qlora__pass;
 
 static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
@@ -18014,6 +18144,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     return pass;
 }
 
+// A view of the first rows of a tensor and some of its columns.
 static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t col, int64_t cols) {
     qlora_tensor v = *t;
     size_t offset = (size_t)col * qlora_dtype_bytes(t->dtype);
@@ -18024,12 +18155,12 @@ static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t c
     return v;
 }
 
-// The stack of a layer as this pass uses it: without adapters its ranks are zero and its operand is
-// the weights alone. Weights that have no copy of their own are placed in the shared operand.
+// A stack of a layer, set up for a pass: without adapters, its ranks are zero and its operand is
+// only the weights. Weights without a cached copy are placed in the shared operand.
 typedef struct qlora__stack {
     qlora_linear_desc linear;
     qlora_tensor operand;
-    qlora_tensor positions; // of the rows at hand, for the dropout
+    qlora_tensor positions; // of the rows of the pass, for dropout
     qlora_tensor sequences;
     int64_t out;
     int64_t pad;
@@ -18049,7 +18180,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
     }
-    // For a single row it does not pay to widen the weights: the product reads them as they are.
+    // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes.
     if (pass->rows == 1 && !pass->training && !layer->cached) {
         out->linear.operand = NULL;
     }
@@ -18062,7 +18193,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     if (layer->cached) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read what stands there
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
     return qlora__linear_place(pass->ctx, &out->linear,
                                QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
@@ -18073,12 +18204,12 @@ static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* 
     QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
     qlora_tensor in = qlora__window(x, pass->rows, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__window(y, pass->rows, 0, stack.out);
-    QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // for the scratch
+    QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
     return qlora__leave(pass->ctx,
                         qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out));
 }
 
-// q, k and v of a layer, as attention takes them.
+// The inputs of attention.
 typedef struct qlora__heads {
     qlora_attention_desc desc;
     qlora_tensor q;
@@ -18107,7 +18238,7 @@ static const qlora_tensor* qlora__rope_of(const qlora_model* m, const qlora__lay
     return layer->sliding ? &m->rope_sliding : &m->rope;
 }
 
-// Normed input in m->x -> rotated q, k and v.
+// Normalised input in m->x -> rotated q, k and v.
 static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -18137,7 +18268,7 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
                               qlora__rope_of(m, layer), bias, &m->flag);
 }
 
-// Attention's output in kept.o and the residual stream -> h2, its norm in m->x, gate and up.
+// Output of attention in kept.o and the residual stream -> h2, its norm in m->x, gate and up.
 static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -18162,7 +18293,7 @@ static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer
                                    &pass->m->batch.seqs, &o, &lse);
 }
 
-// SwiGLU and down_proj into m->delta.
+// SwiGLU and down_proj, into m->delta.
 static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     int64_t I = m->plan.config.intermediate;
@@ -18173,12 +18304,12 @@ static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* lay
     return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, &m->delta);
 }
 
-// The norm in front of layer index, or the final one.
+// The norm before layer number `index`; after the last layer, the final norm.
 static const qlora_tensor* qlora__norm_before(const qlora_model* m, int64_t index) {
     return index < m->plan.config.layers ? &m->layers[index].norm1 : &m->final_norm;
 }
 
-// Where the residual stream in front of layer index lies; after the last one it is last_h.
+// The residual stream before layer number `index`; after the last layer, last_h.
 static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t index) {
     return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->last_h;
 }
@@ -18187,7 +18318,7 @@ static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t in
 
 // ---- the key/value cache of decoding ------------------------------------------------------------
 
-// The keys and values of a layer's cache: row p is position p, keys first.
+// Rows of the cache of a layer: row p has the keys, then the values, of position p.
 static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first,
                                       int64_t rows) {
     qlora_tensor t = m->kv_cache;
@@ -18209,7 +18340,7 @@ static qlora_result qlora__cache_store(const qlora__pass* pass, int64_t index) {
     return qlora_scale(pass->ctx, 1.0f, &heads.v, &values);
 }
 
-// `heads` matrices [rows, cols] that lie `stride` elements apart.
+// A batch of `heads` matrices [rows, cols], `stride` elements apart.
 static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_t stride,
                                     int64_t rows, int64_t cols, int64_t ld) {
     qlora_tensor v = *t;
@@ -18221,9 +18352,12 @@ static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_
     return v;
 }
 
-// Attention of one query, at position pass->first, over the cache. Query heads that share a key head are the
-// rows of one matrix, so a product per key head serves them all:
-//   s = scale q K^T, p = softmax(s), o = p V, over the positions inside the layer's window.
+// Attention of one query, at position pass->first, over the cache. Query heads that share a key
+// head are the rows of one matrix, so that one product per key head is enough:
+//
+//   s = scale q K^T, p = softmax(s), o = p V
+//
+// over the positions within the window of the layer.
 static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index) {
     qlora_ctx* ctx = pass->ctx;
     int64_t position = pass->first;
@@ -18249,12 +18383,12 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = true;
     gemm.alpha = 1.0f / sqrtf((float)d);
-    // Exact, as attention over many rows is.
+    // Exact fp32, as in attention over many rows.
     QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
     qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
     qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
     QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
-    if (m->compute != QLORA_F32) { // otherwise they are the same memory
+    if (m->compute != QLORA_F32) { // otherwise both are the same memory
         QLORA__TRY(qlora_cast(ctx, &flat_s, &flat_p));
     }
     gemm.trans_b = false;
@@ -18266,8 +18400,8 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
 
 // ---- forward ------------------------------------------------------------------------------------
 //
-// A pass through the layers, in pieces: begin, then for each layer its attention and its MLP. Whole
-// passes, steps in slices and decoding all run these pieces in this order.
+// The forward pass in pieces: begin; then, for each layer, its attention and its MLP. Whole passes,
+// steps in slices and decoding all run these pieces in this order.
 
 // Token ids -> the input of layer 0 in m->x.
 static qlora_result qlora__forward_begin(const qlora__pass* pass) {
@@ -18280,8 +18414,8 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     return qlora_rmsnorm_forward(pass->ctx, &h, qlora__norm_before(m, 0), (float)c->rms_eps, &x);
 }
 
-// When decoding, many rows are the beginning of a text and see only each other; one row sees the
-// cache.
+// When decoding, several rows are the beginning of a text and see only each other; a single row
+// sees the cache.
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
     QLORA__TRY(qlora__layer_qkv(pass, layer));
@@ -18293,7 +18427,7 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
                                              : qlora__layer_attention(pass, layer);
 }
 
-// Ends with the normed input of the next layer, or of the head, in m->x.
+// Leaves the normalised input of the next layer, or of the head, in m->x.
 static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -18308,7 +18442,7 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
                                           (float)c->rms_eps, &next, &x);
 }
 
-// Token ids -> the final norm's output in m->x.
+// Token ids -> the output of the final norm in m->x.
 static qlora_result qlora__forward(const qlora__pass* pass) {
     qlora_ctx* ctx = pass->ctx;
     size_t scratch = qlora__scratch_mark(ctx);
@@ -18325,18 +18459,20 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
 
 // ---- backward -----------------------------------------------------------------------------------
 //
-// The gradient of the residual stream goes down through the layers; what the adapters of a stack
-// need (their inputs normed once more, z, dA, dB) hangs beside that line and goes beside the
-// stream. Slot g is the stack g's. What the second line reads must stay until it has read it:
+// The gradient of the residual stream passes through the layers on the main stream. The gradients
+// of the adapters (their inputs normalised again, z, dA, dB) do not affect it, so they run in
+// parallel, on the second stream; the work of stack g uses slot g. A buffer that the second stream
+// reads must not be overwritten before it has been read:
 //
-//   dh and its last columns   by down and o          until dh is written, by the next norm
-//   dqkv                      by qkv                 until the next layer's attention
-//   s                         by down                until the next layer's ds, after that norm
-//   x                         made and read there    never touched here, but for recomputation
-//   gate_up's gradients       by gate_up             until a layer is recomputed in their place
-//   the shared operand        by z                   until weights are placed there
+//   buffer                    read for               overwritten by
+//   dh and its last columns   down and o             the next norm
+//   dqkv                      qkv                    the attention of the next layer
+//   s                         down                   ds of the next layer, after that norm
+//   x                         written there as well  nothing but recomputation
+//   gradients of gate and up  gate_up                recomputation of a layer
+//   the shared operand        z                      placing other weights
 
-// Recomputes what a layer did not keep: everything but down_proj.
+// Recomputes the activations that a layer did not keep: everything except down_proj.
 static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
     qlora_model* m = pass->m;
@@ -18349,7 +18485,7 @@ static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* la
     return qlora__layer_middle(pass, layer);
 }
 
-// z again, in the last columns of x, for the gradient of B.
+// Computes z again, into the last columns of x, for the gradient of B.
 static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* stack,
                                    const qlora_tensor* x) {
     if (stack->pad == 0) {
@@ -18359,7 +18495,7 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
-// dA and dB of a stack, with u in place, and z too unless it is wanted; none of it needs scratch.
+// Computes dA and dB of a stack from u, and first z if wants_z. None of this needs scratch.
 static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora__stack* stack,
                                            int group, const qlora_tensor* x, const qlora_tensor* dy,
                                            bool wants_z) {
@@ -18375,7 +18511,7 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
     return qlora__beside_end(ctx, group, r);
 }
 
-// All gradients of a stack with dropout, whose masks need scratch.
+// Computes all gradients of a stack with dropout, whose masks need scratch.
 static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const qlora__stack* stack,
                                                  const qlora_tensor* x, const qlora_tensor* dy,
                                                  const qlora_tensor* dx) {
@@ -18384,8 +18520,8 @@ static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const 
         pass->ctx, qlora__linear_backward(pass->ctx, pass->math, &stack->linear, x, dy, dx, 0));
 }
 
-// dy (with room for u) and x (with z) -> dx (may be NULL), and dA and dB. With dropout the adapters
-// add to dx, one after the other, and need scratch.
+// dy (with space for u) and x (with z) -> dx (may be NULL), dA and dB. With dropout, the adapters
+// are added to dx one by one, which needs scratch.
 static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__stack* stack,
                                           int group, const qlora_tensor* x, const qlora_tensor* dy,
                                           const qlora_tensor* dx) {
@@ -18402,7 +18538,7 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
                       : QLORA_OK;
 }
 
-// Gradients of down_proj and SwiGLU: dh -> the gradient of gate and up in kept.gu.
+// Backward pass of down_proj and SwiGLU: dh -> the gradient of gate and up in kept.gu.
 static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -18422,7 +18558,7 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
         QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
         return qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, NULL);
     }
-    // SwiGLU's output is made again in place of its gradient, in the same pass over gate and up.
+    // The output of SwiGLU is computed again, over its gradient, in the same pass over gate and up.
     if (stack.pad > 0) {
         QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
     }
@@ -18431,7 +18567,7 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }
 
-// The input of a stack behind a norm once more, with z.
+// Computes the input of a stack that follows a norm again, with z.
 static qlora_result qlora__stack_normed(const qlora__pass* pass, const qlora__stack* stack,
                                         const qlora_tensor* in, const qlora_tensor* norm,
                                         const qlora_tensor* x) {
@@ -18441,8 +18577,8 @@ static qlora_result qlora__stack_normed(const qlora__pass* pass, const qlora__st
     return qlora__stack_z(pass, stack, x);
 }
 
-// A stack behind a norm: dy (with room for u) -> gradients of its adapters, and dh += norm'(dx),
-// once the stack above, which reads dh beside, is done with it.
+// Backward pass of a stack that follows a norm: dy (with space for u) -> gradients of its adapters,
+// and dh += norm'(dx). Waits first for the stack `above`, which reads dh on the second stream.
 static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__layer* layer,
                                                int group, int above, const qlora_tensor* dy,
                                                const qlora_tensor* h, const qlora_tensor* norm,
@@ -18503,7 +18639,8 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     if (!c->qk_norm) {
         return QLORA_OK;
     }
-    // With a weight gradient the result may not lie where dy does: it passes through d_o and x.
+    // With a weight gradient, the result must not overwrite dy, so it is computed in d_o and
+    // copied.
     qlora_tensor raw_q = qlora__window(&layer->kept.qkv, pass->rows, 0, q);
     qlora_tensor raw_k = qlora__window(&layer->kept.qkv, pass->rows, q, kv);
     float eps = (float)c->rms_eps;
@@ -18521,8 +18658,8 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     return qlora_scale(ctx, 1.0f, &through_k, &dk);
 }
 
-// The backward pass in pieces, in the order in which they run: begin, then for each layer from the
-// last to the first its MLP and its attention, then end.
+// The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
+// the first, its MLP and its attention; then end.
 
 // Gradient of the final norm's output in m->delta -> gradient of the residual stream in m->dh.
 static qlora_result qlora__backward_begin(const qlora__pass* pass) {
@@ -18549,7 +18686,7 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
-    // Nothing below layer 0 is trained, unless its norm is.
+    // Below layer 0, at most its norm is trained.
     return qlora__layer_norm_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
                                       &layer->norm1, &layer->d_norm1,
                                       index > 0 || m->desc.train_norms);
@@ -18572,8 +18709,8 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
 
 // ---- head ---------------------------------------------------------------------------------------
 
-// Chunk i of the labelled rows: gather, logits, loss; in training also their gradient, in rows_dx.
-// totals receives the sums of losses and weights.
+// Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
+// to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
 static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
                                       const qlora_tensor* totals, bool gradient) {
     qlora_ctx* ctx = pass->ctx;
@@ -18610,7 +18747,7 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     return QLORA_OK;
 }
 
-// The gradients of the labelled rows, back at their tokens in m->delta.
+// Copies the gradients of the labelled rows to their tokens in m->delta; other tokens get zero.
 static qlora_result qlora__head_end(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, 0, pass->rows);
@@ -18626,7 +18763,7 @@ static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const q
     return gradient ? qlora__head_end(pass) : QLORA_OK;
 }
 
-// Logits of rows of m->x, in the first rows of m->logits.
+// Computes the logits of some rows of m->x, into the first rows of m->logits.
 static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, int64_t rows) {
     qlora_model* m = pass->m;
     qlora_tensor x;
@@ -18637,9 +18774,9 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
 
 //@@ src/model/prepare.h
 
-// ---- open and close -----------------------------------------------------------------------------
+// ---- preparing a model --------------------------------------------------------------------------
 
-// NF4 weights get their maps and pointers once the arena's memory is there.
+// Sets the pointers and maps of NF4 weights once the arena is allocated.
 static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -18654,8 +18791,8 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Operands of layers without a cache are windows of the shared one; a stack of dense weights needs
-// none.
+// The operands of layers without a cache are views of the shared one. A stack of dense weights
+// needs none.
 static void qlora__model_operands(qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -18701,7 +18838,7 @@ static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
-// The numbers of AdamW that a step brings along; the first fields of qlora_adamw_state.
+// The AdamW settings of a step: the first fields of qlora_adamw_state.
 typedef struct qlora__adamw_numbers {
     double lr;
     double beta1;
@@ -18710,7 +18847,7 @@ typedef struct qlora__adamw_numbers {
     double weight_decay;
 } qlora__adamw_numbers;
 
-// Tables of the clip, and the optimizer's state before the first step.
+// Writes the tables of the clip and the state of the optimizer before the first step.
 static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, double max_norm,
                                            const qlora__adamw_numbers* numbers) {
     if (!qlora__trains(m)) {
@@ -18734,7 +18871,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
-        // Decoding's own kernels are loaded by the dry run.
+        // The kernels that only decoding uses are loaded by the dry run.
         return qlora__cache_warm(ctx,
                                  qlora__kernels_needed(ctx, m->compute, m->plan.config.head_dim,
                                                        nf4, true, m->dir == NULL));
@@ -18748,12 +18885,14 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 
 //@@ src/model/adapter.h
 
-#define QLORA__NORMS_FILE "trained_norms.safetensors" // beside PEFT's files, which know no norms
+// ---- reading adapters ---------------------------------------------------------------------------
 
-// A folder with an adapter: PEFT's files, and the norms that were trained along, if they are there.
+#define QLORA__NORMS_FILE "trained_norms.safetensors" // PEFT's files cannot contain norms
+
+// An adapter folder: PEFT's files and, if present, the trained norms.
 typedef struct qlora__adapter_source {
     const char* dir;
-    const qlora__peft* peft; // own, or the one that the model was planned with; NULL = none
+    const qlora__peft* peft; // own, or the one opened for the plan; NULL = none
     qlora__peft own;
     qlora__st norms;
     bool has_norms;
@@ -18779,7 +18918,7 @@ static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s
     }
 }
 
-// The folder's modules, ranks and scales must be this model's.
+// Checks that the modules, ranks and scales of the folder are those of the model.
 static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
                                          const qlora__adapter_source* s) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -18791,13 +18930,17 @@ static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
                      qlora__projections[i].module);
             QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, p->out, p->in, &found));
             float scale = (float)found.scale;
-            if (found.rank != p->rank || (p->rank > 0 && (scale < p->scale || scale > p->scale))) {
-                return qlora__fail(
-                    ctx, QLORA_ERR_FORMAT,
-                    "%s: %s has rank %lld and scale %g there, %lld and %g in this model; "
-                    "open the model with desc.adapter",
-                    s->dir, module, (long long)found.rank, found.scale, (long long)p->rank,
-                    (double)p->scale);
+            if (found.rank != p->rank) {
+                return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                                   "%s: %s has rank %lld, but rank %lld in this model; open the "
+                                   "model with desc.adapter",
+                                   s->dir, module, (long long)found.rank, (long long)p->rank);
+            }
+            if (p->rank > 0 && (scale < p->scale || scale > p->scale)) {
+                return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                                   "%s: %s has scale %g, but scale %g in this model; open the "
+                                   "model with desc.adapter",
+                                   s->dir, module, found.scale, (double)p->scale);
             }
         }
     }
@@ -18834,7 +18977,7 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
     return r;
 }
 
-// Where a trained tensor lies in the folder; NULL for norms that it does not have.
+// Finds a trained tensor in the folder; NULL for a norm if the folder has no trained norms.
 static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_source* s,
                                           const qlora__trained* t, const qlora__st_tensor** out) {
     *out = NULL;
@@ -18843,15 +18986,19 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
         qlora__peft_module found;
         snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(".lora_A.weight")),
                  t->name);
-        QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out, t->projection->in,
-                                    &found));
+        QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out,
+                                    t->projection->in, &found));
         *out = t->is_b ? found.b : found.a;
     } else if (s->has_norms) {
         const qlora__st_tensor* norm = qlora__st_find(&s->norms, t->name);
-        if (norm == NULL || !qlora__st_is_float(norm) || norm->rank != 1 ||
-            norm->shape[0] != t->cols) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing or has another shape",
-                               s->dir, QLORA__NORMS_FILE, t->name);
+        if (norm == NULL) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing", s->dir,
+                               QLORA__NORMS_FILE, t->name);
+        }
+        if (!qlora__st_is_float(norm) || norm->rank != 1 || norm->shape[0] != t->cols) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                               "%s/%s: %s is not a vector of %lld floating-point numbers", s->dir,
+                               QLORA__NORMS_FILE, t->name, (long long)t->cols);
         }
         *out = norm;
     }
@@ -18868,8 +19015,7 @@ static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, 
     return QLORA_OK;
 }
 
-// Adapter weights of a folder, whose shapes must be this model's. Nothing changes unless all of it
-// fits.
+// Reads the adapter weights of a folder. Everything is checked before anything is changed.
 static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir) {
     qlora__adapter_source source;
     QLORA__TRY(qlora__adapter_source_open(ctx, m, dir, &source));
@@ -18898,8 +19044,10 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
 
 //@@ src/model/open.h
 
-// The update of a step: norm, AdamW (which applies the clip's scale, zeroes the gradients and
-// writes the copies).
+// ---- open, close and parameters -----------------------------------------------------------------
+
+// The update of a step: the gradient norm, then AdamW, which applies the scale of the clip, zeroes
+// the gradients and writes the copies.
 static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     if (m->range_count == 0) {
         return QLORA_OK;
@@ -18914,11 +19062,11 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     return qlora_adamw_step(ctx, &args);
 }
 
-// Everything a step does, once, on zeroed memory, before the weights are loaded: afterwards kernels
-// are loaded, cuBLAS has seen every shape, and the cache can be sealed.
+// Runs every operation of a step once, on zeroed memory, before the weights are loaded: afterwards
+// all kernels are loaded, cuBLAS has run every shape, and the cache can be sealed.
 static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     if (qlora__on_cpu(ctx)) {
-        return QLORA_OK; // there is nothing to load
+        return QLORA_OK; // nothing is compiled on the CPU
     }
     qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
     int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
@@ -18929,8 +19077,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         QLORA__TRY(qlora__backward(&pass));
         QLORA__TRY(qlora__update(ctx, m));
     }
-    // Evaluation has other products: without dropout the adapters are part of the large one, and
-    // without adapters there is less of it.
+    // Evaluation has other products: without dropout, the adapters are part of the large product,
+    // and without adapters, that product is smaller.
     pass.training = false;
     QLORA__TRY(m->desc.dropout > 0.0f ? qlora__forward(&pass) : QLORA_OK);
     m->use_adapters = false;
@@ -18993,15 +19141,16 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// A plan made earlier decides recompute and cache; it must be of the same model and capacity.
+// Takes the recomputed and cached layers of an earlier plan, which must be for the same model and
+// capacity.
 static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
     qlora__plan_apply(m, plan->recompute_layers, plan->cached_layers);
     if (m->plan.total != plan->total || m->plan.tokens != plan->tokens ||
         m->plan.parameters != plan->parameters) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.plan was made for another model or other settings: it has %llu "
-                           "bytes, this model needs %llu",
+                           "desc.plan was made for another model or other settings: it plans %llu "
+                           "bytes, but this model needs %llu",
                            (unsigned long long)plan->total, (unsigned long long)m->plan.total);
     }
     return QLORA_OK;
@@ -19027,7 +19176,7 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
     qlora_result r = qlora__model_build(ctx, desc, &m);
     if (r == QLORA_OK && m->compute == QLORA_BF16 && qlora__on_cpu(ctx)) {
         r = qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                        "desc.mode is BF16; the CPU computes in F32, so use F32 or AUTO");
+                        "desc.mode is BF16, which needs a GPU; use F32 or AUTO on the CPU");
     }
     if (r == QLORA_OK) {
         bool was_sealed = qlora__cache_set_sealed(ctx, false);
@@ -19053,10 +19202,10 @@ qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc, qlor
 static qlora_result qlora__model_close(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__not_in_capture(ctx, "closing a model"));
     if (m->trainers > 0 || m->generations > 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model still has %lld trainers and %lld generations; destroy them "
-                           "first",
-                           (long long)m->trainers, (long long)m->generations);
+        return qlora__fail(ctx, QLORA_ERR_STATE, "cannot close the model: it still has %s",
+                           m->generations == 0 ? "a trainer"
+                           : m->trainers == 0  ? "a generation"
+                                               : "a trainer and a generation");
     }
     qlora__model_free(m);
     ctx->living[QLORA__MODELS]--;
@@ -19076,7 +19225,7 @@ static qlora_ctx* qlora__model_ctx(const qlora_model* model) {
     return model != NULL ? model->ctx : NULL;
 }
 
-// The host knows all of it, so the device is left alone, and so is the last error.
+// Nothing is read from the device, so this can be called at any time.
 qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) {
     if (model == NULL || out == NULL) {
         return QLORA_ERR_ARGUMENT;
@@ -19093,26 +19242,27 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     return QLORA_OK;
 }
 
-// Copies count reals of an f32 tensor out as floats, or in.
+// Copies numbers of an f32 tensor to host memory.
 static qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t count, float* out) {
     if (sizeof(QLORA__REAL) == sizeof(float)) {
         return qlora__copy_out(ctx, out, data, (size_t)count * sizeof(float));
     }
-    for (int64_t i = 0; i < count; i++) { // the CPU in double, for tests
+    for (int64_t i = 0; i < count; i++) { // the CPU in double precision, for tests
         out[i] = (float)((const QLORA__REAL*)data)[i];
     }
     return QLORA_OK;
 }
 
 static qlora_result qlora__parameter_need(qlora_ctx* ctx, const qlora_model* m, int64_t index,
-                                          const void* pointer, qlora__trained* t) {
+                                          const char* name, const void* pointer,
+                                          qlora__trained* t) {
     if (pointer == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the pointer to the values is NULL");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", name);
     }
     if (index < 0 || !qlora__trained_at(m, index, t)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "index is %lld; the model has %lld trained tensors", (long long)index,
-                           (long long)m->range_count);
+                           "index is %lld; the model has %lld trained tensors, numbered from 0",
+                           (long long)index, (long long)m->range_count);
     }
     return QLORA_OK;
 }
@@ -19120,7 +19270,7 @@ static qlora_result qlora__parameter_need(qlora_ctx* ctx, const qlora_model* m, 
 static qlora_result qlora__parameter_query(qlora_ctx* ctx, const qlora_model* m, int64_t index,
                                            qlora_parameter_info* out) {
     qlora__trained t;
-    QLORA__TRY(qlora__parameter_need(ctx, m, index, out, &t));
+    QLORA__TRY(qlora__parameter_need(ctx, m, index, "out", out, &t));
     snprintf(out->name, sizeof out->name, "base_model.model.%.170s", t.name);
     out->rows = t.rows;
     out->cols = t.cols;
@@ -19137,7 +19287,7 @@ qlora_result qlora_parameter_query(const qlora_model* model, int64_t index,
 static qlora_result qlora__parameter_read(qlora_ctx* ctx, const qlora_model* m,
                                           const qlora_tensor* arena, int64_t index, float* out) {
     qlora__trained t;
-    QLORA__TRY(qlora__parameter_need(ctx, m, index, out, &t));
+    QLORA__TRY(qlora__parameter_need(ctx, m, index, "out", out, &t));
     qlora_tensor window;
     qlora__arena_window(arena, t.at, t.rows, t.cols, &window);
     return qlora__floats_out(ctx, window.data, t.rows * t.cols, out);
@@ -19152,7 +19302,7 @@ qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out)
 static qlora_result qlora__parameter_write(qlora_ctx* ctx, qlora_model* m, int64_t index,
                                            const float* in) {
     qlora__trained t;
-    QLORA__TRY(qlora__parameter_need(ctx, m, index, in, &t));
+    QLORA__TRY(qlora__parameter_need(ctx, m, index, "in", in, &t));
     qlora_tensor window;
     qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
     QLORA__TRY(qlora__floats_in(ctx, window.data, t.rows * t.cols, in));
@@ -19169,7 +19319,7 @@ qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const floa
 
 // ---- evaluation ---------------------------------------------------------------------------------
 
-// Checks a batch and runs it forward; m->x then holds the final norm's output.
+// Checks a batch and runs the forward pass; the output of the final norm is then in m->x.
 static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                         const void* out, qlora__micro* micro) {
     int64_t tokens = 0;
@@ -19213,7 +19363,7 @@ qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch, qlora_eval
     return qlora__leave(ctx, qlora__eval(ctx, model, batch, out));
 }
 
-// Rows of logits as floats, through a host buffer when they are 16-bit.
+// Copies rows of logits as floats, through a host buffer if they are 16-bit.
 static qlora_result qlora__logits_out(qlora_ctx* ctx, const qlora_tensor* logits, int64_t rows,
                                       float* out) {
     int64_t n = rows * logits->cols;
@@ -19253,6 +19403,8 @@ qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, flo
 }
 
 //@@ src/adapter/save.h
+
+// Saving, loading and copying adapters, in PEFT format and as GGUF.
 
 // ---- lists of tensors to be written -------------------------------------------------------------
 
@@ -20372,20 +20524,20 @@ qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) 
 
 // ---- the trainer --------------------------------------------------------------------------------
 
-// More than the host can be ahead: every update also takes one of the ring's slots.
+// More than the host can be ahead of the device, since every update also takes a slot of the ring.
 #define QLORA__RECORDS 8
 
-// What the device reports of a finished step; pinned on CUDA.
+// The results of a step, copied from the device; pinned memory on CUDA.
 typedef struct qlora__record {
-    float totals[4];  // losses, their rounding rest, weights
+    float totals[4];  // losses, their rounding error, weights
     float results[2]; // norm, scale
     qlora_adamw_state adamw;
     int32_t flag; // an id, a position or a label was out of range
 } qlora__record;
 
-// What the host knows of it.
+// The facts about the same step that the host knows.
 typedef struct qlora__report {
-    void* event; // recorded after the copies to the record
+    void* event; // recorded after the copies into the record
     int64_t step;
     int64_t tokens;
     double lr;
@@ -20403,15 +20555,15 @@ enum {
     QLORA__PIECE_KINDS
 };
 
-// A step that runs in slices.
+// A step that is run in slices.
 typedef struct qlora__sliced {
     bool begun;
     const qlora_batch* batches;
     int64_t count;
-    int64_t at;    // batch
-    int64_t piece; // of that batch
+    int64_t at;    // current batch
+    int64_t piece; // next piece of that batch
     double total_labels;
-    double expected[QLORA__PIECE_KINDS]; // milliseconds of a piece of each kind; 0 = not seen yet
+    double expected[QLORA__PIECE_KINDS]; // milliseconds per piece of each kind; 0 = not known yet
 } qlora__sliced;
 
 struct qlora_trainer {
@@ -20421,12 +20573,12 @@ struct qlora_trainer {
     qlora__record* records;
     qlora__report reports[QLORA__RECORDS];
     bool use_graphs;
-    qlora_graph** graphs; // one for each number of head chunks
+    qlora_graph** graphs; // one per number of head chunks
     int64_t graph_room;
     qlora_graph* update_graph;
-    int64_t step;       // updates asked for
+    int64_t step;       // number of updates queued so far
     int64_t tokens;     // of the step that is being accumulated
-    qlora__micro micro; // at hand
+    qlora__micro micro; // current
     qlora__sliced sliced;
 };
 
@@ -20434,7 +20586,7 @@ static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
     return t != NULL ? t->ctx : NULL;
 }
 
-// Where the numbers of a step arrive.
+// The index of the record of a step.
 static int qlora__record_of(int64_t step) {
     return (int)(step % QLORA__RECORDS);
 }
@@ -20593,7 +20745,8 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
     QLORA__TRY(qlora__not_in_capture(ctx, "changing the settings of a trainer"));
     if (t->tokens > 0 || t->sliced.begun) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step has begun; finish or cancel it before its settings change");
+                           "a step is in progress; finish it or drop it with qlora_train_cancel "
+                           "before changing settings");
     }
     QLORA__TRY(qlora__train_desc_resolve(ctx, desc, &d));
     const char* fixed = d.seed != t->desc.seed                     ? "seed"
@@ -20602,7 +20755,7 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
                                                                    : NULL;
     if (fixed != NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.%s differs from the trainer's; it cannot change", fixed);
+                           "desc.%s differs from that of the trainer and cannot be changed", fixed);
     }
     QLORA__TRY(qlora__clip_set(ctx, &t->m->clip, (float)d.max_norm));
     t->desc = d;
@@ -20618,8 +20771,8 @@ qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* des
 
 // ---- steps --------------------------------------------------------------------------------------
 
-// One micro-batch is a sequence of pieces; the kind of piece number n, and the layer or chunk that
-// it is about. False past the last one.
+// A micro-batch is computed in pieces. Sets the kind of piece number n, and the number of its layer
+// or chunk; false past the last piece.
 static bool qlora__piece_at(const qlora_trainer* t, int64_t n, int* kind, int64_t* index) {
     int64_t layers = t->m->plan.config.layers;
     int64_t chunks = t->micro.chunks;
@@ -20683,8 +20836,8 @@ static qlora_result qlora__update_run(qlora_ctx* ctx, void* user) {
     return qlora__update(ctx, ((qlora_trainer*)user)->m);
 }
 
-// Replays, captures at first sight, or runs eagerly; a capture that fails is given up for good,
-// once and visibly.
+// Replays the graph, captures it the first time, or runs without graphs. After a failed capture, a
+// warning is logged once, and no further capture is tried.
 static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn,
                                qlora_graph** graph) {
     qlora_ctx* ctx = t->ctx;
@@ -20702,7 +20855,7 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST || t->desc.require_graph) {
         return r;
     }
-    QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from here on: %.400s", ctx->env.error);
+    QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from now on: %.400s", ctx->env.error);
     t->use_graphs = false;
     ctx->env.error[0] = '\0';
     return fn(ctx, t);
@@ -20711,7 +20864,7 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
 static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) {
     if (!t->m->use_adapters) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the adapters are switched off; training needs them on");
+                           "the adapters are off; switch them on with qlora_adapter_use");
     }
     if (t->sliced.begun) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
@@ -20722,9 +20875,14 @@ static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) 
 }
 
 static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
-    if (!(total_labels > 0.0) || total_labels > 1e15) {
+    if (total_labels > 1e15) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "total_labels is %g; the maximum is 1e15",
+                           total_labels);
+    }
+    if (!(total_labels > 0.0)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "total_labels is %g; a step needs at least one label",
+                           "total_labels is %g; a step needs at least one label with a positive "
+                           "weight",
                            total_labels);
     }
     return QLORA_OK;
@@ -20769,7 +20927,7 @@ static double qlora__schedule_lr(const qlora_train_desc* d, int64_t step) {
                : d->lr * 0.5 * (1.0 + cos(3.14159265358979323846 * done));
 }
 
-// Sends the numbers of a finished step to the host, without waiting for them.
+// Queues the copies of the results of a step to the host, without waiting for them.
 static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
@@ -20786,8 +20944,8 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
         QLORA__TRY(qlora__copy_out_later(ctx, copies[i].to, copies[i].from, copies[i].bytes));
     }
-    if (qlora__on_cpu(ctx) &&
-        sizeof(QLORA__REAL) != sizeof(float)) { // the CPU in double, for tests
+    // The CPU in double precision, for tests.
+    if (qlora__on_cpu(ctx) && sizeof(QLORA__REAL) != sizeof(float)) {
         for (int i = 0; i < 3; i++) {
             record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
         }
@@ -20803,7 +20961,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     return qlora__tensor_zero(ctx, &totals);
 }
 
-// The update itself, as a graph where steps are graphs.
+// Queues the update, as a graph if steps are graphs, and the copies of its results.
 static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
@@ -20834,7 +20992,7 @@ qlora_result qlora_train_update(qlora_trainer* trainer) {
 
 // ---- information --------------------------------------------------------------------------------
 
-// What is known of step number `step`, whose numbers have arrived.
+// Reports step number `step`, whose results have arrived.
 static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_info* out) {
     const qlora__record* r = &t->records[qlora__record_of(step)];
     const qlora__report* report = &t->reports[qlora__record_of(step)];
@@ -20905,14 +21063,14 @@ qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* o
 
 // ---- whole steps --------------------------------------------------------------------------------
 
-// Checks every batch of a step before anything is computed, and adds up its labels.
+// Checks every batch of a step before anything is computed, and adds up the labels.
 static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* batches,
                                          int64_t count, double* total_labels) {
     qlora_ctx* ctx = t->ctx;
     QLORA__TRY(qlora__trainer_need(ctx, t));
     if (t->tokens > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step has begun with qlora_train_micro; finish it with "
+                           "a step was started with qlora_train_micro; finish it with "
                            "qlora_train_update or drop it with qlora_train_cancel");
     }
     if (batches == NULL) {
@@ -20949,9 +21107,9 @@ qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches
 
 // ---- steps in slices ----------------------------------------------------------------------------
 //
-// The pieces of qlora__piece_at one by one, without graphs, and then the update: the same work in
-// the same order as a whole step. A slice waits for each piece, so that nothing is left running on
-// the device when it returns, and so that it knows how long pieces of that kind take.
+// Runs the pieces of qlora__piece_at one by one, without graphs, and then the update: the same work
+// in the same order as a whole step. A slice waits for each piece, so that the device is idle when
+// it returns, and to measure how long pieces of that kind take.
 
 static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batches,
                                        int64_t count) {
@@ -20976,7 +21134,7 @@ static int qlora__slice_kind(const qlora_trainer* t, int64_t* index) {
     int kind = QLORA__PIECE_UPDATE;
     *index = 0;
     if (t->sliced.at < t->sliced.count && t->sliced.piece == 0) {
-        return QLORA__PIECE_BEGIN; // t->micro is still that of the batch before
+        return QLORA__PIECE_BEGIN; // t->micro is still that of the previous batch
     }
     if (t->sliced.at < t->sliced.count) {
         qlora__piece_at(t, t->sliced.piece, &kind, index);
@@ -21021,7 +21179,8 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "done is NULL");
     }
     if (!t->sliced.begun) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "no step has begun; call qlora_train_begin first");
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "no step has been started; call qlora_train_begin first");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
     bool done = false;
@@ -21030,7 +21189,7 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
         int64_t index = 0;
         int kind = qlora__slice_kind(t, &index);
         double* expected = &t->sliced.expected[kind];
-        // A piece that nobody has timed yet gets a slice of its own.
+        // A piece of a kind that has not been timed yet gets its own slice.
         if (now > start && (!(*expected > 0.0) || now - start + *expected > milliseconds)) {
             break;
         }
@@ -21071,12 +21230,14 @@ qlora_result qlora_train_cancel(qlora_trainer* trainer) {
 
 // ---- checkpoints --------------------------------------------------------------------------------
 
-// DIR/step-N/   adapter_model.safetensors, adapter_config.json (what PEFT reads), trained norms if
-//               any, and last state.safetensors: moments, counters, settings, position, checksums
-// DIR/latest    names of the complete checkpoints, newest first; replacing it is the moment when
-//               a new one counts, so a crash leaves the old one or the new one
-// DIR/pending   names that may have to be cleared away after a crash: those not in `latest`
-// A folder that `latest` names is never written to.
+//   DIR/step-N/   adapter_model.safetensors and adapter_config.json, which PEFT reads; trained
+//                 norms if any; and, written last, state.safetensors: moments, counters, settings,
+//                 position, checksums
+//   DIR/latest    names of the complete checkpoints, newest first; a new checkpoint becomes valid
+//                 when this file is replaced, so a crash leaves either the old one or the new one
+//   DIR/pending   names of folders to remove after a crash unless `latest` contains them
+//
+// A folder that is named in `latest` is never written to.
 
 #define QLORA__STATE_FILE "state.safetensors"
 #define QLORA__MAX_KEPT 64
@@ -21089,7 +21250,7 @@ typedef struct qlora__ckpt_list {
 
 static const char* const qlora__ckpt_files[] = {"adapter_model.safetensors", "adapter_config.json",
                                                 QLORA__NORMS_FILE, QLORA__STATE_FILE};
-#define QLORA__CKPT_HASHED 3 // the first three; the state file carries its own checksum
+#define QLORA__CKPT_HASHED 3 // the first three; the state file contains its own checksum
 
 static bool qlora__ckpt_has(const qlora__ckpt_list* list, const char* name) {
     for (int i = 0; i < list->count; i++) {
@@ -21100,7 +21261,8 @@ static bool qlora__ckpt_has(const qlora__ckpt_list* list, const char* name) {
     return false;
 }
 
-// Only names that we give: nothing in such a file may lead outside the folder.
+// Accepts only names that this code creates, so that no file can refer to a path outside the
+// folder.
 static bool qlora__ckpt_name_fits(const char* name, size_t size) {
     bool fits = size > 5 && size < 40 && memcmp(name, "step-", 5) == 0;
     for (size_t i = 5; i < size && fits; i++) {
@@ -21109,7 +21271,7 @@ static bool qlora__ckpt_name_fits(const char* name, size_t size) {
     return fits;
 }
 
-// A file of names, one a line; an absent file is an empty list.
+// Reads a file of names, one per line; a missing file is an empty list.
 static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const char* file,
                                           qlora__ckpt_list* list) {
     char path[QLORA__PATH_ROOM];
@@ -21139,7 +21301,8 @@ static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const
     qlora__map_close(&ctx->env, &map);
     return good ? QLORA_OK
                 : qlora__fail(ctx, QLORA_ERR_FORMAT,
-                              "%s is not a list of checkpoints; it names one folder a line", path);
+                              "%s is damaged; it must contain one checkpoint folder per line",
+                              path);
 }
 
 static qlora_result qlora__ckpt_list_write(qlora_ctx* ctx, const char* dir, const char* file,
@@ -21160,13 +21323,13 @@ static qlora_result qlora__ckpt_list_write(qlora_ctx* ctx, const char* dir, cons
     return r;
 }
 
-// Clears a checkpoint away, as far as that goes: what is left over costs space only.
+// Removes a checkpoint. Errors are ignored, because leftovers only take up disk space.
 static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name) {
     char folder[QLORA__PATH_ROOM];
     if (qlora__path_join(&ctx->env, dir, name, folder) != QLORA_OK) {
         return;
     }
-    // state first: without it the folder is no checkpoint
+    // The state is removed first: without it, the folder is not a checkpoint.
     for (int i = (int)(sizeof qlora__ckpt_files / sizeof qlora__ckpt_files[0]) - 1; i >= 0; i--) {
         char temporary[64];
         snprintf(temporary, sizeof temporary, "%s.tmp", qlora__ckpt_files[i]);
@@ -21176,8 +21339,8 @@ static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name
     ctx->env.files.remove(folder, ctx->env.files.user);
 }
 
-// What a checkpoint says in numbers. SAME: a difference is refused, because it changes the results
-// or the meaning; NOTED: a difference is logged; BACK: restored.
+// The numbers stored in a checkpoint. SAME: a different value is an error, because it would change
+// the results or their meaning; NOTED: a different value is logged; BACK: the value is restored.
 typedef enum qlora__state_kind { QLORA__SAME, QLORA__NOTED, QLORA__BACK } qlora__state_kind;
 
 typedef struct qlora__state_row {
@@ -21195,7 +21358,7 @@ typedef struct qlora__state {
     int64_t updates;
     int64_t skipped;
     int64_t skip;
-    float record[6]; // totals, results
+    float record[6]; // totals and results of a qlora__record
     qlora__state_row rows[QLORA__STATE_ROWS];
     int count;
 } qlora__state;
@@ -21241,13 +21404,13 @@ static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
     qlora__state_add(s, "cublas", QLORA__NOTED, cublas);
 }
 
-// The table of a trainer as it stands. The caller has filled the fields that come back.
+// Fills the table from the trainer. The caller has set the fields of s that are restored.
 static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     const qlora_model* m = t->m;
     const qlora_model_config* c = &m->plan.config;
     const qlora_train_desc* d = &t->desc;
-    // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that
-    // number.
+    // On the GPU, every micro-batch has the planned number of rows, on which the choice of cuBLAS
+    // kernels depends.
     qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
     s->count = 0;
     qlora__state_add(s, "state_format", QLORA__SAME, 1);
@@ -21308,7 +21471,7 @@ static qlora_result qlora__ckpt_hash(qlora_ctx* ctx, const char* folder, const c
     return QLORA_OK;
 }
 
-// ---- saving
+// ---- saving -------------------------------------------------------------------------------------
 
 static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, const qlora__state* s,
                                        const void* position, size_t position_bytes) {
@@ -21343,7 +21506,7 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     return r;
 }
 
-// What the device and the trainer hold, after all steps are done.
+// Collects the state of the device and the trainer after waiting for all steps.
 static qlora_result qlora__state_take(const qlora_trainer* t, qlora__state* s) {
     qlora_adamw_state adamw;
     memset(s, 0, sizeof *s);
@@ -21374,8 +21537,8 @@ static qlora_result qlora__ckpt_fill(qlora_trainer* t, const char* dir, const ch
     return qlora__dir_sync(&ctx->env, dir); // the folder's own name
 }
 
-// A name for the new folder that no complete checkpoint has: step-N, or step-N-2 ... when N is
-// saved again.
+// Chooses a name that no complete checkpoint has: step-N, or step-N-2 and so on if step N is saved
+// again.
 static void qlora__ckpt_choose(const qlora_trainer* t, const qlora__ckpt_list* list,
                                qlora__module_name* out) {
     snprintf(out->text, sizeof out->text, "step-%lld", (long long)t->step);
@@ -21386,7 +21549,8 @@ static void qlora__ckpt_choose(const qlora_trainer* t, const qlora__ckpt_list* l
 
 static qlora_result qlora__ckpt_need(qlora_trainer* t, const char* dir) {
     if (dir == NULL || dir[0] == '\0') {
-        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is NULL or empty");
+        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is %s",
+                           dir == NULL ? "NULL" : "empty");
     }
     if (t->sliced.begun) {
         return qlora__fail(t->ctx, QLORA_ERR_STATE,
@@ -21396,7 +21560,7 @@ static qlora_result qlora__ckpt_need(qlora_trainer* t, const char* dir) {
     return qlora__not_in_capture(t->ctx, "saving or loading a checkpoint");
 }
 
-// Puts name in front, and the names that are to go into `dropped`.
+// Inserts name at the front, and moves names beyond `keep` to `dropped`.
 static void qlora__ckpt_list_push(qlora__ckpt_list* list, const qlora__module_name* name, int keep,
                                   qlora__ckpt_list* dropped) {
     memset(dropped, 0, sizeof *dropped);
@@ -21419,16 +21583,17 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
     qlora__module_name name;
     QLORA__TRY(qlora__ckpt_need(t, dir));
     if (position == NULL && position_bytes > 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "position is NULL");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "position is NULL and position_bytes is %llu",
+                           (unsigned long long)position_bytes);
     }
     if (t->tokens > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step has begun; call qlora_train_update before saving");
+                           "a step is in progress; call qlora_train_update before saving");
     }
     QLORA__TRY(qlora__dir_make(&ctx->env, dir));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     if (qlora__ckpt_list_read(ctx, dir, "pending", &pending) != QLORA_OK) {
-        pending.count = 0; // it is there for tidiness only
+        pending.count = 0; // only used to remove leftovers
     }
     for (int i = 0; i < pending.count; i++) {
         if (!qlora__ckpt_has(&list, pending.names[i].text)) {
@@ -21446,7 +21611,8 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
         qlora__file_remove(&ctx->env, dir, "pending");
         return r;
     }
-    // When this fails nobody knows which list a crash would leave, so both checkpoints stay.
+    // If this fails, either list may be on the disk, so the old and the new checkpoint are both
+    // kept.
     QLORA__TRY(qlora__ckpt_list_write(ctx, dir, "latest", &list));
     for (int i = 0; i + 1 < pending.count; i++) {
         qlora__ckpt_remove(ctx, dir, pending.names[i].text);
@@ -21464,9 +21630,9 @@ qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir, cons
                         qlora__checkpoint_save(trainer, dir, position, position_bytes));
 }
 
-// ---- loading
+// ---- loading ------------------------------------------------------------------------------------
 
-// Opens the state of a checkpoint and checks that all its files are whole: QLORA_ERR_FORMAT if not.
+// Opens the state of a checkpoint and verifies all its files; QLORA_ERR_FORMAT if one is damaged.
 static qlora_result qlora__ckpt_open(qlora_ctx* ctx, const char* folder, qlora__st* state) {
     char path[QLORA__PATH_ROOM];
     bool exists = false;
@@ -21479,14 +21645,14 @@ static qlora_result qlora__ckpt_open(qlora_ctx* ctx, const char* folder, qlora__
     qlora_result r = qlora__st_verify(&ctx->env, state);
     const qlora__st_tensor* hashes = qlora__st_find(state, "hashes");
     if (r == QLORA_OK && (hashes == NULL || hashes->bytes != 8 * QLORA__CKPT_HASHED)) {
-        r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s has no checksums of the other files", path);
+        r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s contains no checksums of the other files", path);
     }
     for (int i = 0; i < QLORA__CKPT_HASHED && r == QLORA_OK; i++) {
         uint64_t hash = 0;
         r = qlora__ckpt_hash(ctx, folder, qlora__ckpt_files[i], &hash);
         if (r == QLORA_OK && hash != qlora__load_u64(hashes->data + 8 * i)) {
-            r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s is missing or damaged", folder,
-                            qlora__ckpt_files[i]);
+            r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s is %s", folder, qlora__ckpt_files[i],
+                            hash == 0 ? "missing" : "damaged");
         }
     }
     if (r != QLORA_OK) {
@@ -21523,7 +21689,8 @@ static double qlora__state_show(const qlora__state_row* row, int64_t value) {
     return real;
 }
 
-// Compares a checkpoint's numbers with the trainer's and takes those that come back.
+// Compares the numbers of a checkpoint with those of the trainer, and takes those that are
+// restored.
 static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, qlora__state* s) {
     for (int i = 0; i < s->count; i++) {
         const qlora__state_row* row = &s->rows[i];
@@ -21535,38 +21702,48 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
             *row->back = value;
         } else if (value != row->value && row->kind == QLORA__SAME) {
             return qlora__fail(ctx, QLORA_ERR_STATE,
-                               "%s was made with %s %g, this trainer has %g: results would differ",
+                               "%s was saved with %s = %g, but this trainer has %g, so results "
+                               "would differ",
                                st->label, row->name, qlora__state_show(row, value),
                                qlora__state_show(row, row->value));
         } else if (value != row->value) {
-            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was made with %s %g, this trainer has %g",
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was saved with %s = %g, this trainer has %g",
                        st->label, row->name, qlora__state_show(row, value),
                        qlora__state_show(row, row->value));
         }
     }
     const qlora__st_tensor* record = qlora__st_find(st, "record");
-    if (s->step < 0 || record == NULL || record->bytes != sizeof s->record) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: step or record is not valid", st->label);
+    if (s->step < 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: step is %lld; it must not be negative",
+                           st->label, (long long)s->step);
+    }
+    if (record == NULL || record->bytes != sizeof s->record) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: record has %llu bytes; it must have %d",
+                           st->label, (unsigned long long)(record != NULL ? record->bytes : 0),
+                           (int)sizeof s->record);
     }
     memcpy(s->record, record->data, sizeof s->record);
     return QLORA_OK;
 }
 
-// The moments of a trained tensor in the file; which is 'm' or 'v'.
+// Finds the moments of a trained tensor in the file; which is 'm' or 'v'.
 static qlora_result qlora__state_moment(qlora_ctx* ctx, const qlora__st* st, char which,
                                         const qlora__trained* t, const qlora__st_tensor** out) {
     char name[224];
     snprintf(name, sizeof name, "%c.%s", which, t->name);
     *out = qlora__st_find(st, name);
-    if (*out == NULL || (*out)->dtype != QLORA__ST_F32 ||
+    if (*out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing", st->label, name);
+    }
+    if ((*out)->dtype != QLORA__ST_F32 ||
         qlora__st_elements(*out) != (uint64_t)(t->rows * t->cols)) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing or has another size", st->label,
-                           name);
+        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s does not contain %lld F32 values",
+                           st->label, name, (long long)(t->rows * t->cols));
     }
     return QLORA_OK;
 }
 
-// Looks for every moment; with values, also puts them in place.
+// Checks that all moments are present; with a buffer for values, also loads them.
 static qlora_result qlora__state_moments(qlora_ctx* ctx, const qlora_model* m, const qlora__st* st,
                                          float* values) {
     const struct {
@@ -21619,7 +21796,7 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     return QLORA_OK;
 }
 
-// Everything is looked at before anything is changed.
+// Checks everything before anything is changed.
 static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, const qlora__st* st,
                                          void* position, size_t* position_bytes) {
     qlora_ctx* ctx = t->ctx;
@@ -21635,7 +21812,7 @@ static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, c
     if (position_bytes != NULL &&
         (saved->bytes > *position_bytes || (position == NULL && saved->bytes > 0))) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the position has %llu bytes, there is room for %llu",
+                           "the saved position has %llu bytes, but the buffer only %llu",
                            (unsigned long long)saved->bytes,
                            (unsigned long long)(position != NULL ? *position_bytes : 0));
     }
@@ -21664,7 +21841,7 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
     QLORA__TRY(qlora__ckpt_need(t, dir));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     if (list.count == 0) {
-        return qlora__fail(ctx, QLORA_ERR_FILE, "%s: there is no checkpoint", dir);
+        return qlora__fail(ctx, QLORA_ERR_FILE, "%s contains no checkpoint", dir);
     }
     for (int i = 0; i < list.count; i++) {
         char folder[QLORA__PATH_ROOM];
@@ -21672,7 +21849,7 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
         QLORA__TRY(qlora__path_join(&ctx->env, dir, list.names[i].text, folder));
         qlora_result r = qlora__ckpt_open(ctx, folder, &state);
         if (r == QLORA_ERR_FORMAT && i + 1 < list.count) {
-            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is not whole, an older one is taken: %.300s",
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is incomplete, trying an older one: %.300s",
                        folder, ctx->env.error);
             continue;
         }
@@ -21698,7 +21875,7 @@ qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void
 static qlora_result qlora__checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out) {
     qlora__ckpt_list list;
     if (dir == NULL || out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dir or out is NULL");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", dir == NULL ? "dir" : "out");
     }
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     *out = list.count > 0;
@@ -21714,20 +21891,20 @@ qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out)
 
 // ---- the choice of a token ----------------------------------------------------------------------
 
-// One text. Its keys and values are in the model's cache; its logits are kept on the host, so that
-// training and evaluation may use the model between two tokens.
+// One text. Its keys and values are in the model's cache. Its logits are kept on the host, so that
+// training and evaluation can use the model between two tokens.
 struct qlora_generation {
     qlora_ctx* ctx;
     qlora_model* m;
-    qlora_generate_desc desc; // of its pointers only stops is kept, in memory
-    int32_t* stops;
+    qlora_generate_desc desc; // its pointers are NULL
+    int32_t* stops;           // a copy
     int64_t stop_count;
     int64_t length;  // tokens in the cache
-    int64_t made;    // new tokens of this turn
-    int32_t waiting; // the token that was returned last and is not in the cache yet; -1 = none
+    int64_t made;    // new tokens in this turn
+    int32_t waiting; // the last token returned, if it is not in the cache yet; -1 = none
     bool stopped;    // the turn has ended
-    bool broken;     // a pass failed in the middle: what the cache holds is unknown
-    char* memory;    // holds the arrays
+    bool broken;     // a pass failed, so the contents of the cache are unknown
+    char* memory;    // of the arrays below and stops
     size_t bytes;
     float* logits;  // [V]
     float* weights; // [V], for sampling
@@ -21736,7 +21913,7 @@ struct qlora_generation {
     int32_t* ints;
 };
 
-// The larger weight first, of equals the smaller number.
+// Orders tokens by weight, largest first, and equal weights by id.
 static bool qlora__sample_before(const float* w, int32_t a, int32_t b) {
     return w[a] > w[b] || (!(w[a] < w[b]) && a < b);
 }
@@ -21756,8 +21933,9 @@ static void qlora__sample_sift(const float* w, int32_t* heap, int64_t count, int
     heap[at] = moved;
 }
 
-// The kept tokens, largest weight first, at the end of g->order, backwards: the top_k largest, and
-// of these the fewest whose weights make up top_p of the whole. Returns how many.
+// Selects the tokens to sample from: the top_k largest weights, and of these the fewest that make
+// up top_p of their sum. They are stored from the end of g->order backwards, largest first. Returns
+// their number.
 static int64_t qlora__sample_keep(const qlora_generation* g, int64_t vocab, double* sum) {
     const float* w = g->weights;
     int32_t* heap = g->order;
@@ -21771,8 +21949,8 @@ static int64_t qlora__sample_keep(const qlora_generation* g, int64_t vocab, doub
     for (int64_t i = vocab / 2 - 1; i >= 0; i--) {
         qlora__sample_sift(w, heap, vocab, i);
     }
-    // The weights of the top_k are only known when all of them are out; without top_k we can stop
-    // early.
+    // The sum of the top_k weights is known only once all of them are selected; without top_k, the
+    // selection can stop early.
     double stop_at = g->desc.top_k > 0 ? 1e300 : part * whole;
     int64_t kept = 0;
     double out = 0.0;
@@ -21805,7 +21983,7 @@ static double qlora__sample_number(uint64_t seed, int64_t position) {
     return ((double)(words[0] >> 5) * 67108864.0 + (double)(words[1] >> 6)) / 9007199254740992.0;
 }
 
-// The token after `position`, from g->logits.
+// Chooses the token after `position` from g->logits.
 static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t position) {
     const float* logits = g->logits;
     float* w = g->weights;
@@ -21836,12 +22014,12 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
             break;
         }
     }
-    return token; // rounding may leave a rest: then the last one that can be chosen
+    return token; // if rounding left a remainder, the last token that can be chosen
 }
 
 // ---- a text, token by token ---------------------------------------------------------------------
 
-// ids that are about to follow `length` tokens of a text.
+// Checks ids that are to follow `length` tokens of a text.
 static qlora_result qlora__generate_ids_check(qlora_ctx* ctx, const qlora_model* m,
                                               const char* what, const int32_t* ids, int64_t count,
                                               int64_t length) {
@@ -21855,15 +22033,16 @@ static qlora_result qlora__generate_ids_check(qlora_ctx* ctx, const qlora_model*
     }
     if (count > room - length - 1) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s has %lld tokens, which after %lld leave no room for a new one: the "
-                           "model was opened with generate_tokens %lld",
-                           what, (long long)count, (long long)length, (long long)room);
+                           "%s has %lld tokens; the maximum here is %lld, because the text has "
+                           "%lld and the model was opened with generate_tokens = %lld",
+                           what, (long long)count, (long long)qlora__max(room - length - 1, 0),
+                           (long long)length, (long long)room);
     }
     for (int64_t i = 0; i < count; i++) {
         if (ids[i] < 0 || ids[i] >= m->plan.config.vocab) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "token %lld of %s is %d; the vocabulary has %lld tokens",
-                               (long long)i, what, (int)ids[i], (long long)m->plan.config.vocab);
+                               "token %lld of %s is %d; it must be 0 to %lld", (long long)i, what,
+                               (int)ids[i], (long long)m->plan.config.vocab - 1);
         }
     }
     return QLORA_OK;
@@ -21879,7 +22058,7 @@ static qlora_result qlora__generate_stops_check(qlora_ctx* ctx, const qlora_gene
     for (int32_t i = 0; i < d->stop_count && !none; i++) {
         if (d->stops[i] < 0) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "desc.stops[%d] is %d; a token is not negative", (int)i,
+                               "desc.stops[%d] is %d; it must not be negative", (int)i,
                                (int)d->stops[i]);
         }
     }
@@ -21898,16 +22077,22 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
     QLORA__TRY(qlora__model_idle(ctx, m, "generating"));
     if (m->desc.generate_tokens == 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model was opened without a key/value cache; set generate_tokens "
-                           "of its desc to the length of the longest text");
+                           "the model was opened with generate_tokens = 0; set it to the maximum "
+                           "length of a text");
     }
     if (m->generations > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "the model already has a generation; end it with qlora_generate_end");
     }
     QLORA__TRY(qlora__generate_ids_check(ctx, m, "the prompt", d->prompt, d->prompt_tokens, 0));
-    QLORA__TRY(qlora__need_whole(ctx, "desc.max_tokens", d->max_tokens, 0,
-                                 m->desc.generate_tokens - d->prompt_tokens));
+    int64_t room = m->desc.generate_tokens - d->prompt_tokens;
+    if (d->max_tokens < 0 || d->max_tokens > room) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.max_tokens is %lld; it must be from 0 to %lld, because the prompt "
+                           "has %lld tokens and the model was opened with generate_tokens = %lld",
+                           (long long)d->max_tokens, (long long)room, (long long)d->prompt_tokens,
+                           (long long)m->desc.generate_tokens);
+    }
     QLORA__TRY(qlora__need_real(ctx, "desc.temperature", (double)d->temperature, 0.0, 1e300));
     QLORA__TRY(qlora__need_whole(ctx, "desc.top_k", d->top_k, 0, INT32_MAX));
     if (!(d->top_p >= 0.0f && d->top_p <= 1.0f)) {
@@ -21958,7 +22143,7 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// Computes the next tokens of the text; m->x then holds their rows.
+// Runs the next tokens of the text; their output is then in m->x.
 static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids, int64_t rows) {
     qlora_ctx* ctx = g->ctx;
     qlora_model* m = g->m;
@@ -21982,7 +22167,7 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
     return QLORA_OK;
 }
 
-// The logits after the last row of a pass, on the host.
+// Copies the logits after the last row of a pass to the host.
 static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     qlora_ctx* ctx = g->ctx;
     qlora_model* m = g->m;
@@ -22001,15 +22186,15 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
         if (!qlora__finite(g->logits[i])) {
             return qlora__fail(
                 ctx, QLORA_ERR_STATE,
-                "the logit of token %lld after position %lld is not finite; the weights or "
-                "the adapters are damaged",
+                "the logit of token %lld after position %lld is not finite; check the weights "
+                "and the adapter",
                 (long long)i, (long long)(g->length - 1));
         }
     }
     return QLORA_OK;
 }
 
-// Appends tokens to the text: as many as fit in one pass at its beginning, later one by one.
+// Appends tokens to the text: at its beginning as many as fit in one pass, then one by one.
 static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
     int64_t rows = 1;
     g->broken = true;
@@ -22069,8 +22254,8 @@ static bool qlora__generate_stops(const qlora_generation* g, int32_t token) {
     return false;
 }
 
-// Puts the token that was returned last into the cache. It is done only when it is needed: the last
-// token of a text is never computed.
+// Runs the token that was returned last. This is done only when its logits are needed, so the last
+// token of a text is never run.
 static qlora_result qlora__generate_catch_up(qlora_generation* g) {
     if (g->waiting >= 0) {
         int32_t token = g->waiting;
@@ -22090,7 +22275,7 @@ static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bo
     QLORA__TRY(qlora__generate_ready(g));
     if (g->stopped) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the turn has ended; go on with qlora_generate_feed");
+                           "the turn has ended; start the next one with qlora_generate_feed");
     }
     int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
     bool full = length >= m->desc.generate_tokens ||
@@ -22186,4 +22371,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end c1db782d18cbeab2
+//@@ end b5446d9e24bad756

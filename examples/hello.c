@@ -6,7 +6,7 @@
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 #include <stdio.h>
-#define TRY(call) do { if ((call) != QLORA_OK) { puts(qlora_last_error(ctx)); return 1; } } while (0)
+#define TRY(call) if ((call) != QLORA_OK) { puts(qlora_last_error(ctx)); return 1; }
 
 static bool show(void* user, int32_t token) { (void)user; return putchar(token) != EOF; }
 
@@ -14,8 +14,9 @@ int main(void) {
     static const char text[] = "Forty-two small hens sat on the old red barn and sang.";
     int32_t ids[sizeof text - 1], length = sizeof text - 1;      // one token per byte
     for (int i = 0; i < length; i++) ids[i] = text[i];
-    qlora_model_config tiny = {.family = QLORA_FAMILY_LLAMA, .vocab = 128, .hidden = 64, .layers = 2,
-        .intermediate = 128, .heads = 4, .rms_eps = 1e-5, .rope.theta = 1e4, .max_positions = 64};
+    qlora_model_config tiny = {.family = QLORA_FAMILY_LLAMA, .vocab = 128, .hidden = 64,
+        .layers = 2, .intermediate = 128, .heads = 4, .rms_eps = 1e-5, .rope.theta = 1e4,
+        .max_positions = 64};
     qlora_model_desc what = {.config = &tiny, .weight_std = 0.1f, .rank = 16,    // 4-bit base
         .tokens = 64, .generate_tokens = 64};
     qlora_train_desc how = {.lr = 1e-2};

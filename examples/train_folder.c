@@ -1,6 +1,6 @@
-// train_folder.c - fine-tunes a model folder in Hugging Face format on a data file, with the model's
-// own tokenizer and chat format, and saves a PEFT adapter. programs/finetune.c adds packing,
-// evaluation, checkpoints and plots; this is its core.
+// train_folder.c - fine-tunes a model folder in Hugging Face format on a data file, with the
+// model's own tokenizer and chat format, and saves a PEFT adapter. programs/finetune.c adds
+// packing, evaluation, checkpoints and plots; this is its core.
 //
 //     cc -O2 -I. examples/train_folder.c -o train_folder -ldl -lm -lpthread
 //     ./train_folder MODEL data.jsonl adapter

@@ -2093,7 +2093,8 @@ static bool adapter_save(app* a) {
         complain(a);
     }
     out_path(a, "adapter.gguf", path);
-    if (!lib(a, qlora_adapter_save_gguf(a->model, path, NULL), "saving the adapter for llama.cpp")) {
+    if (!lib(a, qlora_adapter_save_gguf(a->model, path, NULL),
+             "saving the adapter for llama.cpp")) {
         complain(a);
         ok = false;
     }
@@ -2582,7 +2583,8 @@ static bool model_start(app* a) {
              "loading the model")) {
         return false;
     }
-    if (!lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer), "preparing the training") ||
+    if (!lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
+             "preparing the training") ||
         !batch_room(a) || !checkpoint_load(a) || !packs_make(a, &a->eval, 0, &a->eval_packs) ||
         !out_begin(a)) {
         return false;

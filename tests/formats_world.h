@@ -1,6 +1,6 @@
-// formats_world.h - an environment for tests of file formats: counted memory allocations and a small
-// in-memory file system. Both can be made to fail at the n-th operation, and the file system tracks
-// what would survive a power cut. Include it after the implementation of qlora.h.
+// formats_world.h - an environment for tests of file formats: counted memory allocations and a
+// small in-memory file system. Both can be made to fail at the n-th operation, and the file system
+// tracks what would survive a power cut. Include it after the implementation of qlora.h.
 #ifndef QLORA_FORMATS_WORLD_H
 #define QLORA_FORMATS_WORLD_H
 

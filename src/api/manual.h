@@ -113,9 +113,9 @@
 
    DEVICES AND FALLBACK
        CUDA when it is usable (compute capability 7.5 or later), otherwise the CPU.
-       qlora_ctx_backend returns which, qlora_ctx_reason why; desc.require_backend turns the fallback
-       into an error. The device's primary context is used unless desc.cu_context is given; it is
-       current only inside our calls.
+       qlora_ctx_backend returns which, qlora_ctx_reason why; desc.require_backend turns the
+       fallback into an error. The device's primary context is used unless desc.cu_context is
+       given; it is current only inside our calls.
 
    NUMERICS
        Deterministic: no float atomics, one writer per output, a fixed order of summation, choices

@@ -33,6 +33,7 @@ FNR == 1 {
     new = text($0)
     split(new, word, " ")
     prose = old !~ /^ / && new ~ /^[a-z0-9(.\/$]/ && old !~ /clang-format|GENERATED/
+    prose = prose && new !~ /^(groups|targets): /
     if (new ~ /^--------/) {
         report("the rule of a heading is on a line of its own")
     } else if (old ~ /[^ ] [=+*\/]$/ || old ~ /\[[^])]*$/) {

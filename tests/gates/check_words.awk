@@ -1,5 +1,5 @@
-# Finds words that the headers may use only on one floor, or never: memory, files and the log go through
-# hooks, and only src/platform knows the operating system. Comments and strings are ignored.
+# Finds words that the headers may use only on one floor, or never: memory, files and the log go
+# through hooks, and only src/platform knows the operating system. Comments and strings are ignored.
 
 BEGIN {
     before = "(^|[^A-Za-z0-9_.>])"

@@ -409,6 +409,7 @@ static uint64_t fingerprint(session* s) {
     if (qlora_train_query(s->trainer, &info) != QLORA_OK) {
         abort();
     }
+    const qlora__record* last = &s->trainer->records[qlora__record_of(s->trainer->step)];
     double figures[] = {(double)info.step,
                         (double)info.skipped,
                         info.loss,
@@ -416,7 +417,7 @@ static uint64_t fingerprint(session* s) {
                         (double)info.tokens,
                         (double)info.grad_norm,
                         info.lr,
-                        (double)s->trainer->records[qlora__record_of(s->trainer->step)].adamw.updates};
+                        (double)last->adamw.updates};
     qlora__hash_add(&hash, figures, sizeof figures);
     return qlora__hash_end(&hash);
 }
@@ -934,7 +935,8 @@ TEST merges_round_stop_and_refuse(void) {
     for (int k = 0; k < 2; k++) {
         static qlora__st x;
         static qlora__st y;
-        ASSERT_EQ(QLORA_OK, merge_save(a.model, dirs[k], halves[k], QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
+        ASSERT_EQ(QLORA_OK, merge_save(a.model, dirs[k], halves[k], QLORA_MERGE_ORIGINAL, 0, NULL,
+                                       NULL));
         ASSERT_EQ(QLORA_OK, qlora__st_open(&s.ctx->env, "f32/model.safetensors", &x));
         ASSERT_EQ(QLORA_OK, qlora__st_open(&s.ctx->env, names[k], &y));
         ASSERT_EQ(x.count, y.count);
@@ -957,10 +959,12 @@ TEST merges_round_stop_and_refuse(void) {
     ASSERT(strstr((const char*)config->data, "\"bfloat16\"") !=
            NULL); // followed by a byte of malloc's
     stopper st = {0, 4, 0, 0};
-    ASSERT_EQ(QLORA_ERR_STOPPED, merge_save(a.model, "half", QLORA_F32, QLORA_MERGE_ORIGINAL, 4000, stopper_tell, &st));
+    ASSERT_EQ(QLORA_ERR_STOPPED, merge_save(a.model, "half", QLORA_F32, QLORA_MERGE_ORIGINAL, 4000,
+                                            stopper_tell, &st));
     ASSERT_FALSE(has_file(&s, "half/config.json"));
     st.stop_at = 0;
-    ASSERT_EQ(QLORA_OK, merge_save(a.model, "half", QLORA_F32, QLORA_MERGE_ORIGINAL, 4000, stopper_tell, &st));
+    ASSERT_EQ(QLORA_OK, merge_save(a.model, "half", QLORA_F32, QLORA_MERGE_ORIGINAL, 4000,
+                                   stopper_tell, &st));
     ASSERT(st.total > 0 && st.last == st.total);
     ASSERT_EQ(QLORA_ERR_ARGUMENT,
               merge_save(a.model, "m", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));

@@ -1176,7 +1176,7 @@ static const gradient_case gradient_cases[] = {
     {"cross-entropy, weighted and masked", cross_entropy_value, 5, 4, 1, 2, 1, 0},
 };
 
-//analytic - (f(x + h) - f(x - h)) / 2h| within 1e-5 of the element and 1e-8 of the largest.
+// |analytic - (f(x + h) - f(x - h)) / 2h| is within 1e-5 of the element and 1e-8 of the largest.
 static bool gradient_holds(const gradient_case* g, qlora_ctx* ctx) {
     const double h = 1e-4;
     int64_t n = g->rows * g->cols * g->inputs + g->more;
