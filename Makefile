@@ -35,7 +35,7 @@ FAKE = $(COMPILE) $(FAKE_FLAGS) -shared -Wl,-soname,$(@F) $(LDFLAGS)
 LIBS = $(LDFLAGS) $(OWN_LDLIBS) $(LDLIBS)
 
 HEADERS := qlora.h qlora_text.h
-VERSION := $(shell sed -n 's/^\#define QLORA_VERSION_STRING "\(.*\)"/\1/p' src/qlora.h)
+VERSION := $(shell sed -n 's/^\#define QLORA_VERSION_STRING "\(.*\)"/\1/p' src/api/linkage.h)
 LIBRARY := $(B)/obj/qlora.o $(B)/obj/qlora_text.o
 TESTS := $(patsubst tests/%.c,$(B)/obj/%.o,$(wildcard tests/unit/*.c) tests/internal/library.c \
 	tests/internal/double.c)

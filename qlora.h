@@ -4164,7 +4164,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char*
     if (result == QLORA_OK) {
         qlora__json_space(&p);
         if (p.at != json.size) {
-            result = qlora__json_bad(&p, "something follows the value");
+            result = qlora__json_bad(&p, "unexpected text after the value");
         }
     }
     if (result == QLORA_OK && (flags & QLORA__JSON_UNIQUE) != 0) {
@@ -4188,7 +4188,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse_one(qlora__env* env, qlora__
     QLORA__TRY(qlora__json_parse_tokens(&p));
     while (alone && p.at < json->size && json->text[p.at] != '\n') {
         if (json->text[p.at] != ' ' && json->text[p.at] != '\t' && json->text[p.at] != '\r') {
-            return qlora__json_bad(&p, "something follows the value");
+            return qlora__json_bad(&p, "unexpected text after the value");
         }
         p.at++;
     }
@@ -4603,7 +4603,8 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
             const qlora__json_token* t = &json->tokens[value];
             bool string = t->kind == QLORA__JSON_STRING;
             return qlora__env_fail(
-                env, QLORA_ERR_FORMAT, "%s: eos_token_id is %.*s; ids go from 0 to %lld",
+                env, QLORA_ERR_FORMAT,
+                "%s: eos_token_id is %.*s; ids must be from 0 to vocab_size - 1 (%lld)",
                 json->label, t->end - t->begin < 44 ? (int)(t->end - t->begin) : 44,
                 (string ? json->strings : json->text) + t->begin, (long long)vocab - 1);
         }
@@ -8693,7 +8694,7 @@ typedef struct qlora__ring {
     int64_t waits; // how often the host had to wait for a free slot
 } qlora__ring;
 
-static void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
+static QLORA__UNUSED void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         void* p = NULL;
@@ -8704,7 +8705,7 @@ static void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
     return qlora__alloc(ctx, bytes);
 }
 
-static void qlora__pinned_free(qlora_ctx* ctx, void* p, size_t bytes) {
+static QLORA__UNUSED void qlora__pinned_free(qlora_ctx* ctx, void* p, size_t bytes) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         if (p != NULL) {
@@ -8717,7 +8718,7 @@ static void qlora__pinned_free(qlora_ctx* ctx, void* p, size_t bytes) {
 }
 
 // Creates an event without timing; NULL on the CPU.
-static qlora_result qlora__event_create(qlora_ctx* ctx, void** out) {
+static QLORA__UNUSED qlora_result qlora__event_create(qlora_ctx* ctx, void** out) {
     *out = NULL;
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
@@ -8730,7 +8731,7 @@ static qlora_result qlora__event_create(qlora_ctx* ctx, void** out) {
     return QLORA_OK;
 }
 
-static void qlora__event_destroy(qlora_ctx* ctx, void* event) {
+static QLORA__UNUSED void qlora__event_destroy(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
         ctx->gpu->cu.EventSynchronize(event);
@@ -8743,7 +8744,7 @@ static void qlora__event_destroy(qlora_ctx* ctx, void* event) {
 }
 
 // Records the current position of the stream.
-static qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
+static QLORA__UNUSED qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
         return qlora__cu(ctx, ctx->gpu->cu.EventRecord(event, ctx->gpu->stream), "cuEventRecord");
@@ -8756,7 +8757,7 @@ static qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
 }
 
 // Returns whether the stream has passed the recorded position. A later wait reports any error.
-static bool qlora__event_done(qlora_ctx* ctx, void* event) {
+static QLORA__UNUSED bool qlora__event_done(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
         return ctx->gpu->cu.EventQuery(event) == 0;
@@ -8768,7 +8769,7 @@ static bool qlora__event_done(qlora_ctx* ctx, void* event) {
     return true;
 }
 
-static qlora_result qlora__event_wait(qlora_ctx* ctx, void* event) {
+static QLORA__UNUSED qlora_result qlora__event_wait(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
         return qlora__cu(ctx, ctx->gpu->cu.EventSynchronize(event), "cuEventSynchronize");
@@ -8781,8 +8782,8 @@ static qlora_result qlora__event_wait(qlora_ctx* ctx, void* event) {
 }
 
 // Copies from the device to the host without waiting; the target must be pinned.
-static qlora_result qlora__copy_out_later(qlora_ctx* ctx, void* to, const void* from,
-                                          size_t bytes) {
+static QLORA__UNUSED qlora_result qlora__copy_out_later(qlora_ctx* ctx, void* to, const void* from,
+                                                        size_t bytes) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         qlora__CUdeviceptr source = (qlora__CUdeviceptr)(uintptr_t)from;
@@ -8796,7 +8797,7 @@ static qlora_result qlora__copy_out_later(qlora_ctx* ctx, void* to, const void* 
     return QLORA_OK;
 }
 
-static void qlora__ring_destroy(qlora_ctx* ctx, qlora__ring* ring) {
+static QLORA__UNUSED void qlora__ring_destroy(qlora_ctx* ctx, qlora__ring* ring) {
     for (int i = 0; i < ring->count; i++) {
         qlora__event_destroy(ctx, ring->slots[i].event);
         qlora__pinned_free(ctx, ring->slots[i].memory, ring->bytes);
@@ -8805,7 +8806,8 @@ static void qlora__ring_destroy(qlora_ctx* ctx, qlora__ring* ring) {
 }
 
 // The ring must be destroyed even if this fails.
-static qlora_result qlora__ring_create(qlora_ctx* ctx, int count, size_t bytes, qlora__ring* ring) {
+static QLORA__UNUSED qlora_result qlora__ring_create(qlora_ctx* ctx, int count, size_t bytes,
+                                                     qlora__ring* ring) {
     memset(ring, 0, sizeof *ring);
     ring->bytes = bytes;
     while (ring->count < count) {
@@ -8820,7 +8822,8 @@ static qlora_result qlora__ring_create(qlora_ctx* ctx, int count, size_t bytes, 
 }
 
 // Returns the next slot; waits until no copy reads from it.
-static qlora_result qlora__ring_take(qlora_ctx* ctx, qlora__ring* ring, qlora__slot** out) {
+static QLORA__UNUSED qlora_result qlora__ring_take(qlora_ctx* ctx, qlora__ring* ring,
+                                                   qlora__slot** out) {
     qlora__slot* slot = &ring->slots[ring->next];
     ring->next = (ring->next + 1) % ring->count;
     if (slot->busy && !qlora__event_done(ctx, slot->event)) {
@@ -8833,14 +8836,13 @@ static qlora_result qlora__ring_take(qlora_ctx* ctx, qlora__ring* ring, qlora__s
 }
 
 // Copies from a slot's memory to the device without waiting.
-static qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* slot, void* target,
-                                     const void* source, size_t bytes) {
+static QLORA__UNUSED qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* slot, void* target,
+                                                   const void* source, size_t bytes) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         qlora__CUdeviceptr to = (qlora__CUdeviceptr)(uintptr_t)target;
-        QLORA__TRY(
-            qlora__cu(ctx, ctx->gpu->cu.MemcpyHtoDAsync(to, source, bytes, ctx->gpu->stream),
-                      "cuMemcpyHtoDAsync"));
+        QLORA__TRY(qlora__cu(ctx, ctx->gpu->cu.MemcpyHtoDAsync(to, source, bytes, ctx->gpu->stream),
+                             "cuMemcpyHtoDAsync"));
         QLORA__TRY(qlora__event_record(ctx, slot->event));
         slot->busy = true;
         return QLORA_OK;
@@ -16311,9 +16313,9 @@ static const struct {
     const char* gguf;
     int group;
 } qlora__projections[QLORA__PROJECTIONS] = {
-    {"self_attn.q_proj", "attn_q", QLORA__QKV},     {"self_attn.k_proj", "attn_k", QLORA__QKV},
-    {"self_attn.v_proj", "attn_v", QLORA__QKV},     {"self_attn.o_proj", "attn_output", QLORA__O},
-    {"mlp.gate_proj", "ffn_gate", QLORA__GATE_UP},  {"mlp.up_proj", "ffn_up", QLORA__GATE_UP},
+    {"self_attn.q_proj", "attn_q", QLORA__QKV},    {"self_attn.k_proj", "attn_k", QLORA__QKV},
+    {"self_attn.v_proj", "attn_v", QLORA__QKV},    {"self_attn.o_proj", "attn_output", QLORA__O},
+    {"mlp.gate_proj", "ffn_gate", QLORA__GATE_UP}, {"mlp.up_proj", "ffn_up", QLORA__GATE_UP},
     {"mlp.down_proj", "ffn_down", QLORA__DOWN}};
 
 static const struct {
@@ -16401,7 +16403,7 @@ struct qlora_model {
     qlora_ctx* ctx;
     qlora_model_desc desc; // defaults resolved; of its pointers, only dir remains valid
     qlora_plan plan;
-    char* dir; // copy of desc.dir, or NULL
+    char* dir;             // copy of desc.dir, or NULL
     qlora__source* source; // only while the model is being opened
     qlora_dtype compute;
     qlora_math math; // that of the context when the model was opened
@@ -16409,8 +16411,8 @@ struct qlora_model {
     int64_t trainers;    // number that exist
     int64_t generations; // number that exist
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
-    int64_t elements;  // of the parameter arena, including gaps
-    int64_t positions; // rows of the rope tables
+    int64_t elements;    // of the parameter arena, including gaps
+    int64_t positions;   // rows of the rope tables
     qlora__buffer* arena;
     qlora__layer* layers;
     // base
@@ -16435,17 +16437,17 @@ struct qlora_model {
     // micro-batch
     qlora__ring ring; // host copies of batch blocks, each followed by the AdamW settings of a step
     qlora__batch_block batch;
-    qlora_tensor flag;      // I32: an id, a position or a label was out of range
-    qlora_tensor last_h;    // [T, H] after the last layer
-    qlora_tensor x;         // [T, H + pad] normalised input of qkv and gate/up
-    qlora_tensor delta;     // [T, H] output of o and down; gradient of x in the backward pass
-    qlora_tensor s;         // [T, I + pad] output of SwiGLU
-    qlora_tensor ds;        // its gradient; the same memory unless there is dropout
-    qlora_tensor operand;   // shared by the layers without a copy of their own
-    qlora_tensor dh;        // [T, H + pad]
-    qlora_tensor dqkv;      // [T, q + 2 kv + pad]
-    qlora_tensor d_o;       // [T, q]
-    qlora__kept again;      // activations of a recomputed layer
+    qlora_tensor flag;    // I32: an id, a position or a label was out of range
+    qlora_tensor last_h;  // [T, H] after the last layer
+    qlora_tensor x;       // [T, H + pad] normalised input of qkv and gate/up
+    qlora_tensor delta;   // [T, H] output of o and down; gradient of x in the backward pass
+    qlora_tensor s;       // [T, I + pad] output of SwiGLU
+    qlora_tensor ds;      // its gradient; the same memory unless there is dropout
+    qlora_tensor operand; // shared by the layers without a copy of their own
+    qlora_tensor dh;      // [T, H + pad]
+    qlora_tensor dqkv;    // [T, q + 2 kv + pad]
+    qlora_tensor d_o;     // [T, q]
+    qlora__kept again;    // activations of a recomputed layer
     // head
     qlora_tensor rows_x;  // [chunk, H]
     qlora_tensor logits;  // [chunk, V]
@@ -17288,15 +17290,14 @@ static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, 
     const char* remedy = p->cached_layers > 0       ? ", or set desc.cache to AUTO"
                          : qlora__trains(m) && !all ? ", or set desc.recompute to AUTO"
                                                     : "";
-    return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                       "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
-                       "adapters and optimizer %.2f, activations %.2f, other %.2f); lower "
-                       "desc.tokens (%lld) or desc.rank%s",
-                       (double)(p->total + p->context) / gib,
-                       all ? " even with every layer recomputed" : "", (double)bytes / gib,
-                       (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
-                       (double)p->activations / gib, (double)other / gib, (long long)p->tokens,
-                       remedy);
+    return qlora__fail(
+        ctx, QLORA_ERR_DEVICE_MEMORY,
+        "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
+        "adapters and optimizer %.2f, activations %.2f, other %.2f); lower "
+        "desc.tokens (%lld) or desc.rank%s",
+        (double)(p->total + p->context) / gib, all ? " even with every layer recomputed" : "",
+        (double)bytes / gib, (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
+        (double)p->activations / gib, (double)other / gib, (long long)p->tokens, remedy);
 }
 
 // Chooses the fewest recomputed layers that fit, then as many cached layers as fit. The memory is
@@ -17389,11 +17390,16 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     const struct {
         const char* name;
         uint64_t bytes;
-    } rows[] = {{"base weights", plan->base},       {"16-bit weight cache", plan->cache},
-                {"adapters", plan->adapters},       {"optimizer", plan->optimizer},
-                {"activations", plan->activations}, {"workspace", plan->workspace},
-                {"head", plan->head},               {"generation", plan->generation},
-                {"batches", plan->batches},         {"context", plan->context}};
+    } rows[] = {{"base weights", plan->base},
+                {"16-bit weight cache", plan->cache},
+                {"adapters", plan->adapters},
+                {"optimizer", plan->optimizer},
+                {"activations", plan->activations},
+                {"workspace", plan->workspace},
+                {"head", plan->head},
+                {"generation", plan->generation},
+                {"batches", plan->batches},
+                {"context", plan->context}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         qlora__append(buffer, size, &used, "  %-22s %12.3f MiB\n", rows[i].name,
                       (double)rows[i].bytes / 1048576.0);
@@ -18741,8 +18747,8 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.rows = C;
-        QLORA__TRY(qlora__gemm_named(ctx, pass->math, false, false, true, 0, &m->logits, &m->head,
-                                     &dx));
+        QLORA__TRY(
+            qlora__gemm_named(ctx, pass->math, false, false, true, 0, &m->logits, &m->head, &dx));
     }
     return QLORA_OK;
 }
@@ -20611,8 +20617,8 @@ static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_de
         QLORA__TRY(qlora__need_real(ctx, numbers[i].name, numbers[i].value, numbers[i].least,
                                     numbers[i].below));
     }
-    QLORA__TRY(qlora__need_whole(ctx, "desc.schedule", (int64_t)d->schedule, 0,
-                                 QLORA_SCHEDULE_CONSTANT));
+    QLORA__TRY(
+        qlora__need_whole(ctx, "desc.schedule", (int64_t)d->schedule, 0, QLORA_SCHEDULE_CONSTANT));
     QLORA__TRY(qlora__need_whole(ctx, "desc.warmup_steps", d->warmup_steps, 0, INT64_MAX));
     QLORA__TRY(qlora__need_whole(ctx, "desc.total_steps", d->total_steps, 0, INT64_MAX));
     return qlora__need_whole(ctx, "desc.keep_checkpoints", d->keep_checkpoints, 0, 64);
@@ -21299,10 +21305,10 @@ static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const
         at += size + 1;
     }
     qlora__map_close(&ctx->env, &map);
-    return good ? QLORA_OK
-                : qlora__fail(ctx, QLORA_ERR_FORMAT,
-                              "%s is damaged; it must contain one checkpoint folder per line",
-                              path);
+    return good
+               ? QLORA_OK
+               : qlora__fail(ctx, QLORA_ERR_FORMAT,
+                             "%s is damaged; it must contain one checkpoint folder per line", path);
 }
 
 static qlora_result qlora__ckpt_list_write(qlora_ctx* ctx, const char* dir, const char* file,
@@ -21549,8 +21555,7 @@ static void qlora__ckpt_choose(const qlora_trainer* t, const qlora__ckpt_list* l
 
 static qlora_result qlora__ckpt_need(qlora_trainer* t, const char* dir) {
     if (dir == NULL || dir[0] == '\0') {
-        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is %s",
-                           dir == NULL ? "NULL" : "empty");
+        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is %s", dir == NULL ? "NULL" : "empty");
     }
     if (t->sliced.begun) {
         return qlora__fail(t->ctx, QLORA_ERR_STATE,
@@ -22371,4 +22376,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b5446d9e24bad756
+//@@ end b59de9a0eddd9732

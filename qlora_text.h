@@ -2324,7 +2324,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char*
     if (result == QLORA_OK) {
         qlora__json_space(&p);
         if (p.at != json.size) {
-            result = qlora__json_bad(&p, "something follows the value");
+            result = qlora__json_bad(&p, "unexpected text after the value");
         }
     }
     if (result == QLORA_OK && (flags & QLORA__JSON_UNIQUE) != 0) {
@@ -2348,7 +2348,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse_one(qlora__env* env, qlora__
     QLORA__TRY(qlora__json_parse_tokens(&p));
     while (alone && p.at < json->size && json->text[p.at] != '\n') {
         if (json->text[p.at] != ' ' && json->text[p.at] != '\t' && json->text[p.at] != '\r') {
-            return qlora__json_bad(&p, "something follows the value");
+            return qlora__json_bad(&p, "unexpected text after the value");
         }
         p.at++;
     }
@@ -3106,7 +3106,8 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
             const qlora__json_token* t = &json->tokens[value];
             bool string = t->kind == QLORA__JSON_STRING;
             return qlora__env_fail(
-                env, QLORA_ERR_FORMAT, "%s: eos_token_id is %.*s; ids go from 0 to %lld",
+                env, QLORA_ERR_FORMAT,
+                "%s: eos_token_id is %.*s; ids must be from 0 to vocab_size - 1 (%lld)",
                 json->label, t->end - t->begin < 44 ? (int)(t->end - t->begin) : 44,
                 (string ? json->strings : json->text) + t->begin, (long long)vocab - 1);
         }
@@ -9649,4 +9650,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end e2e3a4847a57061b
+//@@ end d946a5f0c045cf1d

@@ -635,7 +635,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char*
     if (result == QLORA_OK) {
         qlora__json_space(&p);
         if (p.at != json.size) {
-            result = qlora__json_bad(&p, "something follows the value");
+            result = qlora__json_bad(&p, "unexpected text after the value");
         }
     }
     if (result == QLORA_OK && (flags & QLORA__JSON_UNIQUE) != 0) {
@@ -659,7 +659,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse_one(qlora__env* env, qlora__
     QLORA__TRY(qlora__json_parse_tokens(&p));
     while (alone && p.at < json->size && json->text[p.at] != '\n') {
         if (json->text[p.at] != ' ' && json->text[p.at] != '\t' && json->text[p.at] != '\r') {
-            return qlora__json_bad(&p, "something follows the value");
+            return qlora__json_bad(&p, "unexpected text after the value");
         }
         p.at++;
     }

@@ -37,7 +37,8 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
             const qlora__json_token* t = &json->tokens[value];
             bool string = t->kind == QLORA__JSON_STRING;
             return qlora__env_fail(
-                env, QLORA_ERR_FORMAT, "%s: eos_token_id is %.*s; ids go from 0 to %lld",
+                env, QLORA_ERR_FORMAT,
+                "%s: eos_token_id is %.*s; ids must be from 0 to vocab_size - 1 (%lld)",
                 json->label, t->end - t->begin < 44 ? (int)(t->end - t->begin) : 44,
                 (string ? json->strings : json->text) + t->begin, (long long)vocab - 1);
         }

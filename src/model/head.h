@@ -32,8 +32,8 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.rows = C;
-        QLORA__TRY(qlora__gemm_named(ctx, pass->math, false, false, true, 0, &m->logits, &m->head,
-                                     &dx));
+        QLORA__TRY(
+            qlora__gemm_named(ctx, pass->math, false, false, true, 0, &m->logits, &m->head, &dx));
     }
     return QLORA_OK;
 }

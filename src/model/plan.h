@@ -466,15 +466,14 @@ static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, 
     const char* remedy = p->cached_layers > 0       ? ", or set desc.cache to AUTO"
                          : qlora__trains(m) && !all ? ", or set desc.recompute to AUTO"
                                                     : "";
-    return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                       "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
-                       "adapters and optimizer %.2f, activations %.2f, other %.2f); lower "
-                       "desc.tokens (%lld) or desc.rank%s",
-                       (double)(p->total + p->context) / gib,
-                       all ? " even with every layer recomputed" : "", (double)bytes / gib,
-                       (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
-                       (double)p->activations / gib, (double)other / gib, (long long)p->tokens,
-                       remedy);
+    return qlora__fail(
+        ctx, QLORA_ERR_DEVICE_MEMORY,
+        "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
+        "adapters and optimizer %.2f, activations %.2f, other %.2f); lower "
+        "desc.tokens (%lld) or desc.rank%s",
+        (double)(p->total + p->context) / gib, all ? " even with every layer recomputed" : "",
+        (double)bytes / gib, (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
+        (double)p->activations / gib, (double)other / gib, (long long)p->tokens, remedy);
 }
 
 // Chooses the fewest recomputed layers that fit, then as many cached layers as fit. The memory is
@@ -567,11 +566,16 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     const struct {
         const char* name;
         uint64_t bytes;
-    } rows[] = {{"base weights", plan->base},       {"16-bit weight cache", plan->cache},
-                {"adapters", plan->adapters},       {"optimizer", plan->optimizer},
-                {"activations", plan->activations}, {"workspace", plan->workspace},
-                {"head", plan->head},               {"generation", plan->generation},
-                {"batches", plan->batches},         {"context", plan->context}};
+    } rows[] = {{"base weights", plan->base},
+                {"16-bit weight cache", plan->cache},
+                {"adapters", plan->adapters},
+                {"optimizer", plan->optimizer},
+                {"activations", plan->activations},
+                {"workspace", plan->workspace},
+                {"head", plan->head},
+                {"generation", plan->generation},
+                {"batches", plan->batches},
+                {"context", plan->context}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         qlora__append(buffer, size, &used, "  %-22s %12.3f MiB\n", rows[i].name,
                       (double)rows[i].bytes / 1048576.0);

@@ -11,9 +11,9 @@ static const struct {
     const char* gguf;
     int group;
 } qlora__projections[QLORA__PROJECTIONS] = {
-    {"self_attn.q_proj", "attn_q", QLORA__QKV},     {"self_attn.k_proj", "attn_k", QLORA__QKV},
-    {"self_attn.v_proj", "attn_v", QLORA__QKV},     {"self_attn.o_proj", "attn_output", QLORA__O},
-    {"mlp.gate_proj", "ffn_gate", QLORA__GATE_UP},  {"mlp.up_proj", "ffn_up", QLORA__GATE_UP},
+    {"self_attn.q_proj", "attn_q", QLORA__QKV},    {"self_attn.k_proj", "attn_k", QLORA__QKV},
+    {"self_attn.v_proj", "attn_v", QLORA__QKV},    {"self_attn.o_proj", "attn_output", QLORA__O},
+    {"mlp.gate_proj", "ffn_gate", QLORA__GATE_UP}, {"mlp.up_proj", "ffn_up", QLORA__GATE_UP},
     {"mlp.down_proj", "ffn_down", QLORA__DOWN}};
 
 static const struct {
@@ -101,7 +101,7 @@ struct qlora_model {
     qlora_ctx* ctx;
     qlora_model_desc desc; // defaults resolved; of its pointers, only dir remains valid
     qlora_plan plan;
-    char* dir; // copy of desc.dir, or NULL
+    char* dir;             // copy of desc.dir, or NULL
     qlora__source* source; // only while the model is being opened
     qlora_dtype compute;
     qlora_math math; // that of the context when the model was opened
@@ -109,8 +109,8 @@ struct qlora_model {
     int64_t trainers;    // number that exist
     int64_t generations; // number that exist
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
-    int64_t elements;  // of the parameter arena, including gaps
-    int64_t positions; // rows of the rope tables
+    int64_t elements;    // of the parameter arena, including gaps
+    int64_t positions;   // rows of the rope tables
     qlora__buffer* arena;
     qlora__layer* layers;
     // base
@@ -135,17 +135,17 @@ struct qlora_model {
     // micro-batch
     qlora__ring ring; // host copies of batch blocks, each followed by the AdamW settings of a step
     qlora__batch_block batch;
-    qlora_tensor flag;      // I32: an id, a position or a label was out of range
-    qlora_tensor last_h;    // [T, H] after the last layer
-    qlora_tensor x;         // [T, H + pad] normalised input of qkv and gate/up
-    qlora_tensor delta;     // [T, H] output of o and down; gradient of x in the backward pass
-    qlora_tensor s;         // [T, I + pad] output of SwiGLU
-    qlora_tensor ds;        // its gradient; the same memory unless there is dropout
-    qlora_tensor operand;   // shared by the layers without a copy of their own
-    qlora_tensor dh;        // [T, H + pad]
-    qlora_tensor dqkv;      // [T, q + 2 kv + pad]
-    qlora_tensor d_o;       // [T, q]
-    qlora__kept again;      // activations of a recomputed layer
+    qlora_tensor flag;    // I32: an id, a position or a label was out of range
+    qlora_tensor last_h;  // [T, H] after the last layer
+    qlora_tensor x;       // [T, H + pad] normalised input of qkv and gate/up
+    qlora_tensor delta;   // [T, H] output of o and down; gradient of x in the backward pass
+    qlora_tensor s;       // [T, I + pad] output of SwiGLU
+    qlora_tensor ds;      // its gradient; the same memory unless there is dropout
+    qlora_tensor operand; // shared by the layers without a copy of their own
+    qlora_tensor dh;      // [T, H + pad]
+    qlora_tensor dqkv;    // [T, q + 2 kv + pad]
+    qlora_tensor d_o;     // [T, q]
+    qlora__kept again;    // activations of a recomputed layer
     // head
     qlora_tensor rows_x;  // [chunk, H]
     qlora_tensor logits;  // [chunk, V]

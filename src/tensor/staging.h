@@ -20,7 +20,7 @@ typedef struct qlora__ring {
     int64_t waits; // how often the host had to wait for a free slot
 } qlora__ring;
 
-static void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
+static QLORA__UNUSED void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         void* p = NULL;
@@ -31,7 +31,7 @@ static void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
     return qlora__alloc(ctx, bytes);
 }
 
-static void qlora__pinned_free(qlora_ctx* ctx, void* p, size_t bytes) {
+static QLORA__UNUSED void qlora__pinned_free(qlora_ctx* ctx, void* p, size_t bytes) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         if (p != NULL) {
@@ -44,7 +44,7 @@ static void qlora__pinned_free(qlora_ctx* ctx, void* p, size_t bytes) {
 }
 
 // Creates an event without timing; NULL on the CPU.
-static qlora_result qlora__event_create(qlora_ctx* ctx, void** out) {
+static QLORA__UNUSED qlora_result qlora__event_create(qlora_ctx* ctx, void** out) {
     *out = NULL;
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
@@ -57,7 +57,7 @@ static qlora_result qlora__event_create(qlora_ctx* ctx, void** out) {
     return QLORA_OK;
 }
 
-static void qlora__event_destroy(qlora_ctx* ctx, void* event) {
+static QLORA__UNUSED void qlora__event_destroy(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
         ctx->gpu->cu.EventSynchronize(event);
@@ -70,7 +70,7 @@ static void qlora__event_destroy(qlora_ctx* ctx, void* event) {
 }
 
 // Records the current position of the stream.
-static qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
+static QLORA__UNUSED qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
         return qlora__cu(ctx, ctx->gpu->cu.EventRecord(event, ctx->gpu->stream), "cuEventRecord");
@@ -83,7 +83,7 @@ static qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
 }
 
 // Returns whether the stream has passed the recorded position. A later wait reports any error.
-static bool qlora__event_done(qlora_ctx* ctx, void* event) {
+static QLORA__UNUSED bool qlora__event_done(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
         return ctx->gpu->cu.EventQuery(event) == 0;
@@ -95,7 +95,7 @@ static bool qlora__event_done(qlora_ctx* ctx, void* event) {
     return true;
 }
 
-static qlora_result qlora__event_wait(qlora_ctx* ctx, void* event) {
+static QLORA__UNUSED qlora_result qlora__event_wait(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
         return qlora__cu(ctx, ctx->gpu->cu.EventSynchronize(event), "cuEventSynchronize");
@@ -108,8 +108,8 @@ static qlora_result qlora__event_wait(qlora_ctx* ctx, void* event) {
 }
 
 // Copies from the device to the host without waiting; the target must be pinned.
-static qlora_result qlora__copy_out_later(qlora_ctx* ctx, void* to, const void* from,
-                                          size_t bytes) {
+static QLORA__UNUSED qlora_result qlora__copy_out_later(qlora_ctx* ctx, void* to, const void* from,
+                                                        size_t bytes) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         qlora__CUdeviceptr source = (qlora__CUdeviceptr)(uintptr_t)from;
@@ -123,7 +123,7 @@ static qlora_result qlora__copy_out_later(qlora_ctx* ctx, void* to, const void* 
     return QLORA_OK;
 }
 
-static void qlora__ring_destroy(qlora_ctx* ctx, qlora__ring* ring) {
+static QLORA__UNUSED void qlora__ring_destroy(qlora_ctx* ctx, qlora__ring* ring) {
     for (int i = 0; i < ring->count; i++) {
         qlora__event_destroy(ctx, ring->slots[i].event);
         qlora__pinned_free(ctx, ring->slots[i].memory, ring->bytes);
@@ -132,7 +132,8 @@ static void qlora__ring_destroy(qlora_ctx* ctx, qlora__ring* ring) {
 }
 
 // The ring must be destroyed even if this fails.
-static qlora_result qlora__ring_create(qlora_ctx* ctx, int count, size_t bytes, qlora__ring* ring) {
+static QLORA__UNUSED qlora_result qlora__ring_create(qlora_ctx* ctx, int count, size_t bytes,
+                                                     qlora__ring* ring) {
     memset(ring, 0, sizeof *ring);
     ring->bytes = bytes;
     while (ring->count < count) {
@@ -147,7 +148,8 @@ static qlora_result qlora__ring_create(qlora_ctx* ctx, int count, size_t bytes, 
 }
 
 // Returns the next slot; waits until no copy reads from it.
-static qlora_result qlora__ring_take(qlora_ctx* ctx, qlora__ring* ring, qlora__slot** out) {
+static QLORA__UNUSED qlora_result qlora__ring_take(qlora_ctx* ctx, qlora__ring* ring,
+                                                   qlora__slot** out) {
     qlora__slot* slot = &ring->slots[ring->next];
     ring->next = (ring->next + 1) % ring->count;
     if (slot->busy && !qlora__event_done(ctx, slot->event)) {
@@ -160,14 +162,13 @@ static qlora_result qlora__ring_take(qlora_ctx* ctx, qlora__ring* ring, qlora__s
 }
 
 // Copies from a slot's memory to the device without waiting.
-static qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* slot, void* target,
-                                     const void* source, size_t bytes) {
+static QLORA__UNUSED qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* slot, void* target,
+                                                   const void* source, size_t bytes) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         qlora__CUdeviceptr to = (qlora__CUdeviceptr)(uintptr_t)target;
-        QLORA__TRY(
-            qlora__cu(ctx, ctx->gpu->cu.MemcpyHtoDAsync(to, source, bytes, ctx->gpu->stream),
-                      "cuMemcpyHtoDAsync"));
+        QLORA__TRY(qlora__cu(ctx, ctx->gpu->cu.MemcpyHtoDAsync(to, source, bytes, ctx->gpu->stream),
+                             "cuMemcpyHtoDAsync"));
         QLORA__TRY(qlora__event_record(ctx, slot->event));
         slot->busy = true;
         return QLORA_OK;

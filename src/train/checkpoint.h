@@ -69,10 +69,10 @@ static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const
         at += size + 1;
     }
     qlora__map_close(&ctx->env, &map);
-    return good ? QLORA_OK
-                : qlora__fail(ctx, QLORA_ERR_FORMAT,
-                              "%s is damaged; it must contain one checkpoint folder per line",
-                              path);
+    return good
+               ? QLORA_OK
+               : qlora__fail(ctx, QLORA_ERR_FORMAT,
+                             "%s is damaged; it must contain one checkpoint folder per line", path);
 }
 
 static qlora_result qlora__ckpt_list_write(qlora_ctx* ctx, const char* dir, const char* file,
@@ -319,8 +319,7 @@ static void qlora__ckpt_choose(const qlora_trainer* t, const qlora__ckpt_list* l
 
 static qlora_result qlora__ckpt_need(qlora_trainer* t, const char* dir) {
     if (dir == NULL || dir[0] == '\0') {
-        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is %s",
-                           dir == NULL ? "NULL" : "empty");
+        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is %s", dir == NULL ? "NULL" : "empty");
     }
     if (t->sliced.begun) {
         return qlora__fail(t->ctx, QLORA_ERR_STATE,

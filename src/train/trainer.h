@@ -87,8 +87,8 @@ static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_de
         QLORA__TRY(qlora__need_real(ctx, numbers[i].name, numbers[i].value, numbers[i].least,
                                     numbers[i].below));
     }
-    QLORA__TRY(qlora__need_whole(ctx, "desc.schedule", (int64_t)d->schedule, 0,
-                                 QLORA_SCHEDULE_CONSTANT));
+    QLORA__TRY(
+        qlora__need_whole(ctx, "desc.schedule", (int64_t)d->schedule, 0, QLORA_SCHEDULE_CONSTANT));
     QLORA__TRY(qlora__need_whole(ctx, "desc.warmup_steps", d->warmup_steps, 0, INT64_MAX));
     QLORA__TRY(qlora__need_whole(ctx, "desc.total_steps", d->total_steps, 0, INT64_MAX));
     return qlora__need_whole(ctx, "desc.keep_checkpoints", d->keep_checkpoints, 0, 64);

@@ -215,8 +215,8 @@ static bool step_parse(step_options* o, int argc, char** argv) {
         }
         const char* value = i + 1 < argc ? argv[i + 1] : "";
         if (!step_option(o, argv[i], value)) {
-            fprintf(stderr, "bench step: invalid option or value: %s %s; see --help\n",
-                    argv[i], value);
+            fprintf(stderr, "bench step: invalid option or value: %s %s; see --help\n", argv[i],
+                    value);
             return false;
         }
         i++;
@@ -357,8 +357,7 @@ static bool step_open(step_run* s) {
     budget.bytes = (uint64_t)(o->budget * 1073741824.0);
     s->open_start = step_seconds();
     s->weights_start = 0.0;
-    if (!step_ok(s, qlora_plan_make(s->ctx, &desc, o->budget > 0.0 ? &budget : NULL,
-                                    &s->plan)) ||
+    if (!step_ok(s, qlora_plan_make(s->ctx, &desc, o->budget > 0.0 ? &budget : NULL, &s->plan)) ||
         !step_planned(s, &desc) ||
         !step_ok(s, qlora_trainer_create(s->model, &train, &s->trainer))) {
         return false;

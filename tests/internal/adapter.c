@@ -29,6 +29,8 @@ typedef struct stage {
     late_change changes[16];
     int change_count;
     qlora_ctx* ctx;
+    char mapped[24][64]; // names of the files that were mapped, in order
+    int mapped_count;
 } stage;
 
 static stage* stage_of(void* user) {
@@ -101,8 +103,23 @@ static int stage_sync_dir(const char* path, void* user) {
 }
 
 // Files that are not in the world belong to the operating system.
+// How often a file of this name was mapped.
+static int stage_mapped(const stage* s, const char* name) {
+    int count = 0;
+    for (int i = 0; i < s->mapped_count; i++) {
+        count += strcmp(s->mapped[i], name) == 0 ? 1 : 0;
+    }
+    return count;
+}
+
 static int stage_map(const char* path, const void** data, uint64_t* bytes, void** handle,
                      void* user) {
+    stage* noted = stage_of(user);
+    if (noted->mapped_count < 24) {
+        const char* slash = strrchr(path, '/');
+        snprintf(noted->mapped[noted->mapped_count++], sizeof noted->mapped[0], "%s",
+                 slash != NULL ? slash + 1 : path);
+    }
     if (world_slot(stage_of(user)->w.files, path) == NULL && path[0] == '.') {
         return qlora__os_map(path, data, bytes, handle, NULL);
     }
@@ -410,14 +427,9 @@ static uint64_t fingerprint(session* s) {
         abort();
     }
     const qlora__record* last = &s->trainer->records[qlora__record_of(s->trainer->step)];
-    double figures[] = {(double)info.step,
-                        (double)info.skipped,
-                        info.loss,
-                        info.labels,
-                        (double)info.tokens,
-                        (double)info.grad_norm,
-                        info.lr,
-                        (double)last->adamw.updates};
+    double figures[] = {(double)info.step, (double)info.skipped,       info.loss,
+                        info.labels,       (double)info.tokens,        (double)info.grad_norm,
+                        info.lr,           (double)last->adamw.updates};
     qlora__hash_add(&hash, figures, sizeof figures);
     return qlora__hash_end(&hash);
 }
@@ -880,8 +892,7 @@ static bool merge_hash(const test_machine* machine, uint64_t* out) {
     o.base = QLORA_BASE_NF4;
     if (!stage_begin(&s, machine) || !folder_make(&s, "m") || !session_open(&s, &o, &a) ||
         !scramble(&a, "merge") ||
-        merge_save(a.model, "out", QLORA_BF16, QLORA_MERGE_TRAINED, 0, NULL, NULL) !=
-            QLORA_OK) {
+        merge_save(a.model, "out", QLORA_BF16, QLORA_MERGE_TRAINED, 0, NULL, NULL) != QLORA_OK) {
         return false;
     }
     const world_file* f = world_slot(s.w.files, "out/model.safetensors");
@@ -927,16 +938,15 @@ TEST merges_round_stop_and_refuse(void) {
     session a;
     ASSERT(session_open(&s, &o, &a));
     ASSERT(scramble(&a, "merge"));
-    ASSERT_EQ(QLORA_OK,
-              merge_save(a.model, "f32", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
+    ASSERT_EQ(QLORA_OK, merge_save(a.model, "f32", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
     static const qlora_dtype halves[] = {QLORA_BF16, QLORA_F16};
     static const char* const names[] = {"bf16/model.safetensors", "f16/model.safetensors"};
     static const char* const dirs[] = {"bf16", "f16"};
     for (int k = 0; k < 2; k++) {
         static qlora__st x;
         static qlora__st y;
-        ASSERT_EQ(QLORA_OK, merge_save(a.model, dirs[k], halves[k], QLORA_MERGE_ORIGINAL, 0, NULL,
-                                       NULL));
+        ASSERT_EQ(QLORA_OK,
+                  merge_save(a.model, dirs[k], halves[k], QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
         ASSERT_EQ(QLORA_OK, qlora__st_open(&s.ctx->env, "f32/model.safetensors", &x));
         ASSERT_EQ(QLORA_OK, qlora__st_open(&s.ctx->env, names[k], &y));
         ASSERT_EQ(x.count, y.count);
@@ -1410,6 +1420,43 @@ TEST checkpoints_are_kept_and_checked(void) {
     PASS();
 }
 
+// Between a plan and the loaded weights, each file is opened once per call, and config.json is not
+// read again when a plan is given.
+TEST folders_are_read_once(void) {
+    static const char* const names[] = {"config.json", "model.safetensors", "adapter_config.json",
+                                        "adapter_model.safetensors"};
+    static const int want[2][4] = {{1, 1, 1, 1}, {1, 2, 2, 2}};
+    for (int planned = 0; planned < 2; planned++) {
+        static stage s;
+        qlora_model_desc desc;
+        qlora_plan plan;
+        qlora_model* model = NULL;
+        memset(&desc, 0, sizeof desc);
+        desc.dir = "./tests/golden/tiny/model-bnb4";
+        desc.adapter = "./tests/golden/tiny/adapter0";
+        desc.tokens = 64;
+        ASSERT(stage_begin(&s, NULL));
+        if (planned == 1) {
+            ASSERT_EQm(qlora_last_error(s.ctx), QLORA_OK,
+                       qlora_plan_make(s.ctx, &desc, NULL, &plan));
+            desc.plan = &plan;
+        }
+        ASSERT_EQm(qlora_last_error(s.ctx), QLORA_OK, qlora_model_open(s.ctx, &desc, &model));
+        for (int i = 0; i < 4; i++) {
+            ASSERT_EQ_FMT(want[planned][i], stage_mapped(&s, names[i]), "%d");
+        }
+        if (planned == 1) { // a plan of another folder
+            qlora_model* other = NULL;
+            desc.adapter = "./tests/golden/tiny/adapter20";
+            ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_open(s.ctx, &desc, &other));
+            ASSERT(strstr(qlora_last_error(s.ctx), "another model folder or adapter") != NULL);
+        }
+        ASSERT_EQ(QLORA_OK, qlora_model_close(model));
+        ASSERT(stage_end(&s));
+    }
+    PASS();
+}
+
 // ---- PEFT's own files ----
 
 // Families that the library rejects as unsupported are skipped until it supports them.
@@ -1478,8 +1525,7 @@ TEST fixture_merges(const char* dir) {
     ASSERT(session_open(&s, &o, &a));
     size_t n = 0;
     float* want = fixture_logits(&a, &n);
-    ASSERT_EQ(QLORA_OK,
-              merge_save(a.model, "t", QLORA_F32, QLORA_MERGE_TRAINED, 0, NULL, NULL));
+    ASSERT_EQ(QLORA_OK, merge_save(a.model, "t", QLORA_F32, QLORA_MERGE_TRAINED, 0, NULL, NULL));
     ASSERT_EQ(QLORA_OK,
               merge_save(a.model, "o", QLORA_F32, QLORA_MERGE_ORIGINAL, 100000, NULL, NULL));
     ASSERT(session_close(&a));
@@ -1533,6 +1579,7 @@ static void run_fixtures(void) {
 SUITE(adapter_suite) {
     RUN_ON(TEST_ONE_EACH, saved_adapters_come_back);
     RUN_TEST(patterns_survive);
+    RUN_TEST(folders_are_read_once);
     static const char* const adapters[] = {NULL, "pattern"};
     for (int i = 0; i < 2; i++) {
         greatest_set_test_suffix(i == 0 ? "plain" : "pattern");

@@ -102,8 +102,7 @@ static bool world_open(qlora_ctx* ctx, const kind* k, qlora_mode mode, int64_t t
     desc.generate_tokens = ROOM;
     desc.purpose = no_training ? QLORA_PURPOSE_EVALUATE : QLORA_PURPOSE_TRAIN;
     desc.cache = k->cache;
-    return qlora_model_open(ctx, &desc, &w->model) == QLORA_OK &&
-           fill_adapters(w->model);
+    return qlora_model_open(ctx, &desc, &w->model) == QLORA_OK && fill_adapters(w->model);
 }
 
 static bool world_close(world* w) {
@@ -201,8 +200,7 @@ static bool kind_holds(qlora_ctx* ctx, const kind* k, qlora_mode mode) {
     // A prompt longer than one pass; its last pass has one token, or its only pass is full.
     ok = ok && greedy_holds(&small, &w, 10, 6, limit) && greedy_holds(&small, &w, 6, 3, limit);
     ok = ok && qlora_adapter_use(w.model, false) == QLORA_OK &&
-         qlora_adapter_use(small.model, false) == QLORA_OK &&
-         greedy_holds(&small, &w, 8, 4, limit);
+         qlora_adapter_use(small.model, false) == QLORA_OK && greedy_holds(&small, &w, 8, 4, limit);
     if (!ok) {
         printf("  %s, mode %d\n", k->name, (int)mode);
     }

@@ -318,10 +318,10 @@ TEST json_depth_and_lines(void) {
     memset(text + 257, ']', 257);
     ASSERT_FALSE(OK(qlora__text_json(ENV, "x", text, 514, &json)));
     qlora__json_free(ENV, &json);
-    ASSERT_STR_EQ("x:1:257: invalid JSON: nested too deeply", reason());
+    ASSERT_STR_EQ("x:1:257: invalid JSON: nested too deeply; the limit is 256 levels", reason());
     ASSERT_FALSE(OK(qlora__text_json(ENV, "name.json", "[1,\n2,\n  ?]", 11, &json)));
     qlora__json_free(ENV, &json);
-    ASSERT_STR_EQ("name.json:3:3: invalid JSON: a value was expected", reason());
+    ASSERT_STR_EQ("name.json:3:3: invalid JSON: expected a value", reason());
     PASS();
 }
 
@@ -841,7 +841,7 @@ TEST unknown_characters(void) {
 
 TEST refused_tokenizers(void) {
     static const char* const rows[][2] = {
-        {"", "a value was expected"},
+        {"", "expected a value"},
         {"{}", "missing \"model\""},
         {"[]", "a JSON object was expected"},
         {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", "Unigram"},
@@ -1325,7 +1325,7 @@ TEST objects(void) {
     alloc_left = 0;
     ASSERT_EQ(QLORA_ERR_MEMORY, qlora_text_create(&desc, &other));
     alloc_left = SIZE_MAX;
-    ASSERT(strstr(text, "qlora_text_create: out of host memory") != NULL);
+    ASSERT(strstr(text, "qlora_text_create: cannot allocate") != NULL);
     ASSERT_EQ(QLORA_OK, qlora_text_create(&desc, &other));
     ASSERT_STR_EQ("", text);
     ASSERT_STR_EQ("", qlora_text_last_error(other));

@@ -26,14 +26,14 @@ static qlora_result attention(qlora_ctx* ctx, int64_t head) {
     }
     qlora_tensor part[4]; // q, k, v, o
     for (int i = 0; i < 4; i++) {
-        qlora_tensor_view(&x, i * TOKENS, TOKENS, 0, HEADS * head, &part[i]);
+        qlora_tensor_view(ctx, &x, i * TOKENS, TOKENS, 0, HEADS * head, &part[i]);
     }
     memset(&lse, 0, sizeof lse);
     memset(&seqs, 0, sizeof seqs);
     r = qlora_tensor_zero(ctx, &x);
     r = r == QLORA_OK ? qlora_tensor_create(ctx, QLORA_F32, HEADS, TOKENS, &lse) : r;
     r = r == QLORA_OK ? qlora_tensor_create(ctx, QLORA_I32, 1, 2, &seqs) : r;
-    r = r == QLORA_OK ? qlora_tensor_upload(ctx, &seqs, offsets, sizeof offsets) : r;
+    r = r == QLORA_OK ? qlora_tensor_write(ctx, &seqs, offsets, sizeof offsets) : r;
     r = r == QLORA_OK ? qlora_attention_forward(ctx, &desc, &part[0], &part[1], &part[2], &seqs,
                                                 &part[3], &lse)
                       : r;
@@ -45,7 +45,7 @@ static qlora_result attention(qlora_ctx* ctx, int64_t head) {
 }
 
 static qlora_result prewarm(qlora_ctx* ctx, int64_t head) {
-    qlora_shape shape;
+    qlora_prewarm_desc shape;
     memset(&shape, 0, sizeof shape);
     shape.hidden = HEADS * head;
     shape.intermediate = 2 * HEADS * head;
