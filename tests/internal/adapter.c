@@ -1429,7 +1429,7 @@ TEST folders_are_read_once(void) {
     for (int planned = 0; planned < 2; planned++) {
         static stage s;
         qlora_model_desc desc;
-        qlora_plan plan;
+        qlora_plan made;
         qlora_model* model = NULL;
         memset(&desc, 0, sizeof desc);
         desc.dir = "./tests/golden/tiny/model-bnb4";
@@ -1438,8 +1438,8 @@ TEST folders_are_read_once(void) {
         ASSERT(stage_begin(&s, NULL));
         if (planned == 1) {
             ASSERT_EQm(qlora_last_error(s.ctx), QLORA_OK,
-                       qlora_plan_make(s.ctx, &desc, NULL, &plan));
-            desc.plan = &plan;
+                       qlora_plan_make(s.ctx, &desc, NULL, &made));
+            desc.plan = &made;
         }
         ASSERT_EQm(qlora_last_error(s.ctx), QLORA_OK, qlora_model_open(s.ctx, &desc, &model));
         for (int i = 0; i < 4; i++) {

@@ -77,7 +77,7 @@ int main(int argc, char** argv) {
             prewarm(ctx, atoi(argv[i + 1]));
         } else {
             const qlora_kernel* kernel = NULL;
-            qlora_result r = qlora_cache_get(ctx, argv[i + 1], &kernel);
+            qlora_result r = qlora_cache_compile(ctx, argv[i + 1], &kernel);
             printf("get %s: %s: %s\n", argv[i + 1], qlora_result_name(r), qlora_last_error(ctx));
         }
     }
