@@ -59,7 +59,7 @@ wrong_use() {
     refuses "--model DIR is missing" generate
     refuses "--prompt TEXT, or --chat" generate --model x
     refuses "--prompt TEXT, or --chat" generate --model x --prompt x --chat
-    refuses "cannot be opened" generate --model nowhere --prompt x
+    refuses "cannot read nowhere: no such file" generate --model nowhere --prompt x
     refuses "a number from 0 to 100" generate --model x --prompt x --temperature warm
     refuses "a number from 1 to" generate --model x --prompt x --max-tokens 2.5
     refuses "none of auto" generate --model x --prompt x --mode f64
