@@ -927,7 +927,7 @@ static bool load_progress(void* user, const char* what, uint64_t done, uint64_t 
 // ---- samples -----------------------------------------------------------------------------------
 
 static bool text_fail(app* a, const char* what) {
-    return fail(a->error, "%s%s", what, qlora_text_last_error(a->text));
+    return fail(a->error, "%s%s", what, message_text(qlora_text_last_error(a->text)));
 }
 
 static bool text_open(app* a) {

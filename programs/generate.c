@@ -88,7 +88,7 @@ static bool lib(const app* a, qlora_result r) {
 }
 
 static bool text_fail(const app* a, const char* what) {
-    return fail("%s%s", what, qlora_text_last_error(a->text));
+    return fail("%s%s", what, message_text(qlora_text_last_error(a->text)));
 }
 
 // Prints the text that the stream has released, and keeps it for the next turn of a chat.

@@ -77,7 +77,10 @@ fail(work* w, const char* format, ...) {
 }
 
 static bool text_ok(work* w, qlora_result r) {
-    return r == QLORA_OK || fail(w, "%s", qlora_text_last_error(w->text));
+    // without the name of the call: it means nothing to the user of a program
+    const char* why = qlora_text_last_error(w->text);
+    const char* colon = strncmp(why, "qlora_", 6) == 0 ? strstr(why, ": ") : NULL;
+    return r == QLORA_OK || fail(w, "%s", colon != NULL ? colon + 2 : why);
 }
 
 static bool options_read(int argc, char** argv, options* o, work* w) {
