@@ -4,6 +4,8 @@
 ifeq ($(origin CC),default) # `CC ?=` would have no effect: make predefines CC
 CC := cc
 endif
+# Tools that run during the build are compiled for this machine, also when CC is a cross compiler.
+HOSTCC ?= $(shell command -v cc >/dev/null 2>&1 && echo cc || echo $(CC))
 CLANG ?= clang
 NVCC ?= nvcc
 PTXAS ?= ptxas
@@ -129,7 +131,8 @@ $(HEADERS): %.h: $(B)/amalgamate FORCE
 	@$(B)/amalgamate src/$@ $@
 
 $(B)/amalgamate: tools/amalgamate.c
-	$(COMPILE) -o $@ $<
+	@mkdir -p $(@D)
+	$(HOSTCC) $(OWN_CFLAGS) -o $@ $<
 
 # ---- programs: each can be built by name (make build/NAME) ----
 

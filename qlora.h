@@ -920,7 +920,8 @@ typedef struct qlora_adapter_desc {
 // base; training requires them on. A change invalidates all graphs. Does not wait for the device.
 QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // Copies the trained tensors of one model to another that has the same ones. The models may belong
-// to different contexts. The optimizer state is left unchanged. Waits for the device.
+// to different contexts. The optimizer state is left unchanged. Does not
+// wait if both models share a context.
 QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
 // Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms,
 // which PEFT's LoRA adapters cannot contain, are written to trained_norms.safetensors next to them.
@@ -7483,6 +7484,7 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES 8
 #define QLORA__CU_STREAM_NON_BLOCKING 1
 #define QLORA__CU_EVENT_DISABLE_TIMING 2
+#define QLORA__CUDA_ERROR_NOT_READY 600
 #define QLORA__CU_STREAM_CAPTURE_MODE_THREAD_LOCAL 1
 #define QLORA__CU_JIT_INFO_LOG_BUFFER 3
 #define QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES 4
@@ -8767,6 +8769,23 @@ static QLORA__UNUSED bool qlora__event_done(qlora_ctx* ctx, void* event) {
     (void)event;
 #endif
     return true;
+}
+
+// The same for callers that never wait: an error of the device is returned.
+static QLORA__UNUSED qlora_result qlora__event_poll(qlora_ctx* ctx, void* event, bool* done) {
+    *done = true;
+#ifndef QLORA_NO_CUDA
+    if (event != NULL) {
+        int code = ctx->gpu->cu.EventQuery(event);
+        *done = code == 0;
+        return code == QLORA__CUDA_ERROR_NOT_READY ? QLORA_OK
+                                                   : qlora__cu(ctx, code, "cuEventQuery");
+    }
+#else
+    (void)ctx;
+    (void)event;
+#endif
+    return QLORA_OK;
 }
 
 static QLORA__UNUSED qlora_result qlora__event_wait(qlora_ctx* ctx, void* event) {
@@ -16935,6 +16954,7 @@ static void qlora__number_parameters(qlora_model* m) {
             layer->norms_at = at;
             at += norms;
             m->range_count += c->qk_norm ? 4 : 2;
+            m->longest_range = qlora__max(m->longest_range, c->qk_norm ? c->head_dim : 0);
             m->plan.parameters += 2 * c->hidden + (c->qk_norm ? 2 * c->head_dim : 0);
         }
     }
@@ -17106,6 +17126,15 @@ static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, qlora_model_desc* d)
 
 static void qlora__model_free(qlora_model* m) {
     qlora_ctx* ctx = m->ctx;
+    if (m->arena != NULL) {
+        // An allocator of the caller's may reuse the memory at once, so nothing may still run in
+        // it. The text of the error that brought us here stays.
+        char error[QLORA__ERROR_SIZE];
+        memcpy(error, ctx->env.error, sizeof error);
+        qlora_result ignored = qlora__sync(ctx);
+        (void)ignored;
+        memcpy(ctx->env.error, error, sizeof error);
+    }
     qlora__source_close(m);
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
@@ -19152,6 +19181,7 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
 static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
     qlora__plan_apply(m, plan->recompute_layers, plan->cached_layers);
+    m->plan.context = plan->context;
     if (m->plan.total != plan->total || m->plan.tokens != plan->tokens ||
         m->plan.parameters != plan->parameters) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -19307,6 +19337,7 @@ qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out)
 
 static qlora_result qlora__parameter_write(qlora_ctx* ctx, qlora_model* m, int64_t index,
                                            const float* in) {
+    QLORA__TRY(qlora__model_idle(ctx, m, "writing a parameter"));
     qlora__trained t;
     QLORA__TRY(qlora__parameter_need(ctx, m, index, "in", in, &t));
     qlora_tensor window;
@@ -19774,6 +19805,7 @@ qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
 static qlora_result qlora__adapter_load(qlora_ctx* ctx, qlora_model* m, const char* dir,
                                         const qlora_adapter_desc* desc) {
     QLORA__TRY(qlora__adapter_desc_check(ctx, desc));
+    QLORA__TRY(qlora__model_idle(ctx, m, "loading an adapter"));
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
     return qlora__adapter_read(ctx, m, dir);
 }
@@ -19832,23 +19864,26 @@ static qlora_result qlora__adapter_compare(qlora_ctx* ctx, const qlora_model* fr
 // Copies through host memory, because the models may be on different devices. ctx is the context of
 // `to`.
 static qlora_result qlora__adapter_carry(qlora_ctx* ctx, qlora_model* from, qlora_model* to) {
-    int64_t room = qlora__max(from->longest_range, from->plan.config.hidden);
-    float* values = (float*)qlora__alloc(ctx, (size_t)room * sizeof *values);
+    size_t bytes = (size_t)from->elements * sizeof(float);
+    float* values = (float*)qlora__alloc(ctx, bytes);
     qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     qlora__trained t;
+    // Everything is read before anything is written, so that a failure leaves `to` as it was.
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(from, i, &t); i++) {
-        r = qlora_parameter_read(from, i, values);
+        r = qlora_parameter_read(from, i, values + t.at);
         if (r != QLORA_OK && from->ctx != ctx) {
             r = qlora__fail(ctx, r, "%.400s", qlora_last_error(from->ctx));
         }
+    }
+    for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(from, i, &t); i++) {
         qlora__trained target;
-        if (r == QLORA_OK && qlora__trained_at(to, i, &target)) {
+        if (qlora__trained_at(to, i, &target)) {
             qlora_tensor window;
             qlora__arena_window(&to->parameters, target.at, target.rows, target.cols, &window);
-            r = qlora__floats_in(ctx, window.data, target.rows * target.cols, values);
+            r = qlora__floats_in(ctx, window.data, target.rows * target.cols, values + t.at);
         }
     }
-    qlora__free(ctx, values, (size_t)room * sizeof *values);
+    qlora__free(ctx, values, bytes);
     return r;
 }
 
@@ -20584,6 +20619,7 @@ struct qlora_trainer {
     qlora_graph* update_graph;
     int64_t step;       // number of updates queued so far
     int64_t tokens;     // of the step that is being accumulated
+    bool failed;        // a call failed in the middle of the step
     qlora__micro micro; // current
     qlora__sliced sliced;
 };
@@ -20683,6 +20719,7 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     const qlora__adamw_numbers numbers = {t->desc.lr, t->desc.beta1, t->desc.beta2, t->desc.eps,
                                           t->desc.weight_decay};
     QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.max_norm, &numbers));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     return qlora__tensor_zero(ctx, &m->totals);
 }
 
@@ -20872,6 +20909,11 @@ static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) 
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "the adapters are off; switch them on with qlora_adapter_use");
     }
+    if (t->failed) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "an earlier call of this step failed, and its gradients are incomplete; "
+                           "drop the step with qlora_train_cancel");
+    }
     if (t->sliced.begun) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "a step is running in slices; finish it with qlora_train_slice or drop "
@@ -20908,9 +20950,12 @@ static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batc
     QLORA__TRY(qlora__trainer_need(t->ctx, t));
     QLORA__TRY(qlora__labels_check(t->ctx, total_labels));
     QLORA__TRY(qlora__batch_check(t->ctx, t->m, batch, &tokens));
+    t->failed = true;
     QLORA__TRY(qlora__micro_send(t, batch, total_labels));
     int64_t chunks = t->micro.chunks;
-    return qlora__run(t, (uint64_t)chunks, qlora__micro_run, &t->graphs[chunks]);
+    QLORA__TRY(qlora__run(t, (uint64_t)chunks, qlora__micro_run, &t->graphs[chunks]));
+    t->failed = false;
+    return QLORA_OK;
 }
 
 qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
@@ -20972,6 +21017,7 @@ static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
     qlora__slot* slot = NULL;
+    t->failed = true;
     QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
     char* memory = slot->memory + m->batch.all.bytes;
     const qlora__adamw_numbers numbers = {qlora__schedule_lr(&t->desc, t->step), t->desc.beta1,
@@ -20983,6 +21029,7 @@ static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     QLORA__TRY(qlora__record_send(t, numbers.lr));
     t->step++;
     t->tokens = 0;
+    t->failed = false;
     return QLORA_OK;
 }
 
@@ -21044,9 +21091,12 @@ static qlora_result qlora__train_poll(qlora_trainer* t, qlora_train_info* out) {
     }
     QLORA__TRY(qlora__not_in_capture(t->ctx, "polling a step"));
     int64_t step = t->step;
-    while (step > 0 && step > t->step - QLORA__RECORDS &&
-           !qlora__event_done(t->ctx, t->reports[qlora__record_of(step)].event)) {
-        step--;
+    for (bool done = step == 0; !done;) {
+        QLORA__TRY(qlora__event_poll(t->ctx, t->reports[qlora__record_of(step)].event, &done));
+        if (!done) {
+            step--;
+            done = step == 0 || step == t->step - QLORA__RECORDS;
+        }
     }
     if (step > 0 && t->reports[qlora__record_of(step)].step == step) {
         QLORA__TRY(qlora__flag_check(t->ctx, t->records[qlora__record_of(step)].flag));
@@ -21169,7 +21219,9 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, int64_t index
         *done = true;
         return qlora__sync(t->ctx);
     }
-    if (s->piece == 0) {
+    if (s->piece == 0) { // the caller's memory may have changed since the step began
+        int64_t tokens = 0;
+        QLORA__TRY(qlora__batch_check(t->ctx, t->m, &s->batches[s->at], &tokens));
         QLORA__TRY(qlora__micro_send(t, &s->batches[s->at], s->total_labels));
     }
     qlora__pass pass = qlora__pass_of(t->m, t->micro.rows, true);
@@ -21188,6 +21240,14 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "no step has been started; call qlora_train_begin first");
     }
+    if (t->failed) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "an earlier slice failed; drop the step with qlora_train_cancel");
+    }
+    if (!t->m->use_adapters) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the adapters are off; switch them on with qlora_adapter_use");
+    }
     QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
     bool done = false;
     double start = qlora__clock_ms();
@@ -21199,7 +21259,9 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
         if (now > start && (!(*expected > 0.0) || now - start + *expected > milliseconds)) {
             break;
         }
+        t->failed = true;
         QLORA__TRY(qlora__slice_piece(t, kind, index, &done));
+        t->failed = false;
         double end = qlora__clock_ms();
         double took = end - now > 1e-6 ? end - now : 1e-6;
         *expected = took > *expected ? took : 0.9 * *expected + 0.1 * took;
@@ -21221,8 +21283,10 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     t->sliced.begun = false;
     t->tokens = 0;
+    t->failed = false;
     m->micro_begun = false;
     return QLORA_OK;
 }
@@ -21798,6 +21862,7 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     memcpy(&report->lr, &s->lr_bits, sizeof report->lr);
     t->step = s->step;
     t->tokens = 0;
+    t->failed = false;
     return QLORA_OK;
 }
 
@@ -22376,4 +22441,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b59de9a0eddd9732
+//@@ end f742d33c5744ffda

@@ -362,6 +362,7 @@ qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
 static qlora_result qlora__adapter_load(qlora_ctx* ctx, qlora_model* m, const char* dir,
                                         const qlora_adapter_desc* desc) {
     QLORA__TRY(qlora__adapter_desc_check(ctx, desc));
+    QLORA__TRY(qlora__model_idle(ctx, m, "loading an adapter"));
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
     return qlora__adapter_read(ctx, m, dir);
 }
@@ -420,23 +421,26 @@ static qlora_result qlora__adapter_compare(qlora_ctx* ctx, const qlora_model* fr
 // Copies through host memory, because the models may be on different devices. ctx is the context of
 // `to`.
 static qlora_result qlora__adapter_carry(qlora_ctx* ctx, qlora_model* from, qlora_model* to) {
-    int64_t room = qlora__max(from->longest_range, from->plan.config.hidden);
-    float* values = (float*)qlora__alloc(ctx, (size_t)room * sizeof *values);
+    size_t bytes = (size_t)from->elements * sizeof(float);
+    float* values = (float*)qlora__alloc(ctx, bytes);
     qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     qlora__trained t;
+    // Everything is read before anything is written, so that a failure leaves `to` as it was.
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(from, i, &t); i++) {
-        r = qlora_parameter_read(from, i, values);
+        r = qlora_parameter_read(from, i, values + t.at);
         if (r != QLORA_OK && from->ctx != ctx) {
             r = qlora__fail(ctx, r, "%.400s", qlora_last_error(from->ctx));
         }
+    }
+    for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(from, i, &t); i++) {
         qlora__trained target;
-        if (r == QLORA_OK && qlora__trained_at(to, i, &target)) {
+        if (qlora__trained_at(to, i, &target)) {
             qlora_tensor window;
             qlora__arena_window(&to->parameters, target.at, target.rows, target.cols, &window);
-            r = qlora__floats_in(ctx, window.data, target.rows * target.cols, values);
+            r = qlora__floats_in(ctx, window.data, target.rows * target.cols, values + t.at);
         }
     }
-    qlora__free(ctx, values, (size_t)room * sizeof *values);
+    qlora__free(ctx, values, bytes);
     return r;
 }
 

@@ -100,6 +100,7 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
 static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
     qlora__plan_apply(m, plan->recompute_layers, plan->cached_layers);
+    m->plan.context = plan->context;
     if (m->plan.total != plan->total || m->plan.tokens != plan->tokens ||
         m->plan.parameters != plan->parameters) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -255,6 +256,7 @@ qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out)
 
 static qlora_result qlora__parameter_write(qlora_ctx* ctx, qlora_model* m, int64_t index,
                                            const float* in) {
+    QLORA__TRY(qlora__model_idle(ctx, m, "writing a parameter"));
     qlora__trained t;
     QLORA__TRY(qlora__parameter_need(ctx, m, index, "in", in, &t));
     qlora_tensor window;

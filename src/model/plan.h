@@ -111,6 +111,7 @@ static void qlora__number_parameters(qlora_model* m) {
             layer->norms_at = at;
             at += norms;
             m->range_count += c->qk_norm ? 4 : 2;
+            m->longest_range = qlora__max(m->longest_range, c->qk_norm ? c->head_dim : 0);
             m->plan.parameters += 2 * c->hidden + (c->qk_norm ? 2 * c->head_dim : 0);
         }
     }
@@ -282,6 +283,15 @@ static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, qlora_model_desc* d)
 
 static void qlora__model_free(qlora_model* m) {
     qlora_ctx* ctx = m->ctx;
+    if (m->arena != NULL) {
+        // An allocator of the caller's may reuse the memory at once, so nothing may still run in
+        // it. The text of the error that brought us here stays.
+        char error[QLORA__ERROR_SIZE];
+        memcpy(error, ctx->env.error, sizeof error);
+        qlora_result ignored = qlora__sync(ctx);
+        (void)ignored;
+        memcpy(ctx->env.error, error, sizeof error);
+    }
     qlora__source_close(m);
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);

@@ -95,6 +95,23 @@ static QLORA__UNUSED bool qlora__event_done(qlora_ctx* ctx, void* event) {
     return true;
 }
 
+// The same for callers that never wait: an error of the device is returned.
+static QLORA__UNUSED qlora_result qlora__event_poll(qlora_ctx* ctx, void* event, bool* done) {
+    *done = true;
+#ifndef QLORA_NO_CUDA
+    if (event != NULL) {
+        int code = ctx->gpu->cu.EventQuery(event);
+        *done = code == 0;
+        return code == QLORA__CUDA_ERROR_NOT_READY ? QLORA_OK
+                                                   : qlora__cu(ctx, code, "cuEventQuery");
+    }
+#else
+    (void)ctx;
+    (void)event;
+#endif
+    return QLORA_OK;
+}
+
 static QLORA__UNUSED qlora_result qlora__event_wait(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {

@@ -562,6 +562,7 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     memcpy(&report->lr, &s->lr_bits, sizeof report->lr);
     t->step = s->step;
     t->tokens = 0;
+    t->failed = false;
     return QLORA_OK;
 }
 

@@ -56,7 +56,9 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, int64_t index
         *done = true;
         return qlora__sync(t->ctx);
     }
-    if (s->piece == 0) {
+    if (s->piece == 0) { // the caller's memory may have changed since the step began
+        int64_t tokens = 0;
+        QLORA__TRY(qlora__batch_check(t->ctx, t->m, &s->batches[s->at], &tokens));
         QLORA__TRY(qlora__micro_send(t, &s->batches[s->at], s->total_labels));
     }
     qlora__pass pass = qlora__pass_of(t->m, t->micro.rows, true);
@@ -75,6 +77,14 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "no step has been started; call qlora_train_begin first");
     }
+    if (t->failed) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "an earlier slice failed; drop the step with qlora_train_cancel");
+    }
+    if (!t->m->use_adapters) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the adapters are off; switch them on with qlora_adapter_use");
+    }
     QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
     bool done = false;
     double start = qlora__clock_ms();
@@ -86,7 +96,9 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
         if (now > start && (!(*expected > 0.0) || now - start + *expected > milliseconds)) {
             break;
         }
+        t->failed = true;
         QLORA__TRY(qlora__slice_piece(t, kind, index, &done));
+        t->failed = false;
         double end = qlora__clock_ms();
         double took = end - now > 1e-6 ? end - now : 1e-6;
         *expected = took > *expected ? took : 0.9 * *expected + 0.1 * took;
@@ -108,8 +120,10 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     t->sliced.begun = false;
     t->tokens = 0;
+    t->failed = false;
     m->micro_begun = false;
     return QLORA_OK;
 }

@@ -95,6 +95,11 @@ static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) 
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "the adapters are off; switch them on with qlora_adapter_use");
     }
+    if (t->failed) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "an earlier call of this step failed, and its gradients are incomplete; "
+                           "drop the step with qlora_train_cancel");
+    }
     if (t->sliced.begun) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "a step is running in slices; finish it with qlora_train_slice or drop "
@@ -131,9 +136,12 @@ static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batc
     QLORA__TRY(qlora__trainer_need(t->ctx, t));
     QLORA__TRY(qlora__labels_check(t->ctx, total_labels));
     QLORA__TRY(qlora__batch_check(t->ctx, t->m, batch, &tokens));
+    t->failed = true;
     QLORA__TRY(qlora__micro_send(t, batch, total_labels));
     int64_t chunks = t->micro.chunks;
-    return qlora__run(t, (uint64_t)chunks, qlora__micro_run, &t->graphs[chunks]);
+    QLORA__TRY(qlora__run(t, (uint64_t)chunks, qlora__micro_run, &t->graphs[chunks]));
+    t->failed = false;
+    return QLORA_OK;
 }
 
 qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
@@ -195,6 +203,7 @@ static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
     qlora__slot* slot = NULL;
+    t->failed = true;
     QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
     char* memory = slot->memory + m->batch.all.bytes;
     const qlora__adamw_numbers numbers = {qlora__schedule_lr(&t->desc, t->step), t->desc.beta1,
@@ -206,6 +215,7 @@ static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     QLORA__TRY(qlora__record_send(t, numbers.lr));
     t->step++;
     t->tokens = 0;
+    t->failed = false;
     return QLORA_OK;
 }
 
@@ -267,9 +277,12 @@ static qlora_result qlora__train_poll(qlora_trainer* t, qlora_train_info* out) {
     }
     QLORA__TRY(qlora__not_in_capture(t->ctx, "polling a step"));
     int64_t step = t->step;
-    while (step > 0 && step > t->step - QLORA__RECORDS &&
-           !qlora__event_done(t->ctx, t->reports[qlora__record_of(step)].event)) {
-        step--;
+    for (bool done = step == 0; !done;) {
+        QLORA__TRY(qlora__event_poll(t->ctx, t->reports[qlora__record_of(step)].event, &done));
+        if (!done) {
+            step--;
+            done = step == 0 || step == t->step - QLORA__RECORDS;
+        }
     }
     if (step > 0 && t->reports[qlora__record_of(step)].step == step) {
         QLORA__TRY(qlora__flag_check(t->ctx, t->records[qlora__record_of(step)].flag));

@@ -54,6 +54,7 @@ struct qlora_trainer {
     qlora_graph* update_graph;
     int64_t step;       // number of updates queued so far
     int64_t tokens;     // of the step that is being accumulated
+    bool failed;        // a call failed in the middle of the step
     qlora__micro micro; // current
     qlora__sliced sliced;
 };
@@ -153,6 +154,7 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     const qlora__adamw_numbers numbers = {t->desc.lr, t->desc.beta1, t->desc.beta2, t->desc.eps,
                                           t->desc.weight_decay};
     QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.max_norm, &numbers));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     return qlora__tensor_zero(ctx, &m->totals);
 }
 

@@ -146,6 +146,117 @@ TEST a_cancelled_step_leaves_no_trace(const test_machine* machine) {
     PASS();
 }
 
+// After a failure in the middle of a step, its gradients are incomplete: nothing goes on until the
+// step is dropped, and then everything is as before.
+TEST a_failed_step_must_be_dropped(const test_machine* machine) {
+    if (strcmp(machine->backend, "fake") != 0) {
+        SKIPm("needs the fake GPU");
+    }
+    const fake_api* fake = test_fake();
+    setup s = steps_setup(machine);
+    s.train.eager = true;
+    rig r;
+    outcome expected;
+    outcome got;
+    ASSERT(run_session(&s, &expected));
+    ASSERT(rig_open(&r, &s));
+    data d[MICRO];
+    qlora_batch batches[MICRO];
+    qlora_train_info info;
+    bool done = false;
+    steps_data(d, batches, 5);
+    for (int i = 0; i < 3; i++) {
+        if (i == 2) {
+            ASSERT_OK(r, qlora_train_begin(r.trainer, batches, MICRO));
+        }
+        fake->fail_at("cuLaunchKernel", 9, 2, false);
+        qlora_result result = i == 0   ? qlora_train_step(r.trainer, batches, MICRO, &info)
+                              : i == 1 ? qlora_train_micro(r.trainer, &batches[0], 9.0)
+                                       : qlora_train_slice(r.trainer, 1e9, &done);
+        while (i == 2 && result == QLORA_OK && !done) {
+            result = qlora_train_slice(r.trainer, 1e9, &done);
+        }
+        fake->fail_clear();
+        ASSERT(result != QLORA_OK);
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_train_update(r.trainer));
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_train_micro(r.trainer, &batches[0], 9.0));
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_train_step(r.trainer, batches, MICRO, &info));
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_train_begin(r.trainer, batches, MICRO));
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_train_slice(r.trainer, 1.0, &done));
+        ASSERT_OK(r, qlora_train_cancel(r.trainer));
+    }
+    ASSERT(run_steps(&r, &s, &got));
+    ASSERT(outcome_same(&expected, &got));
+    outcome_free(&expected);
+    outcome_free(&got);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// What a sliced step uses cannot change under it.
+TEST slices_keep_their_ground(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    rig r;
+    ASSERT(rig_open(&r, &s));
+    data d[MICRO];
+    qlora_batch batches[MICRO];
+    bool done = false;
+    float values[4096];
+    steps_data(d, batches, 6);
+    ASSERT_OK(r, qlora_parameter_read(r.model, 0, values));
+    ASSERT_OK(r, qlora_train_begin(r.trainer, batches, MICRO));
+    ASSERT_OK(r, qlora_adapter_use(r.model, false)); // allowed between micro-batches
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_train_slice(r.trainer, 0.0, &done));
+    ASSERT(strstr(qlora_last_error(r.ctx), "adapters are off") != NULL);
+    ASSERT_OK(r, qlora_adapter_use(r.model, true));
+    ASSERT_OK(r, qlora_train_slice(r.trainer, 0.0, &done));
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_parameter_write(r.model, 0, values));
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_adapter_load(r.model, "nowhere", NULL));
+    ASSERT_OK(r, qlora_train_cancel(r.trainer));
+    ASSERT_OK(r, qlora_parameter_write(r.model, 0, values));
+    ASSERT_OK(r, qlora_train_begin(r.trainer, batches, MICRO));
+    d[0].lengths[1] = TOKENS + 1; // the caller's memory changed
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_slice(r.trainer, 0.0, &done));
+    ASSERT_OK(r, qlora_train_cancel(r.trainer));
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// Norms that are longer than anything else that is trained are copied whole.
+TEST long_norms_are_copied(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    s.config.head_dim = 128;
+    s.model.rank = -1;
+    s.model.dropout = 0.0f;
+    rig a;
+    ASSERT(rig_open(&a, &s));
+    qlora_ctx* cpu = NULL;
+    qlora_model* other = NULL;
+    qlora_ctx_desc plain;
+    memset(&plain, 0, sizeof plain);
+    plain.require_backend = QLORA_BACKEND_CPU;
+    plain.threads = 1;
+    qlora_model_desc desc = s.model;
+    desc.config = &s.config;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&plain, &cpu));
+    ASSERT_EQ(QLORA_OK, qlora_model_open(cpu, &desc, &other));
+    ASSERT_EQm(qlora_last_error(cpu), QLORA_OK, qlora_adapter_copy(a.model, other));
+    for (int64_t i = 0; i < model_parameters(other); i++) {
+        float want[128];
+        float got[128];
+        qlora_parameter_info p;
+        ASSERT_EQ(QLORA_OK, qlora_parameter_query(other, i, &p));
+        ASSERT(p.rows * p.cols <= 128);
+        ASSERT_OK(a, qlora_parameter_read(a.model, i, want));
+        ASSERT_EQ(QLORA_OK, qlora_parameter_read(other, i, got));
+        ASSERT_MEM_EQ(want, got, (size_t)p.cols * sizeof want[0]);
+    }
+    ASSERT_EQ(QLORA_OK, qlora_model_close(other));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(cpu));
+    ASSERT(rig_close(&a, &s));
+    PASS();
+}
+
 // A batch that is not valid anywhere in a step is refused before anything is computed.
 TEST steps_are_checked_first(const test_machine* machine) {
     setup s = steps_setup(machine);
@@ -478,6 +589,9 @@ TEST stops_end_a_turn(const test_machine* machine) {
 SUITE(steps_suite) {
     RUN_ON(TEST_ONE_EACH, every_way_gives_the_same_bits);
     RUN_ON(TEST_ONE_EACH, a_cancelled_step_leaves_no_trace);
+    RUN_ON(TEST_ONE_EACH, a_failed_step_must_be_dropped);
+    RUN_ON(TEST_ONE_EACH, slices_keep_their_ground);
+    RUN_ON(TEST_ONE_EACH, long_norms_are_copied);
     RUN_ON(TEST_ONE_EACH, steps_are_checked_first);
     RUN_ON(TEST_ONE_EACH, polls_do_not_wait);
     RUN_ON(TEST_ONE_EACH, settings_change_between_steps);
