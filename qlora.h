@@ -920,8 +920,8 @@ typedef struct qlora_adapter_desc {
 // base; training requires them on. A change invalidates all graphs. Does not wait for the device.
 QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // Copies the trained tensors of one model to another that has the same ones. The models may belong
-// to different contexts. The optimizer state is left unchanged. Does not
-// wait if both models share a context.
+// to different contexts; within one context the call does not wait for the device. The optimizer
+// state is left unchanged.
 QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
 // Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms,
 // which PEFT's LoRA adapters cannot contain, are written to trained_norms.safetensors next to them.
@@ -22441,4 +22441,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end f742d33c5744ffda
+//@@ end a953eaadb44c70bf
