@@ -133,7 +133,7 @@ TEST a_cancelled_step_leaves_no_trace(const test_machine* machine) {
         ASSERT_EQ(QLORA_ERR_STATE, qlora_checkpoint_save(r.trainer, "never", NULL, 0));
         ASSERT_OK(r, qlora_train_cancel(r.trainer));
     }
-    // Dropped after a whole micro-batch by halves, too.
+    // A step by halves can also be dropped after a whole micro-batch.
     ASSERT_OK(r, qlora_train_micro(r.trainer, &d[0].batch, 5.0));
     ASSERT_EQ(QLORA_ERR_STATE, qlora_train_step(r.trainer, batches, MICRO, &info));
     ASSERT_OK(r, qlora_train_cancel(r.trainer));
