@@ -1052,7 +1052,9 @@ TEST failed_capture_falls_back(const test_machine* machine) {
     ASSERT(result != QLORA_OK);
     ASSERT(strlen(qlora_last_error(r.ctx)) > 10);
     ASSERT_EQ_FMT(0, graph_warnings, "%d");
-    ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, 5.0)); // the next one works
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_train_micro(r.trainer, &d.batch, 5.0));
+    ASSERT_OK(r, qlora_train_cancel(r.trainer));
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, 5.0)); // the next step works
     ASSERT(rig_close(&r, &s));
     outcome_free(&expected);
     PASS();
