@@ -68,7 +68,9 @@ QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
 // *done is true. The batches must stay valid until then. A slice runs pieces of the step (half a
 // layer each, without graphs), waits for them, and returns before the next piece would exceed the
 // time; it runs at least one. Results are bitwise identical to those of qlora_train_step. cancel
-// discards a step that was begun with begin or micro; it does not wait for the device.
+// discards a step that was begun with begin or micro; it does not wait for the device. After a call
+// of a step has failed on the device, its gradients are incomplete: every call of the step is then
+// refused until it is cancelled or a checkpoint is loaded.
 QLORA_API qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batches,
                                          int64_t count);
 QLORA_API qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done);
