@@ -20906,7 +20906,18 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     return fn(ctx, t);
 }
 
-static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) {
+// A step in slices accepts no other call that changes it.
+static qlora_result qlora__not_sliced(qlora_ctx* ctx, const qlora_trainer* t) {
+    if (t->sliced.begun) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a step is running in slices; finish it with qlora_train_slice or drop "
+                           "it with qlora_train_cancel");
+    }
+    return QLORA_OK;
+}
+
+// What every call that computes part of a step needs.
+static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
     if (!t->m->use_adapters) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "the adapters are off; switch them on with qlora_adapter_use");
@@ -20916,12 +20927,12 @@ static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) 
                            "an earlier call of this step failed, and its gradients are incomplete; "
                            "drop the step with qlora_train_cancel");
     }
-    if (t->sliced.begun) {
-        return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step is running in slices; finish it with qlora_train_slice or drop "
-                           "it with qlora_train_cancel");
-    }
     return qlora__not_in_capture(ctx, "a training call");
+}
+
+static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) {
+    QLORA__TRY(qlora__step_need(ctx, t));
+    return qlora__not_sliced(ctx, t);
 }
 
 static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
@@ -20946,18 +20957,24 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     return QLORA_OK;
 }
 
-static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batch,
+// Queues a micro-batch that has been checked.
+static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batch,
                                        double total_labels) {
-    int64_t tokens = 0;
-    QLORA__TRY(qlora__trainer_need(t->ctx, t));
-    QLORA__TRY(qlora__labels_check(t->ctx, total_labels));
-    QLORA__TRY(qlora__batch_check(t->ctx, t->m, batch, &tokens));
     t->failed = true;
     QLORA__TRY(qlora__micro_send(t, batch, total_labels));
     int64_t chunks = t->micro.chunks;
     QLORA__TRY(qlora__run(t, (uint64_t)chunks, qlora__micro_run, &t->graphs[chunks]));
     t->failed = false;
     return QLORA_OK;
+}
+
+static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batch,
+                                       double total_labels) {
+    int64_t tokens = 0;
+    QLORA__TRY(qlora__trainer_need(t->ctx, t));
+    QLORA__TRY(qlora__labels_check(t->ctx, total_labels));
+    QLORA__TRY(qlora__batch_check(t->ctx, t->m, batch, &tokens));
+    return qlora__micro_queue(t, batch, total_labels);
 }
 
 qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
@@ -21149,9 +21166,9 @@ static qlora_result qlora__train_step(qlora_trainer* t, const qlora_batch* batch
     double total_labels = 0.0;
     QLORA__TRY(qlora__batches_check(t, batches, count, &total_labels));
     for (int64_t i = 0; i < count; i++) {
-        QLORA__TRY(qlora__train_micro(t, &batches[i], total_labels));
+        QLORA__TRY(qlora__micro_queue(t, &batches[i], total_labels));
     }
-    QLORA__TRY(qlora__train_update(t));
+    QLORA__TRY(qlora__update_send(t, true));
     return out != NULL ? qlora__train_query(t, out) : QLORA_OK;
 }
 
@@ -21242,15 +21259,7 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "no step has been started; call qlora_train_begin first");
     }
-    if (t->failed) {
-        return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "an earlier slice failed; drop the step with qlora_train_cancel");
-    }
-    if (!t->m->use_adapters) {
-        return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the adapters are off; switch them on with qlora_adapter_use");
-    }
-    QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
+    QLORA__TRY(qlora__step_need(ctx, t));
     bool done = false;
     double start = qlora__clock_ms();
     for (double now = start; !done;) {
@@ -21623,11 +21632,7 @@ static qlora_result qlora__ckpt_need(qlora_trainer* t, const char* dir) {
     if (dir == NULL || dir[0] == '\0') {
         return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is %s", dir == NULL ? "NULL" : "empty");
     }
-    if (t->sliced.begun) {
-        return qlora__fail(t->ctx, QLORA_ERR_STATE,
-                           "a step is running in slices; finish it with qlora_train_slice or drop "
-                           "it with qlora_train_cancel");
-    }
+    QLORA__TRY(qlora__not_sliced(t->ctx, t));
     return qlora__not_in_capture(t->ctx, "saving or loading a checkpoint");
 }
 
@@ -22443,4 +22448,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 36a2d141d367dd85
+//@@ end 68880974b5348c90

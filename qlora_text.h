@@ -26,7 +26,8 @@
        text/split           pre-tokenizers
        text/bpe             one word to ids
        text/normalize       normalizers
-       text/load            tokenizer.json
+       text/load_model      tokenizer.json: tokens and merges
+       text/load            tokenizer.json: the steps around them
        text/load_bin        tokenizer.bin of llama2.c; opening and asking
        text/encode          text to ids
        text/decode          ids to text
@@ -6211,7 +6212,9 @@ static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok
     return QLORA_OK;
 }
 
-//@@ src/text/load.h
+//@@ src/text/load_model.h
+
+// The model of a tokenizer.json: its tokens, merges and unknown token.
 
 enum {
     QLORA__TEXT_MAX_ID = 1 << 24,
@@ -6600,6 +6603,10 @@ static qlora_result qlora__text_load_model(qlora__env* env, qlora_text_tok* tok,
     }
     return QLORA_OK;
 }
+
+//@@ src/text/load.h
+
+// tokenizer.json: normaliser, splitter, decoder, post-processor and added tokens around the model.
 
 // Flattens a "Sequence" in order. `list` is the name of its array.
 static qlora_result qlora__text_flatten(qlora__env* env, const qlora__json* json,
@@ -9650,4 +9657,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end d946a5f0c045cf1d
+//@@ end d5fafa350206c419

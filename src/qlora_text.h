@@ -52,6 +52,7 @@ extern "C" {
 #include "text/split.h"
 #include "text/bpe.h"
 #include "text/normalize.h"
+#include "text/load_model.h"
 #include "text/load.h"
 #include "text/load_bin.h"
 #include "text/encode.h"

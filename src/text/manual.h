@@ -24,7 +24,8 @@
        text/split           pre-tokenizers
        text/bpe             one word to ids
        text/normalize       normalizers
-       text/load            tokenizer.json
+       text/load_model      tokenizer.json: tokens and merges
+       text/load            tokenizer.json: the steps around them
        text/load_bin        tokenizer.bin of llama2.c; opening and asking
        text/encode          text to ids
        text/decode          ids to text

@@ -321,11 +321,7 @@ static qlora_result qlora__ckpt_need(qlora_trainer* t, const char* dir) {
     if (dir == NULL || dir[0] == '\0') {
         return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is %s", dir == NULL ? "NULL" : "empty");
     }
-    if (t->sliced.begun) {
-        return qlora__fail(t->ctx, QLORA_ERR_STATE,
-                           "a step is running in slices; finish it with qlora_train_slice or drop "
-                           "it with qlora_train_cancel");
-    }
+    QLORA__TRY(qlora__not_sliced(t->ctx, t));
     return qlora__not_in_capture(t->ctx, "saving or loading a checkpoint");
 }
 

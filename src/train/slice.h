@@ -77,15 +77,7 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "no step has been started; call qlora_train_begin first");
     }
-    if (t->failed) {
-        return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "an earlier slice failed; drop the step with qlora_train_cancel");
-    }
-    if (!t->m->use_adapters) {
-        return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the adapters are off; switch them on with qlora_adapter_use");
-    }
-    QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
+    QLORA__TRY(qlora__step_need(ctx, t));
     bool done = false;
     double start = qlora__clock_ms();
     for (double now = start; !done;) {

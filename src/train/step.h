@@ -90,7 +90,18 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     return fn(ctx, t);
 }
 
-static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) {
+// A step in slices accepts no other call that changes it.
+static qlora_result qlora__not_sliced(qlora_ctx* ctx, const qlora_trainer* t) {
+    if (t->sliced.begun) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a step is running in slices; finish it with qlora_train_slice or drop "
+                           "it with qlora_train_cancel");
+    }
+    return QLORA_OK;
+}
+
+// What every call that computes part of a step needs.
+static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
     if (!t->m->use_adapters) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "the adapters are off; switch them on with qlora_adapter_use");
@@ -100,12 +111,12 @@ static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) 
                            "an earlier call of this step failed, and its gradients are incomplete; "
                            "drop the step with qlora_train_cancel");
     }
-    if (t->sliced.begun) {
-        return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step is running in slices; finish it with qlora_train_slice or drop "
-                           "it with qlora_train_cancel");
-    }
     return qlora__not_in_capture(ctx, "a training call");
+}
+
+static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) {
+    QLORA__TRY(qlora__step_need(ctx, t));
+    return qlora__not_sliced(ctx, t);
 }
 
 static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
@@ -130,18 +141,24 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     return QLORA_OK;
 }
 
-static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batch,
+// Queues a micro-batch that has been checked.
+static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batch,
                                        double total_labels) {
-    int64_t tokens = 0;
-    QLORA__TRY(qlora__trainer_need(t->ctx, t));
-    QLORA__TRY(qlora__labels_check(t->ctx, total_labels));
-    QLORA__TRY(qlora__batch_check(t->ctx, t->m, batch, &tokens));
     t->failed = true;
     QLORA__TRY(qlora__micro_send(t, batch, total_labels));
     int64_t chunks = t->micro.chunks;
     QLORA__TRY(qlora__run(t, (uint64_t)chunks, qlora__micro_run, &t->graphs[chunks]));
     t->failed = false;
     return QLORA_OK;
+}
+
+static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batch,
+                                       double total_labels) {
+    int64_t tokens = 0;
+    QLORA__TRY(qlora__trainer_need(t->ctx, t));
+    QLORA__TRY(qlora__labels_check(t->ctx, total_labels));
+    QLORA__TRY(qlora__batch_check(t->ctx, t->m, batch, &tokens));
+    return qlora__micro_queue(t, batch, total_labels);
 }
 
 qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
@@ -333,9 +350,9 @@ static qlora_result qlora__train_step(qlora_trainer* t, const qlora_batch* batch
     double total_labels = 0.0;
     QLORA__TRY(qlora__batches_check(t, batches, count, &total_labels));
     for (int64_t i = 0; i < count; i++) {
-        QLORA__TRY(qlora__train_micro(t, &batches[i], total_labels));
+        QLORA__TRY(qlora__micro_queue(t, &batches[i], total_labels));
     }
-    QLORA__TRY(qlora__train_update(t));
+    QLORA__TRY(qlora__update_send(t, true));
     return out != NULL ? qlora__train_query(t, out) : QLORA_OK;
 }
 

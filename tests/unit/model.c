@@ -912,6 +912,7 @@ TEST foreign_plan_is_refused(const test_machine* machine) {
     }
     s.model.plan = &plan;
     ASSERT_OK(r, qlora_model_open(r.ctx, &s.model, &r.model));
+    ASSERT_MEM_EQ(&plan, model_plan(r.model), sizeof plan); // what was planned is what is open
     ASSERT(rig_close(&r, &s));
     PASS();
 }

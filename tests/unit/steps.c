@@ -314,6 +314,11 @@ TEST polls_do_not_wait(const test_machine* machine) {
             ASSERT(test_fake()->calls("SYNC") == waits);
         }
         ASSERT_EQ_FMT(step + 1, (int)(polled.step + polled.pending), "%d");
+        if (strcmp(machine->backend, "fake") == 0) { // a failure is not "still pending"
+            test_fake()->fail_at("cuEventQuery", 1, 2, false);
+            ASSERT(qlora_train_poll(r.trainer, &polled) != QLORA_OK);
+            test_fake()->fail_clear();
+        }
         ASSERT_OK(r, qlora_train_query(r.trainer, &info));
         ASSERT_OK(r, qlora_train_poll(r.trainer, &polled));
         ASSERT_EQ_FMT(0, (int)polled.pending, "%d");
