@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #ifdef _WIN32 // line ends must stay as they are
 #include <fcntl.h>
@@ -23,6 +24,7 @@
 
 static const char usage[] =
     "usage: tokenize TOKENIZER [--special] [--json FILE] [--decode]\n"
+    "       tokenize --chat FILE [TOKENIZER] [--chat-template FILE] [--text] [...]\n"
     "\n"
     "  TOKENIZER    tokenizer.json, a tokenizer.bin from llama2.c, or a folder with\n"
     "               one of them\n"
@@ -39,6 +41,22 @@ static const char usage[] =
     "               texts but none after the last. With --json FILE, read an array of\n"
     "               arrays of ids and print one JSON string per line, with U+FFFD for\n"
     "               invalid UTF-8\n"
+    "\n"
+    "Chat: renders a conversation with a chat template.\n"
+    "\n"
+    "  --chat FILE  a JSON object: \"messages\", optionally \"tools\", and any other\n"
+    "               variable of the template\n"
+    "  --chat-template FILE\n"
+    "               the template; without it, the one next to TOKENIZER\n"
+    "  --template NAME\n"
+    "               one of the built-in templates instead\n"
+    "  --text       print the rendering and nothing else\n"
+    "  --generation-prompt\n"
+    "               end where the assistant's answer begins\n"
+    "  --bos TEXT, --eos TEXT, --pad TEXT, --unk TEXT\n"
+    "               the special tokens that the template sees\n"
+    "  --now TIME   the clock of the template, such as 2026-07-26T12:00:00\n"
+    "\n"
     "  --help       show this help\n"
     "  --version    print the version\n"
     "\n"
@@ -47,6 +65,16 @@ static const char usage[] =
 typedef struct options {
     const char* tokenizer;
     const char* json;
+    const char* chat;
+    const char* chat_template;
+    const char* template_name;
+    const char* bos;
+    const char* eos;
+    const char* pad;
+    const char* unk;
+    const char* now;
+    bool generation_prompt;
+    bool text;
     bool special;
     bool decode;
     bool help;
@@ -83,24 +111,77 @@ static bool text_ok(work* w, qlora_result r) {
     return r == QLORA_OK || fail(w, "%s", colon != NULL ? colon + 2 : why);
 }
 
+// Sets the option that `word` names; *used is how many words it took, 0 when there is no such option.
+static bool option_read(options* o, work* w, const char* word, const char* next, int* used) {
+    const struct {
+        const char* name;
+        bool* flag;
+        const char** value;
+    } known[] = {{"--help", &o->help, NULL},
+                 {"-h", &o->help, NULL},
+                 {"--version", &o->version, NULL},
+                 {"--special", &o->special, NULL},
+                 {"--decode", &o->decode, NULL},
+                 {"--generation-prompt", &o->generation_prompt, NULL},
+                 {"--text", &o->text, NULL},
+                 {"--json", NULL, &o->json},
+                 {"--chat", NULL, &o->chat},
+                 {"--chat-template", NULL, &o->chat_template},
+                 {"--template", NULL, &o->template_name},
+                 {"--bos", NULL, &o->bos},
+                 {"--eos", NULL, &o->eos},
+                 {"--pad", NULL, &o->pad},
+                 {"--unk", NULL, &o->unk},
+                 {"--now", NULL, &o->now}};
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+        if (strcmp(word, known[i].name) != 0) {
+            continue;
+        }
+        *used = known[i].flag != NULL ? 1 : 2;
+        if (known[i].flag != NULL) {
+            *known[i].flag = true;
+        } else if (next == NULL) {
+            return fail(w, "%s needs a value%s", word, strcmp(word, "--json") == 0 ? ": FILE" : "");
+        } else {
+            *known[i].value = next;
+        }
+        return true;
+    }
+    *used = 0;
+    return true;
+}
+
+// Options that need --chat, and the other way round.
+static bool options_check(const options* o, work* w) {
+    bool only_chat = o->chat_template != NULL || o->template_name != NULL || o->bos != NULL ||
+                     o->eos != NULL || o->pad != NULL || o->unk != NULL || o->now != NULL ||
+                     o->generation_prompt || o->text;
+    if (o->chat == NULL) {
+        return only_chat ? fail(w, "this option needs --chat FILE as well")
+                         : o->tokenizer != NULL || fail(w, "TOKENIZER is required");
+    }
+    if (o->json != NULL || o->decode || o->special) {
+        return fail(w, "--chat cannot be used with --json, --decode or --special");
+    }
+    if (o->chat_template != NULL && o->template_name != NULL) {
+        return fail(w, "--chat-template and --template cannot be used together");
+    }
+    return o->tokenizer != NULL || o->chat_template != NULL || o->template_name != NULL ||
+           fail(w, "--chat needs TOKENIZER or --chat-template FILE");
+}
+
 static bool options_read(int argc, char** argv, options* o, work* w) {
     for (int i = 1; i < argc; i++) {
         const char* word = argv[i];
-        if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
-            o->help = true;
+        int used = 0;
+        if (!option_read(o, w, word, i + 1 < argc ? argv[i + 1] : NULL, &used)) {
+            return false;
+        }
+        if (o->help || o->version) {
             return true;
-        } else if (strcmp(word, "--version") == 0) {
-            o->version = true;
-            return true;
-        } else if (strcmp(word, "--special") == 0) {
-            o->special = true;
-        } else if (strcmp(word, "--decode") == 0) {
-            o->decode = true;
-        } else if (strcmp(word, "--json") == 0) {
-            if (i + 1 == argc) {
-                return fail(w, "--json needs a value: FILE");
-            }
-            o->json = argv[++i];
+        }
+        if (used > 0) {
+            i += used - 1;
         } else if (word[0] == '-') {
             return fail(w, "unknown option %s", word);
         } else if (o->tokenizer != NULL) {
@@ -109,7 +190,7 @@ static bool options_read(int argc, char** argv, options* o, work* w) {
             o->tokenizer = word;
         }
     }
-    return o->tokenizer != NULL || fail(w, "TOKENIZER is required");
+    return options_check(o, w);
 }
 
 static bool out_add(work* w, const void* data, size_t size) {
@@ -218,15 +299,91 @@ static bool input_read(work* w, const options* o, const char* name, blob* input)
     return code == 0 || fail(w, "cannot read %s: %s", name, strerror(code));
 }
 
+// ---- chat
+
+// 2026-07-26T12:00:00, in seconds since 1970. Without --now: the clock of this machine, local time.
+static bool clock_read(const options* o, work* w, int64_t* out) {
+    int n[6] = {1970, 1, 1, 0, 0, 0};
+    char end = 0;
+    if (o->now == NULL) {
+        time_t seconds = time(NULL);
+        const struct tm* local = localtime(&seconds);
+        if (local == NULL) {
+            return fail(w, "this machine has no clock; use --now TIME");
+        }
+        n[0] = local->tm_year + 1900;
+        n[1] = local->tm_mon + 1;
+        n[2] = local->tm_mday;
+        n[3] = local->tm_hour;
+        n[4] = local->tm_min;
+        n[5] = local->tm_sec;
+    } else {
+        int read =
+            sscanf(o->now, "%d-%d-%dT%d:%d:%d%c", &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &end);
+        bool day = n[1] >= 1 && n[1] <= 12 && n[2] >= 1 && n[2] <= 31 && n[0] >= 1 && n[0] <= 9999;
+        bool hour = n[3] >= 0 && n[3] <= 23 && n[4] >= 0 && n[4] <= 59 && n[5] >= 0 && n[5] <= 59;
+        if ((read != 3 && read != 6) || !day || !hour) {
+            return fail(w, "--now is %.60s; it must be a time such as 2026-07-26T12:00:00", o->now);
+        }
+    }
+    // days since 1970, with years that start in March
+    int64_t year = n[0] - (n[1] <= 2 ? 1 : 0);
+    int64_t month = n[1] > 2 ? n[1] - 3 : n[1] + 9;
+    int64_t days =
+        365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + n[2] - 1 - 719468;
+    *out = days * 86400 + n[3] * 3600 + n[4] * 60 + n[5];
+    return true;
+}
+
+static bool file_read(work* w, const char* path, blob* out) {
+    int code = blob_read_path(out, path);
+    return code == 0 || fail(w, "cannot read %s: %s", path, strerror(code));
+}
+
+// Without a tokenizer: the text alone.
+static bool chat_text(const options* o, work* w, const blob* conversation) {
+    qlora_text_template* compiled = NULL;
+    qlora_text_render_desc desc;
+    blob source;
+    memset(&source, 0, sizeof(source));
+    memset(&desc, 0, sizeof(desc));
+    desc.conversation = conversation->data;
+    desc.conversation_size = conversation->count;
+    desc.generation_prompt = o->generation_prompt;
+    desc.bos_token = o->bos;
+    desc.eos_token = o->eos;
+    desc.pad_token = o->pad;
+    desc.unk_token = o->unk;
+    bool good = clock_read(o, w, &desc.clock) && file_read(w, o->chat_template, &source) &&
+                text_ok(w, qlora_text_template_compile(w->text, o->chat_template, source.data,
+                                                       source.count, &compiled)) &&
+                text_ok(w, qlora_text_template_render(compiled, &desc, &w->bytes, NULL)) &&
+                out_add(w, w->bytes.data, w->bytes.count);
+    qlora_text_template_close(compiled);
+    blob_free(&source);
+    return good;
+}
+
+static bool chat_run(const options* o, work* w) {
+    blob conversation;
+    memset(&conversation, 0, sizeof(conversation));
+    bool good = file_read(w, o->chat, &conversation) && chat_text(o, w, &conversation);
+    blob_free(&conversation);
+    return good;
+}
+
 static bool run(const options* o, work* w) {
     blob input;
     memset(&input, 0, sizeof(input));
     w->flags = o->special ? (uint32_t)QLORA_TEXT_SPECIAL : 0u;
     const char* name = o->json != NULL ? o->json : "standard input";
-    bool good = (qlora_text_create(NULL, &w->text) == QLORA_OK || fail(w, "out of memory")) &&
-                text_ok(w, qlora_text_tok_open(w->text, o->tokenizer, &w->tok)) &&
-                input_read(w, o, name, &input);
-    if (good && o->json != NULL) {
+    bool good =
+        (qlora_text_create(NULL, &w->text) == QLORA_OK || fail(w, "out of memory")) &&
+        (o->tokenizer == NULL || text_ok(w, qlora_text_tok_open(w->text, o->tokenizer, &w->tok))) &&
+        (o->chat != NULL || input_read(w, o, name, &input));
+    if (good && o->chat != NULL) {
+        good = chat_run(o, w);
+    } else if (good && o->json != NULL) {
         good = elements(w, name, &input, o->decode);
     } else if (good) {
         good = o->decode ? decode_lines(w, &input) : encode(w, input.data, input.count);
