@@ -13,6 +13,7 @@
     X(attention_suite)                                                                             \
     X(formats_suite)                                                                               \
     X(text_suite)                                                                                  \
+    X(data_suite)                                                                                  \
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
     X(gradient_suite)                                                                              \
