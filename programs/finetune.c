@@ -686,14 +686,14 @@ typedef struct app {
     size_t point_count;
     size_t point_room;
     FILE* log;
-    blob log_rest;       // lines that have not been written to disk yet
-    bool log_torn;       // the log ends in a partial line: write nothing more to it
-    bool out_made;       // this process created the folder
-    bool out_empty;      // the folder was empty when the run started
-    bool files_made;     // this process created settings.txt and the log
-    bool stopped;        // by Ctrl-C, during a long call
-    bool failed;         // an error was reported on standard error
-    int told;            // ongoing failures that have been reported: TOLD_ bits
+    blob log_rest;   // lines that have not been written to disk yet
+    bool log_torn;   // the log ends in a partial line: write nothing more to it
+    bool out_made;   // this process created the folder
+    bool out_empty;  // the folder was empty when the run started
+    bool files_made; // this process created settings.txt and the log
+    bool stopped;    // by Ctrl-C, during a long call
+    bool failed;     // an error was reported on standard error
+    int told;        // ongoing failures that have been reported: TOLD_ bits
     uint64_t memory;
     double memory_at;
     double svg_at;
@@ -2579,8 +2579,7 @@ static bool prepare(app* a) {
 static bool model_start(app* a) {
     char memory[32];
     a->model_desc.plan = &a->plan;
-    if (!lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model),
-             "loading the model")) {
+    if (!lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model")) {
         return false;
     }
     if (!lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
