@@ -70,7 +70,7 @@ static const option option_table[] = {
     {"prompt-file", OPT_TEXT, AT(prompt_file), false, 0, 0, "FILE",
         "read the prompt from a file, exactly as it is"},
     {"no-echo", OPT_FLAG, AT(no_echo), false, 0, 0, "", "print only the generated text"},
-    {"chat", OPT_FLAG, AT(chat), false, 0, 0, "", 
+    {"chat", OPT_FLAG, AT(chat), false, 0, 0, "",
         "chat interactively, one line per message; with --prompt, answer once"},
     {"system", OPT_ANY_TEXT, AT(system), false, 0, 0, "TEXT", "system message for --chat"},
     {"template", OPT_TEXT, AT(template_name), false, 0, 0, "NAME",

@@ -64,7 +64,8 @@ wrong_use() {
     refuses "--model DIR is required" generate
     refuses "--prompt TEXT, --prompt-file FILE or --chat is required" generate --model x
     refuses "--prompt and --prompt-file cannot" generate --model x --prompt x --prompt-file x
-    refuses "--device and --backend cpu cannot" generate --model x --prompt x --device 0 --backend cpu
+    refuses "--device and --backend cpu cannot" generate --model x --prompt x --device 0 \
+        --backend cpu
     printf 'GGUF0000' >base.gguf
     refuses "--model base.gguf is a GGUF file" generate --model base.gguf --prompt x
     refuses "--adapter base.gguf is a GGUF file" merge --model x --adapter base.gguf --out o
@@ -261,7 +262,7 @@ generation() {
     refuses "GPU|CUDA|cuda" generate --model "$model" --prompt x --device 5
     "$root/$B/generate" "${greedy[@]}" --max-tokens 500 --base 32bit --threads 1 >out 2>err &
     pid=$!
-    while kill -0 $pid 2>/dev/null && [[ ! -s out ]]; do sleep 0.01; done
+    while kill -0 $pid 2>/dev/null && [[ $(stat -c %s out) -lt 40 ]]; do sleep 0.01; done
     kill -INT $pid 2>/dev/null
     wait $pid
     status=$?
