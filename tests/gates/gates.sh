@@ -225,7 +225,7 @@ defect programs "a warning in a test" \
 defect examples "an example that fails" 'sed -i "s/? 0 : 1;/? 1 : 0;/" examples/*.c'
 defect examples "a wrong compile command" 'sed -i "s,^// *cc ,// cc -DX=( ," examples/hello.c'
 defect use "a message that lost its meaning" \
-    'sed -i "s/resumed after step/continued at step/" programs/finetune.c'
+    'sed -i "s/resumed after step/continued at step/" programs/finetune/start.h'
 defect use "a version of its own" \
     'sed -i "s/(qlora.h) \" QLORA_VERSION_STRING/(qlora.h) 0.0.9\"/" programs/tokenize.c'
 defect readme "a program that does not compile" \
