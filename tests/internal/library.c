@@ -8,3 +8,5 @@
 #include "internal/adapter.c"
 
 #include "internal/model.c"
+
+#include "internal/system.c"
