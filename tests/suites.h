@@ -13,6 +13,7 @@
     X(attention_suite)                                                                             \
     X(formats_suite)                                                                               \
     X(gguf_suite)                                                                                  \
+    X(system_suite)                                                                                \
     X(text_suite)                                                                                  \
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
