@@ -1,5 +1,3 @@
-//@@ src/text/manual.h
-
 /* qlora_text.h - v0.2.0 - tokenizers, chat formats and training data - SPDX: MIT-0 OR Unlicense
 
    Do this in ONE C or C++ file:
@@ -16,7 +14,7 @@
        text/api             declarations: text, arrays, tokenizers, chats, data
        platform             files and memory of the operating system; shared with qlora.h
        core                 errors, log, memory, files; shared with qlora.h
-       formats              JSON, regular expressions, stop ids; shared with qlora.h
+       formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h
        text/base            the text object, growing arrays, whole files
        text/classes         classes of characters
        text/unicode_tables  generated tables
@@ -110,6 +108,12 @@
        A text object and everything opened from it are used by one thread at a time. Different text
        objects are independent.
 */
+
+#if !defined(__cplusplus) && (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L) &&         \
+    !defined(_MSC_VER)
+#error "qlora_text.h needs C99 or C++11: compile with -std=c99 or later"
+#include <stop> /* there is no such file: the compiler stops here */
+#endif
 
 //@@ src/qlora_text.h
 
@@ -264,7 +268,7 @@ typedef struct qlora_device_allocator {
 
 typedef enum qlora_file_mode {
     QLORA_FILE_READ = 0,
-    QLORA_FILE_CREATE = 1 // for writing; truncates an existing file
+    QLORA_FILE_CREATE = 1 // a new file for writing; EEXIST if the name exists, even as a link
 } qlora_file_mode;
 
 // Set all functions or none. Those that return int return 0 or an errno value. read and write
@@ -527,8 +531,10 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
 
 #ifdef _WIN32
 #include <direct.h>
+#include <fcntl.h>
 #include <io.h>
 #include <process.h>
+#include <sys/stat.h>
 #include <wchar.h>
 #else
 #include <dlfcn.h>
@@ -588,7 +594,10 @@ typedef void (*qlora__thread_fn)(void* user);
 #ifdef __cplusplus
 extern "C" {
 #endif
-__declspec(dllimport) void* __stdcall LoadLibraryA(const char*);
+__declspec(dllimport) void* __stdcall LoadLibraryExA(const char*, void*, unsigned long);
+__declspec(dllimport) unsigned long __stdcall GetEnvironmentVariableA(const char*, char*,
+                                                                      unsigned long);
+__declspec(dllimport) int __stdcall GlobalMemoryStatusEx(void*); // MEMORYSTATUSEX*
 __declspec(dllimport) void* __stdcall GetProcAddress(void*, const char*);
 __declspec(dllimport) unsigned long __stdcall GetLastError(void);
 __declspec(dllimport) int __stdcall QueryPerformanceCounter(void*); // LARGE_INTEGER*
@@ -597,7 +606,7 @@ __declspec(dllimport) unsigned long __stdcall GetActiveProcessorCount(unsigned s
 __declspec(dllimport) void __stdcall AcquireSRWLockExclusive(void*);
 __declspec(dllimport) void __stdcall ReleaseSRWLockExclusive(void*);
 __declspec(dllimport) int __stdcall SleepConditionVariableSRW(void*, void*, unsigned long,
-                                                               unsigned long);
+                                                              unsigned long);
 __declspec(dllimport) void __stdcall WakeAllConditionVariable(void*);
 __declspec(dllimport) unsigned long __stdcall WaitForSingleObject(void*, unsigned long);
 __declspec(dllimport) int __stdcall CloseHandle(void*);
@@ -617,10 +626,51 @@ __declspec(dllimport) int __stdcall UnmapViewOfFile(const void*);
 #endif
 #endif
 
+// Whether a path does not depend on the current folder or drive: "C:\\x" or "\\\\server\\x".
+static QLORA__UNUSED bool qlora__path_is_whole(const char* path) {
+    bool drive = path[0] != '\0' && path[1] == ':' && (path[2] == '\\' || path[2] == '/');
+    return drive || (path[0] == '\\' && path[1] == '\\');
+}
+
+// Looks for a library in the folders of PATH, where CUDA's installer puts its own. Entries that
+// depend on the current folder are left out.
+static QLORA__UNUSED void* qlora__library_in_path(const char* name) {
+    static const char variable[] = "PATH";
+    char path[32768];
+    char file[1200];
+    void* library = NULL;
+    unsigned long size = GetEnvironmentVariableA(variable, path, (unsigned long)sizeof path);
+    if (size == 0 || size >= sizeof path) {
+        return NULL;
+    }
+    for (char* at = path; *at != '\0' && library == NULL;) {
+        char* end = at + strcspn(at, ";");
+        char* next = *end != '\0' ? end + 1 : end;
+        *end = '\0';
+        int n = snprintf(file, sizeof file, "%s\\%s", at, name);
+        if (qlora__path_is_whole(at) && n > 0 && (size_t)n < sizeof file) {
+            library = (void*)LoadLibraryExA(file, NULL, 0x1100UL); // its folder, then the defaults
+        }
+        at = next;
+    }
+    return library;
+}
+
+// LoadLibraryA would also look in the current folder, where anybody may have put a file.
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
-    void* library = (void*)LoadLibraryA(name);
+    bool whole = qlora__path_is_whole(name);
+    if (!whole && strpbrk(name, "/\\:") != NULL) {
+        snprintf(why, size, "%s is a relative path; give an absolute one, or a name alone", name);
+        return NULL;
+    }
+    // the program's folder and the system's; for a path, also the folder it names
+    void* library = (void*)LoadLibraryExA(name, NULL, whole ? 0x1100UL : 0x1000UL);
+    unsigned long code = library == NULL ? GetLastError() : 0;
+    if (library == NULL && !whole) {
+        library = qlora__library_in_path(name);
+    }
     if (library == NULL) {
-        snprintf(why, size, "%s: error %lu", name, GetLastError());
+        snprintf(why, size, "%s: error %lu", name, code);
     }
     return library;
 }
@@ -639,6 +689,19 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
+}
+
+// Bytes of physical memory that are available; 0 = not known.
+static QLORA__UNUSED uint64_t qlora__os_memory(const char* root) {
+    struct {
+        uint32_t size;
+        uint32_t load;
+        uint64_t bytes[7]; // the second is the available physical memory
+    } status;
+    (void)root;
+    memset(&status, 0, sizeof status);
+    status.size = (uint32_t)sizeof status;
+    return GlobalMemoryStatusEx((void*)&status) ? status.bytes[1] : 0;
 }
 
 typedef struct qlora__mutex {
@@ -708,7 +771,17 @@ static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, 
     if (!qlora__wide(path, wide)) {
         return ENAMETOOLONG;
     }
-    FILE* f = _wfopen(wide, mode == QLORA_FILE_READ ? L"rb" : L"wb");
+    FILE* f = NULL;
+    if (mode == QLORA_FILE_READ) {
+        f = _wfopen(wide, L"rb");
+    } else {
+        int fd = _wopen(wide, _O_WRONLY | _O_CREAT | _O_EXCL | _O_BINARY | _O_NOINHERIT,
+                        _S_IREAD | _S_IWRITE);
+        f = fd >= 0 ? _fdopen(fd, "wb") : NULL;
+        if (fd >= 0 && f == NULL) {
+            _close(fd);
+        }
+    }
     if (f == NULL) {
         return errno != 0 ? errno : EIO;
     }
@@ -830,7 +903,12 @@ static QLORA__UNUSED void qlora__os_unmap(const void* data, uint64_t bytes, void
 
 // POSIX: shared libraries, clock, threads and files.
 
+// A path that depends on the current folder would let whoever can write there run code here.
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
+    if (name[0] != '/' && strchr(name, '/') != NULL) {
+        snprintf(why, size, "%s is a relative path; give an absolute one, or a name alone", name);
+        return NULL;
+    }
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char* text = dlerror();
@@ -852,6 +930,96 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 && n < 4096 ? (int32_t)n : 1;
+}
+
+// Reads a small text file, such as those of /proc; "" if there is none.
+static QLORA__UNUSED void qlora__os_text(const char* root, const char* folder, const char* name,
+                                         char* out, size_t size) {
+    char path[1200];
+    size_t used = 0;
+    int n = snprintf(path, sizeof path, "%s%s%s", root, folder, name);
+    int fd = n > 0 && (size_t)n < sizeof path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    while (fd >= 0 && used < size - 1) {
+        ssize_t got = read(fd, out + used, size - 1 - used);
+        if (got <= 0) {
+            break;
+        }
+        used += (size_t)got;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    out[used] = '\0';
+}
+
+// The number after a key at the start of a line; UINT64_MAX if there is none ("max" in a cgroup).
+static QLORA__UNUSED uint64_t qlora__os_number(const char* text, const char* key) {
+    size_t length = strlen(key);
+    while (text != NULL && strncmp(text, key, length) != 0) {
+        text = strchr(text, '\n');
+        text = text != NULL ? text + 1 : NULL;
+    }
+    text = text != NULL ? text + length : "";
+    while (*text == ' ') {
+        text++;
+    }
+    uint64_t value = *text >= '0' && *text <= '9' ? 0 : UINT64_MAX;
+    for (; *text >= '0' && *text <= '9' && value < UINT64_MAX / 16; text++) {
+        value = value * 10 + (uint64_t)(*text - '0');
+    }
+    return value;
+}
+
+// What one cgroup leaves: its limit less what it uses, without the file cache that it can drop.
+static QLORA__UNUSED uint64_t qlora__os_cgroup(const char* root, const char* folder, bool second) {
+    char text[8192];
+    qlora__os_text(root, folder, second ? "/memory.max" : "/memory.limit_in_bytes", text,
+                   sizeof text);
+    uint64_t limit = qlora__os_number(text, "");
+    qlora__os_text(root, folder, second ? "/memory.current" : "/memory.usage_in_bytes", text,
+                   sizeof text);
+    uint64_t used = qlora__os_number(text, "");
+    qlora__os_text(root, folder, "/memory.stat", text, sizeof text);
+    uint64_t cache = qlora__os_number(text, second ? "inactive_file " : "total_inactive_file ");
+    if (limit == UINT64_MAX || used == UINT64_MAX) {
+        return UINT64_MAX;
+    }
+    used -= cache != UINT64_MAX && cache < used ? cache : 0;
+    return limit > used ? limit - used : 0;
+}
+
+// Bytes of memory that this process can still take without swapping: what the system has available
+// and what every cgroup that it is in allows; at least 1. 0 = not known. Tests give another root
+// than "".
+static QLORA__UNUSED uint64_t qlora__os_memory(const char* root) {
+    char text[8192];
+    qlora__os_text(root, "/proc/meminfo", "", text, sizeof text);
+    uint64_t most = qlora__os_number(text, "MemAvailable:");
+    most = most != UINT64_MAX ? most * 1024 : UINT64_MAX;
+    qlora__os_text(root, "/proc/self/cgroup", "", text, sizeof text);
+    for (char* line = text; *line != '\0';) { // number:controllers:folder
+        char folder[1024];
+        char* end = line + strcspn(line, "\n");
+        char* next = *end != '\0' ? end + 1 : end;
+        *end = '\0';
+        bool second = strncmp(line, "0::", 3) == 0;
+        char* first = strstr(line, ":memory:");
+        const char* own = second ? line + 3 : first != NULL ? first + 8 : NULL;
+        const char* base = second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+        int n = own != NULL ? snprintf(folder, sizeof folder, "%s%s", base, own) : -1;
+        bool inside = n > 0 && (size_t)n < sizeof folder;
+        while (inside) { // up to the root, which in a container is the container's own
+            uint64_t left = qlora__os_cgroup(root, folder, second);
+            most = left < most ? left : most;
+            char* slash = strrchr(folder, '/');
+            inside = slash != NULL && (size_t)(slash - folder) >= strlen(base);
+            if (inside) {
+                *slash = '\0';
+            }
+        }
+        line = next;
+    }
+    return most == UINT64_MAX ? 0 : most > 0 ? most : 1;
 }
 
 typedef pthread_mutex_t qlora__mutex;
@@ -908,7 +1076,7 @@ static QLORA__UNUSED int qlora__os_fd(void* file) {
 static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
                                         void* user) {
     (void)user;
-    int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC;
+    int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_EXCL;
     int fd = open(path, flags | O_CLOEXEC, 0666);
     if (fd < 0) {
         return errno;
@@ -1481,6 +1649,10 @@ static QLORA__UNUSED qlora_result qlora__out_begin(qlora__env* env, const char* 
     memcpy(temporary, path, length);
     memcpy(temporary + length, ".tmp", 5);
     int code = env->files.open(temporary, QLORA_FILE_CREATE, &out->file, env->files.user);
+    if (code == EEXIST) { // left by a crash, or a link: the name is removed, never what it names
+        env->files.remove(temporary, env->files.user);
+        code = env->files.open(temporary, QLORA_FILE_CREATE, &out->file, env->files.user);
+    }
     if (code != 0) {
         out->file = NULL; // nothing to remove
         return qlora__out_fail(env, out, "create", code);
@@ -1504,7 +1676,9 @@ static QLORA__UNUSED qlora_result qlora__out_write(qlora__env* env, qlora__out* 
     return QLORA_OK;
 }
 
-static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out* out) {
+// Completes the temporary file: everything that was written is on disk. It still has to be
+// published.
+static QLORA__UNUSED qlora_result qlora__out_finish(qlora__env* env, qlora__out* out) {
     const qlora_files* files = &env->files;
     int code = files->sync(out->file, files->user);
     if (code != 0) {
@@ -1512,9 +1686,13 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     }
     code = files->close(out->file, files->user);
     out->file = NULL;
-    if (code == 0) {
-        code = files->rename(out->temporary, out->path, files->user);
-    }
+    return code == 0 ? QLORA_OK : qlora__out_fail(env, out, "close", code);
+}
+
+// Gives a finished file its final name.
+static QLORA__UNUSED qlora_result qlora__out_publish(qlora__env* env, qlora__out* out) {
+    const qlora_files* files = &env->files;
+    int code = files->rename(out->temporary, out->path, files->user);
     if (code != 0) {
         return qlora__out_fail(env, out, "replace", code);
     }
@@ -1530,6 +1708,11 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     }
     qlora__out_forget(env, out);
     return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out* out) {
+    QLORA__TRY(qlora__out_finish(env, out));
+    return qlora__out_publish(env, out);
 }
 
 // Writes a small file atomically.
@@ -3144,6 +3327,556 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
 }
 
 #endif // QLORA__PART_STOP_IDS
+
+//@@ src/formats/gguf_read.h
+
+#ifndef QLORA__PART_GGUF_READ
+#define QLORA__PART_GGUF_READ
+
+// ---- reading GGUF: header and metadata ----------------------------------------------------------
+
+// The types of values, by their number in the file. X(name, bytes); 0 = its size varies.
+#define QLORA__GGUF_VALUES(X)                                                                      \
+    X(U8, 1)                                                                                       \
+    X(I8, 1)                                                                                       \
+    X(U16, 2)                                                                                      \
+    X(I16, 2)                                                                                      \
+    X(U32, 4)                                                                                      \
+    X(I32, 4)                                                                                      \
+    X(F32, 4)                                                                                      \
+    X(BOOL, 1)                                                                                     \
+    X(STRING, 0)                                                                                   \
+    X(ARRAY, 0)                                                                                    \
+    X(U64, 8)                                                                                      \
+    X(I64, 8)                                                                                      \
+    X(F64, 8)
+
+#define QLORA__GGUF_ENUM(name, bytes) QLORA__GGUF_##name,
+typedef enum qlora__gguf_kind {
+    QLORA__GGUF_VALUES(QLORA__GGUF_ENUM) QLORA__GGUF_KIND_COUNT
+} qlora__gguf_kind;
+#undef QLORA__GGUF_ENUM
+
+// Longer keys are not valid; a key of this length does not occur.
+#define QLORA__GGUF_MAX_KEY 65535u
+#define QLORA__GGUF_MAX_ALIGN ((uint64_t)1 << 30)
+
+// A value of the metadata. `data` and `key` point into the file and are not terminated.
+typedef struct qlora__gguf_value {
+    const char* key;
+    const uint8_t* data; // the number, the characters, or the first element
+    uint64_t bytes;      // of data
+    uint64_t count;      // elements of an array, else 1
+    uint32_t key_size;
+    qlora__gguf_kind kind;
+    qlora__gguf_kind element; // of an array; else the same as `kind`
+} qlora__gguf_value;
+
+typedef struct qlora__gguf {
+    const char* label;
+    const uint8_t* file;
+    uint64_t size;
+    uint64_t tensor_count; // announced; the table is checked by those who need it
+    uint64_t table;        // where the table of tensors begins
+    uint64_t alignment;
+    qlora__gguf_value* values; // in file order
+    uint32_t* by_key;
+    uint32_t count;
+    size_t block; // bytes of values and by_key
+} qlora__gguf;
+
+// Reads forwards through the file. A read that does not fit sets `ended` and returns zeros, so
+// that a caller can check once.
+typedef struct qlora__gguf_cursor {
+    const uint8_t* file;
+    uint64_t at;
+    uint64_t size;
+    bool ended;
+} qlora__gguf_cursor;
+
+// The next n bytes, or NULL.
+static const uint8_t* qlora__gguf_take(qlora__gguf_cursor* c, uint64_t n) {
+    if (c->ended || n > c->size - c->at) {
+        c->ended = true;
+        return NULL;
+    }
+    c->at += n;
+    return c->file + (c->at - n);
+}
+
+// A little-endian number of `bytes` bytes.
+static uint64_t qlora__gguf_bits(const uint8_t* p, uint32_t bytes) {
+    uint64_t value = 0;
+    for (uint32_t i = bytes; i > 0; i--) {
+        value = value << 8 | p[i - 1];
+    }
+    return value;
+}
+
+static uint64_t qlora__gguf_number(qlora__gguf_cursor* c, uint32_t bytes) {
+    const uint8_t* p = qlora__gguf_take(c, bytes);
+    return p != NULL ? qlora__gguf_bits(p, bytes) : 0;
+}
+
+static uint32_t qlora__gguf_kind_bytes(qlora__gguf_kind kind) {
+#define QLORA__GGUF_SIZE(name, bytes) bytes,
+    static const uint8_t sizes[] = {QLORA__GGUF_VALUES(QLORA__GGUF_SIZE)};
+#undef QLORA__GGUF_SIZE
+    return sizes[kind];
+}
+
+static const char* qlora__gguf_kind_name(qlora__gguf_kind kind) {
+#define QLORA__GGUF_NAMED(name, bytes) #name,
+    static const char* const names[] = {QLORA__GGUF_VALUES(QLORA__GGUF_NAMED)};
+#undef QLORA__GGUF_NAMED
+    return names[kind];
+}
+
+static void qlora__gguf_free(qlora__env* env, qlora__gguf* g) {
+    qlora__env_free(env, g->values, g->block);
+    memset(g, 0, sizeof *g);
+}
+
+// The part of a key that a message shows.
+static int qlora__gguf_shown(uint64_t size) {
+    return size < 80 ? (int)size : 80;
+}
+
+static qlora_result qlora__gguf_cut(qlora__env* env, const qlora__gguf* g, const char* where) {
+    return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                           "%s: the file ends inside %s, after %llu bytes; it is truncated",
+                           g->label, where, (unsigned long long)g->size);
+}
+
+// The characters of a string; *size is their number.
+static qlora_result qlora__gguf_chars(qlora__env* env, const qlora__gguf* g, qlora__gguf_cursor* c,
+                                      const char* what, const uint8_t** out, uint64_t* size) {
+    uint64_t n = qlora__gguf_number(c, 8);
+    const uint8_t* p = qlora__gguf_take(c, n);
+    if (p == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s has %llu bytes, more than the file contains", g->label, what,
+                               (unsigned long long)n);
+    }
+    *out = p;
+    *size = n;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_bad_kind(qlora__env* env, const qlora__gguf* g,
+                                         const qlora__gguf_value* v, const char* what,
+                                         uint64_t kind) {
+    return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                           "%s: %.*s: %s %llu does not exist; the last one is %d", g->label,
+                           qlora__gguf_shown(v->key_size), v->key, what, (unsigned long long)kind,
+                           (int)QLORA__GGUF_KIND_COUNT - 1);
+}
+
+static qlora_result qlora__gguf_read_array(qlora__env* env, const qlora__gguf* g,
+                                           qlora__gguf_cursor* c, qlora__gguf_value* v) {
+    uint64_t element = qlora__gguf_number(c, 4);
+    v->count = qlora__gguf_number(c, 8);
+    if (c->ended) {
+        return qlora__gguf_cut(env, g, "an array");
+    }
+    if (element >= QLORA__GGUF_KIND_COUNT) {
+        return qlora__gguf_bad_kind(env, g, v, "element type", element);
+    }
+    v->element = (qlora__gguf_kind)element;
+    if (v->element == QLORA__GGUF_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %.*s is an array of arrays, which GGUF does not allow",
+                               g->label, qlora__gguf_shown(v->key_size), v->key);
+    }
+    uint64_t least = v->element == QLORA__GGUF_STRING ? 8 : qlora__gguf_kind_bytes(v->element);
+    if (v->count > (c->size - c->at) / least) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %.*s has %llu elements, more than the file can contain",
+            g->label, qlora__gguf_shown(v->key_size), v->key, (unsigned long long)v->count);
+    }
+    v->data = c->file + c->at;
+    if (v->element != QLORA__GGUF_STRING) {
+        v->bytes = v->count * least;
+        qlora__gguf_take(c, v->bytes);
+        return QLORA_OK;
+    }
+    uint64_t begin = c->at;
+    for (uint64_t i = 0; i < v->count; i++) {
+        const uint8_t* text = NULL;
+        uint64_t size = 0;
+        QLORA__TRY(qlora__gguf_chars(env, g, c, "a string of an array", &text, &size));
+    }
+    v->bytes = c->at - begin;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_value(qlora__env* env, const qlora__gguf* g,
+                                           qlora__gguf_cursor* c, qlora__gguf_value* v) {
+    const uint8_t* key = NULL;
+    uint64_t size = 0;
+    memset(v, 0, sizeof *v);
+    QLORA__TRY(qlora__gguf_chars(env, g, c, "a key", &key, &size));
+    v->key = (const char*)key;
+    if (size == 0 || size > QLORA__GGUF_MAX_KEY || memchr(key, 0, (size_t)size) != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: a key has %llu bytes; it must have 1 to %u and no zero byte",
+                               g->label, (unsigned long long)size, QLORA__GGUF_MAX_KEY);
+    }
+    v->key_size = (uint32_t)size;
+    uint64_t kind = qlora__gguf_number(c, 4);
+    if (c->ended) {
+        return qlora__gguf_cut(env, g, "the metadata");
+    }
+    if (kind >= QLORA__GGUF_KIND_COUNT) {
+        return qlora__gguf_bad_kind(env, g, v, "type", kind);
+    }
+    v->kind = (qlora__gguf_kind)kind;
+    v->element = v->kind;
+    v->count = 1;
+    if (v->kind == QLORA__GGUF_ARRAY) {
+        QLORA__TRY(qlora__gguf_read_array(env, g, c, v));
+    } else if (v->kind == QLORA__GGUF_STRING) {
+        QLORA__TRY(qlora__gguf_chars(env, g, c, "a string", &v->data, &v->bytes));
+    } else {
+        v->bytes = qlora__gguf_kind_bytes(v->kind);
+        v->data = qlora__gguf_take(c, v->bytes);
+        if (v->data == NULL) {
+            return qlora__gguf_cut(env, g, "the metadata");
+        }
+    }
+    for (uint64_t i = 0; v->element == QLORA__GGUF_BOOL && i < v->count; i++) {
+        if (v->data[i] > 1) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %.*s: a BOOL is %u; it must be 0 or 1", g->label,
+                                   qlora__gguf_shown(v->key_size), v->key, v->data[i]);
+        }
+    }
+    return QLORA_OK;
+}
+
+static int qlora__gguf_key_order(const qlora__gguf_value* a, const char* key, size_t size) {
+    size_t n = a->key_size < size ? a->key_size : size;
+    int order = memcmp(a->key, key, n);
+    return order != 0 ? order : a->key_size < size ? -1 : a->key_size > size ? 1 : 0;
+}
+
+static bool qlora__gguf_key_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__gguf_value* v = (const qlora__gguf_value*)user;
+    return qlora__gguf_key_order(&v[a], v[b].key, v[b].key_size) < 0;
+}
+
+// NULL if there is no such key.
+static const qlora__gguf_value* qlora__gguf_find(const qlora__gguf* g, const char* key) {
+    uint32_t low = 0;
+    uint32_t high = g->count;
+    size_t size = strlen(key);
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        const qlora__gguf_value* v = &g->values[g->by_key[middle]];
+        int order = qlora__gguf_key_order(v, key, size);
+        if (order == 0) {
+            return v;
+        }
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return NULL;
+}
+
+static qlora_result qlora__gguf_read_values(qlora__env* env, qlora__gguf* g, qlora__gguf_cursor* c,
+                                            uint64_t count) {
+    // The smallest pair has a key of one byte and a value of one.
+    if (count > (c->size - c->at) / 14 || count > INT32_MAX) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %llu keys are announced, more than the file can contain",
+                               g->label, (unsigned long long)count);
+    }
+    size_t bytes = (size_t)count * (sizeof *g->values + sizeof *g->by_key);
+    if (count > 0) {
+        g->values = (qlora__gguf_value*)qlora__env_alloc(env, bytes);
+        if (g->values == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        g->block = bytes;
+        g->by_key = (uint32_t*)(void*)(g->values + count);
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        QLORA__TRY(qlora__gguf_read_value(env, g, c, &g->values[i]));
+        g->by_key[i] = (uint32_t)i;
+    }
+    g->count = (uint32_t)count;
+    qlora__sort(g->by_key, g->count, qlora__gguf_key_less, g->values);
+    for (uint32_t i = 1; i < g->count; i++) {
+        const qlora__gguf_value* v = &g->values[g->by_key[i]];
+        if (qlora__gguf_key_order(&g->values[g->by_key[i - 1]], v->key, v->key_size) == 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the key %.*s occurs twice", g->label,
+                                   qlora__gguf_shown(v->key_size), v->key);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_version(qlora__env* env, const qlora__gguf* g,
+                                             qlora__gguf_cursor* c) {
+    const uint8_t* magic = qlora__gguf_take(c, 4);
+    uint64_t version = qlora__gguf_number(c, 4);
+    if (magic == NULL || memcmp(magic, "GGUF", 4) != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: this is not a GGUF file: it does not begin with \"GGUF\"",
+                               g->label);
+    }
+    if (c->ended) {
+        return qlora__gguf_cut(env, g, "the header");
+    }
+    if (version != 0 && (version & 0xFFFF) == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: this is a big-endian GGUF file; only little-endian ones are "
+                               "supported",
+                               g->label);
+    }
+    if (version != 2 && version != 3) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: GGUF version %llu is not supported; supported are 2 and 3",
+                               g->label, (unsigned long long)version);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_alignment(qlora__env* env, qlora__gguf* g) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, "general.alignment");
+    g->alignment = 32;
+    if (v == NULL) {
+        return QLORA_OK;
+    }
+    if (v->kind != QLORA__GGUF_U32) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: general.alignment has type %s; it must be U32", g->label,
+                               qlora__gguf_kind_name(v->kind));
+    }
+    g->alignment = qlora__gguf_bits(v->data, 4);
+    if (g->alignment == 0 || (g->alignment & (g->alignment - 1)) != 0 ||
+        g->alignment > QLORA__GGUF_MAX_ALIGN) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: general.alignment is %llu; it must be a power of two up to "
+                               "2^30",
+                               g->label, (unsigned long long)g->alignment);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_all(qlora__env* env, qlora__gguf* g) {
+    qlora__gguf_cursor c;
+    memset(&c, 0, sizeof c);
+    c.file = g->file;
+    c.size = g->size;
+    QLORA__TRY(qlora__gguf_read_version(env, g, &c));
+    g->tensor_count = qlora__gguf_number(&c, 8);
+    uint64_t count = qlora__gguf_number(&c, 8);
+    if (c.ended) {
+        return qlora__gguf_cut(env, g, "the header");
+    }
+    QLORA__TRY(qlora__gguf_read_values(env, g, &c, count));
+    g->table = c.at;
+    return qlora__gguf_read_alignment(env, g);
+}
+
+// Reads the header and the metadata of a file in memory, which must outlive *g. Call
+// qlora__gguf_free afterwards. After a failure there is nothing to free.
+static QLORA__UNUSED qlora_result qlora__gguf_parse(qlora__env* env, const char* label,
+                                                    const void* bytes, uint64_t size,
+                                                    qlora__gguf* g) {
+    memset(g, 0, sizeof *g);
+    g->label = label;
+    g->file = (const uint8_t*)bytes;
+    g->size = size;
+    qlora_result result = qlora__gguf_read_all(env, g);
+    if (result != QLORA_OK) {
+        qlora__gguf_free(env, g);
+    }
+    return result;
+}
+
+// ---- values -------------------------------------------------------------------------------------
+
+static qlora_result qlora__gguf_wrong(qlora__env* env, const qlora__gguf* g, const char* key,
+                                      const qlora__gguf_value* v, const char* wanted) {
+    if (v == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s is missing", g->label, key);
+    }
+    return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s has type %s%s; it must be %s", g->label,
+                           key, v->kind == QLORA__GGUF_ARRAY ? "ARRAY of " : "",
+                           qlora__gguf_kind_name(v->element), wanted);
+}
+
+// Element `index` as an integer; false if it is not one, or does not fit.
+static QLORA__UNUSED bool qlora__gguf_integer(const qlora__gguf_value* v, uint64_t index,
+                                              int64_t* out) {
+    uint32_t bytes = qlora__gguf_kind_bytes(v->element);
+    bool is_signed = v->element == QLORA__GGUF_I8 || v->element == QLORA__GGUF_I16 ||
+                     v->element == QLORA__GGUF_I32 || v->element == QLORA__GGUF_I64;
+    bool is_unsigned = v->element == QLORA__GGUF_U8 || v->element == QLORA__GGUF_U16 ||
+                       v->element == QLORA__GGUF_U32 || v->element == QLORA__GGUF_U64;
+    if ((!is_signed && !is_unsigned) || index >= v->count) {
+        return false;
+    }
+    uint64_t bits = qlora__gguf_bits(v->data + index * bytes, bytes);
+    uint64_t sign = (uint64_t)1 << (8 * bytes - 1);
+    if (is_signed && (bits & sign) != 0) {
+        // minus the distance from 2^n, without a conversion that overflows
+        *out = -(int64_t)((~bits & (sign - 1))) - 1;
+        return true;
+    }
+    *out = (int64_t)(bits & INT64_MAX);
+    return bits <= INT64_MAX;
+}
+
+// Element `index` as a real number; false if it is not an F32 or F64.
+static QLORA__UNUSED bool qlora__gguf_real(const qlora__gguf_value* v, uint64_t index,
+                                           double* out) {
+    if (index >= v->count) {
+        return false;
+    }
+    if (v->element == QLORA__GGUF_F32) {
+        uint32_t bits = (uint32_t)qlora__gguf_bits(v->data + index * 4, 4);
+        float number;
+        memcpy(&number, &bits, sizeof number);
+        *out = (double)number;
+        return true;
+    }
+    if (v->element == QLORA__GGUF_F64) {
+        uint64_t bits = qlora__gguf_bits(v->data + index * 8, 8);
+        memcpy(out, &bits, sizeof *out);
+        return true;
+    }
+    return false;
+}
+
+// An integer within [least, most]. If it is absent, the result is `fallback`; a negative fallback
+// makes that an error. An array is accepted when all its elements are equal.
+static QLORA__UNUSED qlora_result qlora__gguf_get_int(qlora__env* env, const qlora__gguf* g,
+                                                      const char* key, int64_t fallback,
+                                                      int64_t least, int64_t most, int64_t* out) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    int64_t number = fallback;
+    if (v == NULL && fallback >= 0) {
+        *out = fallback;
+        return QLORA_OK;
+    }
+    if (v == NULL || v->count == 0 || !qlora__gguf_integer(v, 0, &number)) {
+        return qlora__gguf_wrong(env, g, key, v, "an integer");
+    }
+    for (uint64_t i = 1; i < v->count; i++) {
+        int64_t other = 0;
+        if (!qlora__gguf_integer(v, i, &other) || other != number) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: %s differs between the layers (%lld, then %lld), which is "
+                                   "not supported",
+                                   g->label, key, (long long)number, (long long)other);
+        }
+    }
+    if (number < least || number > most) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s is %lld; it must be an integer from %lld to %lld", g->label,
+                               key, (long long)number, (long long)least, (long long)most);
+    }
+    *out = number;
+    return QLORA_OK;
+}
+
+// A positive number. If it is absent, the result is `fallback`; a negative fallback makes that an
+// error.
+static QLORA__UNUSED qlora_result qlora__gguf_get_positive(qlora__env* env, const qlora__gguf* g,
+                                                           const char* key, double fallback,
+                                                           double* out) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    double number = 0.0;
+    if (v == NULL && fallback >= 0.0) {
+        *out = fallback;
+        return QLORA_OK;
+    }
+    if (v == NULL || v->kind == QLORA__GGUF_ARRAY || !qlora__gguf_real(v, 0, &number)) {
+        return qlora__gguf_wrong(env, g, key, v, "F32 or F64");
+    }
+    if (!(number > 0.0) || number > 1e30) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s is %g; it must be positive and at most 1e30", g->label, key,
+                               number);
+    }
+    *out = number;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__gguf_get_bool(qlora__env* env, const qlora__gguf* g,
+                                                       const char* key, bool fallback, bool* out) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    if (v != NULL && v->kind != QLORA__GGUF_BOOL) {
+        return qlora__gguf_wrong(env, g, key, v, "BOOL");
+    }
+    *out = v != NULL ? v->data[0] != 0 : fallback;
+    return QLORA_OK;
+}
+
+// A string, which is not terminated. If it is absent, *out is NULL, or an error if it is needed.
+static QLORA__UNUSED qlora_result qlora__gguf_get_string(qlora__env* env, const qlora__gguf* g,
+                                                         const char* key, bool need,
+                                                         const char** out, size_t* size) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    *out = NULL;
+    *size = 0;
+    if (v == NULL && !need) {
+        return QLORA_OK;
+    }
+    if (v == NULL || v->kind != QLORA__GGUF_STRING) {
+        return qlora__gguf_wrong(env, g, key, v, "STRING");
+    }
+    *out = (const char*)v->data;
+    *size = (size_t)v->bytes;
+    return QLORA_OK;
+}
+
+// An array of `element`; if it is absent, *out is NULL, or an error if it is needed.
+static QLORA__UNUSED qlora_result qlora__gguf_get_array(qlora__env* env, const qlora__gguf* g,
+                                                        const char* key, qlora__gguf_kind element,
+                                                        bool need, const qlora__gguf_value** out) {
+    char wanted[32];
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    *out = v;
+    if (v == NULL && !need) {
+        return QLORA_OK;
+    }
+    if (v == NULL || v->kind != QLORA__GGUF_ARRAY || v->element != element) {
+        snprintf(wanted, sizeof wanted, "ARRAY of %s", qlora__gguf_kind_name(element));
+        return qlora__gguf_wrong(env, g, key, v, wanted);
+    }
+    return QLORA_OK;
+}
+
+// Goes through the strings of an array: start with *at = 0 and call it once per element. The array
+// has been checked when the file was read.
+static QLORA__UNUSED const char* qlora__gguf_next_string(const qlora__gguf_value* v, uint64_t* at,
+                                                         size_t* size) {
+    uint64_t n = qlora__gguf_bits(v->data + *at, 8);
+    const uint8_t* text = v->data + *at + 8;
+    *at += 8 + n;
+    *size = (size_t)n;
+    return (const char*)text;
+}
+
+static QLORA__UNUSED bool qlora__gguf_is(const char* text, size_t size, const char* word) {
+    return text != NULL && strlen(word) == size && memcmp(text, word, size) == 0;
+}
+
+// Whether a path names a GGUF file, by its ending.
+static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
+    size_t n = strlen(path);
+    return n >= 5 &&
+           (memcmp(path + n - 5, ".gguf", 5) == 0 || memcmp(path + n - 5, ".GGUF", 5) == 0);
+}
+
+#endif // QLORA__PART_GGUF_READ
 
 //@@ src/text/base.h
 
@@ -10196,4 +10929,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 10ad38b6d53dbf77
+//@@ end 1959f4e4e41e49fa

@@ -14,7 +14,7 @@
        text/api             declarations: text, arrays, tokenizers, chats, data
        platform             files and memory of the operating system; shared with qlora.h
        core                 errors, log, memory, files; shared with qlora.h
-       formats              JSON, regular expressions, stop ids; shared with qlora.h
+       formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h
        text/base            the text object, growing arrays, whole files
        text/classes         classes of characters
        text/unicode_tables  generated tables
@@ -108,3 +108,9 @@
        A text object and everything opened from it are used by one thread at a time. Different text
        objects are independent.
 */
+
+#if !defined(__cplusplus) && (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L) &&         \
+    !defined(_MSC_VER)
+#error "qlora_text.h needs C99 or C++11: compile with -std=c99 or later"
+#include <stop> /* there is no such file: the compiler stops here */
+#endif
