@@ -14,6 +14,7 @@
     X(formats_suite)                                                                               \
     X(gguf_suite)                                                                                  \
     X(text_suite)                                                                                  \
+    X(tokens_suite)                                                                                \
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
     X(gradient_suite)                                                                              \
