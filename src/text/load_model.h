@@ -12,6 +12,7 @@ static void qlora__text_steps_free(qlora__env* env, qlora__text_steps* steps) {
         qlora__text_step* step = &steps->data[i];
         qlora__env_free(env, step->a, step->a_size + 1);
         qlora__env_free(env, step->b, step->b_size + 1);
+        qlora__pattern_free(env, step->program);
     }
     steps->count = 0;
 }

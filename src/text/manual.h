@@ -21,6 +21,9 @@
        text/unicode         UTF-8, normalisation
        text/values          JSON values as the loaders use them
        text/maps            hash tables: byte strings, pairs of numbers
+       text/view            a text to be split, by characters
+       text/pattern         regular expressions: compiling
+       text/pattern_match   regular expressions: matching
        text/split           pre-tokenizers
        text/bpe             one word to ids
        text/normalize       normalizers
@@ -60,7 +63,7 @@
        SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), and the
        tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the `tokenizers` library.
        Anything in the file that is not supported is reported by name and rejected when it is
-       loaded: a model other than BPE, an unknown regular expression, an unknown normalizer.
+       loaded: a model other than BPE, an unknown normalizer, a part of a regular expression.
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.
 
    DATA
