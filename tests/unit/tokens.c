@@ -36,7 +36,7 @@ static const char* matches_of(const char* pattern, const char* text, char* out, 
     out[0] = '\0';
     lib->env.call = NULL;
     if (!OK(qlora__pattern_compile(&lib->env, pattern, strlen(pattern), classes, &p))) {
-        snprintf(out, room, "! %s", lib->env.error);
+        snprintf(out, room, "! %.500s", lib->env.error);
         return out;
     }
     qlora__pattern_allow(p, view.end);
