@@ -440,18 +440,20 @@ static qlora_result qlora__text_step_end(qlora__env* env, const qlora__text_step
     return QLORA_OK;
 }
 
-// Matches and the text between them, in order: together, the whole piece.
+// Matches and the text between them, in order: together, the text from *begin to the end of the
+// first match at or after `stop`, or to the end of the piece. *begin moves there. The whole piece,
+// which a pattern may look back into, begins at `first`.
 static qlora_result qlora__text_step_find(qlora__env* env, const qlora__text_step* step,
-                                          const qlora__text_view* v, size_t begin,
-                                          qlora__text_pieces* out) {
-    size_t at = begin;
-    size_t gap = begin;
+                                          const qlora__text_view* v, size_t first, size_t* begin,
+                                          size_t stop, qlora__text_pieces* out) {
+    size_t at = *begin;
+    size_t gap = *begin;
     if (step->program != NULL) {
-        qlora__pattern_allow(step->program, v->end - begin);
+        qlora__pattern_allow(step->program, v->end - at);
     }
-    while (at < v->end) {
+    while (at < v->end && (at < stop || at > gap)) {
         size_t end = at;
-        QLORA__TRY(qlora__text_step_end(env, step, v, begin, at, &end));
+        QLORA__TRY(qlora__text_step_end(env, step, v, first, at, &end));
         if (end > at) {
             if (at > gap) {
                 QLORA__TRY(qlora__text_pieces_add(env, out, gap, at, step->invert));
@@ -465,6 +467,7 @@ static qlora_result qlora__text_step_find(qlora__env* env, const qlora__text_ste
             at += length;
         }
     }
+    *begin = at;
     return at == gap ? QLORA_OK : qlora__text_pieces_add(env, out, gap, at, step->invert);
 }
 
