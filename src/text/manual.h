@@ -16,6 +16,7 @@
        core                 errors, log, memory, files; shared with qlora.h
        formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h
        text/base            the text object, growing arrays, whole files
+       text/folder          files of a model folder, also made from a GGUF file
        text/classes         classes of characters
        text/unicode_tables  generated tables
        text/unicode         UTF-8, normalisation
@@ -29,6 +30,8 @@
        text/normalize       normalizers
        text/load_model      tokenizer.json: tokens and merges
        text/load            tokenizer.json: the steps around them
+       text/load_scored     vocabularies whose tokens have scores
+       text/load_gguf       the tokenizer in a GGUF file
        text/load_bin        tokenizer.bin of llama2.c; opening and asking
        text/encode          text to ids
        text/decode          ids to text

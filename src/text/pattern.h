@@ -9,7 +9,7 @@
 
 #define QLORA__PATTERN_STEPS 4096
 #define QLORA__PATTERN_SETS 256
-#define QLORA__PATTERN_RANGES 64 // of one set
+#define QLORA__PATTERN_RANGES 128 // of one set
 #define QLORA__PATTERN_GROUPS 32
 #define QLORA__PATTERN_REPEAT 1000
 
@@ -227,7 +227,7 @@ static qlora_result qlora__pattern_range(qlora__pattern_parser* p, uint32_t low,
         return qlora__pattern_refuse(p, "a range whose end is before its start");
     }
     if (set->count == QLORA__PATTERN_RANGES) {
-        return qlora__pattern_refuse(p, "a set of more than 64 ranges");
+        return qlora__pattern_refuse(p, "a set of more than 128 ranges");
     }
     set->ranges[set->count][0] = low;
     set->ranges[set->count][1] = high;

@@ -653,6 +653,79 @@ TEST llama_cpp_vectors(const char* vocab, const char* name) {
     PASS();
 }
 
+// ---- tokenizers in GGUF files ----
+
+// A vocabulary of llama.cpp in the shared folder; NULL if it or gzip is missing.
+static qlora_text_tok* gguf_tok(const char* name) {
+    char command[2400];
+    char from[80];
+    char to[80];
+    qlora_text_tok* tok = NULL;
+    snprintf(from, sizeof(from), "gguf/vocabs/ggml-vocab-%s.gguf.gz", name);
+    if (!shared_is_there(from)) {
+        return NULL;
+    }
+    snprintf(to, sizeof(to), "build/test_text_%s.gguf", name);
+    snprintf(command, sizeof(command), "gzip -dc '%s' > %s", shared_path(from), to);
+    if (system(command) != 0 || !OK(qlora_text_tok_open(lib, to, &tok))) {
+        printf("%s: %s\n", name, WHY);
+    }
+    remove(to);
+    return tok;
+}
+
+// llama.cpp's ids.
+TEST gguf_vocabulary(const char* name) {
+    qlora_text_bytes file;
+    qlora__json json;
+    qlora_text_tok* tok = gguf_tok(name);
+    if (!tok) {
+        SKIPm("no shared folder, or no gzip");
+    }
+    ASSERT(json_read(shared_path("gguf/vocabs/golden.json"), &file, &json));
+    const qlora__json_token* strings = qlora__text_json_get(&json, json.tokens, "strings");
+    const qlora__json_token* all =
+        qlora__text_json_get(&json, qlora__text_json_get(&json, json.tokens, "ids"), name);
+    size_t count = strings->count;
+    ASSERT_EQ((size_t)170, count);
+    ASSERT_EQ(count, golden_encode(tok, &json, strings, qlora__text_json_get(&json, all, "raw"),
+                                   QLORA_TEXT_LITERAL));
+    ASSERT_EQ(count,
+              golden_encode(tok, &json, strings, qlora__text_json_get(&json, all, "plain"), 0));
+    ASSERT_EQ(count, golden_encode(tok, &json, strings, qlora__text_json_get(&json, all, "special"),
+                                   QLORA_TEXT_SPECIAL));
+    json_close(&file, &json);
+    qlora_text_tok_close(tok);
+    PASS();
+}
+
+// The tokenizers inside the GGUF models.
+TEST gguf_model_tokens(const char* name) {
+    qlora_text_bytes file;
+    qlora__json json;
+    qlora_text_tok* tok = NULL;
+    char path[1024];
+    snprintf(path, sizeof(path), "gguf/%s/%s.gguf", strstr(name, "gemma") ? "extra" : "models",
+             name);
+    if (!shared_is_there(path)) {
+        SKIPm("no shared folder");
+    }
+    char whole[1100];
+    snprintf(whole, sizeof whole, "%s", shared_path(path));
+    ASSERT(OK(qlora_text_tok_open(lib, whole, &tok)));
+    ASSERT(json_read(shared_path("gguf/models/tokens.json"), &file, &json));
+    const qlora__json_token* strings = qlora__text_json_get(&json, json.tokens, "strings");
+    const qlora__json_token* all =
+        qlora__text_json_get(&json, qlora__text_json_get(&json, json.tokens, "ids"), name);
+    const qlora__json_token* front =
+        qlora__text_json_get(&json, qlora__text_json_get(&json, json.tokens, "front"), name);
+    ASSERT_EQ((size_t)strings->count, golden_encode(tok, &json, strings, all, 0));
+    ASSERT(same_ids(&tok->prefix, &json, front));
+    json_close(&file, &json);
+    qlora_text_tok_close(tok);
+    PASS();
+}
+
 // ---- round trips ----
 
 static bool round_trips(qlora_text_tok* tok, const char* text, size_t size) {
@@ -1627,6 +1700,19 @@ SUITE(text_suite) {
     RUN_TESTp(llama_cpp_vectors, "gpt-2", "gpt2");
     RUN_TESTp(llama_cpp_vectors, "llama-bpe", "llama3_2");
     RUN_TESTp(llama_cpp_vectors, "qwen2", "qwen2_5");
+    RUN_TESTp(gguf_vocabulary, "llama-spm");
+    RUN_TESTp(gguf_vocabulary, "phi-3");
+    RUN_TESTp(gguf_vocabulary, "gpt-2");
+    RUN_TESTp(gguf_vocabulary, "llama-bpe");
+    RUN_TESTp(gguf_vocabulary, "qwen2");
+    RUN_TESTp(gguf_vocabulary, "deepseek-llm");
+    RUN_TESTp(gguf_vocabulary, "starcoder");
+    RUN_TESTp(gguf_model_tokens, "llama-q8_0");
+    RUN_TESTp(gguf_model_tokens, "phi3-longrope-bf16");
+    RUN_TESTp(gguf_model_tokens, "llama3-rope-bf16");
+    RUN_TESTp(gguf_model_tokens, "qwen2-f16");
+    RUN_TESTp(gguf_model_tokens, "qwen3-bf16-00001-of-00002");
+    RUN_TESTp(gguf_model_tokens, "gemma3-bf16");
     RUN_TESTp(random_bytes, golden_tok, "text_byte", true);
     RUN_TESTp(random_bytes, golden_tok, "text_spm", false);
     RUN_TESTp(random_bytes, shared_tok, "gpt2", false);
