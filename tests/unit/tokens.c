@@ -43,7 +43,7 @@ static const char* matches_of(const char* pattern, const char* text, char* out, 
     for (size_t at = 0; at < view.end;) {
         size_t end = at;
         if (!OK(qlora__pattern_match(&lib->env, p, &view, 0, at, &end))) {
-            snprintf(out, room, "! %s", lib->env.error);
+            snprintf(out, room, "! %.500s", lib->env.error);
             break;
         }
         if (end > at) {
