@@ -6,10 +6,11 @@
 #define QLORA_TEXT_IMPLEMENTATION
 #include "qlora_text.h"
 
+#define PROGRAM "tokenize"
 #include "json_array.h"
+#include "tool.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -22,52 +23,11 @@
 #define BINARY(file) ((void)(file))
 #endif
 
-static const char usage[] =
-    "usage: tokenize TOKENIZER [--special] [--json FILE] [--decode]\n"
-    "       tokenize --chat FILE [TOKENIZER] [--chat-template FILE] [--text] [...]\n"
-    "\n"
-    "  TOKENIZER    tokenizer.json, a tokenizer.bin from llama2.c, or a folder with\n"
-    "               one of them\n"
-    "\n"
-    "Reads text from standard input, exactly as it is, and prints its token ids as a\n"
-    "JSON array.\n"
-    "\n"
-    "  --json FILE  read a JSON array of strings from FILE (- for standard input)\n"
-    "               instead, and print one array per line\n"
-    "  --special    add special tokens such as BOS, as specified by the tokenizer's\n"
-    "               post-processor\n"
-    "  --decode     decode instead: read JSON arrays of ids from standard input, one\n"
-    "               per line, and print the exact text, with a newline between two\n"
-    "               texts but none after the last. With --json FILE, read an array of\n"
-    "               arrays of ids and print one JSON string per line, with U+FFFD for\n"
-    "               invalid UTF-8\n"
-    "\n"
-    "Chat: renders a conversation with a chat template.\n"
-    "\n"
-    "  --chat FILE  a JSON object: \"messages\", optionally \"tools\", and any other\n"
-    "               variable of the template\n"
-    "  --chat-template FILE\n"
-    "               the template; without it, the one next to TOKENIZER\n"
-    "  --template NAME\n"
-    "               one of the built-in templates instead\n"
-    "  --text       print the rendering and nothing else\n"
-    "  --generation-prompt\n"
-    "               end where the assistant's answer begins\n"
-    "  --bos TEXT, --eos TEXT, --pad TEXT, --unk TEXT\n"
-    "               the special tokens that the template sees\n"
-    "  --now TIME   the clock of the template, such as 2026-07-26T12:00:00\n"
-    "\n"
-    "  --help       show this help\n"
-    "  --version    print the version\n"
-    "\n"
-    "Exit status: 0 on success, 1 on error (reported on standard error).\n";
-
 typedef struct options {
     const char* tokenizer;
     const char* json;
     const char* chat;
     const char* chat_template;
-    const char* template_name;
     const char* bos;
     const char* eos;
     const char* pad;
@@ -81,6 +41,42 @@ typedef struct options {
     bool version;
 } options;
 
+#define AT(field) offsetof(options, field)
+// clang-format off
+static const option option_table[] = {
+    {"", OPT_ARGUMENT, AT(tokenizer), false, 0, 0, "TOKENIZER",
+        "tokenizer.json, a tokenizer.bin from llama2.c, or a folder with one of them"},
+    {"json", OPT_TEXT, AT(json), false, 0, 0, "FILE",
+        "read a JSON array of strings from FILE (- for standard input) instead, and print one "
+        "array per line"},
+    {"special", OPT_FLAG, AT(special), false, 0, 0, "",
+        "add special tokens such as BOS, as specified by the tokenizer's post-processor"},
+    {"decode", OPT_FLAG, AT(decode), false, 0, 0, "",
+        "decode instead: read JSON arrays of ids from standard input, one per line, and print the "
+        "exact text, with a newline between two texts but none after the last. With --json FILE, "
+        "read an array of arrays of ids and print one JSON string per line, with U+FFFD for "
+        "invalid UTF-8"},
+    {"chat", OPT_TEXT, AT(chat), false, 0, 0, "FILE",
+        "render a conversation: FILE is a JSON object with \"messages\", optionally \"tools\", and "
+        "any other variable of the template"},
+    {"chat-template", OPT_TEXT, AT(chat_template), false, 0, 0, "FILE",
+        "the Jinja template for --chat (default: the one next to TOKENIZER)"},
+    {"generation-prompt", OPT_FLAG, AT(generation_prompt), false, 0, 0, "",
+        "end the rendering where the assistant's answer begins"},
+    {"text", OPT_FLAG, AT(text), false, 0, 0, "",
+        "print the rendering and nothing else; TOKENIZER is not needed"},
+    {"bos", OPT_TEXT, AT(bos), false, 0, 0, "TEXT",
+        "bos_token, as the template sees it; likewise --eos, --pad and --unk"},
+    {"eos", OPT_TEXT, AT(eos), false, 0, 0, "TEXT", "eos_token"},
+    {"pad", OPT_TEXT, AT(pad), false, 0, 0, "TEXT", "pad_token"},
+    {"unk", OPT_TEXT, AT(unk), false, 0, 0, "TEXT", "unk_token"},
+    {"now", OPT_TEXT, AT(now), false, 0, 0, "TIME",
+        "the clock of the template, such as 2026-07-26T12:00:00 (default: now)"},
+    {"help", OPT_FLAG, AT(help), false, 0, 0, "", "show this help"},
+    {"version", OPT_FLAG, AT(version), false, 0, 0, "", "print the version"},
+};
+// clang-format on
+
 typedef struct work {
     qlora_text* text;
     qlora_text_tok* tok;
@@ -92,11 +88,9 @@ typedef struct work {
     char error[1024];
 } work;
 
-#if defined(__GNUC__) && !defined(__MINGW32__)
-__attribute__((format(printf, 2, 3)))
-#endif
-static bool
-fail(work* w, const char* format, ...) {
+// The innermost fault; callers add where it is and print it.
+PRINTF(2, 3)
+static bool wrong(work* w, const char* format, ...) {
     va_list args;
     va_start(args, format);
     vsnprintf(w->error, sizeof(w->error), format, args);
@@ -105,96 +99,11 @@ fail(work* w, const char* format, ...) {
 }
 
 static bool text_ok(work* w, qlora_result r) {
-    // without the name of the call: it means nothing to the user of a program
-    const char* why = qlora_text_last_error(w->text);
-    const char* colon = strncmp(why, "qlora_", 6) == 0 ? strstr(why, ": ") : NULL;
-    return r == QLORA_OK || fail(w, "%s", colon != NULL ? colon + 2 : why);
-}
-
-// Sets the option that `word` names; *used is how many words it took, 0 when there is no such option.
-static bool option_read(options* o, work* w, const char* word, const char* next, int* used) {
-    const struct {
-        const char* name;
-        bool* flag;
-        const char** value;
-    } known[] = {{"--help", &o->help, NULL},
-                 {"-h", &o->help, NULL},
-                 {"--version", &o->version, NULL},
-                 {"--special", &o->special, NULL},
-                 {"--decode", &o->decode, NULL},
-                 {"--generation-prompt", &o->generation_prompt, NULL},
-                 {"--text", &o->text, NULL},
-                 {"--json", NULL, &o->json},
-                 {"--chat", NULL, &o->chat},
-                 {"--chat-template", NULL, &o->chat_template},
-                 {"--template", NULL, &o->template_name},
-                 {"--bos", NULL, &o->bos},
-                 {"--eos", NULL, &o->eos},
-                 {"--pad", NULL, &o->pad},
-                 {"--unk", NULL, &o->unk},
-                 {"--now", NULL, &o->now}};
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
-        if (strcmp(word, known[i].name) != 0) {
-            continue;
-        }
-        *used = known[i].flag != NULL ? 1 : 2;
-        if (known[i].flag != NULL) {
-            *known[i].flag = true;
-        } else if (next == NULL) {
-            return fail(w, "%s needs a value%s", word, strcmp(word, "--json") == 0 ? ": FILE" : "");
-        } else {
-            *known[i].value = next;
-        }
-        return true;
-    }
-    *used = 0;
-    return true;
-}
-
-// Options that need --chat, and the other way round.
-static bool options_check(const options* o, work* w) {
-    bool only_chat = o->chat_template != NULL || o->template_name != NULL || o->bos != NULL ||
-                     o->eos != NULL || o->pad != NULL || o->unk != NULL || o->now != NULL ||
-                     o->generation_prompt || o->text;
-    if (o->chat == NULL) {
-        return only_chat ? fail(w, "this option needs --chat FILE as well")
-                         : o->tokenizer != NULL || fail(w, "TOKENIZER is required");
-    }
-    if (o->json != NULL || o->decode || o->special) {
-        return fail(w, "--chat cannot be used with --json, --decode or --special");
-    }
-    if (o->chat_template != NULL && o->template_name != NULL) {
-        return fail(w, "--chat-template and --template cannot be used together");
-    }
-    return o->tokenizer != NULL || o->chat_template != NULL || o->template_name != NULL ||
-           fail(w, "--chat needs TOKENIZER or --chat-template FILE");
-}
-
-static bool options_read(int argc, char** argv, options* o, work* w) {
-    for (int i = 1; i < argc; i++) {
-        const char* word = argv[i];
-        int used = 0;
-        if (!option_read(o, w, word, i + 1 < argc ? argv[i + 1] : NULL, &used)) {
-            return false;
-        }
-        if (o->help || o->version) {
-            return true;
-        }
-        if (used > 0) {
-            i += used - 1;
-        } else if (word[0] == '-') {
-            return fail(w, "unknown option %s", word);
-        } else if (o->tokenizer != NULL) {
-            return fail(w, "unexpected argument: %s", word);
-        } else {
-            o->tokenizer = word;
-        }
-    }
-    return options_check(o, w);
+    return r == QLORA_OK || wrong(w, "%s", message_text(qlora_text_last_error(w->text)));
 }
 
 static bool out_add(work* w, const void* data, size_t size) {
-    return blob_add(&w->out, data, size) || fail(w, "out of memory");
+    return blob_add(&w->out, data, size) || wrong(w, "out of memory");
 }
 
 static bool encode(work* w, const char* text, size_t length) {
@@ -222,7 +131,7 @@ static bool decode(work* w, json_reader* r, uint32_t flags) {
         qlora_text_token_info info;
         int32_t id = 0;
         if (!json_int32(r, &id)) {
-            return fail(w, "element %lu: %s", (unsigned long)i, r->wrong);
+            return wrong(w, "element %lu: %s", (unsigned long)i, r->wrong);
         }
         if (!text_ok(w, qlora_text_token_query(w->tok, id, &info)) ||
             !text_ok(w, qlora_text_ids_add(w->text, &w->ids, id))) {
@@ -230,7 +139,7 @@ static bool decode(work* w, json_reader* r, uint32_t flags) {
         }
     }
     if (r->wrong != NULL) {
-        return fail(w, "%s", r->wrong);
+        return wrong(w, "%s", r->wrong);
     }
     return text_ok(w, qlora_text_decode(w->tok, w->ids.data, w->ids.count, flags, &w->bytes));
 }
@@ -248,10 +157,10 @@ static bool decode_lines(work* w, const blob* input) {
             continue;
         }
         json_reader r = json_start(start, size);
-        if (!decode(w, &r, 0) || (!json_end(&r) && !fail(w, "%s", r.wrong))) {
+        if (!decode(w, &r, 0) || (!json_end(&r) && !wrong(w, "%s", r.wrong))) {
             char why[sizeof(w->error)];
             snprintf(why, sizeof(why), "%s", w->error);
-            return fail(w, "line %lu: %.900s", (unsigned long)line, why);
+            return wrong(w, "line %lu: %.900s", (unsigned long)line, why);
         }
         if ((printed && !out_add(w, "\n", 1)) || !out_add(w, w->bytes.data, w->bytes.count)) {
             return false;
@@ -265,11 +174,11 @@ static bool decode_lines(work* w, const blob* input) {
 static bool element(work* w, json_reader* r, bool decoding) {
     if (decoding) {
         return decode(w, r, QLORA_TEXT_REPLACE) &&
-               (json_quote(w->bytes.data, w->bytes.count, &w->out) || fail(w, "out of memory")) &&
+               (json_quote(w->bytes.data, w->bytes.count, &w->out) || wrong(w, "out of memory")) &&
                out_add(w, "\n", 1);
     }
     w->string.count = 0;
-    return (json_string(r, &w->string) || fail(w, "%s", r->wrong)) &&
+    return (json_string(r, &w->string) || wrong(w, "%s", r->wrong)) &&
            encode(w, w->string.data, w->string.count);
 }
 
@@ -280,7 +189,7 @@ static bool elements(work* w, const char* name, const blob* input, bool decoding
         if (!element(w, &r, decoding)) {
             char why[sizeof(w->error)];
             snprintf(why, sizeof(why), "%s", w->error);
-            return fail(w, "%.400s: element %lu: %.500s", name, (unsigned long)i, why);
+            return wrong(w, "%.400s: element %lu: %.500s", name, (unsigned long)i, why);
         }
     }
     if (r.wrong != NULL || !json_end(&r)) {
@@ -288,7 +197,7 @@ static bool elements(work* w, const char* name, const blob* input, bool decoding
         for (const char* p = input->data; p < r.at; p++) {
             line += *p == '\n' ? 1 : 0;
         }
-        return fail(w, "%.400s:%lu: %s", name, (unsigned long)line, r.wrong);
+        return wrong(w, "%.400s:%lu: %s", name, (unsigned long)line, r.wrong);
     }
     return true;
 }
@@ -296,7 +205,23 @@ static bool elements(work* w, const char* name, const blob* input, bool decoding
 static bool input_read(work* w, const options* o, const char* name, blob* input) {
     bool from_file = o->json != NULL && strcmp(o->json, "-") != 0;
     int code = from_file ? blob_read_path(input, o->json) : blob_read(input, stdin);
-    return code == 0 || fail(w, "cannot read %s: %s", name, strerror(code));
+    return code == 0 || wrong(w, "cannot read %s: %s", name, strerror(code));
+}
+
+// Options that need --chat, and the other way round.
+static bool options_check(const options* o) {
+    bool only_chat = o->chat_template != NULL || o->bos != NULL || o->eos != NULL ||
+                     o->pad != NULL || o->unk != NULL || o->now != NULL || o->generation_prompt ||
+                     o->text;
+    if (o->chat == NULL) {
+        return only_chat ? fail("the options of a chat need --chat FILE; see --help")
+                         : o->tokenizer != NULL || fail("TOKENIZER is required; see --help");
+    }
+    if (o->json != NULL || o->decode || o->special) {
+        return fail("--chat cannot be used with --json, --decode or --special");
+    }
+    return o->tokenizer != NULL || o->chat_template != NULL ||
+           fail("--chat needs TOKENIZER or --chat-template FILE");
 }
 
 // ---- chat
@@ -309,7 +234,7 @@ static bool clock_read(const options* o, work* w, int64_t* out) {
         time_t seconds = time(NULL);
         const struct tm* local = localtime(&seconds);
         if (local == NULL) {
-            return fail(w, "this machine has no clock; use --now TIME");
+            return wrong(w, "this machine has no clock; use --now TIME");
         }
         n[0] = local->tm_year + 1900;
         n[1] = local->tm_mon + 1;
@@ -323,7 +248,8 @@ static bool clock_read(const options* o, work* w, int64_t* out) {
         bool day = n[1] >= 1 && n[1] <= 12 && n[2] >= 1 && n[2] <= 31 && n[0] >= 1 && n[0] <= 9999;
         bool hour = n[3] >= 0 && n[3] <= 23 && n[4] >= 0 && n[4] <= 59 && n[5] >= 0 && n[5] <= 59;
         if ((read != 3 && read != 6) || !day || !hour) {
-            return fail(w, "--now is %.60s; it must be a time such as 2026-07-26T12:00:00", o->now);
+            return wrong(w, "--now is %.60s; it must be a time such as 2026-07-26T12:00:00",
+                         o->now);
         }
     }
     // days since 1970, with years that start in March
@@ -337,7 +263,7 @@ static bool clock_read(const options* o, work* w, int64_t* out) {
 
 static bool file_read(work* w, const char* path, blob* out) {
     int code = blob_read_path(out, path);
-    return code == 0 || fail(w, "cannot read %s: %s", path, strerror(code));
+    return code == 0 || wrong(w, "cannot read %s: %s", path, strerror(code));
 }
 
 // Without a tokenizer: the text alone.
@@ -378,7 +304,7 @@ static bool run(const options* o, work* w) {
     w->flags = o->special ? (uint32_t)QLORA_TEXT_SPECIAL : 0u;
     const char* name = o->json != NULL ? o->json : "standard input";
     bool good =
-        (qlora_text_create(NULL, &w->text) == QLORA_OK || fail(w, "out of memory")) &&
+        (qlora_text_create(NULL, &w->text) == QLORA_OK || wrong(w, "out of memory")) &&
         (o->tokenizer == NULL || text_ok(w, qlora_text_tok_open(w->text, o->tokenizer, &w->tok))) &&
         (o->chat != NULL || input_read(w, o, name, &input));
     if (good && o->chat != NULL) {
@@ -388,9 +314,9 @@ static bool run(const options* o, work* w) {
     } else if (good) {
         good = o->decode ? decode_lines(w, &input) : encode(w, input.data, input.count);
     }
-    if (good && w->out.count > 0 &&
-        (fwrite(w->out.data, 1, w->out.count, stdout) != w->out.count || fflush(stdout) != 0)) {
-        good = fail(w, "cannot write standard output: %s", strerror(errno));
+    if (good && w->out.count > 0) {
+        fwrite(w->out.data, 1, w->out.count, stdout);
+        good = output_flush(w->error);
     }
     qlora_text_ids_free(w->text, &w->ids);
     qlora_text_bytes_free(w->text, &w->bytes);
@@ -407,23 +333,24 @@ int main(int argc, char** argv) {
     work w;
     memset(&o, 0, sizeof(o));
     memset(&w, 0, sizeof(w));
-    if (!options_read(argc, argv, &o, &w)) {
-        fprintf(stderr, "tokenize: %s (see tokenize --help)\n", w.error);
-        return 1;
+    const option_set set = {option_table, sizeof option_table / sizeof option_table[0], &o};
+    int status = 0;
+    if (!tool_start(&set, argc, argv, &o.version, &status)) {
+        return status;
     }
     if (o.help) {
-        fputs(usage, stdout);
-        return 0;
+        printf("usage: tokenize TOKENIZER [--special] [--json FILE] [--decode]\n"
+               "       tokenize --chat FILE [TOKENIZER] [--chat-template FILE] [--text] ...\n\n"
+               "Reads text from standard input, exactly as it is, and prints its token ids as a\n"
+               "JSON array.\n\n");
+        options_print(&set, 17);
+        printf("\nExit status: 0 on success, 1 on error (reported on standard error).\n");
+        return tool_end(true);
     }
-    if (o.version) {
-        fputs("tokenize (qlora.h) " QLORA_VERSION_STRING "\n", stdout);
-        return 0;
+    if (!options_check(&o)) {
+        return 1;
     }
     BINARY(stdin);
     BINARY(stdout);
-    if (!run(&o, &w)) {
-        fprintf(stderr, "tokenize: %s\n", w.error);
-        return 1;
-    }
-    return 0;
+    return run(&o, &w) ? 0 : (fail("%s", w.error), 1);
 }

@@ -382,16 +382,6 @@ static qlora_result qlora__jin_string_share(qlora__jin_machine* m, const char* d
     return QLORA_OK;
 }
 
-static qlora_result qlora__jin_string_make(qlora__jin_machine* m, const char* data, size_t bytes,
-                                           qlora__jin_value* out) {
-    void* copy = NULL;
-    QLORA__TRY(qlora__jin_get(m, bytes, &copy));
-    if (bytes > 0) {
-        memcpy(copy, data, bytes);
-    }
-    return qlora__jin_string_share(m, (const char*)copy, bytes, out);
-}
-
 static qlora_result qlora__jin_string_of(qlora__jin_machine* m, const char* text,
                                          qlora__jin_value* out) {
     return qlora__jin_string_share(m, text, strlen(text), out);

@@ -220,6 +220,7 @@ static qlora_result qlora__jin_loop_length(qlora__jin_machine* m, qlora__jin_loo
     return QLORA_OK;
 }
 
+// long because every field is a line
 static qlora_result qlora__jin_loop_field(qlora__jin_machine* m, qlora__jin_loop* loop,
                                           const char* name, size_t size, qlora__jin_value* out,
                                           bool* found) {

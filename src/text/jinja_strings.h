@@ -2,8 +2,8 @@
 
 // ---- arguments ----------------------------------------------------------------------------------
 
-// Puts the arguments of a call in the order of `names` ("sep maxsplit"; a slash at the start: not by
-// keyword). What is not given is MISSING.
+// Puts the arguments of a call in the order of `names` ("sep maxsplit"; with a slash at the start,
+// keywords are not allowed). What is not given is MISSING.
 static qlora_result qlora__jin_bind_args(qlora__jin_machine* m, const char* what, const char* names,
                                          size_t required, const qlora__jin_args* args,
                                          qlora__jin_value* out) {

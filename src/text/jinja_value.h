@@ -2,6 +2,44 @@
 
 // ---- text ---------------------------------------------------------------------------------------
 
+// Digits with their decimal point, as Python places it: with an exponent only when it is below -4 or
+// above 15.
+static void qlora__jin_place_point(bool negative, const char* digits, int count, int exponent,
+                                   char out[48]) {
+    size_t n = 0;
+    if (negative) {
+        out[n++] = '-';
+    }
+    if (exponent < -4 || exponent >= 16) {
+        out[n++] = digits[0];
+        if (count > 1) {
+            out[n++] = '.';
+            memcpy(out + n, digits + 1, (size_t)(count - 1));
+            n += (size_t)(count - 1);
+        }
+        snprintf(out + n, 48 - n, "e%c%02d", exponent < 0 ? '-' : '+', abs(exponent));
+        return;
+    }
+    if (exponent < 0) {
+        out[n++] = '0';
+    }
+    for (int i = 0; i <= exponent; i++) {
+        out[n++] = i < count ? digits[i] : '0';
+    }
+    out[n++] = '.';
+    for (int i = -1; i > exponent; i--) {
+        out[n++] = '0';
+    }
+    int rest = exponent < 0 ? 0 : exponent + 1;
+    for (int i = rest; i < count; i++) {
+        out[n++] = digits[i];
+    }
+    if (rest >= count) {
+        out[n++] = '0';
+    }
+    out[n] = '\0';
+}
+
 // The shortest digits that read back as the same number, as Python's repr writes them.
 static void qlora__jin_format_double(double x, char out[48]) {
     uint64_t bits = 0;
@@ -37,38 +75,7 @@ static void qlora__jin_format_double(double x, char out[48]) {
     while (count > 1 && digits[count - 1] == '0') {
         count--;
     }
-    size_t n = 0;
-    if ((bits >> 63) != 0) {
-        out[n++] = '-';
-    }
-    if (exponent < -4 || exponent >= 16) {
-        out[n++] = digits[0];
-        if (count > 1) {
-            out[n++] = '.';
-            memcpy(out + n, digits + 1, (size_t)(count - 1));
-            n += (size_t)(count - 1);
-        }
-        snprintf(out + n, 48 - n, "e%c%02d", exponent < 0 ? '-' : '+', abs(exponent));
-        return;
-    }
-    if (exponent < 0) {
-        out[n++] = '0';
-    }
-    for (int i = 0; i <= exponent; i++) {
-        out[n++] = i < count ? digits[i] : '0';
-    }
-    out[n++] = '.';
-    for (int i = -1; i > exponent; i--) {
-        out[n++] = '0';
-    }
-    int rest = exponent < 0 ? 0 : exponent + 1;
-    for (int i = rest; i < count; i++) {
-        out[n++] = digits[i];
-    }
-    if (rest >= count) {
-        out[n++] = '0';
-    }
-    out[n] = '\0';
+    qlora__jin_place_point((bits >> 63) != 0, digits, count, exponent, out);
 }
 
 static bool qlora__jin_is_printable(uint32_t code) {
@@ -235,7 +242,7 @@ static qlora_result qlora__jin_text(qlora__jin_machine* m, qlora__jin_value v,
     return qlora__jin_buffer_string(m, &buffer, out);
 }
 
-// ---- truth, numbers, equality, order -------------------------------------------------------------
+// ---- truth, numbers, equality, order ------------------------------------------------------------
 
 static bool qlora__jin_is_nan(double x) {
     return !(x <= 0.0 || x >= 0.0);
