@@ -13856,8 +13856,7 @@ static qlora_result qlora__jin_bind(qlora__jin_machine* m, qlora__jin_node* root
 
 // ---- text ---------------------------------------------------------------------------------------
 
-// Digits with their decimal point, as Python places it: with an exponent only when it is below -4 or
-// above 15.
+// Digits with their decimal point, as Python places it: an exponent only below -4 or above 15.
 static void qlora__jin_place_point(bool negative, const char* digits, int count, int exponent,
                                    char out[48]) {
     size_t n = 0;
@@ -15857,7 +15856,7 @@ static void qlora__jin_date_of(int64_t clock, qlora__jin_date* d) {
     d->yearday = before[d->month - 1] + d->day + (leap && d->month > 2 ? 1 : 0);
 }
 
-// One letter of strftime in the C locale; NULL when it is not known. It is long because every letter
+// One letter of strftime in the C locale; NULL when it is not known. It is long because each letter
 // is a case.
 static const char* qlora__jin_date_part(const qlora__jin_date* d, char letter, char out[64]) {
     static const char* const repeated[] = {
@@ -21970,4 +21969,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 060597c2f44b9fc7
+//@@ end a4d0f8ad3d8b295e

@@ -527,7 +527,7 @@ static void qlora__jin_date_of(int64_t clock, qlora__jin_date* d) {
     d->yearday = before[d->month - 1] + d->day + (leap && d->month > 2 ? 1 : 0);
 }
 
-// One letter of strftime in the C locale; NULL when it is not known. It is long because every letter
+// One letter of strftime in the C locale; NULL when it is not known. It is long because each letter
 // is a case.
 static const char* qlora__jin_date_part(const qlora__jin_date* d, char letter, char out[64]) {
     static const char* const repeated[] = {

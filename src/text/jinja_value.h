@@ -2,8 +2,7 @@
 
 // ---- text ---------------------------------------------------------------------------------------
 
-// Digits with their decimal point, as Python places it: with an exponent only when it is below -4 or
-// above 15.
+// Digits with their decimal point, as Python places it: an exponent only below -4 or above 15.
 static void qlora__jin_place_point(bool negative, const char* digits, int count, int exponent,
                                    char out[48]) {
     size_t n = 0;
