@@ -54,7 +54,9 @@
        text/jinja_eval       expressions
        text/jinja_run        statements and macros
        text/jinja_api        templates as objects
-       text/chat            chat formats
+       text/chat_formats    built-in chat templates
+       text/chat            which template a model has
+       text/chat_encode     conversations to ids, and what is trained
        text/data            samples, messages
        text/records         one record of a JSON file to a sample
        text/data_files      training files to samples
