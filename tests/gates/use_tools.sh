@@ -193,7 +193,7 @@ texts() {
     [[ $(cat out) == "$text" ]]
     note $? "the folder of a run where an adapter is wanted: same text"
     echo "a file" >precious
-    refuses "precious/o.*not a folder" merge --model "$fixture/model" \
+    refuses "cannot create precious/o: Not a directory" merge --model "$fixture/model" \
         --adapter "$fixture/adapter20" --out precious/o
     if [[ -w /dev/full ]]; then
         "$root/$B/merge" --model "$fixture/model" --adapter run --gguf full.gguf >/dev/full 2>err
@@ -214,6 +214,54 @@ texts() {
         [[ $? -eq 1 ]] && grep -q "cannot write to standard output" err
         note $? "a full disk"
     fi
+}
+
+# Files of the tokenizer are merged as well; leftovers of an interrupted merge are removed, and
+# the weights of others are left alone.
+merging() {
+    local model=$shared/models/stories260K fixture=$shared/fixtures/stories260K text name
+    [[ -d $model && -d $fixture ]] || return
+    local merge=("$root/$B/merge" --adapter "$fixture/adapter20" --base trained --dtype f32)
+    rm -rf whole o
+    cp -r "$fixture/model" whole
+    chmod -R u+w whole
+    cp "$model/tok512.bin" whole/
+    mkdir whole/additional_chat_templates whole/notes
+    for name in special_tokens_map.json chat_template.jinja spiece.model tekken.json merges.txt \
+        additional_chat_templates/rag.jinja; do
+        echo "$name" >"whole/$name"
+    done
+    echo "not copied" >whole/pytorch_model.bin
+    says "^wrote o$" merge --model whole --adapter "$fixture/adapter20" --base trained --dtype f32 \
+        --out o
+    text=$(cd o && find . -type f | sort | tr '\n' ' ')
+    [[ $text == "./additional_chat_templates/rag.jinja ./chat_template.jinja ./config.json \
+./merges.txt ./model.safetensors ./special_tokens_map.json ./spiece.model ./tekken.json \
+./tok512.bin " ]]
+    note $? "every file of the tokenizer is copied, and no other weights ($text)"
+    says "^Once upon a" generate --model o --prompt "Once upon a" --max-tokens 5
+
+    rm -rf left
+    mkdir left
+    touch left/.merge-unfinished left/model-00001-of-00007.safetensors \
+        left/model-00002-of-00007.safetensors.tmp left/model.safetensors.index.json
+    "${merge[@]}" --model whole --out left >out 2>err
+    note $? "a merge after an interrupted one"
+    text=$(cd left && find . -name '*safetensors*' -o -name '.merge*')
+    [[ $text == ./model.safetensors ]]
+    note $? "its leftovers are gone ($text)"
+    for name in model-00001-of-00002.safetensors consolidated.safetensors pytorch_model.bin; do
+        rm -rf left
+        mkdir left
+        touch "left/$name"
+        [[ $name == consolidated* ]] && touch left/.merge-unfinished
+        "${merge[@]}" --model whole --out left >out 2>err
+        [[ $? -eq 1 && -e left/$name && ! -e left/config.json ]] &&
+            grep -q "left: the folder contains $name, which an interrupted merge did not" err
+        note $? "the weights of others are left alone: $name"
+    done
+    refuses "--out whole: config.json already exists" merge --model whole \
+        --adapter "$fixture/adapter20" --out whole
 }
 
 # Limits of the model, stop texts, prompts from files, one answer, Ctrl-C.
@@ -311,6 +359,7 @@ habits
 versions
 plans
 texts
+merging
 generation
 mkdir small
 byte_tokenizer 0 >small/tokenizer.json
