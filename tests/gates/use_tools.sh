@@ -116,10 +116,10 @@ habits() {
     refuses "cannot read nowhere" tokenize "$root/tests/golden/text_byte.json" --json=nowhere
     refuses "--model needs a non-empty value" plan --model=
     for size in 8G 8GiB 8g 8gib 8GIB 8589934592 8589934592B; do
-        says "in 8\.0 GiB$" plan --memory $size
+        says "in 8\.00 GiB$" plan --memory $size
     done
     for size in 8GB 8gb 8Gb; do
-        says "in 7\.5 GiB$" plan --memory $size
+        says "in 7\.45 GiB$" plan --memory $size
     done
     [[ -w /dev/full ]] || return
     for program in generate merge plan tokenize; do
@@ -147,6 +147,38 @@ versions() {
 }
 
 plans() {
+    local hint
+    refuses "no smaller setting fits: the frozen weights alone take 3[0-9.]+ GiB$" plan \
+        --shape llama-3.1-70b --batch 1 --length 512 --memory 24G
+    for hint in "--batch 64 --length 4096 --rank 64" "--batch 1 --length 16384 --memory 7G" \
+        "--batch 4 --length 512 --base 32bit --rank 256" \
+        "--batch 2 --length 8192 --recompute off"; do
+        # shellcheck disable=SC2086 # the words of a command line
+        refuses "not enough memory: .*; it would fit with --" plan --memory 12G \
+            --shape llama-3.1-8b $hint
+        # shellcheck disable=SC2046
+        says "total" plan --memory 12G --shape llama-3.1-8b $hint \
+            $(sed -n 's/.*it would fit with //p' err)
+    done
+    says "^qwen2.5-0.5b, rank 16, in 8.00 GiB$" plan --shape QWEN2.5-0.5B --memory 8G
+    grep -q "a longer sequence can show a smaller number" out
+    note $? "plan explains +"
+    refuses "--mode bf16 needs compute capability 8.0 or higher; --capability is 7.5" plan \
+        --memory 8G --mode bf16 --capability 7.5
+    refuses "--model base.gguf is a GGUF file" plan --model base.gguf
+    says "CPU\)$|[0-9] [GM]iB$" plan # for this machine, whatever it has
+    mkdir -p config-only
+    cat >config-only/config.json <<END
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+ "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+ "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 512,
+ "rms_norm_eps": 1e-05, "hidden_act": "silu", "tie_word_embeddings": true}
+END
+    says "^MiB for one micro-batch" plan --model config-only --memory 8G
+    [[ $(grep -c '1024' out) -eq 0 ]]
+    note $? "plan shows no length above the model's limit"
+    refuses "--length 1024 exceeds the model's limit of 512 tokens" plan --model config-only \
+        --memory 8G --batch 1 --length 1024
     says "llama-3.1-70b +- +- +- +- +- +-" plan --memory 8G
     says "qwen2.5-0.5b +[0-9]+" plan --memory 8G
     says "^  32 .*-" plan --shape llama-3.1-8b --memory 12G
