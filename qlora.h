@@ -1006,8 +1006,8 @@ typedef struct qlora_gemm_desc {
 //   bf16, bf16, bf16 or f32
 //   f16, f16, f32
 //   one of A and B f32, the other bf16 or f16, C f32, batch 1 on CUDA: the f32 operand is cast into
-//   the scratch buffer; for f16 it is first scaled by a power of two chosen from its maximum, which
-//   alpha then cancels
+//   the scratch buffer, in slices if that is too small; for f16 it is first scaled by a power of two
+//   chosen from its maximum, which alpha then cancels
 QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc,
                                   const qlora_tensor* a, const qlora_tensor* b,
                                   const qlora_tensor* c);
@@ -1104,8 +1104,11 @@ QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* wei
 // y = x W^T and dx = dy W. x and dy are f32 or bf16; y and dx have the same type, or f32. W is
 // dequantised to bf16 values, whatever the type of x. An unfused product dequantises as much of W
 // at a time as the free scratch holds and reports the path of its GEMM; a fused one, which only the
-// forward product has, reports QLORA_PATH_NF4. flags: ACCUMULATE, PTX and CUBLAS imply an unfused
-// product; without flags, small products are fused if the device can. No call waits for the device.
+// forward product has, reports QLORA_PATH_NF4. (A fused dx = dy W does not exist: its sums run
+// along the columns of W, across the blocks that share a scale, and backward products have the rows
+// of a whole micro-batch, for which dequantising W once costs less than doing so for every tile.)
+// flags: ACCUMULATE, PTX and CUBLAS imply an unfused product; without flags, small products are
+// fused if the device can. No call waits for the device.
 QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
                                               const qlora_nf4* w, const qlora_tensor* y,
                                               uint32_t flags);
@@ -1481,6 +1484,24 @@ typedef struct qlora_launch_desc {
 QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
                                            const qlora_launch_desc* launch, void** args);
 
+typedef enum qlora_prewarm_kind {
+    QLORA_PREWARM_FORWARD = 0,    // as qlora_gemm_forward: A[m,k] B[k,n]
+    QLORA_PREWARM_BACKWARD_A = 1, // as qlora_gemm_backward_a: dC[m,n] B[k,n]^T
+    QLORA_PREWARM_BACKWARD_B = 2  // as qlora_gemm_backward_b: A[m,k]^T dC[m,n]
+} qlora_prewarm_kind;
+
+// A product that a program is going to run. Sizes must be from 1 to 2^24.
+typedef struct qlora_prewarm_product {
+    qlora_prewarm_kind kind;
+    int64_t m;
+    int64_t k;
+    int64_t n;
+    int64_t batch;   // 0 = 1
+    qlora_dtype a;   // type of the first operand
+    qlora_dtype b;   // type of the second one
+    qlora_dtype out; // type of the result
+} qlora_prewarm_product;
+
 // The shape of a model. Sizes must be from 1 to 2^24.
 typedef struct qlora_prewarm_desc {
     int64_t hidden;
@@ -1492,11 +1513,18 @@ typedef struct qlora_prewarm_desc {
     int64_t rank;           // LoRA rank, at most 4096; 0 = no LoRA kernels
     qlora_base_format base; // 0 = NF4
     qlora_dtype compute;    // F32 or BF16; 0 = F32
+    const qlora_prewarm_product* products; // more products, of any shape; NULL = none
+    int64_t product_count;
 } qlora_prewarm_desc;
 
 // Compiles every kernel that the shape needs, runs each of its cuBLAS products once on temporary
-// memory, and seals the cache. A second call, for another model, compiles only the missing kernels.
-// Does nothing on the CPU. qlora_model_open includes this work.
+// memory, and seals the cache. Covered are, with max_tokens rows: the stacks of qlora_linear; the
+// products of qlora_gemm_forward, _backward_a and _backward_b of each width of the model with the
+// rank, and without 4-bit weights also with the base's own matrices (f32 activations with 16-bit
+// weights included); those of qlora_nf4_gemm_forward and _backward; the batched ones of attention;
+// f32 products both exact and in TF32; and the caller's list. A second call, for another model,
+// compiles only the missing kernels. Does nothing on the CPU. qlora_model_open includes the work
+// for its own products.
 QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
 // On a miss, a sealed cache fails with QLORA_ERR_SEALED and names the kernel; it never compiles
 // silently. Both calls do nothing on the CPU.
@@ -1561,6 +1589,7 @@ QLORA_API const char* qlora_kernel_name(size_t index);
     X(qlora_attention_desc)                                                                    \
     X(qlora_graph_info)                                                                        \
     X(qlora_launch_desc)                                                                       \
+    X(qlora_prewarm_product)                                                                   \
     X(qlora_prewarm_desc)                                                                      \
     X(qlora_cache_info)
 // clang-format on
@@ -11144,6 +11173,26 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 
 //@@ src/gemm/dense.h
 
+// ---- slices of scratch memory -------------------------------------------------------------------
+
+// Returns in *slice how many of `count` rows or columns, `bytes` each, fit in the free scratch, at
+// least `unit` or all of them, and takes the memory for them.
+static qlora_result qlora__scratch_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
+                                         int64_t* slice, void** memory) {
+    size_t free_bytes = qlora__scratch_free(ctx);
+    int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
+    if (fit < count) {
+        fit = qlora__max(fit / unit * unit,
+                         qlora__min(unit, count)); // if it does not fit, qlora__scratch fails
+    }
+    *slice = qlora__min(fit, count);
+    size_t all = 0;
+    if (!qlora__mul((size_t)*slice, bytes, &all)) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size in bytes of an operand overflows");
+    }
+    return qlora__scratch(ctx, all, memory);
+}
+
 // ---- dense products: the built-in kernels -------------------------------------------------------
 
 #ifndef QLORA_NO_CUDA
@@ -11288,49 +11337,100 @@ static qlora_result qlora__cast_scale(qlora_ctx* ctx, const void* data, int64_t 
     return qlora__launch(ctx, QLORA__K_cast_scale, 1, 1, 1, 256, 0, scale_args);
 }
 
-// Casts the f32 operand to the type of the other one, in scratch, and uses the copy in the product.
-static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
-    bool cast_a = g->a_type == QLORA_F32;
-    qlora_dtype type = cast_a ? g->b_type : g->a_type;
-    const void* data = cast_a ? g->A : g->B;
-    int64_t ld = cast_a ? g->lda : g->ldb;
-    bool trans = cast_a ? g->ta : g->tb;
-    int64_t rows = cast_a ? (trans ? g->K : g->M) : (trans ? g->N : g->K);
-    int64_t cols = cast_a ? (trans ? g->M : g->K) : (trans ? g->K : g->N);
+// The f32 operand of a mixed product, as it is stored: `lines` are the rows or columns of the
+// result that it contributes to, which can be computed independently of each other.
+typedef struct qlora__mixed {
+    bool is_a;
+    bool lines_are_rows; // of the stored matrix
+    int64_t lines;
+    const float* data;
+    int64_t ld;
+    qlora_dtype type; // of the other operand
+    float* factors;   // f16: scale, alpha / scale, beta
+} qlora__mixed;
+
+static qlora__mixed qlora__mixed_of(const qlora__gemm* g) {
+    qlora__mixed x;
+    memset(&x, 0, sizeof x);
+    x.is_a = g->a_type == QLORA_F32;
+    x.lines_are_rows = x.is_a ? !g->ta : g->tb;
+    x.lines = x.is_a ? g->M : g->N;
+    x.data = (const float*)(x.is_a ? g->A : g->B);
+    x.ld = x.is_a ? g->lda : g->ldb;
+    x.type = x.is_a ? g->b_type : g->a_type;
+    return x;
+}
+
+// Chooses the scale of an f16 product and makes the product use it.
+static qlora_result qlora__mixed_scale(qlora_ctx* ctx, qlora__gemm* g, qlora__mixed* x) {
+    void* factors = NULL;
+    QLORA__TRY(qlora__scratch(ctx, 3 * sizeof(float), &factors));
+    float* f = (float*)factors;
+    QLORA__TRY(qlora__cast_scale(ctx, x->data, x->lines_are_rows ? x->lines : g->K,
+                                 x->lines_are_rows ? g->K : x->lines, x->ld, g->alpha, f));
+    qlora__CUdeviceptr beta = (qlora__CUdeviceptr)(uintptr_t)(f + 2);
+    int code = ctx->gpu->cu.MemsetD32Async(beta, qlora__bits(g->beta), 1, ctx->gpu->stream);
+    QLORA__TRY(qlora__cu(ctx, code, "cuMemsetD32Async"));
+    x->factors = f;
+    g->alpha = 1.0f;
+    g->alpha_dev = f + 1;
+    g->beta_dev = f + 2;
+    return QLORA_OK;
+}
+
+// Computes `now` lines of the result, starting at `first`, with a copy of the f32 operand in the
+// type of the other one.
+static qlora_result qlora__mixed_slice(qlora_ctx* ctx, const qlora__gemm* g, const qlora__mixed* x,
+                                       int64_t first, int64_t now, void* copy, qlora_path path) {
+    int64_t rows = x->lines_are_rows ? now : g->K;
+    int64_t cols = x->lines_are_rows ? g->K : now;
+    int64_t ld = x->ld;
+    int64_t new_ld = (int64_t)qlora__align_up((size_t)cols, 8);
+    const float* data = x->data + (x->lines_are_rows ? first * x->ld : first);
+    const float* scale = x->factors;
+    void* args[] = {(void*)&data, &copy, &rows, &cols, &ld, &new_ld, (void*)&scale};
+    int64_t pieces = rows * qlora__ceil_div(cols, 2048);
+    QLORA__TRY(qlora__launch(ctx,
+                             x->type == QLORA_F16 ? QLORA__K_cast_f32_f16 : QLORA__K_cast_f32_bf16,
+                             qlora__min(pieces, 4096), 1, 1, 256, 0, args));
+    qlora__gemm part = *g;
+    size_t out = qlora_dtype_bytes(g->out);
+    part.a_type = x->type;
+    part.b_type = x->type;
+    if (x->is_a) {
+        part.M = now;
+        part.A = copy;
+        part.lda = new_ld;
+        part.C = (char*)g->C + (size_t)(first * g->ldc) * out;
+    } else {
+        part.N = now;
+        part.B = copy;
+        part.ldb = new_ld;
+        part.C = (char*)g->C + (size_t)first * out;
+    }
+    return path == QLORA_PATH_CUBLAS ? qlora__gemm_cublas(ctx, &part) : qlora__gemm_ptx(ctx, &part);
+}
+
+// One operand is f32 and is cast in scratch; where that does not hold all of it, the result is
+// computed in slices. No sum is ever split.
+static qlora_result qlora__gemm_mixed(qlora_ctx* ctx, qlora__gemm* g, qlora_path path) {
     if (g->batch > 1) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "a batched product of an f32 and a 16-bit operand is not supported; "
                            "cast one of them");
     }
-    int64_t new_ld = (int64_t)qlora__align_up((size_t)cols, 8);
-    size_t bytes = 0;
-    if (!qlora__mul((size_t)rows, (size_t)new_ld * 2, &bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size in bytes of the cast operand overflows");
-    }
+    qlora__mixed x = qlora__mixed_of(g);
+    QLORA__TRY(x.type == QLORA_F16 ? qlora__mixed_scale(ctx, g, &x) : QLORA_OK);
+    // Rows of the copy start at multiples of 16 bytes, and so do slices of its columns.
+    size_t depth = x.lines_are_rows ? qlora__align_up((size_t)g->K, 8) : (size_t)g->K;
+    int64_t lines = x.lines_are_rows ? x.lines : (int64_t)qlora__align_up((size_t)x.lines, 8);
+    int64_t slice = 0;
     void* copy = NULL;
-    QLORA__TRY(qlora__scratch(ctx, bytes, &copy));
-    const float* scale = NULL;
-    if (type == QLORA_F16) {
-        void* factors = NULL; // scale, alpha / scale, beta
-        QLORA__TRY(qlora__scratch(ctx, 3 * sizeof(float), &factors));
-        float* f = (float*)factors;
-        QLORA__TRY(qlora__cast_scale(ctx, data, rows, cols, ld, g->alpha, f));
-        qlora__CUdeviceptr beta = (qlora__CUdeviceptr)(uintptr_t)(f + 2);
-        int code = ctx->gpu->cu.MemsetD32Async(beta, qlora__bits(g->beta), 1, ctx->gpu->stream);
-        QLORA__TRY(qlora__cu(ctx, code, "cuMemsetD32Async"));
-        scale = f;
-        g->alpha = 1.0f;
-        g->alpha_dev = f + 1;
-        g->beta_dev = f + 2;
+    QLORA__TRY(qlora__scratch_slice(ctx, lines, depth * 2, 64, &slice, &copy));
+    for (int64_t done = 0; done < x.lines; done += slice) {
+        int64_t now = qlora__min(slice, x.lines - done);
+        QLORA__TRY(qlora__mixed_slice(ctx, g, &x, done, now, copy, path));
     }
-    void* args[] = {(void*)&data, &copy, &rows, &cols, &ld, &new_ld, (void*)&scale};
-    int64_t pieces = rows * qlora__ceil_div(cols, 2048);
-    QLORA__TRY(qlora__launch(ctx,
-                             type == QLORA_F16 ? QLORA__K_cast_f32_f16 : QLORA__K_cast_f32_bf16,
-                             qlora__min(pieces, 4096), 1, 1, 256, 0, args));
-    *(cast_a ? &g->A : &g->B) = copy;
-    *(cast_a ? &g->lda : &g->ldb) = new_ld;
-    *(cast_a ? &g->a_type : &g->b_type) = type;
     return QLORA_OK;
 }
 
@@ -11346,7 +11446,7 @@ static qlora_result qlora__gemm_gpu(qlora_ctx* ctx, qlora__gemm* g, qlora_path p
         }
     }
     if (g->a_type != g->b_type) {
-        QLORA__TRY(qlora__gemm_cast(ctx, g));
+        return qlora__gemm_mixed(ctx, g, path);
     }
     return path == QLORA_PATH_CUBLAS ? qlora__gemm_cublas(ctx, g) : qlora__gemm_ptx(ctx, g);
 }
@@ -12011,20 +12111,6 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
 
 #define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
 
-// Returns how many of `count` rows or columns, `bytes` each, fit in the free scratch; at least
-// `unit`.
-static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
-                                     int64_t* slice, void** memory) {
-    size_t free_bytes = qlora__scratch_free(ctx);
-    int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
-    if (fit < count) {
-        fit = qlora__max(fit / unit * unit,
-                         qlora__min(unit, count)); // if it does not fit, qlora__scratch fails
-    }
-    *slice = qlora__min(fit, count);
-    return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
-}
-
 static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
                                        const qlora_tensor* x, const qlora_nf4* w,
                                        const qlora_tensor* y, uint32_t flags) {
@@ -12033,8 +12119,8 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool bac
     int64_t slice = 0;
     qlora_tensor window;
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
-    QLORA__TRY(qlora__nf4_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64, &slice,
-                                &window.data));
+    QLORA__TRY(qlora__scratch_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64,
+                                    &slice, &window.data));
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_b = !backward;
@@ -16132,6 +16218,44 @@ qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
 
 // ---- pre-warm -----------------------------------------------------------------------------------
 
+// Checks one product of the caller's list.
+static qlora_result qlora__product_check(qlora_ctx* ctx, const qlora_prewarm_product* p,
+                                         int64_t index) {
+    const struct {
+        const char* name;
+        int64_t value;
+        int64_t least;
+        int64_t most;
+    } fields[] = {{"kind", (int64_t)p->kind, 0, QLORA_PREWARM_BACKWARD_B},
+                  {"m", p->m, 1, 1 << 24},
+                  {"k", p->k, 1, 1 << 24},
+                  {"n", p->n, 1, 1 << 24},
+                  {"batch", p->batch, 0, 1 << 24}};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "shape.products[%lld].%s", (long long)index, fields[i].name);
+        QLORA__TRY(qlora__need_whole(ctx, name, fields[i].value, fields[i].least, fields[i].most));
+    }
+    qlora_tensor t[3];
+    memset(t, 0, sizeof t);
+    t[0].dtype = p->a;
+    t[1].dtype = p->b;
+    t[2].dtype = p->out;
+    for (int i = 0; i < 3; i++) {
+        if (t[i].dtype != QLORA_F32 && t[i].dtype != QLORA_BF16 && t[i].dtype != QLORA_F16) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "shape.products[%lld] has type %s; it must be f32, bf16 or f16",
+                               (long long)index, qlora_dtype_name(t[i].dtype));
+        }
+    }
+    if (p->batch > 1 && p->a != p->b) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "shape.products[%lld]: a batched product of %s and %s is not supported",
+                           (long long)index, qlora_dtype_name(p->a), qlora_dtype_name(p->b));
+    }
+    return qlora__gemm_check_types(ctx, &t[0], &t[1], &t[2]);
+}
+
 static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
     if (s->kv_heads == 0) {
         s->kv_heads = s->heads;
@@ -16163,52 +16287,72 @@ static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.compute is %s; it must be f32 or bf16",
                            qlora_dtype_name(s->compute));
     }
+    if (s->product_count < 0 || (s->products == NULL && s->product_count > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "shape.products is %s and shape.product_count is %lld",
+                           s->products == NULL ? "NULL" : "set", (long long)s->product_count);
+    }
+    for (int64_t i = 0; i < s->product_count; i++) {
+        QLORA__TRY(qlora__product_check(ctx, &s->products[i], i));
+    }
     return QLORA_OK;
 }
 
 #ifndef QLORA_NO_CUDA
 
-// One product of a layer's projections. For T tokens, a projection has y = x W^T, its gradient, and
-// the four products of LoRA.
-typedef struct qlora__planned_gemm {
-    int64_t M;
-    int64_t N;
-    int64_t K;
-    bool ta;
-    bool tb;
-    bool f32_out; // for the gradients of A and B
-} qlora__planned_gemm;
+// The products to run, and the memory that the largest of them needs.
+typedef struct qlora__warm_list {
+    qlora_prewarm_product products[160];
+    int count;
+    size_t bytes;
+} qlora__warm_list;
 
-static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gemm* p,
-                                        qlora_dtype compute, const qlora__buffer* memory) {
-    qlora__gemm g;
-    memset(&g, 0, sizeof g);
-    g.M = p->M;
-    g.N = p->N;
-    g.K = p->K;
-    g.ta = p->ta;
-    g.tb = p->tb;
-    g.lda = p->ta ? p->M : p->K;
-    g.ldb = p->tb ? p->K : p->N;
-    g.ldc = p->N;
-    g.batch = 1;
-    g.a_type = compute;
-    g.b_type = compute;
-    g.out = p->f32_out ? QLORA_F32 : compute;
-    g.alpha = 1.0f;
-    size_t size = qlora_dtype_bytes(compute);
-    size_t a_bytes = qlora__align_up((size_t)(p->M * p->K) * size, 256);
-    size_t b_bytes = qlora__align_up((size_t)(p->K * p->N) * size, 256);
-    QLORA_ASSERT(a_bytes + b_bytes + (size_t)(p->M * p->N) * 4 <= memory->bytes);
-    g.A = memory->data;
-    g.B = (char*)memory->data + a_bytes;
-    g.C = (char*)memory->data + a_bytes + b_bytes;
-    return qlora__gemm_cublas(ctx, &g);
+// The three matrices of a product in one block: the operands of the kind, then the result.
+static size_t qlora__warm_places(const qlora_prewarm_product* p, size_t at[3]) {
+    const int64_t a = p->m * p->k;
+    const int64_t b = p->k * p->n;
+    const int64_t c = p->m * p->n;
+    const int64_t sizes[3][3] = {{a, b, c}, {c, b, a}, {a, c, b}};
+    const size_t bytes[3] = {qlora_dtype_bytes(p->a), qlora_dtype_bytes(p->b),
+                             qlora_dtype_bytes(p->out)};
+    size_t end = 0;
+    for (int i = 0; i < 3; i++) {
+        at[i] = end;
+        end += qlora__align_up((size_t)sizes[p->kind][i] * bytes[i], 256);
+    }
+    return end;
 }
 
-// Runs every planned product once, so that cuBLAS loads its kernels now, while memory is free, and
-// not during a capture.
-static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
+static void qlora__warm_add(qlora__warm_list* list, qlora_prewarm_kind kind, int64_t m, int64_t k,
+                            int64_t n, qlora_dtype a, qlora_dtype b, qlora_dtype out) {
+    QLORA_ASSERT(list->count < (int)(sizeof list->products / sizeof list->products[0]));
+    qlora_prewarm_product* p = &list->products[list->count++];
+    size_t at[3];
+    memset(p, 0, sizeof *p);
+    p->kind = kind;
+    p->m = m;
+    p->k = k;
+    p->n = n;
+    p->a = a;
+    p->b = b;
+    p->out = out;
+    size_t bytes = qlora__warm_places(p, at);
+    list->bytes = bytes > list->bytes ? bytes : list->bytes;
+}
+
+// All three kinds of a product in the compute type; 16-bit ones also with f32 results.
+static void qlora__warm_add_all(qlora__warm_list* list, qlora_dtype type, int64_t m, int64_t k,
+                                int64_t n) {
+    for (int kind = 0; kind < 3; kind++) {
+        qlora__warm_add(list, (qlora_prewarm_kind)kind, m, k, n, type, type, QLORA_F32);
+        if (type == QLORA_BF16) {
+            qlora__warm_add(list, (qlora_prewarm_kind)kind, m, k, n, type, type, type);
+        }
+    }
+}
+
+// The products of a model's stacks, as qlora_linear runs them.
+static void qlora__warm_stacks(const qlora_prewarm_desc* s, qlora__warm_list* list) {
     int64_t q = s->heads * s->head_dim;
     int64_t kv = s->kv_heads * s->head_dim;
     int64_t T = s->max_tokens;
@@ -16216,38 +16360,173 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
                                   {q, s->hidden, s->rank},
                                   {s->hidden, 2 * s->intermediate, 2 * s->rank},
                                   {s->intermediate, s->hidden, s->rank}};
-    qlora__planned_gemm plan[24];
-    int count = 0;
-    size_t most = 0;
+    qlora_dtype c = s->compute;
     for (int i = 0; i < 4; i++) {
         int64_t in = widths[i][0];
         int64_t out = widths[i][1];
         int64_t r = widths[i][2];
-        const qlora__planned_gemm rows[] = {
-            {T, out, in + r, false, true, false}, // y = [x z] [W sB]^T
-            {T, in, out + r, false, false, false}, // dx = [dy u] [W ; A]
-            {T, r, in, false, true, false},        // z = x A^T
-            {T, r, out, false, false, false},      // u = dy sB
-            {r, in, T, true, false, true},         // dA = u^T x
-            {out, r, T, true, false, true},        // dB = dy^T z
-        };
-        int used = s->rank > 0 ? 6 : 2;
-        for (int j = 0; j < used; j++) {
-            const qlora__planned_gemm* p = &rows[j];
-            size_t bytes = (size_t)(p->M * p->K + p->K * p->N + p->M * p->N) * 4 + 1024;
-            most = bytes > most ? bytes : most;
-            plan[count++] = *p;
+        qlora__warm_add(list, QLORA_PREWARM_BACKWARD_A, T, out, in + r, c, c, c); // [x z] [W sB]^T
+        qlora__warm_add(list, QLORA_PREWARM_FORWARD, T, out + r, in, c, c, c);    // [dy u] [W ; A]
+        if (r > 0) {
+            qlora__warm_add(list, QLORA_PREWARM_BACKWARD_A, T, r, in, c, c, c);         // z = x A^T
+            qlora__warm_add(list, QLORA_PREWARM_FORWARD, T, out, r, c, c, c);           // u = dy sB
+            qlora__warm_add(list, QLORA_PREWARM_BACKWARD_B, T, r, in, c, c, QLORA_F32); // u^T x
+            qlora__warm_add(list, QLORA_PREWARM_BACKWARD_B, T, out, r, c, c, QLORA_F32); // dy^T z
         }
     }
+}
+
+// What a program runs that trains such a model by the products of the public API, matrix by matrix:
+// those with LoRA's matrices, and without 4-bit weights also those with the base and its gradient.
+static void qlora__warm_matrices(const qlora_prewarm_desc* s, qlora__warm_list* list) {
+    int64_t T = s->max_tokens;
+    int64_t r = s->rank;
+    const int64_t widths[4] = {s->hidden, s->heads * s->head_dim, s->kv_heads * s->head_dim,
+                               s->intermediate};
+    for (int i = 0; i < 4; i++) {
+        int64_t x = widths[i];
+        bool again = i > 0 && x == widths[i - 1];
+        if (r > 0 && !again) {
+            qlora__warm_add_all(list, s->compute, T, x, r);
+            qlora__warm_add_all(list, s->compute, T, r, x);
+            qlora__warm_add(list, QLORA_PREWARM_FORWARD, r, T, x, s->compute, s->compute,
+                            QLORA_F32);
+            qlora__warm_add(list, QLORA_PREWARM_FORWARD, x, T, r, s->compute, s->compute,
+                            QLORA_F32);
+        }
+        for (int way = 0; way < 2 && s->base != QLORA_BASE_NF4 && !again; way++) {
+            int64_t k = way == 0 ? s->hidden : x;
+            int64_t n = way == 0 ? x : s->hidden;
+            qlora__warm_add_all(list, s->compute, T, k, n);
+            // f32 activations with 16-bit weights
+            for (int half = 0; half < 2 && s->base == QLORA_BASE_16BIT && s->compute == QLORA_F32;
+                 half++) {
+                qlora_dtype weight = half == 0 ? QLORA_BF16 : QLORA_F16;
+                qlora__warm_add(list, QLORA_PREWARM_FORWARD, T, k, n, QLORA_F32, weight, QLORA_F32);
+                qlora__warm_add(list, QLORA_PREWARM_BACKWARD_A, T, k, n, QLORA_F32, weight,
+                                QLORA_F32);
+            }
+        }
+    }
+    // Attention from separate operators: scores, their product with v, and its transpose.
+    const int64_t heads[3][3] = {{T, s->head_dim, T}, {T, T, s->head_dim}, {s->head_dim, T, T}};
+    for (int i = 0; i < 3; i++) {
+        qlora__warm_add(list, QLORA_PREWARM_FORWARD, heads[i][0], heads[i][1], heads[i][2],
+                        s->compute, s->compute, s->compute);
+        list->products[list->count - 1].batch = s->heads;
+    }
+}
+
+// Runs one product. The matrices of a batch share their memory: only the shape matters.
+static qlora_result qlora__warm_run(qlora_ctx* ctx, const qlora_prewarm_product* p, bool tf32,
+                                    const qlora__buffer* memory) {
+    qlora__gemm g;
+    size_t at[3];
+    memset(&g, 0, sizeof g);
+    size_t bytes = qlora__warm_places(p, at);
+    QLORA_ASSERT(bytes <= memory->bytes);
+    g.M = p->kind == QLORA_PREWARM_BACKWARD_B ? p->k : p->m;
+    g.N = p->kind == QLORA_PREWARM_BACKWARD_A ? p->k : p->n;
+    g.K = p->kind == QLORA_PREWARM_FORWARD      ? p->k
+          : p->kind == QLORA_PREWARM_BACKWARD_A ? p->n
+                                                : p->m;
+    g.ta = p->kind == QLORA_PREWARM_BACKWARD_B;
+    g.tb = p->kind == QLORA_PREWARM_BACKWARD_A;
+    g.lda = g.ta ? g.M : g.K;
+    g.ldb = g.tb ? g.K : g.N;
+    g.ldc = g.N;
+    g.batch = p->batch > 1 ? p->batch : 1;
+    g.a_type = p->a;
+    g.b_type = p->b;
+    g.out = p->out;
+    g.alpha = 1.0f;
+    g.tf32 = tf32;
+    g.A = (char*)memory->data + at[0];
+    g.B = (char*)memory->data + at[1];
+    g.C = (char*)memory->data + at[2];
+    size_t mark = qlora__scratch_mark(ctx);
+    qlora_result r = qlora__gemm_gpu(ctx, &g, QLORA_PATH_CUBLAS);
+    qlora__scratch_release(ctx, mark);
+    return r;
+}
+
+// Runs the products of one 4-bit weight, whose slices depend on the scratch buffer.
+static qlora_result qlora__warm_nf4(qlora_ctx* ctx, const qlora_prewarm_desc* s, int64_t in,
+                                    int64_t out, const qlora__buffer* memory) {
+    qlora_nf4_desc desc;
+    qlora_nf4 weight;
+    qlora_tensor codes;
+    qlora_tensor x;
+    qlora_tensor y;
+    memset(&desc, 0, sizeof desc);
+    desc.rows = out;
+    desc.cols = in;
+    size_t first = qlora__align_up(qlora_nf4_bytes(&desc), 256);
+    size_t unit = qlora_dtype_bytes(s->compute);
+    size_t second = qlora__align_up((size_t)(s->max_tokens * in) * unit, 256);
+    char* base = (char*)memory->data;
+    QLORA__TRY(qlora_tensor_wrap(ctx, base, first, QLORA_U8, 1, (int64_t)first, 0, &codes));
+    QLORA__TRY(qlora_nf4_wrap(ctx, &desc, &codes, &weight));
+    QLORA__TRY(qlora_tensor_wrap(ctx, base + first, second, s->compute, s->max_tokens, in, 0, &x));
+    QLORA__TRY(qlora_tensor_wrap(ctx, base + first + second, memory->bytes - first - second,
+                                 s->compute, s->max_tokens, out, 0, &y));
+    for (int i = 0; i < 4; i++) { // exact and TF32, forward and backward
+        bool backward = i % 2 == 1;
+        size_t mark = qlora__scratch_mark(ctx);
+        qlora_result r =
+            qlora__nf4_gemm(ctx, i < 2 ? QLORA_MATH_F32 : QLORA_MATH_TF32_ALL, backward,
+                            backward ? &y : &x, &weight, backward ? &x : &y, QLORA_PRODUCT_UNFUSED);
+        qlora__scratch_release(ctx, mark);
+        QLORA__TRY(r);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__warm_all(qlora_ctx* ctx, const qlora_prewarm_desc* s,
+                                    const qlora__warm_list* list, const qlora__buffer* memory) {
+    int64_t q = s->heads * s->head_dim;
+    int64_t kv = s->kv_heads * s->head_dim;
+    const int64_t weights[5][2] = {{s->hidden, q},
+                                   {q, s->hidden},
+                                   {s->hidden, kv},
+                                   {s->hidden, s->intermediate},
+                                   {s->intermediate, s->hidden}};
+    QLORA__TRY(qlora__zero(ctx, memory->data, memory->bytes, memory->bytes, 1));
+    for (int64_t i = 0; i < list->count + s->product_count; i++) {
+        const qlora_prewarm_product* p =
+            i < list->count ? &list->products[i] : &s->products[i - list->count];
+        QLORA__TRY(qlora__warm_run(ctx, p, false, memory));
+        if (p->a == QLORA_F32 && p->b == QLORA_F32) { // the context's math may change later
+            QLORA__TRY(qlora__warm_run(ctx, p, true, memory));
+        }
+    }
+    for (int i = 0; i < 5 && s->base == QLORA_BASE_NF4; i++) {
+        QLORA__TRY(qlora__warm_nf4(ctx, s, weights[i][0], weights[i][1], memory));
+    }
+    return qlora__sync(ctx);
+}
+
+// Runs every product once, so that cuBLAS loads its kernels now, while memory is free, and not
+// during a capture.
+static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
+    qlora__warm_list list;
+    size_t at[3];
+    list.count = 0;
+    list.bytes = 0;
+    qlora__warm_stacks(s, &list);
+    qlora__warm_matrices(s, &list);
+    for (int64_t i = 0; i < s->product_count; i++) {
+        size_t bytes = qlora__warm_places(&s->products[i], at);
+        list.bytes = bytes > list.bytes ? bytes : list.bytes;
+    }
+    // Any 4-bit product fits: W takes less than the same matrix of floats.
+    size_t most = (size_t)qlora__max(s->heads * s->head_dim, s->intermediate);
+    size_t nf4 =
+        (most * (size_t)s->hidden + (most + (size_t)s->hidden) * (size_t)s->max_tokens) * 4;
+    list.bytes = (nf4 > list.bytes ? nf4 : list.bytes) + (1 << 16); // and the ends of its parts
     qlora__buffer* memory = NULL;
-    QLORA__TRY(qlora__buffer_create(ctx, most, &memory));
-    qlora_result r = qlora__zero(ctx, memory->data, most, most, 1);
-    for (int i = 0; i < count && r == QLORA_OK; i++) {
-        r = qlora__prewarm_gemm(ctx, &plan[i], s->compute, memory);
-    }
-    if (r == QLORA_OK) {
-        r = qlora__sync(ctx);
-    }
+    QLORA__TRY(qlora__buffer_create(ctx, list.bytes, &memory));
+    qlora_result r = qlora__warm_all(ctx, s, &list, memory);
     qlora__buffer_destroy(ctx, memory);
     return r;
 }
@@ -16264,8 +16543,13 @@ static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute,
 
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     double start = qlora__clock_ms();
+    // Without 4-bit weights, the base itself can be trained, and mixed products also need the
+    // 16-bit kernels.
     uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, s->base == QLORA_BASE_NF4,
-                                          s->rank > 0, false);
+                                          s->rank > 0 || s->base != QLORA_BASE_NF4, true);
+    if (s->base == QLORA_BASE_16BIT && qlora__gpu_takes(ctx, 80)) {
+        have |= QLORA__NEED_BF16;
+    }
     bool was_sealed = qlora__cache_set_sealed(ctx, false);
     qlora_result r = qlora__cache_warm(ctx, have);
     if (r == QLORA_OK && qlora__has_cublas(ctx)) {
@@ -23006,4 +23290,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 1923b54c5ccf479a
+//@@ end 19da093665fadc06

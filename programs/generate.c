@@ -199,6 +199,17 @@ static bool norms_exist(const char* adapter) {
     return file != NULL;
 }
 
+// A conversation cannot be longer than the texts that the model knows.
+static void context_limit(app* a) {
+    qlora_model_config config;
+    if (qlora_config_read(a->ctx, a->o.model, &config) == QLORA_OK && config.max_positions > 0 &&
+        a->o.context > (double)config.max_positions) {
+        a->o.context = (double)config.max_positions;
+        fprintf(stderr, "[the model has %lld positions: --context %lld]\n",
+                (long long)config.max_positions, (long long)config.max_positions);
+    }
+}
+
 // Opens the model for prompts of `prompt` tokens and `room` tokens in total.
 static bool model_open(app* a, int64_t prompt, int64_t room) {
     const options* o = &a->o;
@@ -382,6 +393,7 @@ static bool converse(app* a) {
     bool ok = (qlora_text_chat_open(a->text, &desc, &a->chat) == QLORA_OK &&
                qlora_text_chat_query(a->chat, &info) == QLORA_OK) ||
               text_fail(a, "the chat format (see --template): ");
+    context_limit(a);
     ok = ok && model_open(a, (int64_t)a->o.context, (int64_t)a->o.context);
     if (ok && a->o.system != NULL) {
         ok = talk_add(&t, "system", a->o.system, strlen(a->o.system));
