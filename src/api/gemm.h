@@ -17,8 +17,8 @@ typedef struct qlora_gemm_desc {
 //   bf16, bf16, bf16 or f32
 //   f16, f16, f32
 //   one of A and B f32, the other bf16 or f16, C f32, batch 1 on CUDA: the f32 operand is cast into
-//   the scratch buffer, in slices if that is too small; for f16 it is first scaled by a power of two
-//   chosen from its maximum, which alpha then cancels
+//   the scratch buffer, in slices if that is too small; for f16 it is first scaled by a power of
+//   two chosen from its maximum, which alpha then cancels
 QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc,
                                   const qlora_tensor* a, const qlora_tensor* b,
                                   const qlora_tensor* c);
