@@ -778,6 +778,12 @@ typedef enum qlora_schedule {
     QLORA_SCHEDULE_CONSTANT = 2
 } qlora_schedule;
 
+// The gradients whose common norm is limited.
+typedef enum qlora_clip_scope {
+    QLORA_CLIP_ALL = 0,   // all of them together, as in PyTorch's clip_grad_norm_
+    QLORA_CLIP_LAYERS = 1 // those of each layer separately; the final norm is a group of its own
+} qlora_clip_scope;
+
 // Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_train_desc {
     uint32_t reserved_must_be_zero0;
@@ -787,6 +793,7 @@ typedef struct qlora_train_desc {
     double eps;               // 0 = 1e-8
     double weight_decay;      // 0 = none
     double max_norm;          // gradient norm to clip to; 0 = 1, negative = no clipping
+    qlora_clip_scope clip;    // what max_norm applies to; 0 = all gradients together
     qlora_schedule schedule;  // 0 = cosine
     int64_t warmup_steps;     // steps over which the learning rate rises linearly; 0 = none
     int64_t total_steps;      // 0 = constant learning rate after the warm-up
@@ -804,8 +811,8 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
                                             qlora_trainer** out);
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
-// Changes settings between two steps. seed, eager and require_graph cannot change and must be as
-// before. Does not wait for the device.
+// Changes settings between two steps. clip, seed, eager and require_graph cannot change and must be
+// as before. Does not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
@@ -816,7 +823,7 @@ typedef struct qlora_train_info {
     double loss;     // mean over the labels of the step
     double labels;   // their total weight
     int64_t tokens;  // number of tokens in the step
-    float grad_norm; // before clipping
+    float grad_norm; // before clipping, of all gradients together
     double lr;       // learning rate of the step
     bool graphs;     // steps are run as CUDA graphs
     int64_t waits;   // number of times the host had to wait for a free staging buffer
@@ -13689,6 +13696,9 @@ struct qlora_clip {
     int32_t groups;
     int64_t parts;
     int64_t chunks;
+    int32_t group_room; // the tables have room for at least groups, parts and chunks
+    int64_t part_room;
+    int64_t chunk_room;
     const void** uses; // the gradients' memory, on which a graph with this clip depends
     size_t use_count;
     qlora__buffer* memory; // holds everything below; device memory on CUDA
@@ -13710,12 +13720,12 @@ static size_t qlora__clip_layout(qlora_clip* clip, char* base) {
         clip->field = base != NULL ? (type*)(void*)(base + at) : NULL;                             \
         at += qlora__align_up((size_t)(count) * sizeof(type), 256);                                \
     } while (0)
-    QLORA__PLACE(part_table, qlora__clip_part, clip->parts);
-    QLORA__PLACE(chunk_table, qlora__clip_chunk, clip->chunks);
-    QLORA__PLACE(first, int64_t, clip->groups + 1);
-    QLORA__PLACE(partials, double, clip->chunks);
-    QLORA__PLACE(results, QLORA__REAL, 2 * clip->groups);
-    QLORA__PLACE(flags, uint32_t, clip->groups);
+    QLORA__PLACE(part_table, qlora__clip_part, clip->part_room);
+    QLORA__PLACE(chunk_table, qlora__clip_chunk, clip->chunk_room);
+    QLORA__PLACE(first, int64_t, clip->group_room + 1);
+    QLORA__PLACE(partials, double, clip->chunk_room);
+    QLORA__PLACE(results, QLORA__REAL, 2 * clip->group_room);
+    QLORA__PLACE(flags, uint32_t, clip->group_room);
     QLORA__PLACE(any, uint32_t, 1);
     QLORA__PLACE(max_norm, float, 1);
 #undef QLORA__PLACE
@@ -13803,6 +13813,9 @@ static qlora_result qlora__clip_build(qlora_ctx* ctx, const qlora_tensor* const*
     for (size_t i = 0; i < n; i++) {
         clip->uses[i] = tensors[i]->data;
     }
+    clip->group_room = clip->groups;
+    clip->part_room = clip->parts;
+    clip->chunk_room = clip->chunks;
     size_t bytes = qlora__clip_layout(clip, NULL);
     char* host = (char*)qlora__alloc_zero(ctx, bytes);
     if (host == NULL) {
@@ -14055,23 +14068,27 @@ qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* sc
     return qlora__leave(ctx, r);
 }
 
-// ---- a clip of one tensor in the caller's memory ------------------------------------------------
+// ---- a clip in the caller's memory --------------------------------------------------------------
 
-// Sets up a clip of n gradients with its tables at base and returns the size of the tables in
-// bytes. With base NULL, only counts the bytes.
-static QLORA__UNUSED size_t qlora__clip_place(qlora_ctx* ctx, int64_t n, char* base,
+// Places the tables of a clip at base, with room for n gradients in up to `groups` contiguous
+// groups, and returns their size in bytes. With base NULL, only counts the bytes.
+static QLORA__UNUSED size_t qlora__clip_place(qlora_ctx* ctx, int64_t n, int32_t groups, char* base,
                                               qlora_clip* clip) {
     memset(clip, 0, sizeof *clip);
     clip->owner = ctx;
-    clip->groups = 1;
-    clip->parts = n > 0 ? 1 : 0;
-    clip->chunks = qlora__ceil_div(n, QLORA__CLIP_CHUNK);
+    clip->group_room = groups;
+    clip->part_room = groups;
+    clip->chunk_room = qlora__ceil_div(n, QLORA__CLIP_CHUNK) + groups; // each group's last one
     return qlora__clip_layout(clip, base);
 }
 
-// Writes the tables of a placed clip.
-static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, const qlora_clip* clip,
-                                                    const qlora_tensor* gradients, float max_norm) {
+// Writes the tables of a placed clip of one contiguous tensor: group g starts at element starts[g],
+// and the last one ends with the tensor.
+static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, qlora_clip* clip,
+                                                    const qlora_tensor* gradients,
+                                                    const int64_t* starts, int32_t groups,
+                                                    float max_norm) {
+    QLORA_ASSERT(groups >= 1 && groups <= clip->group_room);
     qlora_clip image = *clip;
     size_t bytes = qlora__clip_layout(&image, NULL);
     char* host = (char*)qlora__alloc_zero(ctx, bytes);
@@ -14079,14 +14096,30 @@ static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, const qlora_
         return QLORA_ERR_MEMORY;
     }
     qlora__clip_layout(&image, host);
-    qlora__clip_fill(&gradients, NULL, clip->parts > 0 ? 1 : 0, &image);
+    int64_t chunk = 0;
+    for (int32_t g = 0; g < groups; g++) {
+        int64_t end = g + 1 < groups ? starts[g + 1] : gradients->cols;
+        image.first[g] = chunk;
+        image.part_table[g].data =
+            (float*)(void*)((QLORA__REAL*)gradients->data + starts[g]); // in double for tests
+        image.part_table[g].count = end - starts[g];
+        for (int64_t j = 0; j * QLORA__CLIP_CHUNK < end - starts[g]; j++, chunk++) {
+            image.chunk_table[chunk].part = g;
+            image.chunk_table[chunk].group = g;
+            image.chunk_table[chunk].index = j;
+        }
+    }
+    image.first[groups] = chunk;
     *image.max_norm = max_norm;
+    clip->groups = groups;
+    clip->parts = groups;
+    clip->chunks = chunk;
     qlora_result r = qlora__copy_in(ctx, clip->part_table, host, bytes); // the first table
     qlora__free(ctx, host, bytes);
     return r;
 }
 
-// Returns norm and scale of the first group, in the backend's memory.
+// Returns norm and scale of each group, in the backend's memory.
 static QLORA__UNUSED const QLORA__REAL* qlora__clip_results(const qlora_clip* clip) {
     return clip->results;
 }
@@ -18533,8 +18566,10 @@ static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
     qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_state), &m->adamw);
-    char* clip = qlora__arena_take(arena, qlora__clip_place(m->ctx, m->elements, NULL, &m->clip));
-    qlora__clip_place(m->ctx, m->elements, clip, &m->clip);
+    int32_t groups = (int32_t)m->plan.config.layers + 1; // clipped layer by layer, or all as one
+    char* clip =
+        qlora__arena_take(arena, qlora__clip_place(m->ctx, m->elements, groups, NULL, &m->clip));
+    qlora__clip_place(m->ctx, m->elements, groups, clip, &m->clip);
 }
 
 static void qlora__layout_windows(qlora_model* m) {
@@ -20927,13 +20962,32 @@ typedef struct qlora__adamw_numbers {
     double weight_decay;
 } qlora__adamw_numbers;
 
+// Writes the tables of the clip: all gradients as one group, or one group per layer, with the final
+// norm in a group of its own.
+static qlora_result qlora__clip_model(qlora_ctx* ctx, qlora_model* m, bool layers,
+                                      double max_norm) {
+    int64_t starts[QLORA_MAX_LAYERS + 1];
+    int32_t groups = 1;
+    memset(starts, 0, sizeof starts);
+    if (layers) {
+        groups = (int32_t)m->plan.config.layers;
+        for (int32_t l = 0; l < groups; l++) {
+            starts[l] = m->layers[l].projections[0].a_at;
+        }
+        if (m->desc.train_norms) {
+            starts[groups++] = m->final_norm_at;
+        }
+    }
+    return qlora__clip_start(ctx, &m->clip, &m->gradients, starts, groups, (float)max_norm);
+}
+
 // Writes the tables of the clip and the state of the optimizer before the first step.
-static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, double max_norm,
-                                           const qlora__adamw_numbers* numbers) {
+static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool layers,
+                                           double max_norm, const qlora__adamw_numbers* numbers) {
     if (!qlora__trains(m)) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__clip_start(ctx, &m->clip, &m->gradients, (float)max_norm));
+    QLORA__TRY(qlora__clip_model(ctx, m, layers, max_norm));
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
     state.lr = numbers->lr;
@@ -21131,17 +21185,19 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
 // ---- open, close and parameters -----------------------------------------------------------------
 
 // The update of a step: the gradient norm, then AdamW, which applies the scale of the clip, zeroes
-// the gradients and writes the copies.
+// the gradients and writes the copies. With several groups, the clip scales the gradients itself;
+// if one of them is not finite, nothing is updated.
 static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     if (m->range_count == 0) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__clip_measure(ctx, &m->clip));
+    bool one = m->clip.groups == 1;
+    QLORA__TRY(one ? qlora__clip_measure(ctx, &m->clip) : qlora__clip_apply(ctx, &m->clip));
     qlora_tensor scale;
     qlora_tensor flag;
-    qlora__clip_device(&m->clip, 0, &scale, &flag);
+    qlora__clip_device(&m->clip, one ? 0 : -1, one ? &scale : NULL, &flag);
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
-    args.clip_scale = &scale;
+    args.clip_scale = one ? &scale : NULL;
     args.not_finite = &flag;
     return qlora_adamw_step(ctx, &args);
 }
@@ -21183,7 +21239,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
 static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
                                       const qlora_model_desc* desc) {
     const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
-    QLORA__TRY(qlora__optimizer_start(ctx, m, 1.0, &numbers));
+    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -21195,7 +21251,7 @@ static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
             }
         }
     }
-    QLORA__TRY(qlora__optimizer_start(ctx, m, 1.0, &numbers));
+    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
     QLORA__TRY(qlora__adapters_start(ctx, m));
     QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
                                      : qlora__parameters_changed(ctx, m));
@@ -22682,7 +22738,7 @@ qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) 
 // The results of a step, copied from the device; pinned memory on CUDA.
 typedef struct qlora__record {
     float totals[4];  // losses, their rounding error, weights
-    float results[2]; // norm, scale
+    float results[2 * (QLORA_MAX_LAYERS + 1)]; // norm and scale of each group of the clip
     qlora_adamw_state adamw;
     int32_t flag; // an id, a position or a label was out of range
 } qlora__record;
@@ -22764,6 +22820,7 @@ static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_de
         QLORA__TRY(qlora__need_real(ctx, numbers[i].name, numbers[i].value, numbers[i].least,
                                     numbers[i].below));
     }
+    QLORA__TRY(qlora__need_whole(ctx, "desc.clip", (int64_t)d->clip, 0, QLORA_CLIP_LAYERS));
     QLORA__TRY(
         qlora__need_whole(ctx, "desc.schedule", (int64_t)d->schedule, 0, QLORA_SCHEDULE_CONSTANT));
     QLORA__TRY(qlora__need_whole(ctx, "desc.warmup_steps", d->warmup_steps, 0, INT64_MAX));
@@ -22829,7 +22886,8 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     }
     const qlora__adamw_numbers numbers = {t->desc.lr, t->desc.beta1, t->desc.beta2, t->desc.eps,
                                           t->desc.weight_decay};
-    QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.max_norm, &numbers));
+    QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.clip == QLORA_CLIP_LAYERS, t->desc.max_norm,
+                                      &numbers));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     return qlora__tensor_zero(ctx, &m->totals);
 }
@@ -22903,7 +22961,8 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
                            "before changing settings");
     }
     QLORA__TRY(qlora__train_desc_resolve(ctx, desc, &d));
-    const char* fixed = d.seed != t->desc.seed                     ? "seed"
+    const char* fixed = d.clip != t->desc.clip                     ? "clip"
+                        : d.seed != t->desc.seed                   ? "seed"
                         : d.eager != t->desc.eager                 ? "eager"
                         : d.require_graph != t->desc.require_graph ? "require_graph"
                                                                    : NULL;
@@ -23111,13 +23170,14 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
     int at = qlora__record_of(t->step + 1);
+    int32_t numbers = 2 * m->clip.groups;
     qlora__record* record = &t->records[at];
     const struct {
         void* to;
         const void* from;
         size_t bytes;
     } copies[] = {{record->totals, m->totals.data, 3 * sizeof(float)},
-                  {record->results, qlora__clip_results(&m->clip), 2 * sizeof(float)},
+                  {record->results, qlora__clip_results(&m->clip), (size_t)numbers * sizeof(float)},
                   {&record->adamw, m->adamw.data, sizeof(qlora_adamw_state)},
                   {&record->flag, m->flag.data, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
@@ -23128,7 +23188,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
         for (int i = 0; i < 3; i++) {
             record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
         }
-        for (int i = 0; i < 2; i++) {
+        for (int32_t i = 0; i < numbers; i++) {
             record->results[i] = (float)qlora__clip_results(&m->clip)[i];
         }
     }
@@ -23173,6 +23233,18 @@ qlora_result qlora_train_update(qlora_trainer* trainer) {
 
 // ---- information --------------------------------------------------------------------------------
 
+// The norm of all gradients, from those of the groups.
+static float qlora__record_norm(const qlora_trainer* t, const qlora__record* r) {
+    double sum = 0.0;
+    if (t->m->clip.groups == 1) {
+        return r->results[0];
+    }
+    for (int32_t g = 0; g < t->m->clip.groups; g++) {
+        sum += (double)r->results[2 * g] * (double)r->results[2 * g];
+    }
+    return (float)sqrt(sum);
+}
+
 // Reports step number `step`, whose results have arrived.
 static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_info* out) {
     const qlora__record* r = &t->records[qlora__record_of(step)];
@@ -23192,7 +23264,7 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
                     ? ((double)r->totals[0] + (double)r->totals[1]) / (double)r->totals[2]
                     : 0.0;
     out->tokens = report->tokens;
-    out->grad_norm = r->results[0];
+    out->grad_norm = qlora__record_norm(t, r);
     out->lr = report->lr;
 }
 
@@ -23554,7 +23626,7 @@ typedef struct qlora__state {
     int64_t updates;
     int64_t skipped;
     int64_t skip;
-    float record[6]; // totals and results of a qlora__record
+    float record[6]; // totals of a qlora__record, norm of the gradients, scale of the first group
     qlora__state_row rows[QLORA__STATE_ROWS];
     int count;
 } qlora__state;
@@ -23637,6 +23709,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add_real(s, "eps", QLORA__NOTED, d->eps);
     qlora__state_add_real(s, "weight_decay", QLORA__NOTED, d->weight_decay);
     qlora__state_add_real(s, "max_norm", QLORA__NOTED, d->max_norm);
+    qlora__state_add(s, "clip", QLORA__NOTED, (int64_t)d->clip);
     qlora__state_add(s, "schedule", QLORA__NOTED, (int64_t)d->schedule);
     qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
@@ -23717,7 +23790,8 @@ static qlora_result qlora__state_take(const qlora_trainer* t, qlora__state* s) {
     s->skipped = adamw.skipped;
     s->skip = adamw.skip;
     memcpy(s->record, record->totals, sizeof record->totals);
-    memcpy(s->record + 4, record->results, sizeof record->results);
+    s->record[4] = qlora__record_norm(t, record);
+    s->record[5] = record->results[1];
     qlora__state_fill(t, s);
     return QLORA_OK;
 }
@@ -23982,7 +24056,8 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     qlora__record* record = &t->records[qlora__record_of(s->step)];
     qlora__report* report = &t->reports[qlora__record_of(s->step)];
     memcpy(record->totals, s->record, sizeof record->totals);
-    memcpy(record->results, s->record + 4, sizeof record->results);
+    memset(record->results, 0, sizeof record->results); // the norm of all, as one group
+    memcpy(record->results, s->record + 4, 2 * sizeof(float));
     record->adamw = adamw;
     record->flag = 0;
     report->step = s->step;
@@ -24569,4 +24644,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 8ab3f7be9f312b8b
+//@@ end 825b114372b26f2a

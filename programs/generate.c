@@ -443,7 +443,9 @@ static bool converse(app* a) {
     bool ok = (qlora_text_chat_open(a->text, &desc, &a->chat) == QLORA_OK &&
                qlora_text_chat_query(a->chat, &info) == QLORA_OK) ||
               text_fail(a, "the chat format (see --template): ");
-    context_limit(a);
+    if (ok) {
+        context_limit(a);
+    }
     ok = ok && model_open(a, a->o.context, a->o.context);
     if (ok && a->o.system != NULL) {
         ok = talk_add(&t, "system", a->o.system, strlen(a->o.system));
