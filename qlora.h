@@ -3181,9 +3181,13 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
     return QLORA_OK;
 }
 
-// Releases the scratch memory of the call; the next call on the stream may reuse it.
+// Releases the scratch memory of the call; the next call on the stream may reuse it. A public call
+// that succeeds leaves no error text, whatever failed and was mended inside it.
 static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     ctx->scratch_used = ctx->scratch_marks[--ctx->depth];
+    if (ctx->depth == 0 && result == QLORA_OK) {
+        ctx->env.error[0] = '\0';
+    }
     if (ctx->depth == 0 && ctx->deactivate != NULL && !ctx->not_current) {
         ctx->deactivate(ctx);
     }
@@ -3967,13 +3971,16 @@ typedef enum qlora__json_kind {
 #define QLORA__JSON_ROOT 0xFFFFFFFFu
 #define QLORA__JSON_UNIQUE 1u // flag: duplicate keys in an object are an error
 
+// 16 bytes, because a file of short numbers has a token for every two bytes.
 typedef struct qlora__json_token {
-    qlora__json_kind kind;
-    uint32_t begin; // first byte; of a string, the byte after the opening quote
-    uint32_t end;   // one past the last byte; of a string, the closing quote
-    uint32_t next;  // token after this value and everything inside it
-    uint32_t count; // members, elements, or escapes in a string
+    uint32_t begin;      // first byte; of a string, the byte after the opening quote
+    uint32_t end;        // one past the last byte; of a string, the closing quote
+    uint32_t next;       // token after this value and everything inside it
+    uint32_t kind : 3;   // a qlora__json_kind
+    uint32_t count : 29; // members, elements, or escapes in a string
 } qlora__json_token;
+
+#define QLORA__JSON_MAX_COUNT 0x1FFFFFFFu
 
 typedef struct qlora__json {
     const char* text; // owned by the caller; must outlive the tokens
@@ -4036,27 +4043,72 @@ static QLORA__UNUSED uint32_t qlora__hex4(const char* text, uint32_t left) {
     return value;
 }
 
+// Makes room for `capacity` tokens.
+static QLORA__UNUSED qlora_result qlora__json_room(qlora__json_parser* p, uint32_t capacity) {
+    qlora__json* json = p->json;
+    qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
+        p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
+        capacity * sizeof *tokens);
+    if (tokens == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    json->tokens = tokens;
+    json->capacity = capacity;
+    return QLORA_OK;
+}
+
+// At most how many tokens the value at the start of the text has: all but the first follow one of
+// [ { , and :. Stops where the parser will stop, so that a damaged text costs no more than a whole
+// one.
+static QLORA__UNUSED uint32_t qlora__json_estimate(const qlora__json* json) {
+    uint32_t count = 1;
+    uint32_t depth = 0;
+    bool fresh = false; // a value has to follow
+    for (uint32_t i = 0; i < json->size; i++) {
+        char c = json->text[i];
+        if (c == '[' || c == '{') {
+            depth++;
+            count++;
+            fresh = true;
+        } else if (c == ']' || c == '}') {
+            depth = depth > 0 ? depth - 1 : 0;
+            fresh = false;
+        } else if (c == ',' || c == ':') {
+            if (fresh) {
+                break;
+            }
+            count++;
+            fresh = true;
+        } else if (c == '"') {
+            for (i++; i < json->size && json->text[i] != '"'; i++) {
+                i += json->text[i] == '\\' ? 1 : 0;
+            }
+            fresh = false;
+        } else if (c != ' ' && c != '\t' && c != '\n' && c != '\r') {
+            fresh = false;
+        } else {
+            continue;
+        }
+        if (depth == 0 || depth > QLORA__JSON_MAX_DEPTH || count >= QLORA__JSON_MAX_COUNT) {
+            break;
+        }
+    }
+    return count;
+}
+
 static QLORA__UNUSED qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind,
                                                    uint32_t begin, uint32_t end) {
     qlora__json* json = p->json;
+    if (json->count == QLORA__JSON_MAX_COUNT) {
+        return qlora__json_bad(p, "too many values");
+    }
     if (json->count == json->capacity) {
-        uint32_t capacity = json->capacity == 0 ? 64 : json->capacity * 2;
-        size_t bytes = 0;
-        if (capacity < json->capacity || !qlora__mul(capacity, sizeof *json->tokens, &bytes)) {
-            return qlora__json_bad(p, "too many values");
-        }
-        qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
-            p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
-            bytes);
-        if (tokens == NULL) {
-            return QLORA_ERR_MEMORY;
-        }
-        json->tokens = tokens;
-        json->capacity = capacity;
+        uint32_t half = json->capacity / 2;
+        QLORA__TRY(qlora__json_room(p, json->capacity + (half < 64 ? 64 : half)));
     }
     qlora__json_token* t = &json->tokens[json->count];
     json->count++;
-    t->kind = kind;
+    t->kind = (uint32_t)kind & 7u;
     t->begin = begin;
     t->end = end;
     t->next = json->count;
@@ -4127,7 +4179,7 @@ static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p
         return qlora__json_bad(p, "string without a closing quote");
     }
     QLORA__TRY(qlora__json_push(p, QLORA__JSON_STRING, begin, p->at));
-    p->json->tokens[p->json->count - 1].count = escapes;
+    p->json->tokens[p->json->count - 1].count = escapes & QLORA__JSON_MAX_COUNT;
     p->at++;
     return QLORA_OK;
 }
@@ -4242,7 +4294,8 @@ static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool*
         if (c != ',' && c != (object ? '}' : ']')) {
             return qlora__json_bad(p, object ? "expected ',' or '}'" : "expected ',' or ']'");
         }
-        open->count += p->json->count > p->parent + 1 ? 1 : 0;
+        open->count = (open->count + (p->json->count > p->parent + 1 ? 1u : 0u)) &
+                      QLORA__JSON_MAX_COUNT; // there are no more tokens than that
         p->at++;
         if (c == ',') {
             qlora__json_space(p);
@@ -4339,6 +4392,8 @@ static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p
 static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p) {
     qlora__json* json = p->json;
     bool done = false;
+    uint32_t need = qlora__json_estimate(json);
+    QLORA__TRY(need > json->capacity ? qlora__json_room(p, need) : QLORA_OK);
     qlora__json_space(p);
     while (!done) {
         // A value is expected here, and in an object its key comes first.
@@ -4428,7 +4483,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse_one(qlora__env* env, qlora__
 }
 
 static QLORA__UNUSED qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t token) {
-    return json->tokens[token].kind;
+    return (qlora__json_kind)json->tokens[token].kind;
 }
 
 // Whether the decoded text of a string token equals the given bytes.
@@ -4800,9 +4855,10 @@ static QLORA__UNUSED void qlora__json_write_double(qlora__json_writer* w, const 
 
 // ---- the ids that end a text --------------------------------------------------------------------
 
-// As transformers reads them: those of generation_config.json where it has an "eos_token_id", else
-// those of config.json (in "text_config", where a model that also sees or hears keeps its language
-// part). The key holds one id or a list; null counts as absent.
+// As transformers (5.22) reads them: where there is a generation_config.json, it alone decides,
+// even if it names none; else config.json does (in "text_config", where a model that also sees or
+// hears keeps its language part). The key "eos_token_id" holds one id or a list; null and an empty
+// list name none.
 #define QLORA__MAX_STOP_IDS 16
 
 typedef struct qlora__stop_ids {
@@ -4810,13 +4866,13 @@ typedef struct qlora__stop_ids {
     int32_t count;
 } qlora__stop_ids;
 
-// Reads one object. What it says replaces *out; where it says nothing, *out stays as it is. Ids
-// must be below `vocab`.
+// Reads one object, which replaces *out. Ids must be below `vocab`.
 static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const qlora__json* json,
                                                        uint32_t object, int64_t vocab,
                                                        qlora__stop_ids* out) {
     uint32_t value = qlora__json_find(json, object, "eos_token_id");
     if (value == 0 || qlora__json_kind_of(json, value) == QLORA__JSON_NULL) {
+        out->count = 0;
         return QLORA_OK;
     }
     bool list = qlora__json_kind_of(json, value) == QLORA__JSON_ARRAY;
@@ -4842,7 +4898,7 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
         ids.id[i] = (int32_t)id;
     }
     ids.count = (int32_t)count;
-    *out = count > 0 ? ids : *out;
+    *out = ids;
     return QLORA_OK;
 }
 
@@ -6762,6 +6818,21 @@ static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora_
     return qlora__st_write_publish(env, w);
 }
 
+// ---- types of files and of tensors --------------------------------------------------------------
+
+// The type of a tensor whose values are floating-point numbers.
+static QLORA__UNUSED qlora_dtype qlora__st_dtype_of(const qlora__st_tensor* t) {
+    return t->dtype == QLORA__ST_F32    ? QLORA_F32
+           : t->dtype == QLORA__ST_BF16 ? QLORA_BF16
+                                        : QLORA_F16;
+}
+
+static QLORA__UNUSED qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
+    return dtype == QLORA_F32    ? QLORA__ST_F32
+           : dtype == QLORA_BF16 ? QLORA__ST_BF16
+                                 : QLORA__ST_F16;
+}
+
 //@@ src/formats/config.h
 
 // ---- Hugging Face config.json -------------------------------------------------------------------
@@ -6874,15 +6945,14 @@ static qlora_result qlora__config_id(const qlora__config_reader* r, const char* 
 
 typedef char qlora__config_stop_ids_fit[QLORA__MAX_STOP_IDS <= QLORA_MAX_STOP_IDS ? 1 : -1];
 
-// eos_token_id: one id or a list of ids.
+// eos_token_id: one id, a list of ids, or none.
 static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_model_config* c) {
     qlora__stop_ids ids;
     ids.count = 0;
     QLORA__TRY(qlora__stop_ids_read(r->env, r->json, r->object, c->vocab, &ids));
-    if (ids.count > 0) {
-        memcpy(c->stop_ids, ids.id, sizeof ids.id);
-        c->stop_count = ids.count;
-    }
+    memset(c->stop_ids, 0, sizeof c->stop_ids);
+    memcpy(c->stop_ids, ids.id, (size_t)ids.count * sizeof ids.id[0]);
+    c->stop_count = ids.count;
     return QLORA_OK;
 }
 
@@ -10310,6 +10380,30 @@ static qlora_result qlora__tensor_zero(qlora_ctx* ctx, const qlora_tensor* t) {
 qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     QLORA__ENTER(ctx, "qlora_tensor_zero");
     return qlora__leave(ctx, qlora__tensor_zero(ctx, tensor));
+}
+
+// ---- floats in host memory ----------------------------------------------------------------------
+
+// Copies floats to an f32 tensor.
+static QLORA__UNUSED qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, const float* in) {
+    if (sizeof(QLORA__REAL) == sizeof(float)) {
+        return qlora__copy_in(ctx, data, in, (size_t)count * sizeof(float));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        ((QLORA__REAL*)data)[i] = (QLORA__REAL)in[i];
+    }
+    return QLORA_OK;
+}
+
+// Copies numbers of an f32 tensor to host memory.
+static QLORA__UNUSED qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t count, float* out) {
+    if (sizeof(QLORA__REAL) == sizeof(float)) {
+        return qlora__copy_out(ctx, out, data, (size_t)count * sizeof(float));
+    }
+    for (int64_t i = 0; i < count; i++) { // the CPU in double precision, for tests
+        out[i] = (float)((const QLORA__REAL*)data)[i];
+    }
+    return QLORA_OK;
 }
 
 //@@ src/tensor/staging.h
@@ -19578,12 +19672,6 @@ static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
     return QLORA_OK;
 }
 
-static qlora_dtype qlora__st_dtype_of(const qlora__st_tensor* t) {
-    return t->dtype == QLORA__ST_F32    ? QLORA_F32
-           : t->dtype == QLORA__ST_BF16 ? QLORA_BF16
-                                        : QLORA_F16;
-}
-
 // Loads a matrix, in the type it has in the file, into the memory of the shared operand.
 static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
                                     int64_t rows, int64_t cols, qlora_tensor* out) {
@@ -21143,16 +21231,6 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
     return QLORA_OK;
 }
 
-static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, const float* in) {
-    if (sizeof(QLORA__REAL) == sizeof(float)) {
-        return qlora__copy_in(ctx, data, in, (size_t)count * sizeof(float));
-    }
-    for (int64_t i = 0; i < count; i++) {
-        ((QLORA__REAL*)data)[i] = (QLORA__REAL)in[i];
-    }
-    return QLORA_OK;
-}
-
 // Reads the adapter weights of a folder. Everything is checked before anything is changed.
 static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir) {
     qlora__adapter_source source;
@@ -21379,17 +21457,6 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->use_adapters = model->use_adapters;
     out->trainers = model->trainers;
     out->generations = model->generations;
-    return QLORA_OK;
-}
-
-// Copies numbers of an f32 tensor to host memory.
-static qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t count, float* out) {
-    if (sizeof(QLORA__REAL) == sizeof(float)) {
-        return qlora__copy_out(ctx, out, data, (size_t)count * sizeof(float));
-    }
-    for (int64_t i = 0; i < count; i++) { // the CPU in double precision, for tests
-        out[i] = (float)((const QLORA__REAL*)data)[i];
-    }
     return QLORA_OK;
 }
 
@@ -22397,12 +22464,6 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
     return r;
 }
 
-static qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
-    return dtype == QLORA_F32    ? QLORA__ST_F32
-           : dtype == QLORA_BF16 ? QLORA__ST_BF16
-                                 : QLORA__ST_F16;
-}
-
 // Whether a tensor is an auxiliary part of a bitsandbytes weight, which the merged weight does not
 // need.
 static bool qlora__is_bnb_part(const char* name) {
@@ -23070,7 +23131,6 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     }
     QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from now on: %.400s", ctx->env.error);
     t->use_graphs = false;
-    ctx->env.error[0] = '\0';
     return fn(ctx, t);
 }
 
@@ -23885,7 +23945,6 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
     }
     qlora__file_remove(&ctx->env, dir, "pending");
     QLORA__LOG(ctx, INFO, CHECKPOINT, "saved %s/%s", dir, name.text);
-    ctx->env.error[0] = '\0';
     return QLORA_OK;
 }
 
@@ -24131,7 +24190,6 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
         qlora__st_close(&ctx->env, &state);
         if (r == QLORA_OK) {
             QLORA__LOG(ctx, INFO, CHECKPOINT, "loaded %s", folder);
-            ctx->env.error[0] = '\0';
         }
         return r;
     }
@@ -24644,4 +24702,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 825b114372b26f2a
+//@@ end bb2bb32ab1ae945b

@@ -198,17 +198,6 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     return QLORA_OK;
 }
 
-// Copies numbers of an f32 tensor to host memory.
-static qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t count, float* out) {
-    if (sizeof(QLORA__REAL) == sizeof(float)) {
-        return qlora__copy_out(ctx, out, data, (size_t)count * sizeof(float));
-    }
-    for (int64_t i = 0; i < count; i++) { // the CPU in double precision, for tests
-        out[i] = (float)((const QLORA__REAL*)data)[i];
-    }
-    return QLORA_OK;
-}
-
 static qlora_result qlora__parameter_need(qlora_ctx* ctx, const qlora_model* m, int64_t index,
                                           const char* name, const void* pointer,
                                           qlora__trained* t) {

@@ -393,7 +393,6 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
     }
     qlora__file_remove(&ctx->env, dir, "pending");
     QLORA__LOG(ctx, INFO, CHECKPOINT, "saved %s/%s", dir, name.text);
-    ctx->env.error[0] = '\0';
     return QLORA_OK;
 }
 
@@ -639,7 +638,6 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
         qlora__st_close(&ctx->env, &state);
         if (r == QLORA_OK) {
             QLORA__LOG(ctx, INFO, CHECKPOINT, "loaded %s", folder);
-            ctx->env.error[0] = '\0';
         }
         return r;
     }

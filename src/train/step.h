@@ -86,7 +86,6 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     }
     QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from now on: %.400s", ctx->env.error);
     t->use_graphs = false;
-    ctx->env.error[0] = '\0';
     return fn(ctx, t);
 }
 
