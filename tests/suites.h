@@ -15,6 +15,8 @@
     X(gguf_suite)                                                                                  \
     X(system_suite)                                                                                \
     X(text_suite)                                                                                  \
+    X(data_suite)                                                                                  \
+    X(tokens_suite)                                                                                \
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
     X(gradient_suite)                                                                              \

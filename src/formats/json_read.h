@@ -293,43 +293,34 @@ static QLORA__UNUSED qlora_result qlora__json_room(qlora__json_parser* p, uint32
     return QLORA_OK;
 }
 
-// At most how many tokens the value at the start of the text has: all but the first follow one of
-// [ { , and :. Stops where the parser will stop, so that a damaged text costs no more than a whole
-// one.
+// How many tokens the value at the start of the text has: brackets, strings and runs of other
+// characters. Stops where the value ends or the parser will stop.
 static QLORA__UNUSED uint32_t qlora__json_estimate(const qlora__json* json) {
-    uint32_t count = 1;
+    uint32_t count = 0;
     uint32_t depth = 0;
-    bool fresh = false; // a value has to follow
+    bool run = false; // inside a number or a word
     for (uint32_t i = 0; i < json->size; i++) {
         char c = json->text[i];
-        if (c == '[' || c == '{') {
-            depth++;
-            count++;
-            fresh = true;
-        } else if (c == ']' || c == '}') {
-            depth = depth > 0 ? depth - 1 : 0;
-            fresh = false;
-        } else if (c == ',' || c == ':') {
-            if (fresh) {
-                break;
-            }
-            count++;
-            fresh = true;
-        } else if (c == '"') {
+        if (c == ' ' || c == '\t' || c == '\n' || c == '\r') {
+            run = false;
+            continue;
+        }
+        bool opens = c == '[' || c == '{';
+        bool ends = c == ']' || c == '}' || c == ',' || c == ':';
+        count += opens || c == '"' || (!ends && !run) ? 1 : 0;
+        run = !opens && !ends && c != '"';
+        depth += opens ? 1 : 0;
+        depth -= (c == ']' || c == '}') && depth > 0 ? 1 : 0;
+        if (c == '"') {
             for (i++; i < json->size && json->text[i] != '"'; i++) {
                 i += json->text[i] == '\\' ? 1 : 0;
             }
-            fresh = false;
-        } else if (c != ' ' && c != '\t' && c != '\n' && c != '\r') {
-            fresh = false;
-        } else {
-            continue;
         }
         if (depth == 0 || depth > QLORA__JSON_MAX_DEPTH || count >= QLORA__JSON_MAX_COUNT) {
             break;
         }
     }
-    return count;
+    return count > 0 ? count : 1;
 }
 
 static QLORA__UNUSED qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind,
