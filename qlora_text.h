@@ -2110,13 +2110,16 @@ typedef enum qlora__json_kind {
 #define QLORA__JSON_ROOT 0xFFFFFFFFu
 #define QLORA__JSON_UNIQUE 1u // flag: duplicate keys in an object are an error
 
+// 16 bytes, because a file of short numbers has a token for every two bytes.
 typedef struct qlora__json_token {
-    qlora__json_kind kind;
-    uint32_t begin; // first byte; of a string, the byte after the opening quote
-    uint32_t end;   // one past the last byte; of a string, the closing quote
-    uint32_t next;  // token after this value and everything inside it
-    uint32_t count; // members, elements, or escapes in a string
+    uint32_t begin;      // first byte; of a string, the byte after the opening quote
+    uint32_t end;        // one past the last byte; of a string, the closing quote
+    uint32_t next;       // token after this value and everything inside it
+    uint32_t kind : 3;   // a qlora__json_kind
+    uint32_t count : 29; // members, elements, or escapes in a string
 } qlora__json_token;
+
+#define QLORA__JSON_MAX_COUNT 0x1FFFFFFFu
 
 typedef struct qlora__json {
     const char* text; // owned by the caller; must outlive the tokens
@@ -2179,27 +2182,63 @@ static QLORA__UNUSED uint32_t qlora__hex4(const char* text, uint32_t left) {
     return value;
 }
 
+// Makes room for `capacity` tokens.
+static QLORA__UNUSED qlora_result qlora__json_room(qlora__json_parser* p, uint32_t capacity) {
+    qlora__json* json = p->json;
+    qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
+        p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
+        capacity * sizeof *tokens);
+    if (tokens == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    json->tokens = tokens;
+    json->capacity = capacity;
+    return QLORA_OK;
+}
+
+// How many tokens the value at the start of the text has: brackets, strings and runs of other
+// characters. Stops where the value ends or the parser will stop.
+static QLORA__UNUSED uint32_t qlora__json_estimate(const qlora__json* json) {
+    uint32_t count = 0;
+    uint32_t depth = 0;
+    bool run = false; // inside a number or a word
+    for (uint32_t i = 0; i < json->size; i++) {
+        char c = json->text[i];
+        if (c == ' ' || c == '\t' || c == '\n' || c == '\r') {
+            run = false;
+            continue;
+        }
+        bool opens = c == '[' || c == '{';
+        bool ends = c == ']' || c == '}' || c == ',' || c == ':';
+        count += opens || c == '"' || (!ends && !run) ? 1 : 0;
+        run = !opens && !ends && c != '"';
+        depth += opens ? 1 : 0;
+        depth -= (c == ']' || c == '}') && depth > 0 ? 1 : 0;
+        if (c == '"') {
+            for (i++; i < json->size && json->text[i] != '"'; i++) {
+                i += json->text[i] == '\\' ? 1 : 0;
+            }
+        }
+        if (depth == 0 || depth > QLORA__JSON_MAX_DEPTH || count >= QLORA__JSON_MAX_COUNT) {
+            break;
+        }
+    }
+    return count > 0 ? count : 1;
+}
+
 static QLORA__UNUSED qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind,
                                                    uint32_t begin, uint32_t end) {
     qlora__json* json = p->json;
+    if (json->count == QLORA__JSON_MAX_COUNT) {
+        return qlora__json_bad(p, "too many values");
+    }
     if (json->count == json->capacity) {
-        uint32_t capacity = json->capacity == 0 ? 64 : json->capacity * 2;
-        size_t bytes = 0;
-        if (capacity < json->capacity || !qlora__mul(capacity, sizeof *json->tokens, &bytes)) {
-            return qlora__json_bad(p, "too many values");
-        }
-        qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
-            p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
-            bytes);
-        if (tokens == NULL) {
-            return QLORA_ERR_MEMORY;
-        }
-        json->tokens = tokens;
-        json->capacity = capacity;
+        uint32_t half = json->capacity / 2;
+        QLORA__TRY(qlora__json_room(p, json->capacity + (half < 64 ? 64 : half)));
     }
     qlora__json_token* t = &json->tokens[json->count];
     json->count++;
-    t->kind = kind;
+    t->kind = (uint32_t)kind & 7u;
     t->begin = begin;
     t->end = end;
     t->next = json->count;
@@ -2270,7 +2309,7 @@ static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p
         return qlora__json_bad(p, "string without a closing quote");
     }
     QLORA__TRY(qlora__json_push(p, QLORA__JSON_STRING, begin, p->at));
-    p->json->tokens[p->json->count - 1].count = escapes;
+    p->json->tokens[p->json->count - 1].count = escapes & QLORA__JSON_MAX_COUNT;
     p->at++;
     return QLORA_OK;
 }
@@ -2385,7 +2424,8 @@ static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool*
         if (c != ',' && c != (object ? '}' : ']')) {
             return qlora__json_bad(p, object ? "expected ',' or '}'" : "expected ',' or ']'");
         }
-        open->count += p->json->count > p->parent + 1 ? 1 : 0;
+        open->count = (open->count + (p->json->count > p->parent + 1 ? 1u : 0u)) &
+                      QLORA__JSON_MAX_COUNT; // there are no more tokens than that
         p->at++;
         if (c == ',') {
             qlora__json_space(p);
@@ -2482,6 +2522,8 @@ static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p
 static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p) {
     qlora__json* json = p->json;
     bool done = false;
+    uint32_t need = qlora__json_estimate(json);
+    QLORA__TRY(need > json->capacity ? qlora__json_room(p, need) : QLORA_OK);
     qlora__json_space(p);
     while (!done) {
         // A value is expected here, and in an object its key comes first.
@@ -2571,7 +2613,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse_one(qlora__env* env, qlora__
 }
 
 static QLORA__UNUSED qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t token) {
-    return json->tokens[token].kind;
+    return (qlora__json_kind)json->tokens[token].kind;
 }
 
 // Whether the decoded text of a string token equals the given bytes.
@@ -3286,9 +3328,10 @@ static QLORA__UNUSED bool qlora__re_match(const qlora__re* re, const char* text)
 
 // ---- the ids that end a text --------------------------------------------------------------------
 
-// As transformers reads them: those of generation_config.json where it has an "eos_token_id", else
-// those of config.json (in "text_config", where a model that also sees or hears keeps its language
-// part). The key holds one id or a list; null counts as absent.
+// As transformers (5.22) reads them: where there is a generation_config.json, it alone decides,
+// even if it names none; else config.json does (in "text_config", where a model that also sees or
+// hears keeps its language part). The key "eos_token_id" holds one id or a list; null and an empty
+// list name none.
 #define QLORA__MAX_STOP_IDS 16
 
 typedef struct qlora__stop_ids {
@@ -3296,13 +3339,13 @@ typedef struct qlora__stop_ids {
     int32_t count;
 } qlora__stop_ids;
 
-// Reads one object. What it says replaces *out; where it says nothing, *out stays as it is. Ids
-// must be below `vocab`.
+// Reads one object, which replaces *out. Ids must be below `vocab`.
 static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const qlora__json* json,
                                                        uint32_t object, int64_t vocab,
                                                        qlora__stop_ids* out) {
     uint32_t value = qlora__json_find(json, object, "eos_token_id");
     if (value == 0 || qlora__json_kind_of(json, value) == QLORA__JSON_NULL) {
+        out->count = 0;
         return QLORA_OK;
     }
     bool list = qlora__json_kind_of(json, value) == QLORA__JSON_ARRAY;
@@ -3328,7 +3371,7 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
         ids.id[i] = (int32_t)id;
     }
     ids.count = (int32_t)count;
-    *out = count > 0 ? ids : *out;
+    *out = ids;
     return QLORA_OK;
 }
 
@@ -12663,4 +12706,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end cd5552ad3bf81067
+//@@ end 44d82b270c28efbb
