@@ -515,6 +515,7 @@ QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
 // ---- models -------------------------------------------------------------------------------------
 #define QLORA_MAX_LAYERS 256
 #define QLORA_MAX_STOP_IDS 16
+#define QLORA_MAX_ROPE_FACTORS 128 // half the largest head
 
 // How the frozen weights of the projections are stored.
 typedef enum qlora_base_format {
@@ -527,7 +528,8 @@ typedef enum qlora_rope_type {
     QLORA_ROPE_DEFAULT = 0,
     QLORA_ROPE_LINEAR,
     QLORA_ROPE_LLAMA3,
-    QLORA_ROPE_YARN
+    QLORA_ROPE_YARN,
+    QLORA_ROPE_LONGROPE
 } qlora_rope_type;
 
 // How a model scales its rotary frequencies; the names are those of config.json.
@@ -537,13 +539,17 @@ typedef struct qlora_rope_desc {
     double factor;                // 0 = 1
     double low_freq_factor;       // llama3; 0 = 1
     double high_freq_factor;      // llama3; 0 = 4
-    double original_max_position; // llama3, yarn: original_max_position_embeddings; 0 = error
+    double original_max_position; // all but linear: original_max_position_embeddings; 0 = error
     double beta_fast;             // yarn; 0 = 32
     double beta_slow;             // yarn; 0 = 1
-    double attention_factor;      // yarn, on cosine and sine; 0 = from factor and mscale
+    double attention_factor;      // yarn, longrope, on cosine and sine; 0 = from the other fields
     double mscale;                // yarn; 0 = not given
     double mscale_all_dim;        // yarn; 0 = not given
     bool no_truncate;             // yarn: "truncate": false
+    bool use_long;                // longrope: long_factor; a model sets it if its max_length is
+                                  // greater than original_max_position
+    float short_factor[QLORA_MAX_ROPE_FACTORS]; // longrope: divisors of the frequencies
+    float long_factor[QLORA_MAX_ROPE_FACTORS];
 } qlora_rope_desc;
 
 typedef enum qlora_family {
@@ -551,7 +557,23 @@ typedef enum qlora_family {
     QLORA_FAMILY_LLAMA,
     QLORA_FAMILY_MISTRAL,
     QLORA_FAMILY_QWEN2,
-    QLORA_FAMILY_QWEN3
+    QLORA_FAMILY_QWEN3,
+    QLORA_FAMILY_GEMMA,
+    QLORA_FAMILY_GEMMA2,
+    QLORA_FAMILY_GEMMA3,
+    QLORA_FAMILY_PHI3,
+    QLORA_FAMILY_SMOLLM3,
+    QLORA_FAMILY_OLMO2,
+    QLORA_FAMILY_OLMO3,
+    QLORA_FAMILY_GRANITE,
+    QLORA_FAMILY_GRANITE4, // the dense form of granitemoehybrid
+    QLORA_FAMILY_GLM,
+    QLORA_FAMILY_GLM4,
+    QLORA_FAMILY_MINISTRAL3,
+    QLORA_FAMILY_EXAONE4,
+    QLORA_FAMILY_SEED_OSS,
+    QLORA_FAMILY_QWEN2_5_VL, // the text part of vision-language models
+    QLORA_FAMILY_QWEN3_VL
 } qlora_family;
 
 // The architecture of a model, as in its config.json.
@@ -574,13 +596,26 @@ typedef struct qlora_model_config {
     bool o_bias;
     bool mlp_bias;
     bool qk_norm;
+    bool wrapped;   // the text part of a multimodal folder; decides the names in PEFT files
     bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
-    int32_t dtype;  // a qlora_dtype; -1 = not given in the file
-    int32_t bos_id; // -1 = none
-    int32_t pad_id; // -1 = none
+    // What a family adds to Llama's block. 0 = the default of the family.
+    int64_t rope_dims;      // rotated columns of a head; 0 = all, half of them for GLM
+    double embedding_scale; // 0 = 1, the root of the hidden size for Gemma
+    double residual_scale;  // of the output of attention and MLP; 0 = 1
+    double attention_scale; // of q k^T; 0 = 1 / sqrt(head_dim)
+    double logits_divisor;  // 0 = 1
+    double attention_cap;   // scores s become cap * tanh(s / cap); 0 = no cap
+    double logits_cap;      // the same for logits
+    double query_beta;      // q at position p is multiplied by 1 + query_beta * log(1 +
+    double query_period;    // floor(p / query_period)); 0 = not at all
+    double norm_offset;     // added to norm weights when they are loaded from files
+    int32_t dtype;          // a qlora_dtype; -1 = not given in the file
+    int32_t bos_id;         // -1 = none
+    int32_t pad_id;         // -1 = none
     int32_t stop_count;
     int32_t stop_ids[QLORA_MAX_STOP_IDS];
     uint8_t sliding[QLORA_MAX_LAYERS]; // 1 if the attention of the layer is limited by `window`
+    uint8_t no_rope[QLORA_MAX_LAYERS]; // 1 if q and k of the layer are not rotated
 } qlora_model_config;
 
 // The type in which a model computes. Frozen weights keep their own format.
@@ -598,7 +633,9 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_GATE = 16,
     QLORA_TARGET_UP = 32,
     QLORA_TARGET_DOWN = 64,
-    QLORA_TARGET_ALL = 127
+    QLORA_TARGET_QKV = 128,     // models with one matrix for q, k and v
+    QLORA_TARGET_GATE_UP = 256, // models with one matrix for gate and up
+    QLORA_TARGET_ALL = 511      // those that the model has
 } qlora_target;
 
 typedef enum qlora_choice {
@@ -636,7 +673,7 @@ typedef struct qlora_model_desc {
     float alpha;         // 0 = 2 * rank
     bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
     float dropout;       // on the input of the adapters, less than 1; 0 = none
-    uint32_t targets;    // qlora_target bits; 0 = all seven
+    uint32_t targets;    // qlora_target bits that the model has; 0 = all
     bool train_norms;    // also train the RMSNorm weights
     // Its memory.
     qlora_purpose purpose;   // 0 = TRAIN
@@ -1163,6 +1200,16 @@ QLORA_API qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor*
                                              const qlora_tensor* gate, const qlora_tensor* up,
                                              const qlora_tensor* dgate, const qlora_tensor* dup,
                                              const qlora_tensor* h);
+// The same with the tanh form of GELU instead of SiLU.
+QLORA_API qlora_result qlora_geglu_forward(qlora_ctx* ctx, const qlora_tensor* gate,
+                                           const qlora_tensor* up, const qlora_tensor* h);
+QLORA_API qlora_result qlora_geglu_backward(qlora_ctx* ctx, const qlora_tensor* dh,
+                                            const qlora_tensor* gate, const qlora_tensor* up,
+                                            const qlora_tensor* dgate, const qlora_tensor* dup,
+                                            const qlora_tensor* h);
+// y = cap * tanh(x / cap), element by element; y may be x.
+QLORA_API qlora_result qlora_cap(qlora_ctx* ctx, float cap, const qlora_tensor* x,
+                                 const qlora_tensor* y);
 // Element by element: y = a b, y = a + b, y = alpha x, y = value. y may be an input.
 QLORA_API qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
                                  const qlora_tensor* y);
@@ -1212,6 +1259,19 @@ QLORA_API qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x,
 QLORA_API qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
                                            const qlora_tensor* positions, const qlora_tensor* table,
                                            const qlora_tensor* flag);
+// The general form: heads may be wider than the table, and pairs may be neighbours. All fields are
+// required; zero the struct first.
+typedef struct qlora_rotation_desc {
+    int64_t head_dim; // columns of a head, at least table->cols; the columns after them only get
+                      // the bias
+    int64_t heads;    // rotated heads
+    bool neighbours;  // pairs (2 i, 2 i + 1) instead of (i, i + table->cols / 2)
+    bool backward;    // rotate in the opposite direction; bias must be NULL
+} qlora_rotation_desc;
+QLORA_API qlora_result qlora_rope_apply(qlora_ctx* ctx, const qlora_rotation_desc* desc,
+                                        const qlora_tensor* x, const qlora_tensor* positions,
+                                        const qlora_tensor* table, const qlora_tensor* bias,
+                                        const qlora_tensor* flag);
 
 // The steps of unfused attention, for any 16-bit or 32-bit type. split copies x [S, H * d] to y, a
 // batch of H matrices [S, d]; join is its inverse; transpose computes y[b] = x[b]^T.
@@ -1249,6 +1309,7 @@ typedef struct qlora_cross_entropy_desc {
     const qlora_tensor* total;   // f32 [1, 3], adds up losses, their rounding error, and weights
     const qlora_tensor* flag;    // I32 [1, 1], on CUDA set to 1 if a label is invalid
     bool forward_only;           // leave the logits unchanged
+    float cap;                   // the loss of cap * tanh(logits / cap) instead; 0 = none
 } qlora_cross_entropy_desc;
 QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args);
 // ids[r] = column of the largest value in row r, the first one if several are equal; ids is I32
@@ -1384,6 +1445,7 @@ typedef struct qlora_attention_desc {
     int64_t head_dim; // 1 to 256
     int64_t window;   // query i sees keys j with i - window < j <= i; 0 = all keys j <= i
     float scale;      // positive; 0 = 1 / sqrt(head_dim)
+    float cap;        // scores become cap * tanh(score / cap); 0 = no cap
     // Computes attention from separate operators (split, GEMM, mask, softmax, join), for
     // comparison. Each of the n sequences then has tokens / n tokens, seqs is not read and lse is
     // not written. The scratch buffer must hold the scores of a whole sequence:
@@ -1538,6 +1600,7 @@ QLORA_API const char* qlora_kernel_name(size_t index);
     X(qlora_nf4)                                                                               \
     X(qlora_nf4_parts)                                                                         \
     X(qlora_clip_info)                                                                         \
+    X(qlora_rotation_desc)                                                                     \
     X(qlora_cross_entropy_desc)                                                                \
     X(qlora_adamw_state)                                                                       \
     X(qlora_adamw_range)                                                                       \
@@ -3335,7 +3398,7 @@ static QLORA__UNUSED void qlora__put(const qlora_tensor* t, int64_t row, int64_t
     qlora__store(t->data, t->dtype, row * t->ld + col, value);
 }
 
-// exp, log, sqrt and fabs in the precision of QLORA__REAL.
+// exp, log, sqrt, fabs and tanh in the precision of QLORA__REAL.
 #define QLORA__MATH1(name)                                                                         \
     static QLORA__UNUSED QLORA__REAL qlora__##name(QLORA__REAL x) {                                \
         return sizeof x == sizeof(float) ? (QLORA__REAL)name##f((float)x)                          \
@@ -3345,6 +3408,7 @@ QLORA__MATH1(exp)
 QLORA__MATH1(log)
 QLORA__MATH1(sqrt)
 QLORA__MATH1(fabs)
+QLORA__MATH1(tanh)
 #undef QLORA__MATH1
 
 //@@ src/numbers/nf4.h
@@ -3527,6 +3591,393 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 //@@ src/qlora.h
 
 #ifndef QLORA_NO_MODEL
+
+//@@ src/arch.h
+
+// ---- architectures ------------------------------------------------------------------------------
+//
+// One description of a decoder block, and one row per family that says which parts of it exist.
+// The config reader, the loader, the planner, the adapters' names, GGUF and the passes through the
+// model read the row; none of them contains the name of a family.
+//
+//   x = E[token] embedding_scale
+//   per layer
+//     a = norm 1 of x, or x
+//     q, k, v = a Wq^T + bq, ...                          separate or one fused matrix
+//     q, k = their norm, per head or over the whole width; then rotated
+//     o = Wo softmax(cap(attention_scale q k^T)) v        within the window of the layer
+//     x = x + residual_scale (norm 2 of o, or o)
+//     b = norm 3 of x, or x
+//     f = Wdown (act(Wgate b) Wup b)                      gate and up separate or fused
+//     x = x + residual_scale (norm 4 of f, or f)
+//   logits = cap(head (final norm of x) / logits_divisor),  cap(y) = c tanh(y / c)
+
+// The stacks of projections that share an input.
+#define QLORA__GROUPS 4
+enum { QLORA__QKV, QLORA__O, QLORA__GATE_UP, QLORA__DOWN };
+
+// The norms of a layer, in the order of their places in the parameter arena.
+enum {
+    QLORA__NORM_ATTENTION,     // before attention
+    QLORA__NORM_ATTENTION_OUT, // on its output
+    QLORA__NORM_MLP,           // before the MLP
+    QLORA__NORM_MLP_OUT,       // on its output
+    QLORA__NORM_Q,
+    QLORA__NORM_K,
+    QLORA__NORMS
+};
+
+// A projection: the number of its bit in qlora_target, which is also its number for dropout; its
+// stack; its module within a layer; its tensor in GGUF files. A second GGUF name means that those
+// files split the matrix into two halves of its rows.
+typedef struct qlora__projection_row {
+    int bit;
+    int group;
+    const char* module;
+    const char* gguf;
+    const char* gguf_second;
+} qlora__projection_row;
+
+#define QLORA__PROJECTIONS 7 // at most, per layer
+
+// The projections of a layer, stack by stack.
+typedef struct qlora__layout {
+    int count;
+    qlora__projection_row rows[QLORA__PROJECTIONS];
+    struct {
+        int first;
+        int count;
+    } groups[QLORA__GROUPS];
+} qlora__layout;
+
+// clang-format off
+#define QLORA__ROWS_QKV {0, QLORA__QKV, "self_attn.q_proj", "attn_q", NULL}, \
+                        {1, QLORA__QKV, "self_attn.k_proj", "attn_k", NULL}, \
+                        {2, QLORA__QKV, "self_attn.v_proj", "attn_v", NULL}
+#define QLORA__ROW_O    {3, QLORA__O, "self_attn.o_proj", "attn_output", NULL}
+#define QLORA__ROW_DOWN {6, QLORA__DOWN, "mlp.down_proj", "ffn_down", NULL}
+#define QLORA__ROW_NONE {0, 0, NULL, NULL, NULL}
+
+static const qlora__layout qlora__layout_seven = {7,
+    {QLORA__ROWS_QKV, QLORA__ROW_O, {4, QLORA__GATE_UP, "mlp.gate_proj", "ffn_gate", NULL},
+     {5, QLORA__GATE_UP, "mlp.up_proj", "ffn_up", NULL}, QLORA__ROW_DOWN},
+    {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
+// Phi 3: q, k and v in one matrix, gate and up in another.
+static const qlora__layout qlora__layout_fused = {4,
+    {{7, QLORA__QKV, "self_attn.qkv_proj", "attn_qkv", NULL}, QLORA__ROW_O,
+     {8, QLORA__GATE_UP, "mlp.gate_up_proj", "ffn_up", NULL}, QLORA__ROW_DOWN,
+     QLORA__ROW_NONE, QLORA__ROW_NONE, QLORA__ROW_NONE},
+    {{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
+// GLM: only gate and up in one matrix.
+static const qlora__layout qlora__layout_gate_up = {6,
+    {QLORA__ROWS_QKV, QLORA__ROW_O, {8, QLORA__GATE_UP, "mlp.gate_up_proj", "ffn_up", NULL},
+     QLORA__ROW_DOWN, QLORA__ROW_NONE},
+    {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
+// Granite 4: the same under the names of its shared MLP; GGUF files split the matrix.
+static const qlora__layout qlora__layout_shared_mlp = {6,
+    {QLORA__ROWS_QKV, QLORA__ROW_O,
+     {8, QLORA__GATE_UP, "shared_mlp.input_linear", "ffn_gate", "ffn_up"},
+     {6, QLORA__DOWN, "shared_mlp.output_linear", "ffn_down", NULL}, QLORA__ROW_NONE},
+    {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
+// clang-format on
+
+// The names of the norms around attention and MLP; NULL = the layer has no such norm.
+typedef struct qlora__norm_names {
+    const char* module[4];
+    const char* gguf[4];
+} qlora__norm_names;
+
+static const qlora__norm_names qlora__norms_before = {
+    {"input_layernorm", NULL, "post_attention_layernorm", NULL},
+    {"attn_norm", NULL, "ffn_norm", NULL}};
+static const qlora__norm_names qlora__norms_after = {
+    {NULL, "post_attention_layernorm", NULL, "post_feedforward_layernorm"},
+    {NULL, "post_attention_norm", NULL, "post_ffw_norm"}};
+static const qlora__norm_names qlora__norms_around = {
+    {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+     "post_feedforward_layernorm"},
+    {"attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"}};
+static const qlora__norm_names qlora__norms_glm4 = {
+    {"input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm",
+     "post_mlp_layernorm"},
+    {"attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"}};
+static const qlora__norm_names qlora__norms_seed = {
+    {"input_layernorm", NULL, "post_attention_layernorm", NULL},
+    {"attn_norm", NULL, "post_attention_norm", NULL}};
+
+// What a block has beyond Llama's.
+enum {
+    QLORA__HAS_QK_NORM = 1,       // q and k are normalised, per head
+    QLORA__HAS_WIDE_QK_NORM = 2,  // over the whole width instead
+    QLORA__HAS_NORM_OFFSET = 4,   // safetensors files store norm weights minus 1
+    QLORA__HAS_GELU = 8,          // GELU (tanh form) instead of SiLU
+    QLORA__HAS_ROOT_SCALE = 16,   // embeddings are multiplied by the root of the hidden size
+    QLORA__HAS_PAIRED_ROPE = 32,  // pairs of neighbours are rotated, not the two halves
+    QLORA__HAS_PERMUTED_GGUF = 64 // GGUF files order the rows of q and k for pairs of neighbours
+};
+
+// How config.json is read, beyond the keys that all families share.
+enum {
+    QLORA__READS_QKV_BIAS = 1,         // q, k and v always have biases
+    QLORA__READS_ATTENTION_BIAS = 2,   // attention_bias: q, k, v and o
+    QLORA__READS_ATTENTION_BIAS_3 = 4, // attention_bias: q, k and v, true by default
+    QLORA__READS_OUT_BIAS = 8,         // attention_out_bias: o
+    QLORA__READS_MLP_BIAS = 16,        // mlp_bias
+    QLORA__READS_PARTIAL = 32,         // partial_rotary_factor
+    QLORA__READS_LONGROPE = 64,        // longrope, also under its older names
+    QLORA__READS_ROPE_PER_KIND = 128,  // separate rotation of layers with and without a window
+    QLORA__READS_MULTIPLIERS = 256,    // embedding, residual and attention multiplier, logits scale
+    QLORA__READS_QUERY_SCALAR = 512,   // query_pre_attn_scalar
+    QLORA__READS_CAPS = 1024,          // attn_logit_softcapping and final_logit_softcapping
+    QLORA__READS_FINAL_CAP = 2048,     // final_logit_softcapping only
+    QLORA__READS_QUERY_BETA = 4096,    // llama_4_scaling_beta, which is required
+    QLORA__READS_HYBRID = 8192,        // layer types and experts of granitemoehybrid
+    QLORA__READS_ACTIVATION = 16384    // hidden_activation, not hidden_act
+};
+
+// Which layers have a window.
+typedef enum qlora__window_rule {
+    QLORA__WINDOW_NONE,
+    QLORA__WINDOW_ALL,     // every layer, if sliding_window is given
+    QLORA__WINDOW_QWEN,    // use_sliding_window, from max_window_layers on
+    QLORA__WINDOW_PATTERN, // layer_types, or all but every n-th
+    QLORA__WINDOW_NOPE     // use_sliding_window, on the layers without rotation
+} qlora__window_rule;
+
+// Which layers are not rotated.
+typedef enum qlora__nope_rule {
+    QLORA__NOPE_NONE,
+    QLORA__NOPE_LISTED, // no_rope_layers, or every fourth
+    QLORA__NOPE_FULL,   // those without a window, if others have one
+    QLORA__NOPE_UNNAMED // all, unless position_embedding_type is "rope"
+} qlora__nope_rule;
+
+// The values of keys that a config.json leaves out; a size of 0 must be given.
+typedef struct qlora__arch_defaults {
+    int32_t vocab;
+    int32_t hidden;
+    int32_t intermediate;
+    int32_t layers;
+    int32_t heads;
+    int32_t kv_heads; // 0 = heads
+    int32_t head_dim; // 0 = hidden / heads
+    int32_t max_positions;
+    int32_t window;
+    int32_t pattern;
+    double theta;
+    double theta_sliding; // only if rotation differs between kinds of layers
+    double eps;
+    double partial;
+    bool tied;
+} qlora__arch_defaults;
+
+typedef struct qlora__arch {
+    qlora_family family;
+    const char* model_type;
+    const char* architecture;
+    const char* gguf;
+    const qlora__layout* layout;
+    const qlora__norm_names* norms;
+    uint32_t has;
+    uint32_t reads;
+    qlora__window_rule window;
+    qlora__nope_rule nope;
+    qlora__arch_defaults defaults;
+} qlora__arch;
+
+// clang-format off
+#define QLORA__SIZES_NONE 0, 0, 0, 0, 0, 0
+static const qlora__arch qlora__archs[] = {
+    {QLORA_FAMILY_LLAMA, "llama", "LlamaForCausalLM", "llama",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_MISTRAL, "mistral", "MistralForCausalLM", "llama",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     0, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
+     {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_QWEN2, "qwen2", "Qwen2ForCausalLM", "qwen2",
+     &qlora__layout_seven, &qlora__norms_before, 0,
+     QLORA__READS_QKV_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
+     {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_QWEN3, "qwen3", "Qwen3ForCausalLM", "qwen3",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_QK_NORM,
+     QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
+     {QLORA__SIZES_NONE, 128, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_GEMMA, "gemma", "GemmaForCausalLM", "gemma",
+     &qlora__layout_seven, &qlora__norms_before,
+     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
+     QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {256000, 3072, 24576, 28, 16, 16, 256, 8192, 0, 0, 1e4, 0, 1e-6, 1, true}},
+    {QLORA_FAMILY_GEMMA2, "gemma2", "Gemma2ForCausalLM", "gemma2",
+     &qlora__layout_seven, &qlora__norms_around,
+     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_CAPS |
+         QLORA__READS_ACTIVATION,
+     QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
+     {256000, 2304, 9216, 26, 8, 4, 256, 8192, 4096, 2, 1e4, 0, 1e-6, 1, true}},
+    {QLORA_FAMILY_GEMMA3, "gemma3_text", "Gemma3ForCausalLM", "gemma3",
+     &qlora__layout_seven, &qlora__norms_around,
+     QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_FINAL_CAP |
+         QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND,
+     QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
+     {262208, 2304, 9216, 26, 8, 4, 256, 131072, 4096, 6, 1e6, 1e4, 1e-6, 1, true}},
+    {QLORA_FAMILY_PHI3, "phi3", "Phi3ForCausalLM", "phi3",
+     &qlora__layout_fused, &qlora__norms_before, 0,
+     QLORA__READS_PARTIAL | QLORA__READS_LONGROPE, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
+     {32064, 3072, 8192, 32, 32, 0, 0, 4096, 0, 0, 1e4, 0, 1e-5, 1, false}},
+    {QLORA_FAMILY_SMOLLM3, "smollm3", "SmolLM3ForCausalLM", "smollm3",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS, QLORA__WINDOW_NOPE, QLORA__NOPE_LISTED,
+     {128256, 2048, 11008, 36, 16, 4, 0, 32768, 0, 0, 2e6, 0, 1e-6, 1, true}},
+    {QLORA_FAMILY_OLMO2, "olmo2", "Olmo2ForCausalLM", "olmo2",
+     &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
+     QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {50304, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-5, 1, false}},
+    {QLORA_FAMILY_OLMO3, "olmo3", "Olmo3ForCausalLM", "olmo2",
+     &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_ROPE_PER_KIND,
+     QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
+     {50304, 4096, 11008, 32, 32, 0, 0, 2048, 4096, 4, 5e5, 5e5, 1e-5, 1, false}},
+    {QLORA_FAMILY_GRANITE, "granite", "GraniteForCausalLM", "granite",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS | QLORA__READS_MULTIPLIERS,
+     QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {32000, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_GRANITE4, "granitemoehybrid", "GraniteMoeHybridForCausalLM", "granite",
+     &qlora__layout_shared_mlp, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_MULTIPLIERS | QLORA__READS_HYBRID,
+     QLORA__WINDOW_NONE, QLORA__NOPE_UNNAMED,
+     {32000, 4096, 1024, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_GLM, "glm", "GlmForCausalLM", "chatglm",
+     &qlora__layout_gate_up, &qlora__norms_before, QLORA__HAS_PAIRED_ROPE,
+     QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_PARTIAL, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false}},
+    {QLORA_FAMILY_GLM4, "glm4", "Glm4ForCausalLM", "glm4",
+     &qlora__layout_gate_up, &qlora__norms_glm4, QLORA__HAS_PAIRED_ROPE,
+     QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_PARTIAL, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false}},
+    {QLORA_FAMILY_MINISTRAL3, "ministral3", "Ministral3ForCausalLM", "mistral3",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_QUERY_BETA, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
+     {131072, 4096, 14336, 34, 32, 8, 128, 262144, 0, 0, 1e6, 0, 1e-5, 1, false}},
+    {QLORA_FAMILY_EXAONE4, "exaone4", "Exaone4ForCausalLM", "exaone4",
+     &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM,
+     0, QLORA__WINDOW_PATTERN, QLORA__NOPE_FULL,
+     {102400, 4096, 16384, 32, 32, 32, 0, 2048, 4096, 4, 1e4, 0, 1e-5, 1, false}},
+    {QLORA_FAMILY_SEED_OSS, "seed_oss", "SeedOssForCausalLM", "seed_oss",
+     &qlora__layout_seven, &qlora__norms_seed, 0,
+     QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_OUT_BIAS | QLORA__READS_MLP_BIAS,
+     QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {155136, 4096, 27648, 64, 80, 8, 128, 524288, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_QWEN2_5_VL, "qwen2_5_vl_text", "Qwen2_5_VLTextModel", "qwen2vl",
+     &qlora__layout_seven, &qlora__norms_before, 0,
+     QLORA__READS_QKV_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
+     {152064, 8192, 29568, 80, 64, 8, 0, 32768, 4096, 0, 1e6, 0, 1e-5, 1, false}},
+    {QLORA_FAMILY_QWEN3_VL, "qwen3_vl_text", "Qwen3VLTextModel", "qwen3vl",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_QK_NORM,
+     QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {151936, 4096, 22016, 32, 32, 32, 128, 128000, 0, 0, 5e5, 0, 1e-6, 1, false}},
+};
+// clang-format on
+#define QLORA__ARCH_COUNT ((int)(sizeof qlora__archs / sizeof qlora__archs[0]))
+
+// Multimodal folders whose text part is one of the families. Its settings are in text_config, or, in
+// older files of some, beside those of the vision part.
+typedef struct qlora__wrapper {
+    const char* model_type;
+    const char* architecture;
+    const char* texts[2]; // model_type of the text part; the first is the default
+} qlora__wrapper;
+
+static const qlora__wrapper qlora__wrappers[] = {
+    {"gemma3", "Gemma3ForConditionalGeneration", {"gemma3_text", NULL}},
+    {"mistral3", "Mistral3ForConditionalGeneration", {"mistral", "ministral3"}},
+    {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", {"qwen2_5_vl_text", NULL}},
+    {"qwen3_vl", "Qwen3VLForConditionalGeneration", {"qwen3_vl_text", NULL}}};
+#define QLORA__WRAPPER_COUNT ((int)(sizeof qlora__wrappers / sizeof qlora__wrappers[0]))
+
+// Families that are known and not supported, with what the description of a block lacks for them.
+static const struct {
+    const char* reason;
+    const char* model_types; // separated and surrounded by spaces
+} qlora__refused_archs[] = {
+    {"it is a mixture of experts",
+     " qwen2_moe qwen3_moe qwen3_vl_moe qwen3_5_moe mixtral olmoe phimoe granitemoe "
+     "granitemoeshared glm4_moe llama4_text minimax_m2 ernie4_5_moe hunyuan_v1_moe dots1 "
+     "exaone_moe solar_open "},
+    {"it is a mixture of experts with attention sinks", " gpt_oss "},
+    {"it has multi-head latent attention",
+     " deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm4_moe_lite mistral4 minicpm3 "},
+    {"it has linear attention (gated delta-net) layers",
+     " qwen3_next qwen3_5 kimi_linear olmo_hybrid "},
+    {"it has short-convolution layers", " lfm2 lfm2_moe "},
+    {"it has recurrent (state-space) layers",
+     " nemotron_h falcon_h1 jamba bamba zamba2 mamba mamba2 recurrent_gemma rwkv "},
+    {"it has per-layer embeddings, shared keys and values, and AltUp streams", " gemma3n "},
+    {"it has per-layer embeddings, shared keys and values, and proportional rope",
+     " gemma4 gemma4_text "},
+    {"it has LayerNorm and parallel attention and MLP", " cohere cohere2 "},
+    {"it has LayerNorm instead of RMSNorm",
+     " starcoder2 stablelm gpt_neox gpt2 phi falcon bloom mpt nemotron olmo "},
+    {"its MLP has no gate", " arcee apertus "},
+    {"it has cross attention to images", " mllama "},
+    {"it has prefix attention", " paligemma "},
+    {"it has adapters inside the base model", " phi4mm phi4_multimodal "},
+    {"it needs remote code; a converted folder (such as glm-4-9b-hf) is required",
+     " chatglm phi3small exaone internlm2 baichuan "},
+    {"it is not a decoder-only language model",
+     " t5gemma t5 bert roberta xlm-roberta mt5 bart whisper "}};
+
+// The row of a family. A config made by hand may have none: its block is Llama's.
+static const qlora__arch* qlora__arch_of(qlora_family family) {
+    for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
+        if (qlora__archs[i].family == family) {
+            return &qlora__archs[i];
+        }
+    }
+    return &qlora__archs[0];
+}
+
+// The module of norm number `norm` of a layer; NULL if the layer has no such norm.
+static const char* qlora__arch_norm(const qlora__arch* arch, const qlora_model_config* c,
+                                    int norm) {
+    if (norm == QLORA__NORM_Q || norm == QLORA__NORM_K) {
+        const char* name = norm == QLORA__NORM_Q ? "self_attn.q_norm" : "self_attn.k_norm";
+        return c->qk_norm ? name : NULL;
+    }
+    return arch->norms->module[norm];
+}
+
+// The number of weights of a norm.
+static int64_t qlora__arch_norm_width(const qlora__arch* arch, const qlora_model_config* c,
+                                      int norm) {
+    bool wide = (arch->has & QLORA__HAS_WIDE_QK_NORM) != 0;
+    return norm == QLORA__NORM_Q   ? (wide ? c->heads : 1) * c->head_dim
+           : norm == QLORA__NORM_K ? (wide ? c->kv_heads : 1) * c->head_dim
+                                   : c->hidden;
+}
+
+// The rotated columns of a head, for configs that do not say it.
+static int64_t qlora__arch_rope_dims(const qlora__arch* arch, int64_t head_dim) {
+    return (int64_t)((double)head_dim * arch->defaults.partial) / 2 * 2;
+}
+
+// Fills in the fields of a config whose zero means the default of the family.
+static void qlora__config_resolve(qlora_model_config* c) {
+    const qlora__arch* arch = qlora__arch_of(c->family);
+    bool root = (arch->has & QLORA__HAS_ROOT_SCALE) != 0;
+    c->qk_norm = c->qk_norm || (arch->has & QLORA__HAS_QK_NORM) != 0;
+    if (c->rope_dims == 0) {
+        c->rope_dims = qlora__arch_rope_dims(arch, c->head_dim);
+    }
+    if (c->embedding_scale == 0.0) {
+        c->embedding_scale = root ? (double)sqrtf((float)c->hidden) : 1.0;
+    }
+    c->residual_scale = c->residual_scale != 0.0 ? c->residual_scale : 1.0;
+    c->logits_divisor = c->logits_divisor != 0.0 ? c->logits_divisor : 1.0;
+}
 
 //@@ src/formats/json_read.h
 
@@ -5240,20 +5691,9 @@ static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora_
     return result;
 }
 
-//@@ src/formats/config.h
+//@@ src/formats/config_values.h
 
-// ---- Hugging Face config.json -------------------------------------------------------------------
-
-static const struct {
-    const char* model_type;
-    qlora_family family;
-    const char* architecture;
-    const char* gguf_name;
-} qlora__families[] = {{"llama", QLORA_FAMILY_LLAMA, "LlamaForCausalLM", "llama"},
-                       {"mistral", QLORA_FAMILY_MISTRAL, "MistralForCausalLM", "llama"},
-                       {"qwen2", QLORA_FAMILY_QWEN2, "Qwen2ForCausalLM", "qwen2"},
-                       {"qwen3", QLORA_FAMILY_QWEN3, "Qwen3ForCausalLM", "qwen3"}};
-#define QLORA__FAMILY_COUNT ((int)(sizeof qlora__families / sizeof qlora__families[0]))
+// ---- the values of a config file ----------------------------------------------------------------
 
 // One object of a config file, with the environment for its messages.
 typedef struct qlora__config_reader {
@@ -5371,15 +5811,30 @@ static qlora_result qlora__config_refuse(const qlora__config_reader* r, const ch
                            r->json->label, key, qlora__config_show(r, value, shown), advice);
 }
 
+// Whether a key is written, if only as null.
+static bool qlora__config_has(const qlora__config_reader* r, const char* key) {
+    return qlora__json_find(r->json, r->object, key) != 0;
+}
+
+//@@ src/formats/config_rope.h
+
+// ---- the rotation in config.json ----------------------------------------------------------------
+
+// original_max_position_embeddings: that at the top of the file counts before that of the rope
+// dictionary.
+static qlora_result qlora__config_original(const qlora__config_reader* r,
+                                           const qlora__config_reader* top, double fallback,
+                                           double* out) {
+    const char* key = "original_max_position_embeddings";
+    return qlora__config_positive(qlora__config_find(top, key) != 0 ? top : r, key, fallback, out);
+}
+
 static qlora_result qlora__config_yarn(const qlora__config_reader* r,
                                        const qlora__config_reader* top, const qlora_model_config* c,
                                        qlora_rope_desc* rope) {
     bool truncate = true;
-    double fallback = (double)c->max_positions;
     QLORA__TRY(
-        qlora__config_positive(top, "original_max_position_embeddings", fallback, &fallback));
-    QLORA__TRY(qlora__config_positive(r, "original_max_position_embeddings", fallback,
-                                      &rope->original_max_position));
+        qlora__config_original(r, top, (double)c->max_positions, &rope->original_max_position));
     double stretch = (double)c->max_positions / rope->original_max_position;
     QLORA__TRY(qlora__config_positive(r, "factor", stretch > 1.0 ? stretch : -1.0, &rope->factor));
     QLORA__TRY(qlora__config_positive(r, "beta_fast", 32.0, &rope->beta_fast));
@@ -5394,16 +5849,10 @@ static qlora_result qlora__config_yarn(const qlora__config_reader* r,
 
 static qlora_result qlora__config_llama3(const qlora__config_reader* r,
                                          const qlora__config_reader* top, qlora_rope_desc* rope) {
-    double fallback = -1.0;
-    if (qlora__config_find(top, "original_max_position_embeddings") != 0) {
-        QLORA__TRY(
-            qlora__config_positive(top, "original_max_position_embeddings", -1.0, &fallback));
-    }
     QLORA__TRY(qlora__config_positive(r, "factor", -1.0, &rope->factor));
     QLORA__TRY(qlora__config_positive(r, "low_freq_factor", -1.0, &rope->low_freq_factor));
     QLORA__TRY(qlora__config_positive(r, "high_freq_factor", -1.0, &rope->high_freq_factor));
-    QLORA__TRY(qlora__config_positive(r, "original_max_position_embeddings", fallback,
-                                      &rope->original_max_position));
+    QLORA__TRY(qlora__config_original(r, top, -1.0, &rope->original_max_position));
     if (!(rope->high_freq_factor > rope->low_freq_factor)) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
@@ -5413,49 +5862,97 @@ static qlora_result qlora__config_llama3(const qlora__config_reader* r,
     return QLORA_OK;
 }
 
-// One set of rotary parameters from the object `dict` (0 = none: all defaults). Keys that it does
-// not contain are looked up at the top of the file.
-static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t dict,
-                                       const qlora_model_config* c, qlora_rope_desc* rope) {
+// One list of longrope: a positive divisor for each pair of rotated columns.
+static qlora_result qlora__config_factors(const qlora__config_reader* r, const char* key,
+                                          int64_t count, float* out) {
+    uint32_t list = qlora__config_find(r, key);
+    if (list == 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label, key);
+    }
+    if (qlora__json_kind_of(r->json, list) != QLORA__JSON_ARRAY ||
+        r->json->tokens[list].count != count) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s must be a list of %lld numbers, one for each pair of "
+                               "rotated columns",
+                               r->json->label, key, (long long)count);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        double x = 0.0;
+        if (!qlora__json_double(r->json, qlora__json_at(r->json, list, (uint32_t)i), &x) ||
+            !(x > 0.0) || x > 1e30) {
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                                   "%s: %s[%lld] must be positive and at most 1e30", r->json->label,
+                                   key, (long long)i);
+        }
+        out[i] = (float)x;
+    }
+    return QLORA_OK;
+}
+
+// The original maximum stands at the top of the file; the class default is 4096.
+static qlora_result qlora__config_longrope(const qlora__config_reader* r,
+                                           const qlora__config_reader* top,
+                                           const qlora_model_config* c, qlora_rope_desc* rope) {
+    QLORA__TRY(qlora__config_positive(top, "original_max_position_embeddings", 4096.0,
+                                      &rope->original_max_position));
+    QLORA__TRY(qlora__config_positive(
+        r, "factor", (double)c->max_positions / rope->original_max_position, &rope->factor));
+    QLORA__TRY(qlora__config_positive(r, "attention_factor", 0.0, &rope->attention_factor));
+    QLORA__TRY(qlora__config_factors(r, "short_factor", c->rope_dims / 2, rope->short_factor));
+    return qlora__config_factors(r, "long_factor", c->rope_dims / 2, rope->long_factor);
+}
+
+// The type of a rope dictionary. For text, mrope is the plain rotation.
+static qlora_result qlora__config_rope_type(const qlora__config_reader* r, const qlora__arch* arch,
+                                            qlora_rope_type* out) {
     static const struct {
         const char* name;
-        qlora_rope_type type;
-    } kinds[4] = {{"default", QLORA_ROPE_DEFAULT},
-                  {"linear", QLORA_ROPE_LINEAR},
-                  {"llama3", QLORA_ROPE_LLAMA3},
-                  {"yarn", QLORA_ROPE_YARN}};
+        int usual;    // a qlora_rope_type; -1 = unknown
+        int longrope; // in families with longrope
+    } kinds[] = {{"default", QLORA_ROPE_DEFAULT, QLORA_ROPE_DEFAULT},
+                 {"linear", QLORA_ROPE_LINEAR, -1},
+                 {"llama3", QLORA_ROPE_LLAMA3, -1},
+                 {"yarn", QLORA_ROPE_YARN, QLORA_ROPE_LONGROPE},
+                 {"mrope", QLORA_ROPE_DEFAULT, -1},
+                 {"longrope", -1, QLORA_ROPE_LONGROPE},
+                 {"su", -1, QLORA_ROPE_LONGROPE}};
+    bool longrope = (arch->reads & QLORA__READS_LONGROPE) != 0;
+    uint32_t type = qlora__config_find(r, "rope_type");
+    type = type != 0 ? type : qlora__config_find(r, "type");
+    *out = QLORA_ROPE_DEFAULT;
+    if (type == 0) {
+        return QLORA_OK;
+    }
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        int found = longrope ? kinds[k].longrope : kinds[k].usual;
+        if (found >= 0 && qlora__json_is(r->json, type, kinds[k].name)) {
+            *out = (qlora_rope_type)found;
+            return QLORA_OK;
+        }
+    }
+    return qlora__config_refuse(r, "rope_type", type,
+                                longrope ? "supported values in this family: default, longrope"
+                                         : "supported values: default, linear, llama3, yarn");
+}
+
+// One set of rotary parameters from the object `dict` (0 = none: all defaults), with the theta that
+// applies if it has none.
+static qlora_result qlora__config_rope(const qlora__config_reader* top, const qlora__arch* arch,
+                                       uint32_t dict, double theta, const qlora_model_config* c,
+                                       qlora_rope_desc* rope) {
     qlora__config_reader r = *top;
-    double theta = 10000.0;
-    double partial = 1.0;
     memset(rope, 0, sizeof *rope);
     rope->factor = 1.0;
-    QLORA__TRY(qlora__config_positive(top, "rope_theta", theta, &rope->theta));
-    QLORA__TRY(qlora__config_positive(top, "partial_rotary_factor", partial, &partial));
+    rope->theta = theta;
     if (dict != 0) {
         r.object = dict;
-        QLORA__TRY(qlora__config_positive(&r, "rope_theta", rope->theta, &rope->theta));
-        QLORA__TRY(qlora__config_positive(&r, "partial_rotary_factor", partial, &partial));
-        uint32_t type = qlora__config_find(&r, "rope_type");
-        type = type != 0 ? type : qlora__config_find(&r, "type");
-        int k = 0;
-        while (type != 0 && k < 4 && !qlora__json_is(r.json, type, kinds[k].name)) {
-            k++;
-        }
-        if (k == 4) {
-            return qlora__config_refuse(&r, "rope_type", type,
-                                        "supported values: default, linear, llama3, yarn");
-        }
-        rope->type = kinds[k].type;
+        QLORA__TRY(qlora__config_positive(&r, "rope_theta", theta, &rope->theta));
+        QLORA__TRY(qlora__config_rope_type(&r, arch, &rope->type));
     }
     if (!(rope->theta > 1.0)) {
         return qlora__env_fail(r.env, QLORA_ERR_FORMAT,
                                "%s: rope_theta is %g; it must be greater than 1", r.json->label,
                                rope->theta);
-    }
-    if (partial < 1.0 || partial > 1.0) {
-        return qlora__env_fail(r.env, QLORA_ERR_UNSUPPORTED,
-                               "%s: partial_rotary_factor is %g; only 1 is supported",
-                               r.json->label, partial);
     }
     switch (rope->type) {
     case QLORA_ROPE_LINEAR:
@@ -5464,6 +5961,8 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
         return qlora__config_llama3(&r, top, rope);
     case QLORA_ROPE_YARN:
         return qlora__config_yarn(&r, top, c, rope);
+    case QLORA_ROPE_LONGROPE:
+        return qlora__config_longrope(&r, top, c, rope);
     case QLORA_ROPE_DEFAULT:
         break;
     }
@@ -5480,18 +5979,92 @@ static qlora_result qlora__config_need_object(const qlora__config_reader* r, con
     return QLORA_OK;
 }
 
-// rope_parameters (new files: one set, or one per layer type) or rope_scaling (old files).
-static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_model_config* c) {
-    const char* key = "rope_parameters";
-    uint32_t dict = qlora__config_find(r, key);
+// How many columns of a head are rotated: all, unless the family reads partial_rotary_factor.
+static qlora_result qlora__config_partial(const qlora__config_reader* r, const qlora__arch* arch,
+                                          uint32_t dict, qlora_model_config* c) {
+    qlora__config_reader inner = *r;
+    double partial = arch->defaults.partial;
+    QLORA__TRY(qlora__config_positive(r, "partial_rotary_factor", partial, &partial));
+    if (dict != 0) {
+        inner.object = dict;
+        QLORA__TRY(qlora__config_positive(&inner, "partial_rotary_factor", partial, &partial));
+    }
+    bool reads = (arch->reads & QLORA__READS_PARTIAL) != 0;
+    if (!reads && (partial < 1.0 || partial > 1.0)) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: partial_rotary_factor is %g; only 1 is supported",
+                               r->json->label, partial);
+    }
+    c->rope_dims = (int64_t)((double)c->head_dim * (partial <= 1.0 ? partial : 2.0));
+    if (c->rope_dims < 2 || c->rope_dims > c->head_dim || c->rope_dims % 2 != 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: partial_rotary_factor is %g, which rotates %lld of %lld "
+                               "columns of a head; they must be an even number from 2 to %lld",
+                               r->json->label, partial, (long long)c->rope_dims,
+                               (long long)c->head_dim, (long long)c->head_dim);
+    }
+    return QLORA_OK;
+}
+
+// The factor of q by position.
+static qlora_result qlora__config_query_beta(const qlora__config_reader* r, uint32_t dict,
+                                             qlora_model_config* c) {
+    qlora__config_reader inner = *r;
     if (dict == 0) {
-        key = "rope_scaling";
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: rope_parameters is missing",
+                               r->json->label);
+    }
+    inner.object = dict;
+    QLORA__TRY(qlora__config_positive(&inner, "llama_4_scaling_beta", -1.0, &c->query_beta));
+    return qlora__config_original(&inner, r, -1.0, &c->query_period);
+}
+
+// Families whose layers with and without a window are rotated differently: rope_parameters has one
+// set for each kind; in older files, rope_scaling belongs to full attention.
+static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
+                                                 const qlora__arch* arch, qlora_model_config* c) {
+    double theta = arch->defaults.theta;
+    double sliding = arch->defaults.theta_sliding;
+    uint32_t full = qlora__config_find(r, "rope_scaling");
+    uint32_t slide = 0;
+    uint32_t both = qlora__config_find(r, "rope_parameters");
+    QLORA__TRY(qlora__config_positive(r, "rope_theta", theta, &theta));
+    QLORA__TRY(qlora__config_positive(r, "rope_local_base_freq", sliding, &sliding));
+    if (both != 0) {
+        QLORA__TRY(qlora__config_need_object(r, "rope_parameters", both));
+        full = qlora__json_find(r->json, both, "full_attention");
+        slide = qlora__json_find(r->json, both, "sliding_attention");
+        if (full == 0 && slide == 0) {
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                                   "%s: rope_parameters must contain full_attention and "
+                                   "sliding_attention",
+                                   r->json->label);
+        }
+    }
+    QLORA__TRY(full != 0 ? qlora__config_need_object(r, "full_attention", full) : QLORA_OK);
+    QLORA__TRY(slide != 0 ? qlora__config_need_object(r, "sliding_attention", slide) : QLORA_OK);
+    QLORA__TRY(qlora__config_partial(r, arch, full, c));
+    QLORA__TRY(qlora__config_rope(r, arch, full, theta, c, &c->rope));
+    return qlora__config_rope(r, arch, slide, sliding, c, &c->rope_sliding);
+}
+
+// rope_scaling (old files) or rope_parameters (new files: one set, or one per layer type).
+static qlora_result qlora__config_ropes(const qlora__config_reader* r, const qlora__arch* arch,
+                                        qlora_model_config* c) {
+    if ((arch->reads & QLORA__READS_ROPE_PER_KIND) != 0) {
+        return qlora__config_ropes_per_kind(r, arch, c);
+    }
+    const char* key = "rope_scaling";
+    uint32_t dict = qlora__config_find(r, key);
+    if (dict == 0 || r->json->tokens[dict].count == 0) {
+        key = "rope_parameters";
         dict = qlora__config_find(r, key);
     }
     uint32_t full = dict;
     uint32_t slide = dict;
     const char* full_key = key;
     const char* slide_key = key;
+    double theta = arch->defaults.theta;
     if (dict != 0) {
         uint32_t per_full = qlora__json_find(r->json, dict, "full_attention");
         uint32_t per_slide = qlora__json_find(r->json, dict, "sliding_attention");
@@ -5505,13 +6078,99 @@ static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_mod
         QLORA__TRY(qlora__config_need_object(r, full_key, full));
         QLORA__TRY(qlora__config_need_object(r, slide_key, slide));
     }
-    QLORA__TRY(qlora__config_rope(r, full, c, &c->rope));
-    return qlora__config_rope(r, slide, c, &c->rope_sliding);
+    QLORA__TRY(qlora__config_positive(r, "rope_theta", theta, &theta));
+    QLORA__TRY(qlora__config_partial(r, arch, full, c));
+    if ((arch->reads & QLORA__READS_QUERY_BETA) != 0) {
+        QLORA__TRY(qlora__config_query_beta(r, full, c));
+    }
+    QLORA__TRY(qlora__config_rope(r, arch, full, theta, c, &c->rope));
+    return qlora__config_rope(r, arch, slide, theta, c, &c->rope_sliding);
 }
 
-// The family from model_type, checked against the name of the architecture if there is one.
-static qlora_result qlora__config_family(const qlora__config_reader* r, bool nested,
+//@@ src/formats/config.h
+
+// ---- Hugging Face config.json -------------------------------------------------------------------
+
+// Why a model_type that has no row is refused.
+static const char* qlora__config_reason(const qlora__config_reader* r, uint32_t type,
+                                        char out[512]) {
+    char word[80];
+    size_t length = qlora__json_string(r->json, type, word + 1, sizeof word - 2);
+    word[0] = ' ';
+    for (size_t i = 0; length > 0 && length < sizeof word - 2 &&
+                       i < sizeof qlora__refused_archs / sizeof qlora__refused_archs[0];
+         i++) {
+        memcpy(word + 1 + length, " ", 2);
+        if (strstr(qlora__refused_archs[i].model_types, word) != NULL) {
+            return qlora__refused_archs[i].reason;
+        }
+    }
+    size_t used = 0;
+    qlora__append(out, 512, &used, "supported families:");
+    for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
+        qlora__append(out, 512, &used, "%s %s", i > 0 ? "," : "", qlora__archs[i].model_type);
+    }
+    return out;
+}
+
+// The row of the value of model_type, or of architectures if there is no model_type.
+static const qlora__arch* qlora__config_row(const qlora__config_reader* r, uint32_t type,
+                                            uint32_t architecture) {
+    for (int k = 0; k < QLORA__ARCH_COUNT; k++) {
+        if (qlora__json_is(r->json, type != 0 ? type : architecture,
+                           type != 0 ? qlora__archs[k].model_type : qlora__archs[k].architecture)) {
+            return &qlora__archs[k];
+        }
+    }
+    return NULL;
+}
+
+// The wrapper of a multimodal folder; NULL if it is none that is known.
+static const qlora__wrapper* qlora__config_wrapper(const qlora__config_reader* r, uint32_t type,
+                                                   uint32_t architecture) {
+    for (int k = 0; k < QLORA__WRAPPER_COUNT; k++) {
+        if (qlora__json_is(r->json, type != 0 ? type : architecture,
+                           type != 0 ? qlora__wrappers[k].model_type
+                                     : qlora__wrappers[k].architecture)) {
+            return &qlora__wrappers[k];
+        }
+    }
+    return NULL;
+}
+
+// The text part of a multimodal folder: r is moved to it.
+static qlora_result qlora__config_text_part(qlora__config_reader* r, const qlora__wrapper* wrapper,
+                                            const qlora__arch** out) {
+    uint32_t text = qlora__config_find(r, "text_config");
+    uint32_t type = 0;
+    const char* name = wrapper->texts[0];
+    if (text != 0) {
+        QLORA__TRY(qlora__config_need_object(r, "text_config", text));
+        r->object = text;
+        type = qlora__config_find(r, "model_type");
+    }
+    for (int i = 0; type != 0 && i < 2; i++) {
+        if (wrapper->texts[i] != NULL && qlora__json_is(r->json, type, wrapper->texts[i])) {
+            name = wrapper->texts[i];
+            type = 0;
+        }
+    }
+    if (type != 0) {
+        char reason[512];
+        return qlora__config_refuse(r, "model_type of text_config", type,
+                                    qlora__config_reason(r, type, reason));
+    }
+    for (int k = 0; k < QLORA__ARCH_COUNT; k++) {
+        *out = strcmp(qlora__archs[k].model_type, name) == 0 ? &qlora__archs[k] : *out;
+    }
+    return QLORA_OK;
+}
+
+// The family from model_type, checked against the name of the architecture if there is one. In a
+// multimodal folder, r is moved to the text part.
+static qlora_result qlora__config_family(qlora__config_reader* r, const qlora__arch** out,
                                          qlora_model_config* c) {
+    char reason[512];
     uint32_t type = qlora__config_find(r, "model_type");
     uint32_t names = qlora__config_find(r, "architectures");
     uint32_t architecture = names != 0 ? qlora__json_at(r->json, names, 0) : 0;
@@ -5519,55 +6178,71 @@ static qlora_result qlora__config_family(const qlora__config_reader* r, bool nes
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: model_type is missing",
                                r->json->label);
     }
-    int k = 0;
-    for (; k < QLORA__FAMILY_COUNT; k++) {
-        if (qlora__json_is(r->json, type != 0 ? type : architecture,
-                           type != 0 ? qlora__families[k].model_type
-                                     : qlora__families[k].architecture)) {
-            break;
-        }
+    const qlora__wrapper* wrapper = qlora__config_wrapper(r, type, architecture);
+    const qlora__arch* arch = qlora__config_row(r, type, architecture);
+    const char* key = type != 0 ? "model_type" : "architecture";
+    uint32_t value = type != 0 ? type : architecture;
+    if (wrapper == NULL && qlora__config_find(r, "text_config") != 0) {
+        return qlora__config_refuse(r, key, value,
+                                    "the names of the text part of this multimodal folder are not "
+                                    "known");
     }
-    const char* advice = "supported families: llama, mistral, qwen2, qwen3";
-    if (k == QLORA__FAMILY_COUNT) {
-        return qlora__config_refuse(r, type != 0 ? "model_type" : "architecture",
-                                    type != 0 ? type : architecture, advice);
+    if (wrapper == NULL && arch == NULL) {
+        return qlora__config_refuse(r, key, value, qlora__config_reason(r, value, reason));
     }
-    if (architecture != 0 && !nested &&
-        !qlora__json_is(r->json, architecture, qlora__families[k].architecture) &&
+    const char* wanted = wrapper != NULL ? wrapper->architecture : arch->architecture;
+    if (architecture != 0 && !qlora__json_is(r->json, architecture, wanted) &&
         !qlora__json_is(r->json, architecture, "LLaMAForCausalLM")) {
         return qlora__config_refuse(r, "architecture", architecture,
                                     "only causal language models are supported");
     }
-    c->family = qlora__families[k].family;
+    if (wrapper != NULL) {
+        QLORA__TRY(qlora__config_text_part(r, wrapper, &arch));
+    }
+    c->wrapped = wrapper != NULL;
+    c->family = arch->family;
+    *out = arch;
     return QLORA_OK;
 }
 
+// A size, with the default of the family if there is one.
+static qlora_result qlora__config_size(const qlora__config_reader* r, const char* key,
+                                       int32_t fallback, int64_t most, int64_t* out) {
+    return qlora__config_int(r, key, fallback > 0 ? fallback : -1, 1, most, out);
+}
+
 // The sizes, each with its own limits, and the relations between them.
-static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_model_config* c) {
-    QLORA__TRY(qlora__config_int(r, "vocab_size", -1, 1, 1 << 24, &c->vocab));
-    QLORA__TRY(qlora__config_int(r, "hidden_size", -1, 1, 1 << 20, &c->hidden));
-    QLORA__TRY(qlora__config_int(r, "intermediate_size", -1, 1, 1 << 22, &c->intermediate));
-    QLORA__TRY(qlora__config_int(r, "num_hidden_layers", -1, 1, QLORA_MAX_LAYERS, &c->layers));
-    QLORA__TRY(qlora__config_int(r, "num_attention_heads", -1, 1, 1 << 14, &c->heads));
-    QLORA__TRY(qlora__config_int(r, "num_key_value_heads", c->heads, 1, 1 << 14, &c->kv_heads));
-    QLORA__TRY(
-        qlora__config_int(r, "max_position_embeddings", 2048, 1, INT32_MAX, &c->max_positions));
-    QLORA__TRY(qlora__config_positive(r, "rms_norm_eps", 1e-6, &c->rms_eps));
+static qlora_result qlora__config_sizes(const qlora__config_reader* r, const qlora__arch* arch,
+                                        qlora_model_config* c) {
+    const qlora__arch_defaults* d = &arch->defaults;
+    bool hybrid = (arch->reads & QLORA__READS_HYBRID) != 0;
+    const char* inner = hybrid ? "shared_intermediate_size" : "intermediate_size";
+    QLORA__TRY(qlora__config_size(r, "vocab_size", d->vocab, 1 << 24, &c->vocab));
+    QLORA__TRY(qlora__config_size(r, "hidden_size", d->hidden, 1 << 20, &c->hidden));
+    QLORA__TRY(qlora__config_size(r, inner, d->intermediate, 1 << 22, &c->intermediate));
+    QLORA__TRY(qlora__config_size(r, "num_hidden_layers", d->layers, QLORA_MAX_LAYERS, &c->layers));
+    QLORA__TRY(qlora__config_size(r, "num_attention_heads", d->heads, 1 << 14, &c->heads));
+    bool given = d->kv_heads == 0 || qlora__config_has(r, "num_key_value_heads"); // null = heads
+    int64_t kv_heads = given ? c->heads : d->kv_heads;
+    QLORA__TRY(qlora__config_int(r, "num_key_value_heads", kv_heads, 1, 1 << 14, &c->kv_heads));
+    QLORA__TRY(qlora__config_int(r, "max_position_embeddings", d->max_positions, 1, INT32_MAX,
+                                 &c->max_positions));
+    QLORA__TRY(qlora__config_positive(r, "rms_norm_eps", d->eps, &c->rms_eps));
     if (c->heads % c->kv_heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
             "%s: num_attention_heads (%lld) is not a multiple of num_key_value_heads (%lld)",
             r->json->label, (long long)c->heads, (long long)c->kv_heads);
     }
-    bool given = qlora__config_find(r, "head_dim") != 0;
-    if (!given && c->family != QLORA_FAMILY_QWEN3 && c->hidden % c->heads != 0) {
+    given = qlora__config_find(r, "head_dim") != 0;
+    if (!given && d->head_dim == 0 && c->hidden % c->heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
             "%s: head_dim is missing, and hidden_size (%lld) is not a multiple of "
             "num_attention_heads (%lld)",
             r->json->label, (long long)c->hidden, (long long)c->heads);
     }
-    int64_t fallback = c->family == QLORA_FAMILY_QWEN3 ? 128 : c->hidden / c->heads;
+    int64_t fallback = d->head_dim > 0 ? d->head_dim : c->hidden / c->heads;
     QLORA__TRY(qlora__config_int(r, "head_dim", fallback, 1, 1 << 14, &c->head_dim));
     if (c->head_dim % 2 != 0) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: head_dim is %lld; it must be even",
@@ -5581,20 +6256,67 @@ static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_mod
     return QLORA_OK;
 }
 
-// Which layers have a sliding window, and how wide it is.
-static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_model_config* c) {
+// The period of the layers without a window: the n-th, 2n-th, ... have full attention. It may also
+// be a string with one letter per layer, which repeats: L = window, G = full attention.
+static qlora_result qlora__config_pattern(const qlora__config_reader* r, const qlora__arch* arch,
+                                          const qlora_model_config* c, uint8_t* slides) {
+    int64_t period = arch->defaults.pattern;
+    char letters[QLORA_MAX_LAYERS];
+    const char* key = "sliding_window_pattern";
+    uint32_t value = qlora__config_find(r, key);
+    size_t length = 0;
+    if (value != 0 && qlora__json_kind_of(r->json, value) == QLORA__JSON_STRING) {
+        length = qlora__json_string(r->json, value, letters, sizeof letters);
+        if (length == 0 || length >= sizeof letters || strspn(letters, "LG") != length) {
+            return qlora__config_refuse(r, key, value, "it must consist of the letters L and G");
+        }
+    } else if (value != 0) {
+        QLORA__TRY(qlora__config_int(r, key, period, 1, INT32_MAX, &period));
+    }
+    for (int64_t i = 0; i < c->layers; i++) {
+        slides[i] = length > 0 ? letters[(size_t)i % length] == 'L' : (i + 1) % period != 0;
+    }
+    return QLORA_OK;
+}
+
+// The width of the window, if the model uses one, and the layers that would have it.
+static qlora_result qlora__config_window_rule(const qlora__config_reader* r,
+                                              const qlora__arch* arch, qlora_model_config* c,
+                                              uint8_t* slides) {
     int64_t first = 0;
-    bool use = true;
-    bool qwen = c->family == QLORA_FAMILY_QWEN2 || c->family == QLORA_FAMILY_QWEN3;
-    uint32_t types = qlora__config_find(r, "layer_types");
-    if (qwen) {
+    bool use = arch->window != QLORA__WINDOW_NONE; // a file may have the key, the block no window
+    if (arch->window == QLORA__WINDOW_QWEN || arch->window == QLORA__WINDOW_NOPE) {
         QLORA__TRY(qlora__config_bool(r, "use_sliding_window", false, &use));
+    }
+    if (arch->window == QLORA__WINDOW_QWEN) {
         QLORA__TRY(qlora__config_int(r, "max_window_layers", 28, 0, INT32_MAX, &first));
-    } else if (c->family == QLORA_FAMILY_LLAMA) {
-        use = false; // a llama file may contain the key, but the architecture has no window
     }
     if (use) {
-        QLORA__TRY(qlora__config_int(r, "sliding_window", 0, 1, INT32_MAX, &c->window));
+        int64_t fallback = qlora__config_has(r, "sliding_window") ? 0 : arch->defaults.window;
+        QLORA__TRY(qlora__config_int(r, "sliding_window", fallback, 1, INT32_MAX, &c->window));
+    }
+    for (int64_t i = 0; i < c->layers; i++) {
+        slides[i] = arch->window == QLORA__WINDOW_NOPE ? c->no_rope[i] : i >= first;
+    }
+    return arch->window == QLORA__WINDOW_PATTERN ? qlora__config_pattern(r, arch, c, slides)
+                                                 : QLORA_OK;
+}
+
+// Which layers have a sliding window, and how wide it is.
+static qlora_result qlora__config_window(const qlora__config_reader* r, const qlora__arch* arch,
+                                         qlora_model_config* c) {
+    uint8_t slides[QLORA_MAX_LAYERS];
+    bool hybrid = (arch->reads & QLORA__READS_HYBRID) != 0;
+    uint32_t types = qlora__config_find(r, "layer_types");
+    QLORA__TRY(qlora__config_window_rule(r, arch, c, slides));
+    if (types == 0 && hybrid) {
+        types = qlora__config_find(r, "layers_block_type");
+    }
+    if (types == 0 && hybrid) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: layer_types is missing, so all layers are recurrent "
+                               "(state-space), which is not supported",
+                               r->json->label);
     }
     if (types != 0 && qlora__json_kind_of(r->json, types) != QLORA__JSON_ARRAY) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: layer_types must be a list",
@@ -5609,19 +6331,71 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
     bool any = false;
     for (int64_t i = 0; i < c->layers; i++) {
         uint32_t type = types != 0 ? qlora__json_at(r->json, types, (uint32_t)i) : 0;
-        bool slides = type != 0 ? qlora__json_is(r->json, type, "sliding_attention") : i >= first;
-        if (type != 0 && !slides && !qlora__json_is(r->json, type, "full_attention")) {
-            return qlora__config_refuse(r, "layer type", type,
-                                        "supported types: full_attention, sliding_attention");
+        bool full = type != 0 && (qlora__json_is(r->json, type, "full_attention") ||
+                                  (hybrid && qlora__json_is(r->json, type, "attention")));
+        if (type != 0) {
+            slides[i] = qlora__json_is(r->json, type, "sliding_attention");
         }
-        if (type != 0 && slides && c->family == QLORA_FAMILY_LLAMA) {
+        if (type != 0 && !slides[i] && !full) {
             return qlora__config_refuse(r, "layer type", type,
-                                        "llama layers always have full attention");
+                                        hybrid ? "recurrent (state-space) layers are not supported"
+                                               : "supported types: full_attention, "
+                                                 "sliding_attention");
         }
-        c->sliding[i] = slides && c->window > 0 ? 1 : 0;
+        if (type != 0 && slides[i] && arch->window == QLORA__WINDOW_NONE) {
+            char advice[96];
+            snprintf(advice, sizeof advice, "%s layers always have full attention",
+                     arch->model_type);
+            return qlora__config_refuse(r, "layer type", type, advice);
+        }
+        c->sliding[i] = slides[i] && c->window > 0 ? 1 : 0;
         any = any || c->sliding[i] != 0;
+        if (arch->nope == QLORA__NOPE_FULL) {
+            c->no_rope[i] = c->window > 0 && c->sliding[i] == 0 ? 1 : 0;
+        }
     }
     c->window = any ? c->window : 0;
+    return QLORA_OK;
+}
+
+// The layers that are not rotated, where they do not follow from the windows.
+static qlora_result qlora__config_nope(const qlora__config_reader* r, const qlora__arch* arch,
+                                       qlora_model_config* c) {
+    if (arch->nope == QLORA__NOPE_UNNAMED) {
+        uint32_t type = qlora__config_find(r, "position_embedding_type");
+        bool rope = type != 0 && qlora__json_is(r->json, type, "rope");
+        if (type != 0 && !rope && !qlora__json_is(r->json, type, "nope")) {
+            return qlora__config_refuse(r, "position_embedding_type", type,
+                                        "supported values: rope, nope");
+        }
+        memset(c->no_rope, rope ? 0 : 1, (size_t)c->layers);
+    }
+    if (arch->nope != QLORA__NOPE_LISTED) {
+        return QLORA_OK;
+    }
+    int64_t period = 4;
+    uint32_t list = qlora__config_find(r, "no_rope_layers");
+    QLORA__TRY(qlora__config_int(r, "no_rope_layer_interval", period, 1, INT32_MAX, &period));
+    if (list != 0 &&
+        (qlora__json_kind_of(r->json, list) != QLORA__JSON_ARRAY ||
+         (r->json->tokens[list].count > 0 && r->json->tokens[list].count < c->layers))) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: no_rope_layers must be a list with at least one entry per "
+                               "layer (%lld)",
+                               r->json->label, (long long)c->layers);
+    }
+    bool listed = list != 0 && r->json->tokens[list].count > 0;
+    for (int64_t i = 0; i < c->layers; i++) {
+        int64_t rotated = (i + 1) % period != 0;
+        if (listed &&
+            (!qlora__json_int(r->json, qlora__json_at(r->json, list, (uint32_t)i), &rotated) ||
+             rotated < 0 || rotated > 1)) {
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                                   "%s: no_rope_layers[%lld] must be 0 (no rotation) or 1",
+                                   r->json->label, (long long)i);
+        }
+        c->no_rope[i] = rotated == 0 ? 1 : 0;
+    }
     return QLORA_OK;
 }
 
@@ -5652,36 +6426,131 @@ static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora
     return QLORA_OK;
 }
 
-static qlora_result qlora__config_switches(const qlora__config_reader* r, qlora_model_config* c) {
+// A soft cap: null means none, which is not the same as leaving the key out.
+static qlora_result qlora__config_cap(const qlora__config_reader* r, const char* key,
+                                      double fallback, double* out) {
+    *out = 0.0;
+    return qlora__config_has(r, key) && qlora__config_find(r, key) == 0
+               ? QLORA_OK
+               : qlora__config_positive(r, key, fallback, out);
+}
+
+// The factors and limits by which families differ from Llama's block.
+static qlora_result qlora__config_scalars(const qlora__config_reader* r, const qlora__arch* arch,
+                                          qlora_model_config* c) {
+    if ((arch->reads & QLORA__READS_MULTIPLIERS) != 0) {
+        QLORA__TRY(qlora__config_positive(r, "embedding_multiplier", 1.0, &c->embedding_scale));
+        QLORA__TRY(qlora__config_positive(r, "residual_multiplier", 1.0, &c->residual_scale));
+        QLORA__TRY(qlora__config_positive(r, "attention_multiplier", 1.0, &c->attention_scale));
+        QLORA__TRY(qlora__config_positive(r, "logits_scaling", 1.0, &c->logits_divisor));
+    }
+    if ((arch->reads & QLORA__READS_QUERY_SCALAR) != 0) {
+        double scalar = 256.0;
+        QLORA__TRY(qlora__config_positive(r, "query_pre_attn_scalar", scalar, &scalar));
+        c->attention_scale = 1.0 / sqrt(scalar);
+    }
+    if ((arch->reads & QLORA__READS_CAPS) != 0) {
+        QLORA__TRY(qlora__config_cap(r, "attn_logit_softcapping", 50.0, &c->attention_cap));
+        QLORA__TRY(qlora__config_cap(r, "final_logit_softcapping", 30.0, &c->logits_cap));
+    }
+    // transformers reads the cap of this family's scores but never applies it, and that of the
+    // logits only in the text model.
+    if ((arch->reads & QLORA__READS_FINAL_CAP) != 0 && !c->wrapped) {
+        QLORA__TRY(qlora__config_cap(r, "final_logit_softcapping", 0.0, &c->logits_cap));
+    }
+    c->norm_offset = (arch->has & QLORA__HAS_NORM_OFFSET) != 0 ? 1.0 : 0.0;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__config_biases(const qlora__config_reader* r, const qlora__arch* arch,
+                                         qlora_model_config* c) {
+    bool all = false;
+    bool three = (arch->reads & QLORA__READS_ATTENTION_BIAS_3) != 0;
+    if ((arch->reads & QLORA__READS_ATTENTION_BIAS) != 0) {
+        QLORA__TRY(qlora__config_bool(r, "attention_bias", false, &all));
+    }
+    if (three) {
+        QLORA__TRY(qlora__config_bool(r, "attention_bias", true, &three));
+    }
+    c->o_bias = all;
+    if ((arch->reads & QLORA__READS_OUT_BIAS) != 0) {
+        QLORA__TRY(qlora__config_bool(r, "attention_out_bias", false, &c->o_bias));
+    }
+    if ((arch->reads & QLORA__READS_MLP_BIAS) != 0) {
+        QLORA__TRY(qlora__config_bool(r, "mlp_bias", false, &c->mlp_bias));
+    }
+    c->qkv_bias = all || three || (arch->reads & QLORA__READS_QKV_BIAS) != 0;
+    c->qk_norm = (arch->has & QLORA__HAS_QK_NORM) != 0;
+    return QLORA_OK;
+}
+
+// Older Gemma files say "gelu" and mean the tanh form.
+static qlora_result qlora__config_activation(const qlora__config_reader* r,
+                                             const qlora__arch* arch) {
+    bool gelu = (arch->has & QLORA__HAS_GELU) != 0;
+    bool newer = (arch->reads & QLORA__READS_ACTIVATION) != 0;
+    uint32_t act = newer ? 0 : qlora__config_find(r, "hidden_act");
+    act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
+    static const char* const names[2][4] = {{"silu", "swish", NULL, NULL},
+                                            {"gelu_pytorch_tanh", "gelu_new", "gelu", NULL}};
+    bool known = act == 0;
+    for (int i = 0; act != 0 && names[gelu][i] != NULL; i++) {
+        known = known || (qlora__json_is(r->json, act, names[gelu][i]) && !(newer && i == 2));
+    }
+    return known ? QLORA_OK
+                 : qlora__config_refuse(r, newer ? "hidden_activation" : "hidden_act", act,
+                                        gelu ? "only gelu_pytorch_tanh is supported"
+                                             : "only silu is supported");
+}
+
+// What a model may not have: keys that change the block in ways its description does not cover.
+static qlora_result qlora__config_refusals(const qlora__config_reader* r, const qlora__arch* arch) {
+    static const char* const switches[] = {"use_bidirectional_attention", "is_encoder_decoder"};
+    for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
+        bool on = false;
+        QLORA__TRY(qlora__config_bool(r, switches[i], false, &on));
+        if (on) {
+            return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: %s is true, which is not supported", r->json->label,
+                                   switches[i]);
+        }
+    }
+    int64_t experts = 0;
+    if ((arch->reads & QLORA__READS_HYBRID) != 0) {
+        QLORA__TRY(qlora__config_int(r, "num_local_experts", 8, 0, INT32_MAX, &experts));
+    }
+    return experts == 0
+               ? QLORA_OK
+               : qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                                 "%s: num_local_experts is %lld; a mixture of experts is not "
+                                 "supported",
+                                 r->json->label, (long long)experts);
+}
+
+// dtype and the tied head, which a multimodal folder has at its top.
+static qlora_result qlora__config_storage(const qlora__config_reader* top,
+                                          const qlora__config_reader* r, const qlora__arch* arch,
+                                          qlora_model_config* c) {
     static const struct {
         const char* name;
         qlora_dtype dtype;
     } dtypes[6] = {{"float32", QLORA_F32},         {"bfloat16", QLORA_BF16},
                    {"float16", QLORA_F16},         {"torch.float32", QLORA_F32},
                    {"torch.bfloat16", QLORA_BF16}, {"torch.float16", QLORA_F16}};
-    bool attention = false;
-    QLORA__TRY(qlora__config_bool(r, "tie_word_embeddings", false, &c->tied));
-    if (c->family == QLORA_FAMILY_LLAMA || c->family == QLORA_FAMILY_QWEN3) {
-        QLORA__TRY(qlora__config_bool(r, "attention_bias", false, &attention));
+    bool tied = c->wrapped || arch->defaults.tied;
+    if (c->wrapped) {
+        QLORA__TRY(qlora__config_bool(r, "tie_word_embeddings", tied, &tied));
     }
-    if (c->family == QLORA_FAMILY_LLAMA) {
-        QLORA__TRY(qlora__config_bool(r, "mlp_bias", false, &c->mlp_bias));
-    }
-    c->qkv_bias = attention || c->family == QLORA_FAMILY_QWEN2;
-    c->o_bias = attention;
-    c->qk_norm = c->family == QLORA_FAMILY_QWEN3;
-    uint32_t act = qlora__config_find(r, "hidden_act");
-    act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
-    if (act != 0 && !qlora__json_is(r->json, act, "silu") &&
-        !qlora__json_is(r->json, act, "swish")) {
-        return qlora__config_refuse(r, "hidden_act", act, "only silu is supported");
-    }
-    uint32_t dtype = qlora__config_find(r, "dtype");
-    dtype = dtype != 0 ? dtype : qlora__config_find(r, "torch_dtype");
+    QLORA__TRY(qlora__config_bool(top, "tie_word_embeddings", tied, &c->tied));
     c->dtype = -1;
-    for (int i = 0; i < 6; i++) {
-        if (dtype != 0 && qlora__json_is(r->json, dtype, dtypes[i].name)) {
-            c->dtype = (int32_t)dtypes[i].dtype;
+    const qlora__config_reader* places[2] = {r, top};
+    for (int p = 0; p < 2 && c->dtype < 0; p++) {
+        uint32_t dtype = qlora__config_find(places[p], "dtype");
+        dtype = dtype != 0 ? dtype : qlora__config_find(places[p], "torch_dtype");
+        for (int i = 0; i < 6; i++) {
+            if (dtype != 0 && qlora__json_is(r->json, dtype, dtypes[i].name)) {
+                c->dtype = (int32_t)dtypes[i].dtype;
+            }
         }
     }
     return QLORA_OK;
@@ -5689,27 +6558,32 @@ static qlora_result qlora__config_switches(const qlora__config_reader* r, qlora_
 
 static qlora_result qlora__config_from_json(qlora__env* env, const qlora__json* json,
                                             qlora_model_config* c) {
-    qlora__config_reader r;
-    r.env = env;
-    r.json = json;
-    r.object = 0;
+    qlora__config_reader top;
+    const qlora__arch* arch = NULL;
+    top.env = env;
+    top.json = json;
+    top.object = 0;
     memset(c, 0, sizeof *c);
     if (qlora__json_kind_of(json, 0) != QLORA__JSON_OBJECT) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", json->label);
     }
-    QLORA__TRY(qlora__config_quantized(&r, c));
-    // A multimodal model keeps the parameters of its language model here.
-    uint32_t text = qlora__config_find(&r, "text_config");
-    bool nested = text != 0 && qlora__json_kind_of(json, text) == QLORA__JSON_OBJECT;
-    r.object = nested ? text : 0;
-    QLORA__TRY(qlora__config_family(&r, nested, c));
-    QLORA__TRY(qlora__config_sizes(&r, c));
-    QLORA__TRY(qlora__config_ropes(&r, c));
-    QLORA__TRY(qlora__config_window(&r, c));
-    QLORA__TRY(qlora__config_switches(&r, c));
+    QLORA__TRY(qlora__config_quantized(&top, c));
+    qlora__config_reader r = top;
+    QLORA__TRY(qlora__config_family(&r, &arch, c));
+    QLORA__TRY(qlora__config_refusals(&r, arch));
+    QLORA__TRY(qlora__config_sizes(&r, arch, c));
+    QLORA__TRY(qlora__config_ropes(&r, arch, c));
+    QLORA__TRY(qlora__config_nope(&r, arch, c));
+    QLORA__TRY(qlora__config_window(&r, arch, c));
+    QLORA__TRY(qlora__config_biases(&r, arch, c));
+    QLORA__TRY(qlora__config_activation(&r, arch));
+    QLORA__TRY(qlora__config_scalars(&r, arch, c));
+    QLORA__TRY(qlora__config_storage(&top, &r, arch, c));
     QLORA__TRY(qlora__config_id(&r, "bos_token_id", c->vocab, &c->bos_id));
     QLORA__TRY(qlora__config_id(&r, "pad_token_id", c->vocab, &c->pad_id));
-    return qlora__config_stops(&r, c);
+    QLORA__TRY(qlora__config_stops(&r, c));
+    qlora__config_resolve(c);
+    return c->wrapped ? qlora__config_stops(&top, c) : QLORA_OK;
 }
 
 // Parses config.json from memory into *out.
@@ -7264,52 +8138,18 @@ typedef struct qlora__gguf_writer {
     uint64_t left; // remaining bytes of the current tensor
 } qlora__gguf_writer;
 
-// The name of a module's matrix: "model.layers.0.self_attn.q_proj" and 'a' give
-// "blk.0.attn_q.weight.lora_a".
-static QLORA__UNUSED qlora_result qlora__gguf_name(qlora__env* env, const char* module, char which,
-                                                   char out[QLORA__GGUF_NAME]) {
-    static const struct {
-        const char* hf;
-        const char* gguf;
-    } names[7] = {{"self_attn.q_proj", "attn_q"}, {"self_attn.k_proj", "attn_k"},
-                  {"self_attn.v_proj", "attn_v"}, {"self_attn.o_proj", "attn_output"},
-                  {"mlp.gate_proj", "ffn_gate"},  {"mlp.up_proj", "ffn_up"},
-                  {"mlp.down_proj", "ffn_down"}};
-    const char* plain = qlora__plain_name(module);
-    unsigned layer = 0;
-    if (strncmp(plain, "layers.", 7) == 0 && plain[7] >= '0' && plain[7] <= '9') {
-        const char* at = plain + 7;
-        for (; *at >= '0' && *at <= '9' && layer < 100000; at++) {
-            layer = layer * 10 + (unsigned)(*at - '0');
-        }
-        for (int i = 0; i < 7 && *at == '.'; i++) {
-            if (strcmp(at + 1, names[i].hf) == 0) {
-                snprintf(out, QLORA__GGUF_NAME, "blk.%u.%s.weight.lora_%c", layer, names[i].gguf,
-                         which);
-                return QLORA_OK;
-            }
-        }
-    }
-    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s cannot be stored in a GGUF adapter",
-                           module);
+// The name of a matrix of a layer: 0, "attn_q" and 'a' give "blk.0.attn_q.weight.lora_a".
+static QLORA__UNUSED void qlora__gguf_name(int64_t layer, const char* tensor, char which,
+                                           char out[QLORA__GGUF_NAME]) {
+    snprintf(out, QLORA__GGUF_NAME, "blk.%lld.%s.weight.lora_%c", (long long)layer, tensor, which);
 }
 
-// The name that llama.cpp uses for the architecture of a family.
-static QLORA__UNUSED const char* qlora__gguf_architecture(qlora_family family) {
-    for (int i = 0; i < QLORA__FAMILY_COUNT; i++) {
-        if (qlora__families[i].family == family) {
-            return qlora__families[i].gguf_name;
-        }
-    }
-    return "";
-}
-
-// For its "llama" architecture, llama.cpp rotates pairs of neighbours where Hugging Face files
+// For some of its architectures, llama.cpp rotates pairs of neighbours where Hugging Face files
 // rotate the two halves of a head. Returns the row of our matrix that becomes row `row` of a q or k
 // matrix.
-static QLORA__UNUSED int64_t qlora__gguf_source_row(qlora_family family, int64_t row,
+static QLORA__UNUSED int64_t qlora__gguf_source_row(const qlora__arch* arch, int64_t row,
                                                     int64_t head_dim) {
-    if (family != QLORA_FAMILY_LLAMA && family != QLORA_FAMILY_MISTRAL) {
+    if ((arch->has & QLORA__HAS_PERMUTED_GGUF) == 0) {
         return row;
     }
     int64_t in_head = row % head_dim;
@@ -9131,6 +9971,12 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
     X(elementwise_swiglu_bf16, elementwise_bf16, 0, BF16)                                          \
     X(elementwise_swiglu_bwd_f32, elementwise, 0, F32)                                             \
     X(elementwise_swiglu_bwd_bf16, elementwise_bf16, 0, BF16)                                      \
+    X(elementwise_geglu_f32, elementwise, 0, F32)                                                  \
+    X(elementwise_geglu_bf16, elementwise_bf16, 0, BF16)                                           \
+    X(elementwise_geglu_bwd_f32, elementwise, 0, F32)                                              \
+    X(elementwise_geglu_bwd_bf16, elementwise_bf16, 0, BF16)                                       \
+    X(elementwise_cap_f32, elementwise, 0, F32)                                                    \
+    X(elementwise_cap_bf16, elementwise_bf16, 0, BF16)                                             \
     X(elementwise_mul_f32, elementwise, 0, F32)                                                    \
     X(elementwise_mul_bf16, elementwise_bf16, 0, BF16)                                             \
     X(elementwise_add_f32, shared, 0, ALWAYS)                                                      \
@@ -12528,6 +13374,9 @@ static qlora_tensor qlora__batch_at(const qlora_tensor* t, int64_t b) {
 //   silu      y = a / (1 + e^-a)              silu'     y = b s (1 + a (1 - s)), s = 1 / (1 + e^-a)
 //   swiglu    y = silu(a) b                   mul, add  y = a b, y = a + b
 //   scale     y = alpha a                     fill      y = alpha
+//   geglu     y = gelu(a) b, gelu(a) = a (1 + tanh(w)) / 2 = a / (1 + e^-2w),
+//             w = sqrt(2 / pi) (a + 0.044715 a^3)
+//   cap       y = alpha tanh(a / alpha)
 
 static QLORA__REAL qlora__sigmoid(QLORA__REAL x) {
     return 1 / (1 + qlora__exp(-x));
@@ -12548,6 +13397,27 @@ static QLORA__REAL qlora__silu_grad_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL
 static QLORA__REAL qlora__swiglu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
     (void)alpha;
     return a * qlora__sigmoid(a) * b;
+}
+
+// 1 / (1 + e^-2w) of the GELU, and the derivative of 2 w.
+static QLORA__REAL qlora__gelu_share(QLORA__REAL a) {
+    QLORA__REAL twice = (QLORA__REAL)1.5957691216057308;
+    return qlora__sigmoid(twice * (a + (QLORA__REAL)0.044715 * a * a * a));
+}
+
+static QLORA__REAL qlora__gelu_slope(QLORA__REAL a) {
+    QLORA__REAL twice = (QLORA__REAL)1.5957691216057308;
+    return twice * (1 + (QLORA__REAL)0.134145 * a * a);
+}
+
+static QLORA__REAL qlora__geglu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    return a * qlora__gelu_share(a) * b;
+}
+
+static QLORA__REAL qlora__cap_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)b;
+    return alpha * qlora__tanh(a / alpha);
 }
 
 static QLORA__REAL qlora__mul_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
@@ -12575,6 +13445,8 @@ typedef enum qlora__point_kind {
     QLORA__POINT_SILU,
     QLORA__POINT_SILU_GRAD,
     QLORA__POINT_SWIGLU,
+    QLORA__POINT_GEGLU,
+    QLORA__POINT_CAP,
     QLORA__POINT_MUL,
     QLORA__POINT_ADD,
     QLORA__POINT_SCALE,
@@ -12594,6 +13466,8 @@ static const qlora__point_op qlora__point_ops[] = {
     {qlora__silu_grad_at, QLORA__K_elementwise_silu_bwd_f32, QLORA__K_elementwise_silu_bwd_bf16, 2,
      false},
     {qlora__swiglu_at, QLORA__K_elementwise_swiglu_f32, QLORA__K_elementwise_swiglu_bf16, 2, false},
+    {qlora__geglu_at, QLORA__K_elementwise_geglu_f32, QLORA__K_elementwise_geglu_bf16, 2, false},
+    {qlora__cap_at, QLORA__K_elementwise_cap_f32, QLORA__K_elementwise_cap_bf16, 1, true},
     {qlora__mul_at, QLORA__K_elementwise_mul_f32, QLORA__K_elementwise_mul_bf16, 2, false},
     {qlora__add_at, QLORA__K_elementwise_add_f32, QLORA__K_elementwise_add_bf16, 2, false},
     {qlora__scale_at, QLORA__K_elementwise_scale_f32, QLORA__K_elementwise_scale_bf16, 1, true},
@@ -12680,6 +13554,22 @@ qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate, cons
     return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SWIGLU, gate, up, 0, h));
 }
 
+qlora_result qlora_geglu_forward(qlora_ctx* ctx, const qlora_tensor* gate, const qlora_tensor* up,
+                                 const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_geglu_forward");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_GEGLU, gate, up, 0, h));
+}
+
+qlora_result qlora_cap(qlora_ctx* ctx, float cap, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_cap");
+    qlora_result r =
+        cap > 0.0f && cap <= 1e30f
+            ? qlora__point(ctx, QLORA__POINT_CAP, x, NULL, cap, y)
+            : qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                          "cap is %g; it must be positive and at most 1e30", (double)cap);
+    return qlora__leave(ctx, r);
+}
+
 qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
                        const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_mul");
@@ -12703,29 +13593,34 @@ qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y) {
     return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_FILL, NULL, NULL, value, y));
 }
 
-// ---- SwiGLU backward ----------------------------------------------------------------------------
+// ---- backward of SwiGLU and GeGLU ---------------------------------------------------------------
 //
-// With s = 1 / (1 + e^-g):
-//   dg = dh u s (1 + g (1 - s)),  du = dh g s,  h = g s u
+// With s = 1 / (1 + e^-g), or s = 1 / (1 + e^-2w) for GeGLU:
+//   du = dh g s,  h = g s u,  dg = dh u s (1 + g (1 - s)), or dh u (s + g s (1 - s) 2 w')
 
-typedef struct qlora__swiglu_job {
+typedef struct qlora__gated_job {
     const qlora_tensor* dh;
     const qlora_tensor* gate;
     const qlora_tensor* up;
     const qlora_tensor* dgate;
     const qlora_tensor* dup;
     const qlora_tensor* h;
-} qlora__swiglu_job;
+    bool gelu;
+} qlora__gated_job;
 
-static void qlora__swiglu_backward_rows(void* user, int64_t begin, int64_t end) {
-    const qlora__swiglu_job* job = (const qlora__swiglu_job*)user;
+static void qlora__gated_backward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__gated_job* job = (const qlora__gated_job*)user;
     for (int64_t r = begin; r < end; r++) {
         for (int64_t c = 0; c < job->dh->cols; c++) {
             QLORA__REAL dh = qlora__at(job->dh, r, c);
             QLORA__REAL g = qlora__at(job->gate, r, c);
             QLORA__REAL u = qlora__at(job->up, r, c);
-            QLORA__REAL s = qlora__sigmoid(g);
-            qlora__put(job->dgate, r, c, dh * u * s * (1 + g * (1 - s)));
+            QLORA__REAL s = job->gelu ? qlora__gelu_share(g) : qlora__sigmoid(g);
+            QLORA__REAL dg = dh * u * s * (1 + g * (1 - s));
+            if (job->gelu) {
+                dg = dh * u * (s + g * s * (1 - s) * qlora__gelu_slope(g));
+            }
+            qlora__put(job->dgate, r, c, dg);
             qlora__put(job->dup, r, c, dh * g * s);
             if (job->h != NULL) {
                 qlora__put(job->h, r, c, g * s * u);
@@ -12734,7 +13629,7 @@ static void qlora__swiglu_backward_rows(void* user, int64_t begin, int64_t end) 
     }
 }
 
-static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* job) {
+static qlora_result qlora__gated_backward(qlora_ctx* ctx, qlora__gated_job* job) {
     const qlora_tensor* dh = job->dh;
     QLORA__TRY(qlora__need(ctx, dh, "dh", QLORA__IS_F32_BF16, -1, -1));
     unsigned type = qlora__is(dh->dtype);
@@ -12766,7 +13661,7 @@ static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* jo
         }
     }
     if (qlora__on_cpu(ctx)) {
-        qlora__parallel(ctx, dh->rows, 1 + 4096 / (1 + dh->cols), qlora__swiglu_backward_rows, job);
+        qlora__parallel(ctx, dh->rows, 1 + 4096 / (1 + dh->cols), qlora__gated_backward_rows, job);
         return QLORA_OK;
     }
     const qlora_tensor* all[6] = {dh, in[1], in[2], out[1], out[2], out[0]};
@@ -12782,24 +13677,41 @@ static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* jo
     args[11] = &e.ld[5];
     args[12] = &e.rows;
     args[13] = &e.cols;
-    return qlora__launch(ctx,
-                         dh->dtype == QLORA_F32 ? QLORA__K_elementwise_swiglu_bwd_f32
-                                                : QLORA__K_elementwise_swiglu_bwd_bf16,
-                         shape.blocks, qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
+    static const qlora__kernel_id kernels[2][2] = {
+        {QLORA__K_elementwise_swiglu_bwd_f32, QLORA__K_elementwise_swiglu_bwd_bf16},
+        {QLORA__K_elementwise_geglu_bwd_f32, QLORA__K_elementwise_geglu_bwd_bf16}};
+    return qlora__launch(ctx, kernels[job->gelu][dh->dtype == QLORA_BF16], shape.blocks,
+                         qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
 }
 
-qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const qlora_tensor* gate,
-                                   const qlora_tensor* up, const qlora_tensor* dgate,
-                                   const qlora_tensor* dup, const qlora_tensor* h) {
-    QLORA__ENTER(ctx, "qlora_swiglu_backward");
-    qlora__swiglu_job job;
+// Both public functions: the tensors of a job.
+static qlora_result qlora__gated_run(qlora_ctx* ctx, const qlora_tensor* dh,
+                                     const qlora_tensor* gate, const qlora_tensor* up,
+                                     const qlora_tensor* dgate, const qlora_tensor* dup,
+                                     const qlora_tensor* h, bool gelu) {
+    qlora__gated_job job;
     job.dh = dh;
     job.gate = gate;
     job.up = up;
     job.dgate = dgate;
     job.dup = dup;
     job.h = h;
-    return qlora__leave(ctx, qlora__swiglu_backward(ctx, &job));
+    job.gelu = gelu;
+    return qlora__gated_backward(ctx, &job);
+}
+
+qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const qlora_tensor* gate,
+                                   const qlora_tensor* up, const qlora_tensor* dgate,
+                                   const qlora_tensor* dup, const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_swiglu_backward");
+    return qlora__leave(ctx, qlora__gated_run(ctx, dh, gate, up, dgate, dup, h, false));
+}
+
+qlora_result qlora_geglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const qlora_tensor* gate,
+                                  const qlora_tensor* up, const qlora_tensor* dgate,
+                                  const qlora_tensor* dup, const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_geglu_backward");
+    return qlora__leave(ctx, qlora__gated_run(ctx, dh, gate, up, dgate, dup, h, true));
 }
 
 //@@ src/ops/norm.h
@@ -13126,9 +14038,10 @@ qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy, cons
 
 // ---- rotary position embedding ------------------------------------------------------------------
 //
-// The two elements of a pair are half a head apart. With half = head_dim / 2, angle = position f_i:
-//   a = x[i] + bias[i], b = x[i + half] + bias[i + half]
-//   x[i] = a cos - b sin,  x[i + half] = b cos + a sin;   backward: with -angle
+// Of the columns of a head, the first 2 half are rotated, in pairs (u, v) = (i, i + half) or, for
+// some families, (2 i, 2 i + 1). With angle = position f_i:
+//   a = x[u] + bias[u], b = x[v] + bias[v]
+//   x[u] = a cos - b sin,  x[v] = b cos + a sin;   backward: with -angle
 // The table follows transformers: inverse frequencies and angles in fp32, then accurate cosines and
 // sines.
 
@@ -13183,11 +14096,14 @@ static double qlora__rope_mscale(double factor, double mscale) {
 
 // Returns the factor of the cosines and sines.
 static float qlora__rope_attention_factor(const qlora_rope_desc* d) {
-    if (d->type != QLORA_ROPE_YARN) {
+    if (d->type != QLORA_ROPE_YARN && d->type != QLORA_ROPE_LONGROPE) {
         return 1;
     }
     if (d->attention_factor != 0) {
         return (float)d->attention_factor;
+    }
+    if (d->type == QLORA_ROPE_LONGROPE) {
+        return d->factor <= 1 ? 1 : (float)sqrt(1 + log(d->factor) / log(d->original_max_position));
     }
     if (d->mscale != 0 && d->mscale_all_dim != 0) {
         return (float)(qlora__rope_mscale(d->factor, d->mscale) /
@@ -13198,7 +14114,8 @@ static float qlora__rope_attention_factor(const qlora_rope_desc* d) {
 
 static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t head_dim) {
     float exponent = (float)(2 * i) / (float)head_dim;
-    float frequency = 1.0f / (float)pow(d->theta, (double)exponent);
+    float power = (float)pow(d->theta, (double)exponent);
+    float frequency = 1.0f / power;
     switch (d->type) {
     case QLORA_ROPE_DEFAULT:
         break;
@@ -13208,6 +14125,8 @@ static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t 
         return qlora__rope_llama3(d, frequency);
     case QLORA_ROPE_YARN:
         return qlora__rope_yarn(d, frequency, i, head_dim);
+    case QLORA_ROPE_LONGROPE:
+        return 1.0f / ((d->use_long ? d->long_factor[i] : d->short_factor[i]) * power);
     }
     return frequency;
 }
@@ -13218,13 +14137,14 @@ static void qlora__rope_fault(qlora_rope_desc* d, const char* name, int64_t head
                               int64_t positions, char* text, size_t size) {
     d->theta = d->theta != 0 ? d->theta : 10000;
     d->factor = d->factor != 0 ? d->factor : 1;
-    bool needs_original = d->type == QLORA_ROPE_LLAMA3 || d->type == QLORA_ROPE_YARN;
+    bool longrope = d->type == QLORA_ROPE_LONGROPE;
+    bool needs_original = d->type == QLORA_ROPE_LLAMA3 || d->type == QLORA_ROPE_YARN || longrope;
     text[0] = '\0';
     if (head_dim <= 0 || head_dim % 2 != 0) {
         snprintf(text, size, "head_dim is %lld; it must be even and positive", (long long)head_dim);
     } else if (positions < 0) {
         snprintf(text, size, "positions is %lld; it must not be negative", (long long)positions);
-    } else if ((int)d->type < 0 || d->type > QLORA_ROPE_YARN) {
+    } else if ((int)d->type < 0 || d->type > QLORA_ROPE_LONGROPE) {
         snprintf(text, size, "%s.type is %d; it must be one of qlora_rope_type", name,
                  (int)d->type);
     } else if (!(d->theta > 1)) {
@@ -13234,6 +14154,16 @@ static void qlora__rope_fault(qlora_rope_desc* d, const char* name, int64_t head
     } else if (needs_original && !(d->original_max_position > 0)) {
         snprintf(text, size, "%s.original_max_position is %g; for this type it must be positive",
                  name, d->original_max_position);
+    } else if (longrope && head_dim > 2 * QLORA_MAX_ROPE_FACTORS) {
+        snprintf(text, size, "head_dim is %lld; with longrope it must be at most %d",
+                 (long long)head_dim, 2 * QLORA_MAX_ROPE_FACTORS);
+    }
+    for (int64_t i = 0; text[0] == '\0' && longrope && i < head_dim / 2; i++) {
+        if (!(d->short_factor[i] > 0) || !(d->long_factor[i] > 0)) {
+            snprintf(text, size, "%s.%s[%lld] is %g; it must be positive", name,
+                     d->short_factor[i] > 0 ? "long_factor" : "short_factor", (long long)i,
+                     (double)(d->short_factor[i] > 0 ? d->long_factor[i] : d->short_factor[i]));
+        }
     }
 }
 
@@ -13281,24 +14211,26 @@ typedef struct qlora__rope_job {
     const qlora_tensor* bias; // or NULL
     const qlora_tensor* flag; // or NULL
     int64_t rotated;
+    int64_t head_dim;
+    bool neighbours;
     float sign;
 } qlora__rope_job;
 
 static void qlora__rope_rows(void* user, int64_t begin, int64_t end) {
     const qlora__rope_job* job = (const qlora__rope_job*)user;
-    int64_t head_dim = job->table->cols;
-    int64_t half = head_dim / 2;
-    int64_t heads = job->bias != NULL ? job->x->cols / head_dim : job->rotated;
+    int64_t half = job->table->cols / 2;
+    int64_t heads = job->bias != NULL ? job->x->cols / job->head_dim : job->rotated;
     for (int64_t row = begin; row < end; row++) {
         int64_t position = qlora__index_at(job->positions, row);
         for (int64_t head = 0; head < heads; head++) {
             for (int64_t i = 0; i < half; i++) {
-                int64_t at = head * head_dim + i;
-                QLORA__REAL a = qlora__at(job->x, row, at);
-                QLORA__REAL b = qlora__at(job->x, row, at + half);
+                int64_t u = head * job->head_dim + (job->neighbours ? 2 * i : i);
+                int64_t v = u + (job->neighbours ? 1 : half);
+                QLORA__REAL a = qlora__at(job->x, row, u);
+                QLORA__REAL b = qlora__at(job->x, row, v);
                 if (job->bias != NULL) {
-                    a += qlora__at(job->bias, 0, at);
-                    b += qlora__at(job->bias, 0, at + half);
+                    a += qlora__at(job->bias, 0, u);
+                    b += qlora__at(job->bias, 0, v);
                 }
                 QLORA__REAL cosine = 1;
                 QLORA__REAL sine = 0;
@@ -13306,8 +14238,13 @@ static void qlora__rope_rows(void* user, int64_t begin, int64_t end) {
                     cosine = qlora__at(job->table, position, i);
                     sine = qlora__at(job->table, position, half + i) * (QLORA__REAL)job->sign;
                 }
-                qlora__put(job->x, row, at, a * cosine - b * sine);
-                qlora__put(job->x, row, at + half, b * cosine + a * sine);
+                qlora__put(job->x, row, u, a * cosine - b * sine);
+                qlora__put(job->x, row, v, b * cosine + a * sine);
+            }
+            for (int64_t i = 2 * half; i < job->head_dim && job->bias != NULL; i++) {
+                int64_t at = head * job->head_dim + i;
+                qlora__put(job->x, row, at,
+                           qlora__at(job->x, row, at) + qlora__at(job->bias, 0, at));
             }
         }
     }
@@ -13325,20 +14262,21 @@ static qlora_result qlora__rope_check(qlora_ctx* ctx, const qlora__rope_job* job
         QLORA__TRY(qlora__need_vector(ctx, job->bias, "bias", QLORA__IS_F32_BF16, x->cols));
         QLORA__TRY(qlora__need_apart(ctx, "x", x, "bias", job->bias));
     }
-    int64_t head_dim = job->table->cols;
-    QLORA__TRY(qlora__need_whole(ctx, "table.cols", head_dim, 2, INT32_MAX));
+    int64_t dims = job->table->cols;
+    QLORA__TRY(qlora__need_whole(ctx, "table.cols", dims, 2, INT32_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "head_dim", job->head_dim, dims, INT32_MAX));
     QLORA__TRY(qlora__need_whole(ctx, "table.rows", job->table->rows, 0, INT32_MAX));
     QLORA__TRY(qlora__need_whole(ctx, "x.cols", x->cols, 0, INT32_MAX));
-    if (head_dim % 2 != 0) {
+    if (dims % 2 != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "table.cols is %lld; it must be even",
-                           (long long)head_dim);
+                           (long long)dims);
     }
-    if (x->cols % head_dim != 0) {
+    if (x->cols % job->head_dim != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "x.cols is %lld; it must be a multiple of table.cols (%lld)",
-                           (long long)x->cols, (long long)head_dim);
+                           "x.cols is %lld; it must be a multiple of the head size, %lld",
+                           (long long)x->cols, (long long)job->head_dim);
     }
-    QLORA__TRY(qlora__need_whole(ctx, "rotated", job->rotated, 0, x->cols / head_dim));
+    QLORA__TRY(qlora__need_whole(ctx, "rotated", job->rotated, 0, x->cols / job->head_dim));
     for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
         int32_t position = qlora__index_at(job->positions, row);
         if (position < 0 || position >= job->table->rows) {
@@ -13359,7 +14297,9 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
     }
     int32_t half = (int32_t)(job->table->cols / 2);
     int32_t rotated = (int32_t)job->rotated;
-    int32_t heads = job->bias != NULL ? (int32_t)(x->cols / job->table->cols) : rotated;
+    int32_t dim = (int32_t)job->head_dim;
+    int32_t neighbours = job->neighbours ? 1 : 0;
+    int32_t heads = job->bias != NULL ? (int32_t)(x->cols / job->head_dim) : rotated;
     int32_t max_pos = (int32_t)job->table->rows;
     void* bias = job->bias != NULL ? job->bias->data : NULL;
     int32_t bias_bf16 = job->bias != NULL && job->bias->dtype == QLORA_BF16;
@@ -13380,39 +14320,69 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
                     &rotated,
                     &half,
                     &job->sign,
-                    &flag};
+                    &flag,
+                    &dim,
+                    &neighbours};
     return qlora__launch(ctx, x->dtype == QLORA_F32 ? QLORA__K_rope_f32 : QLORA__K_rope_bf16,
                          items > 0 ? x->rows : 0, 1, 1, threads, 0, args);
 }
 
-qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
-                                const qlora_tensor* positions, const qlora_tensor* table,
-                                const qlora_tensor* bias, const qlora_tensor* flag) {
-    QLORA__ENTER(ctx, "qlora_rope_forward");
+static qlora_result qlora__rope_apply(qlora_ctx* ctx, const qlora_rotation_desc* desc,
+                                      const qlora_tensor* x, const qlora_tensor* positions,
+                                      const qlora_tensor* table, const qlora_tensor* bias,
+                                      const qlora_tensor* flag) {
+    if (desc == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
+    }
+    if (desc->backward && bias != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "bias must be NULL in the backward pass");
+    }
     qlora__rope_job job;
     job.x = x;
     job.positions = positions;
     job.table = table;
     job.bias = bias;
     job.flag = flag;
-    job.rotated = rotated;
-    job.sign = 1;
-    return qlora__leave(ctx, qlora__rope(ctx, &job));
+    job.rotated = desc->heads;
+    job.head_dim = desc->head_dim;
+    job.neighbours = desc->neighbours;
+    job.sign = desc->backward ? -1.0f : 1.0f;
+    return qlora__rope(ctx, &job);
+}
+
+qlora_result qlora_rope_apply(qlora_ctx* ctx, const qlora_rotation_desc* desc,
+                              const qlora_tensor* x, const qlora_tensor* positions,
+                              const qlora_tensor* table, const qlora_tensor* bias,
+                              const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_rope_apply");
+    return qlora__leave(ctx, qlora__rope_apply(ctx, desc, x, positions, table, bias, flag));
+}
+
+// The usual form: heads as wide as the table, pairs half a head apart.
+static qlora_rotation_desc qlora__rope_usual(const qlora_tensor* table, int64_t rotated,
+                                             bool backward) {
+    qlora_rotation_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.head_dim = table != NULL ? table->cols : 0;
+    desc.heads = rotated;
+    desc.backward = backward;
+    return desc;
+}
+
+qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
+                                const qlora_tensor* positions, const qlora_tensor* table,
+                                const qlora_tensor* bias, const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_rope_forward");
+    qlora_rotation_desc desc = qlora__rope_usual(table, rotated, false);
+    return qlora__leave(ctx, qlora__rope_apply(ctx, &desc, x, positions, table, bias, flag));
 }
 
 qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
                                  const qlora_tensor* positions, const qlora_tensor* table,
                                  const qlora_tensor* flag) {
     QLORA__ENTER(ctx, "qlora_rope_backward");
-    qlora__rope_job job;
-    job.x = dx;
-    job.positions = positions;
-    job.table = table;
-    job.bias = NULL;
-    job.flag = flag;
-    job.rotated = rotated;
-    job.sign = -1;
-    return qlora__leave(ctx, qlora__rope(ctx, &job));
+    qlora_rotation_desc desc = qlora__rope_usual(table, rotated, true);
+    return qlora__leave(ctx, qlora__rope_apply(ctx, &desc, dx, positions, table, NULL, flag));
 }
 
 //@@ src/ops/pieces.h
@@ -13756,10 +14726,17 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 //
 // For each row x of the logits, with p = softmax(x):
 //   loss = weight (log sum e^x - x[label]),   x = (p - onehot(label)) scale weight  (in place)
-// Rows labelled -100 have loss 0 and gradient 0. For the sum of the losses, see
+// With a cap, y = cap tanh(x / cap) takes the place of x, and the gradient gets the factor
+// dy/dx = 1 - (y / cap)^2. Rows labelled -100 have loss 0 and gradient 0. For the sum of the losses, see
 // qlora_cross_entropy_desc.total.
 
 #define QLORA__NO_LABEL -100
+
+// A logit, limited if there is a cap.
+static QLORA__REAL qlora__logit_at(const qlora_cross_entropy_desc* a, int64_t row, int64_t c) {
+    QLORA__REAL x = qlora__at(a->logits, row, c);
+    return a->cap > 0.0f ? (QLORA__REAL)a->cap * qlora__tanh(x / (QLORA__REAL)a->cap) : x;
+}
 
 static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
     const qlora_cross_entropy_desc* a = (const qlora_cross_entropy_desc*)user;
@@ -13769,25 +14746,29 @@ static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
         int64_t label = qlora__index_at(a->labels, row);
         bool counted = label != QLORA__NO_LABEL;
         QLORA__REAL weight = a->weights != NULL ? qlora__at(a->weights, 0, row) : 1;
-        QLORA__REAL top = counted ? qlora__at(x, row, 0) : 0;
+        QLORA__REAL top = counted ? qlora__logit_at(a, row, 0) : 0;
         for (int64_t c = 0; counted && c < x->cols; c++) {
-            QLORA__REAL v = qlora__at(x, row, c);
+            QLORA__REAL v = qlora__logit_at(a, row, c);
             top = v > top ? v : top;
         }
         double sum = 0;
         for (int64_t c = 0; counted && c < x->cols; c++) {
-            sum += (double)qlora__exp(qlora__at(x, row, c) - top);
+            sum += (double)qlora__exp(qlora__logit_at(a, row, c) - top);
         }
         QLORA__REAL loss = 0;
         if (counted) {
-            loss = weight * (top + (QLORA__REAL)log(sum) - qlora__at(x, row, label));
+            loss = weight * (top + (QLORA__REAL)log(sum) - qlora__logit_at(a, row, label));
         }
         qlora__put(a->losses, 0, row, loss);
         for (int64_t c = 0; !a->forward_only && c < x->cols; c++) {
             QLORA__REAL gradient = 0;
             if (counted) {
-                gradient = qlora__exp(qlora__at(x, row, c) - top) / (QLORA__REAL)sum;
+                QLORA__REAL y = qlora__logit_at(a, row, c);
+                gradient = qlora__exp(y - top) / (QLORA__REAL)sum;
                 gradient = (gradient - (c == label ? 1 : 0)) * scale * weight;
+                if (a->cap > 0.0f) {
+                    gradient *= 1 - y / (QLORA__REAL)a->cap * (y / (QLORA__REAL)a->cap);
+                }
             }
             qlora__put(x, row, c, gradient);
         }
@@ -13816,6 +14797,7 @@ static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross
     }
     const qlora_tensor* x = a->logits;
     QLORA__TRY(qlora__need(ctx, x, "logits", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need_real(ctx, "args.cap", (double)a->cap, 0.0, 1e30));
     QLORA__TRY(qlora__need_vector(ctx, a->labels, "labels", QLORA__IS_I32, x->rows));
     QLORA__TRY(qlora__need_vector(ctx, a->losses, "losses", QLORA__IS_F32, x->rows));
     QLORA__TRY(qlora__need_apart(ctx, "losses", a->losses, "logits", x));
@@ -13860,13 +14842,21 @@ static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entro
     void* weights = a->weights != NULL ? a->weights->data : NULL;
     void* scale = a->scale != NULL ? a->scale->data : NULL;
     int32_t gradient = a->forward_only ? 0 : 1;
+    float cap = a->cap;
     void* flag = NULL;
     QLORA__TRY(qlora__flag_pointer(ctx, a->flag, &flag));
     int64_t wanted = qlora__ceil_div(x->cols, 4 * qlora__piece(x->dtype) * 32) * 32;
     uint32_t threads = (uint32_t)qlora__max(32, qlora__min(wanted, 1024));
-    void* args[] = {(void*)&x->data, (void*)&x->ld, (void*)&a->labels->data,
-                    &weights,        &scale,        (void*)&a->losses->data,
-                    (void*)&x->cols, &gradient,     &flag};
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&a->labels->data,
+                    &weights,
+                    &scale,
+                    (void*)&a->losses->data,
+                    (void*)&x->cols,
+                    &gradient,
+                    &flag,
+                    &cap};
     QLORA__TRY(qlora__launch(ctx,
                              x->dtype == QLORA_F32 ? QLORA__K_loss_cross_entropy_f32
                                                    : QLORA__K_loss_cross_entropy_bf16,
@@ -14916,9 +15906,9 @@ qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* line
 //
 // Within a sequence, for query i and the keys j that it sees (i - window < j <= i):
 //
-//   s[j] = scale q[i].k[j],  lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
+//   s[j] = scale q[i].k[j], or cap tanh(that / cap) with a cap,  lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
 //   o[i] = sum_j p[j] v[j]
-//   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i])
+//   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i]), times 1 - (s[j] / cap)^2
 //   dq[i] = scale sum_j ds[j] k[j]
 //   dk[j] = scale sum_i ds[j] q[i],  dv[j] = sum_i p[j] do[i]
 //
@@ -14936,6 +15926,7 @@ typedef struct qlora__attention {
     int64_t hd;
     int64_t window;
     float scale;
+    float cap; // 0 = none
     const qlora_tensor* q;
     const qlora_tensor* k;
     const qlora_tensor* v;
@@ -15022,6 +16013,18 @@ static bool qlora__sequence_of(const qlora__attention* a, int64_t token, int64_t
     return low < a->n_seqs;
 }
 
+// A score from its product, and its derivative.
+static QLORA__REAL qlora__score_of(const qlora__attention* a, QLORA__REAL product) {
+    QLORA__REAL s = product * (QLORA__REAL)a->scale;
+    QLORA__REAL cap = (QLORA__REAL)a->cap;
+    return a->cap > 0.0f ? cap * qlora__tanh(s / cap) : s;
+}
+
+static QLORA__REAL qlora__score_slope(const qlora__attention* a, QLORA__REAL s) {
+    QLORA__REAL cap = (QLORA__REAL)a->cap;
+    return a->cap > 0.0f ? 1 - s / cap * (s / cap) : 1;
+}
+
 // The softmax runs over blocks of keys; the sums are rescaled when a block has a larger score.
 static void qlora__attention_query(const qlora__attention* a, int64_t head, int64_t i,
                                    int64_t begin) {
@@ -15040,7 +16043,7 @@ static void qlora__attention_query(const qlora__attention* a, int64_t head, int6
         QLORA__REAL peak = top;
         for (int64_t j = 0; j < n; j++) {
             const QLORA__REAL* k = qlora__head_get(a->k, j0 + j, kv_head, a->hd, room);
-            s[j] = qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale;
+            s[j] = qlora__score_of(a, qlora__dot(q, k, a->hd));
             peak = s[j] > peak ? s[j] : peak;
         }
         QLORA__REAL shrink = qlora__exp(top - peak);
@@ -15092,8 +16095,9 @@ static void qlora__attention_dq(const qlora__attention* a, int64_t head, int64_t
         QLORA__REAL dp =
             qlora__dot(d_o, qlora__head_get(a->v, j, kv_head, a->hd, room), a->hd) - dot;
         const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, room);
-        QLORA__REAL p = qlora__exp(qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale - lse);
-        qlora__add_scaled(acc, p * dp, k, a->hd);
+        QLORA__REAL s = qlora__score_of(a, qlora__dot(q, k, a->hd));
+        QLORA__REAL p = qlora__exp(s - lse);
+        qlora__add_scaled(acc, p * dp * qlora__score_slope(a, s), k, a->hd);
     }
     qlora__head_put(a->dq, i, head, a->hd, acc, (QLORA__REAL)a->scale);
 }
@@ -15133,11 +16137,11 @@ static void qlora__attention_dkv(const qlora__attention* a, int64_t kv_head, int
         for (int64_t i = j; i < end; i++) {
             const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
             const QLORA__REAL* d_o = qlora__head_get(a->d_o, i, head, a->hd, do_room);
-            QLORA__REAL s = qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale;
+            QLORA__REAL s = qlora__score_of(a, qlora__dot(q, k, a->hd));
             QLORA__REAL p = qlora__exp(s - qlora__at(a->lse, head, i));
             QLORA__REAL dp = qlora__dot(d_o, v, a->hd) - a->dots[head * a->tokens + i];
             qlora__add_scaled(acc_v, p, d_o, a->hd);
-            qlora__add_scaled(acc_k, p * dp, q, a->hd);
+            qlora__add_scaled(acc_k, p * dp * qlora__score_slope(a, s), q, a->hd);
         }
     }
     qlora__head_put(a->dk, j, kv_head, a->hd, acc_k, (QLORA__REAL)a->scale);
@@ -15213,6 +16217,7 @@ typedef struct qlora__attention_path {
     int64_t hd;     // 0 = any up to 256
     int capability; // minimum compute capability
     bool aligned;   // rows must start at multiples of 16 bytes
+    bool caps;      // can limit scores
     uint32_t need;  // condition in the registry, for pre-warm
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
@@ -15224,19 +16229,19 @@ typedef struct qlora__attention_path {
 // clang-format off
 // The first row that fits is used. The comments in kernels/attn_tc.cuh explain the shared memory.
 static const qlora__attention_path qlora__attention_paths[] = {
-    {QLORA_BF16, 64, 80, true, QLORA__NEED_HEAD64,
+    {QLORA_BF16, 64, 80, true, false, QLORA__NEED_HEAD64,
      {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
      {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536},
      {QLORA__K_attn64_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 128, 80, true, QLORA__NEED_HEAD128,
+    {QLORA_BF16, 128, 80, true, false, QLORA__NEED_HEAD128,
      {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
      {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304},
      {QLORA__K_attn128_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 0, 75, false, QLORA__NEED_HEADANY,
+    {QLORA_BF16, 0, 75, false, true, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
-    {QLORA_F32, 0, 75, false, QLORA__NEED_HEADANY,
+    {QLORA_F32, 0, 75, false, true, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
@@ -15249,10 +16254,11 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
 
 // Finds the first row of the table that fits.
 static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
-                                                          int64_t hd, bool aligned) {
+                                                          int64_t hd, bool aligned, bool capped) {
     const qlora__attention_path* p = qlora__attention_paths;
     while (p->dtype != dtype || (p->hd != 0 && p->hd != hd) ||
-           !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned)) {
+           !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned) ||
+           (capped && !p->caps)) {
         p++; // the last row for each dtype always fits
     }
     return p;
@@ -15265,13 +16271,14 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         aligned = aligned && qlora__attention_aligned(all[i]);
     }
-    return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned);
+    return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned, a->cap > 0.0f);
 }
 
-// Returns the condition of the kernels that attention needs for this type and head size.
+// Returns the condition of the kernels that attention needs for this type and head size, and with or
+// without a cap.
 static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
-                                                    int64_t hd) {
-    return qlora__attention_find(ctx, dtype, hd, true)->need;
+                                                    int64_t hd, bool capped) {
+    return qlora__attention_find(ctx, dtype, hd, true, capped)->need;
 }
 
 // Kernels count tokens, heads and offsets in 32 bits.
@@ -15363,9 +16370,10 @@ static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attentio
     qlora_tensor o = *a->o;
     void* lse = a->lse->data;
     void* seqs = a->seqs->data;
-    void* args[] = {&q.data,  &q.ld,       &k.data, &k.ld,     &v.data,   &v.ld,
-                    &o.data,  &o.ld,       &lse,    &seqs,     &n.n_seqs, &n.tokens,
-                    &n.heads, &n.kv_heads, &n.hd,   &n.window, &a->scale, &n.half};
+    void* args[] = {
+        &q.data, &q.ld,     &k.data,   &k.ld,     &v.data,   &v.ld,    &o.data,
+        &o.ld,   &lse,      &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
+        &n.hd,   &n.window, &a->scale, &n.half,   &a->cap}; // paths that cannot limit scores have no such parameter
     return qlora__attention_launch(ctx, &path->forward, a, a->heads, 1, args);
 }
 
@@ -15391,13 +16399,14 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
     QLORA__TRY(qlora__launch(ctx, path->stats.id, qlora__ceil_div(a->tokens, path->stats.rows),
                              a->heads, 1, path->stats.threads, path->stats.shared, stats_args));
     void* parts = shares.parts; // attn_f32 has no shares and ignores the last two
-    void* kv_args[] = {&q.data,   &q.ld,     &k.data,   &k.ld,     &v.data,  &v.ld,
-                       &d_o.data, &d_o.ld,   &stats,    &dk.data,  &dk.ld,   &dv.data,
-                       &dv.ld,    &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
-                       &n.hd,     &n.window, &a->scale, &n.half,   &parts,   &shares.each};
+    void* kv_args[] = {&q.data,   &q.ld,     &k.data,     &k.ld,        &v.data,
+                       &v.ld,     &d_o.data, &d_o.ld,     &stats,       &dk.data,
+                       &dk.ld,    &dv.data,  &dv.ld,      &seqs,        &n.n_seqs,
+                       &n.tokens, &n.heads,  &n.kv_heads, &n.hd,        &n.window,
+                       &a->scale, &n.half,   &parts,      &shares.each, &a->cap};
     void* q_args[] = {&q.data,  &q.ld,       &k.data,  &k.ld,     &v.data,   &v.ld,     &d_o.data,
                       &d_o.ld,  &stats,      &dq.data, &dq.ld,    &seqs,     &n.n_seqs, &n.tokens,
-                      &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half};
+                      &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half,   &a->cap};
     QLORA__TRY(qlora__beside_begin(ctx));
     QLORA__TRY(qlora__beside_end(ctx, QLORA__BESIDE_DQ,
                                  qlora__attention_launch(ctx, &path->q, a, a->heads, 1, q_args)));
@@ -15549,6 +16558,12 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
                            (long long)a->heads, (long long)a->kv_heads);
     }
     a->scale = desc->scale == 0 ? 1.0f / sqrtf((float)a->hd) : desc->scale;
+    a->cap = desc->cap;
+    QLORA__TRY(qlora__need_real(ctx, "desc.cap", (double)desc->cap, 0.0, 1e30));
+    if (desc->unfused && desc->cap > 0.0f) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.cap is %g; unfused attention has no cap", (double)desc->cap);
+    }
     if (!(a->scale > 0 && a->scale <= 1e30f)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.scale is %g; it must be positive and at most 1e30",
@@ -15919,17 +16934,18 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
 // Returns the conditions of the kernel registry that hold for a model. random: its weights are
 // generated.
 static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
-                                      bool nf4, bool lora, bool random) {
+                                      bool capped, bool nf4, bool lora, bool random) {
     return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
            (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
            (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
-           (random ? QLORA__NEED_RANDOM : 0) | qlora__attention_need(ctx, compute, head_dim);
+           (random ? QLORA__NEED_RANDOM : 0) |
+           qlora__attention_need(ctx, compute, head_dim, capped);
 }
 
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     double start = qlora__clock_ms();
-    uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, s->base == QLORA_BASE_NF4,
-                                          s->rank > 0, false);
+    uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, false,
+                                          s->base == QLORA_BASE_NF4, s->rank > 0, false);
     bool was_sealed = qlora__cache_set_sealed(ctx, false);
     qlora_result r = qlora__cache_warm(ctx, have);
     if (r == QLORA_OK && qlora__has_cublas(ctx)) {
@@ -16323,27 +17339,6 @@ qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out) 
 
 // ---- the parts of a model -----------------------------------------------------------------------
 
-#define QLORA__PROJECTIONS 7
-#define QLORA__GROUPS 4
-enum { QLORA__QKV, QLORA__O, QLORA__GATE_UP, QLORA__DOWN };
-
-// In the order of the bits of qlora_target: the name of the module within a layer, its name in GGUF
-// files, and the stack it belongs to.
-static const struct {
-    const char* module;
-    const char* gguf;
-    int group;
-} qlora__projections[QLORA__PROJECTIONS] = {
-    {"self_attn.q_proj", "attn_q", QLORA__QKV},    {"self_attn.k_proj", "attn_k", QLORA__QKV},
-    {"self_attn.v_proj", "attn_v", QLORA__QKV},    {"self_attn.o_proj", "attn_output", QLORA__O},
-    {"mlp.gate_proj", "ffn_gate", QLORA__GATE_UP}, {"mlp.up_proj", "ffn_up", QLORA__GATE_UP},
-    {"mlp.down_proj", "ffn_down", QLORA__DOWN}};
-
-static const struct {
-    int first; // index in qlora__projections
-    int count;
-} qlora__groups[QLORA__GROUPS] = {{0, 3}, {3, 1}, {4, 2}, {6, 1}};
-
 typedef struct qlora__projection {
     int64_t in;
     int64_t out;
@@ -16373,6 +17368,7 @@ typedef struct qlora__kept {
     qlora_tensor lse; // [heads, T]
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
+    qlora_tensor out[2]; // [T, H] outputs of attention and MLP; only if a norm follows them
 } qlora__kept;
 
 typedef struct qlora__layer {
@@ -16383,16 +17379,11 @@ typedef struct qlora__layer {
     bool cached;
     bool recompute;
     bool sliding;
-    qlora_tensor qkv_bias; // [1, q + 2 kv]; the rope kernel adds it
-    qlora_tensor norm1;    // [1, H] f32
-    qlora_tensor norm2;
-    qlora_tensor q_norm; // [1, head_dim] f32
-    qlora_tensor k_norm;
-    int64_t norms_at; // first element of norm1 in the parameter arena, if norms are trained
-    qlora_tensor d_norm1;
-    qlora_tensor d_norm2;
-    qlora_tensor d_q_norm;
-    qlora_tensor d_k_norm;
+    bool no_rope;
+    qlora_tensor qkv_bias;              // [1, q + 2 kv]; the rope kernel adds it
+    qlora_tensor norms[QLORA__NORMS];   // [1, width] f32; without data if the layer lacks the norm
+    qlora_tensor d_norms[QLORA__NORMS]; // gradients, if norms are trained
+    int64_t norms_at[QLORA__NORMS];     // first elements in the parameter arena
     qlora__kept kept;
 } qlora__layer;
 
@@ -16426,6 +17417,7 @@ struct qlora_model {
     qlora_plan plan;
     char* dir;             // copy of desc.dir, or NULL
     qlora__source* source; // only while the model is being opened
+    const qlora__arch* arch;
     qlora_dtype compute;
     qlora_math math; // that of the context when the model was opened
     bool use_adapters;
@@ -16442,8 +17434,9 @@ struct qlora_model {
     qlora_tensor final_norm;
     int64_t final_norm_at;
     qlora_tensor d_final_norm;
-    qlora_tensor rope; // [positions, head_dim] f32
+    qlora_tensor rope; // [positions, rope_dims] f32
     qlora_tensor rope_sliding;
+    qlora_tensor rope_query; // the same for q, if it is scaled by position
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
@@ -16466,6 +17459,8 @@ struct qlora_model {
     qlora_tensor ds;      // its gradient; the same memory unless there is dropout
     qlora_tensor operand; // shared by the layers without a copy of their own
     qlora_tensor dh;      // [T, H + pad]
+    qlora_tensor d_out;   // [T, H + pad] gradient of the output of attention or MLP; dh itself
+                          // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
     qlora__kept again;    // activations of a recomputed layer
@@ -16480,6 +17475,17 @@ struct qlora_model {
     qlora_tensor scores;   // f32 [heads, generate_tokens]
     qlora_tensor chances;  // their softmax in the compute type; the same memory if that is f32
 };
+
+// Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".
+static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* out, size_t size) {
+    snprintf(out, size, "model.%slayers.%lld.%s", m->plan.config.wrapped ? "language_model." : "",
+             (long long)layer, m->arch->layout->rows[i].module);
+}
+
+// Whether norm number `norm` exists in every layer.
+static bool qlora__has_norm(const qlora_model* m, int norm) {
+    return qlora__arch_norm(m->arch, &m->plan.config, norm) != NULL;
+}
 
 // Whether the model has gradients and an optimizer.
 static bool qlora__trains(const qlora_model* m) {
@@ -16540,6 +17546,18 @@ static int64_t qlora__kv_width(const qlora_model_config* c) {
     return c->kv_heads * c->head_dim;
 }
 
+// Whether q is multiplied by a factor that depends on the position, within the planned lengths.
+static bool qlora__scales_queries(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    return c->query_beta != 0.0 && (double)m->positions > c->query_period;
+}
+
+// Whether the gradient of the output of attention and MLP differs from that of the residual stream.
+static bool qlora__has_own_d_out(const qlora_model* m) {
+    return qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT) ||
+           qlora__has_norm(m, QLORA__NORM_MLP_OUT) || m->plan.config.residual_scale != 1.0;
+}
+
 static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora__projection* p) {
     if (p->is_nf4) {
         qlora_tensor memory;
@@ -16560,29 +17578,31 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     if (!c->tied) {
         qlora__arena_tensor(arena, m->compute, c->vocab, c->hidden, &m->head);
     }
-    qlora__arena_tensor(arena, QLORA_F32, m->positions, c->head_dim, &m->rope);
+    qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope);
     m->rope_sliding = m->rope;
+    m->rope_query = m->rope;
     if (memcmp(&c->rope, &c->rope_sliding, sizeof c->rope) != 0) {
-        qlora__arena_tensor(arena, QLORA_F32, m->positions, c->head_dim, &m->rope_sliding);
+        qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope_sliding);
+    }
+    if (qlora__scales_queries(m)) {
+        qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope_query);
     }
     if (!m->desc.train_norms) {
         qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &m->final_norm);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__layout_projection(arena, m, &layer->projections[i]);
         }
         if (c->qkv_bias && !c->qk_norm) {
             qlora__arena_tensor(arena, m->compute, 1, qlora__q_width(c) + 2 * qlora__kv_width(c),
                                 &layer->qkv_bias);
         }
-        if (!m->desc.train_norms) {
-            qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &layer->norm1);
-            qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &layer->norm2);
-            if (c->qk_norm) {
-                qlora__arena_tensor(arena, QLORA_F32, 1, c->head_dim, &layer->q_norm);
-                qlora__arena_tensor(arena, QLORA_F32, 1, c->head_dim, &layer->k_norm);
+        for (int i = 0; i < QLORA__NORMS && !m->desc.train_norms; i++) {
+            if (qlora__has_norm(m, i)) {
+                qlora__arena_tensor(arena, QLORA_F32, 1, qlora__arch_norm_width(m->arch, c, i),
+                                    &layer->norms[i]);
             }
         }
     }
@@ -16640,22 +17660,15 @@ static void qlora__layout_windows(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             if (layer->projections[i].rank > 0) {
                 qlora__window_projection(m, &layer->projections[i]);
             }
         }
-        if (m->desc.train_norms) {
-            int64_t at = layer->norms_at;
-            int64_t step = (int64_t)qlora__align_up((size_t)c->hidden, 8);
-            int64_t head_step = (int64_t)qlora__align_up((size_t)c->head_dim, 8);
-            qlora__window_norm(m, at, c->hidden, &layer->norm1, &layer->d_norm1);
-            qlora__window_norm(m, at + step, c->hidden, &layer->norm2, &layer->d_norm2);
-            if (c->qk_norm) {
-                at += 2 * step;
-                qlora__window_norm(m, at, c->head_dim, &layer->q_norm, &layer->d_q_norm);
-                qlora__window_norm(m, at + head_step, c->head_dim, &layer->k_norm,
-                                   &layer->d_k_norm);
+        for (int i = 0; i < QLORA__NORMS && m->desc.train_norms; i++) {
+            if (qlora__has_norm(m, i)) {
+                qlora__window_norm(m, layer->norms_at[i], qlora__arch_norm_width(m->arch, c, i),
+                                   &layer->norms[i], &layer->d_norms[i]);
             }
         }
     }
@@ -16680,6 +17693,12 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->h2);
     qlora__arena_tensor(arena, m->compute, T, 2 * c->intermediate + pads[QLORA__GATE_UP],
                         &kept->gu);
+    if (qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT)) {
+        qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->out[0]);
+    }
+    if (qlora__has_norm(m, QLORA__NORM_MLP_OUT)) {
+        qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->out[1]);
+    }
 }
 
 static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) {
@@ -16730,7 +17749,7 @@ static int64_t qlora__operand_elements(const qlora_model* m) {
             int64_t n = layer->cached ? 0 : rows * (linear->in + layer->pads[g]);
             most = qlora__max(most, n);
         }
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &layer->projections[i];
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
@@ -16760,6 +17779,10 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, m->compute, T, c->intermediate, &m->ds);
     }
     qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
+    m->d_out = m->dh;
+    if (qlora__has_own_d_out(m)) {
+        qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->d_out);
+    }
     qlora__arena_tensor(arena, m->compute, T, q + 2 * kv + pads[QLORA__QKV], &m->dqkv);
     qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
 }
@@ -16870,7 +17893,7 @@ static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const c
 
 // A new adapter on the modules that the desc names.
 static void qlora__adapter_new(const qlora_model* m, int number, qlora__projection* p) {
-    if (m->desc.rank > 0 && (m->desc.targets >> number & 1u) != 0) {
+    if (m->desc.rank > 0 && (m->desc.targets >> m->arch->layout->rows[number].bit & 1u) != 0) {
         p->rank = m->desc.rank;
         p->alpha = (double)m->desc.alpha;
         double divisor = m->desc.rslora ? sqrt((double)p->rank) : (double)p->rank;
@@ -16879,13 +17902,13 @@ static void qlora__adapter_new(const qlora_model* m, int number, qlora__projecti
 }
 
 // Rank and scale of a module in an adapter folder.
-static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora__peft* peft, int64_t layer,
+static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, int64_t layer,
                                          int number, qlora__projection* p) {
+    const qlora__peft* peft = &m->source->peft;
     char module[160];
     qlora__peft_module found;
     memset(&found, 0, sizeof found);
-    snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)layer,
-             qlora__projections[number].module);
+    qlora__module_of(m, layer, number, module, sizeof module);
     QLORA__TRY(qlora__peft_find(&ctx->env, peft, module, p->out, p->in, &found));
     p->rank = found.rank;
     p->alpha = found.alpha;
@@ -16906,10 +17929,10 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         m->desc.alpha = (float)peft->alpha;
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             if (desc->adapter != NULL) {
-                QLORA__TRY(qlora__adapter_found(ctx, peft, l, i, p));
+                QLORA__TRY(qlora__adapter_found(ctx, m, l, i, p));
             } else {
                 qlora__adapter_new(m, i, p);
             }
@@ -16921,13 +17944,14 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
-    qlora__projection* first = &layer->projections[qlora__groups[group].first];
-    for (int i = 0; i < qlora__groups[group].count; i++) {
+    int count = m->arch->layout->groups[group].count;
+    qlora__projection* first = &layer->projections[m->arch->layout->groups[group].first];
+    for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->a_at = at;
         at += (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
     }
-    for (int i = 0; i < qlora__groups[group].count; i++) {
+    for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->b_at = at;
         at += (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
@@ -16950,14 +17974,15 @@ static void qlora__number_parameters(qlora_model* m) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
             at = qlora__number_group(m, layer, g, at);
         }
-        if (m->desc.train_norms) {
-            int64_t norms = 2 * (int64_t)qlora__align_up((size_t)c->hidden, 8) +
-                            (c->qk_norm ? 2 * (int64_t)qlora__align_up((size_t)c->head_dim, 8) : 0);
-            layer->norms_at = at;
-            at += norms;
-            m->range_count += c->qk_norm ? 4 : 2;
-            m->longest_range = qlora__max(m->longest_range, c->qk_norm ? c->head_dim : 0);
-            m->plan.parameters += 2 * c->hidden + (c->qk_norm ? 2 * c->head_dim : 0);
+        for (int i = 0; i < QLORA__NORMS && m->desc.train_norms; i++) {
+            if (qlora__has_norm(m, i)) {
+                int64_t width = qlora__arch_norm_width(m->arch, c, i);
+                layer->norms_at[i] = at;
+                at += (int64_t)qlora__align_up((size_t)width, 8);
+                m->range_count++;
+                m->longest_range = qlora__max(m->longest_range, width);
+                m->plan.parameters += width;
+            }
         }
     }
     if (m->desc.train_norms) {
@@ -16975,15 +18000,14 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
-    const int64_t ins[QLORA__PROJECTIONS] = {c->hidden, c->hidden, c->hidden,      q,
-                                             c->hidden, c->hidden, c->intermediate};
-    const int64_t outs[QLORA__PROJECTIONS] = {
-        q, kv, kv, c->hidden, c->intermediate, c->intermediate, c->hidden};
-    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+    int64_t I = c->intermediate;
+    const int64_t outs[9] = {q, kv, kv, c->hidden, I, I, c->hidden, q + 2 * kv, 2 * I}; // by bit
+    const int64_t ins[QLORA__GROUPS] = {c->hidden, q, c->hidden, I};
+    for (int i = 0; i < m->arch->layout->count; i++) {
         qlora__projection* p = &layer->projections[i];
-        int group = qlora__projections[i].group;
-        p->in = ins[i];
-        p->out = outs[i];
+        int group = m->arch->layout->rows[i].group;
+        p->in = ins[group];
+        p->out = outs[m->arch->layout->rows[i].bit];
         // The rope kernel adds the bias of q, k and v, unless a norm comes between.
         p->has_bias = group == QLORA__QKV ? c->qkv_bias && c->qk_norm
                       : group == QLORA__O ? c->o_bias
@@ -16997,16 +18021,16 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     for (int g = 0; g < QLORA__GROUPS; g++) {
         qlora_linear_desc* linear = &layer->linears[g];
         memset(linear, 0, sizeof *linear);
-        linear->count = qlora__groups[g].count;
+        linear->count = m->arch->layout->groups[g].count;
         for (int i = 0; i < linear->count; i++) {
-            int number = qlora__groups[g].first + i;
+            int number = m->arch->layout->groups[g].first + i;
             qlora__projection* p = &layer->projections[number];
             qlora_linear_part* part = &linear->parts[i];
             linear->in = p->in;
             part->out = p->out;
             part->rank = p->rank;
             part->scale = p->scale;
-            part->projection = number;
+            part->projection = m->arch->layout->rows[number].bit;
             part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
             part->dense = p->is_nf4 ? NULL : &p->dense;
             part->bias = p->has_bias ? &p->bias : NULL;
@@ -17159,6 +18183,32 @@ static uint64_t qlora__source_name(const qlora_model_desc* desc) {
     return hash;
 }
 
+// Replaces "all" by the projections that the model has, and refuses others.
+static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
+    const qlora__layout* layout = m->arch->layout;
+    static const char* const names[] = {"q", "k", "v", "o", "gate", "up", "down", "qkv", "gate_up"};
+    uint32_t has = 0;
+    for (int i = 0; i < layout->count; i++) {
+        has |= 1u << layout->rows[i].bit;
+    }
+    if (m->desc.targets == 0 || m->desc.targets == (uint32_t)QLORA_TARGET_ALL) {
+        m->desc.targets = has;
+    }
+    for (int bit = 0; bit < 9; bit++) {
+        if ((m->desc.targets & ~has & 1u << bit) != 0) {
+            bool attention = bit < 3 || bit == 7;
+            return qlora__fail(
+                ctx, QLORA_ERR_ARGUMENT,
+                "desc.targets contains %s, which this model does not have; it has "
+                "%s",
+                names[bit],
+                attention ? ((has & QLORA_TARGET_QKV) != 0 ? "qkv" : "q, k and v")
+                          : ((has & QLORA_TARGET_GATE_UP) != 0 ? "gate_up" : "gate and up"));
+        }
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          const qlora_plan_desc* machine, qlora_model* m) {
     qlora_model_config* c = &m->plan.config;
@@ -17176,9 +18226,13 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
         *c = *desc->config;
         QLORA__TRY(qlora__random_config_check(ctx, c));
     }
+    m->arch = qlora__arch_of(c->family);
+    qlora__config_resolve(c);
+    c->rope.use_long = (double)m->desc.max_length > c->rope.original_max_position;
+    c->rope_sliding.use_long = (double)m->desc.max_length > c->rope_sliding.original_max_position;
     m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
-    m->desc.targets = desc->targets != 0 ? desc->targets : (uint32_t)QLORA_TARGET_ALL;
+    QLORA__TRY(qlora__targets_resolve(ctx, m));
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
                        (desc->mode == QLORA_MODE_AUTO && machine->capability >= 80);
     m->plan.mode = wants_16bit ? QLORA_MODE_BF16 : QLORA_MODE_F32;
@@ -17197,6 +18251,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__shape_layer(m, &m->layers[l]);
         m->layers[l].sliding = c->sliding[l] != 0;
+        m->layers[l].no_rope = c->no_rope[l] != 0;
     }
     return qlora__adapter_shapes(ctx, m, desc);
 }
@@ -17209,7 +18264,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
         QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             p->is_nf4 = desc->base == QLORA_BASE_NF4;
             p->nf4_desc.rows = p->out;
@@ -17221,7 +18276,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             char name[160];
             qlora__linear_source source;
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     qlora__projections[i].module);
+                     m->arch->layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
             if (source.nf4) {
                 p->is_nf4 = true;
@@ -17568,6 +18623,31 @@ static qlora_result qlora__load_named(qlora_ctx* ctx, qlora__stager* s, const ql
     return qlora__load_dense(ctx, s, t, out);
 }
 
+// Norm weights are kept as factors: what a file stores minus 1 is raised by 1.
+static qlora_result qlora__load_norm(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
+                                     const char* name, const qlora_tensor* out) {
+    double offset = s->m->plan.config.norm_offset;
+    if (offset == 0.0) {
+        return qlora__load_named(ctx, s, folder, name, out);
+    }
+    const qlora__st_tensor* t = NULL;
+    QLORA__TRY(qlora__folder_need(&ctx->env, folder, name, out->cols, -1, &t));
+    size_t bytes = (size_t)out->cols * sizeof(QLORA__REAL);
+    QLORA__REAL* values = (QLORA__REAL*)qlora__alloc(ctx, bytes);
+    if (values == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    for (int64_t i = 0; i < out->cols; i++) {
+        float x = 0.0f;
+        qlora__st_read_f32(t, (uint64_t)i, 1, &x);
+        values[i] = (QLORA__REAL)(x + (float)offset);
+    }
+    qlora_result r = qlora__copy_in(ctx, out->data, values, bytes);
+    qlora__free(ctx, values, bytes);
+    s->done += t->bytes;
+    return r;
+}
+
 static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
                                     const qlora__linear_source* source,
                                     const qlora__projection* p) {
@@ -17655,30 +18735,26 @@ static qlora_result qlora__load_layer(qlora_ctx* ctx, qlora__stager* s, const ql
     qlora__layer* layer = &s->m->layers[index];
     char name[200];
     int64_t bias_at = 0;
-    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+    const qlora__arch* arch = s->m->arch;
+    for (int i = 0; i < arch->layout->count; i++) {
         qlora__projection* p = &layer->projections[i];
-        snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)index,
-                 qlora__projections[i].module);
+        const char* module = arch->layout->rows[i].module;
+        snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)index, module);
         QLORA__TRY(qlora__load_projection(ctx, s, folder, name, p));
-        if (i < 3 && c->qkv_bias && !c->qk_norm) {
+        if (arch->layout->rows[i].group == QLORA__QKV && c->qkv_bias && !c->qk_norm) {
             qlora_tensor part;
             QLORA__TRY(qlora__tensor_view(ctx, &layer->qkv_bias, 0, 1, bias_at, p->out, &part));
-            snprintf(name, sizeof name, "model.layers.%lld.%s.bias", (long long)index,
-                     qlora__projections[i].module);
+            snprintf(name, sizeof name, "model.layers.%lld.%s.bias", (long long)index, module);
             QLORA__TRY(qlora__load_named(ctx, s, folder, name, &part));
             bias_at += p->out;
         }
     }
-    const struct {
-        const char* name;
-        const qlora_tensor* out;
-    } norms[] = {{"input_layernorm", &layer->norm1},
-                 {"post_attention_layernorm", &layer->norm2},
-                 {"self_attn.q_norm", &layer->q_norm},
-                 {"self_attn.k_norm", &layer->k_norm}};
-    for (int i = 0; i < (c->qk_norm ? 4 : 2); i++) {
-        snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)index, norms[i].name);
-        QLORA__TRY(qlora__load_named(ctx, s, folder, name, norms[i].out));
+    for (int i = 0; i < QLORA__NORMS; i++) {
+        const char* module = qlora__arch_norm(arch, c, i);
+        if (module != NULL) {
+            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)index, module);
+            QLORA__TRY(qlora__load_norm(ctx, s, folder, name, &layer->norms[i]));
+        }
     }
     return QLORA_OK;
 }
@@ -17689,7 +18765,7 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         QLORA__TRY(qlora__load_layer(ctx, s, folder, l));
     }
-    QLORA__TRY(qlora__load_named(ctx, s, folder, "model.norm.weight", &m->final_norm));
+    QLORA__TRY(qlora__load_norm(ctx, s, folder, "model.norm.weight", &m->final_norm));
     QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &m->embed));
     if (!m->plan.config.tied) {
         QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &m->head));
@@ -17732,7 +18808,7 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora_fill(ctx, 1.0f, &m->final_norm));
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &layer->projections[i];
             qlora_tensor w;
             qlora__arena_window(&m->operand, 0, p->out, p->in, &w);
@@ -17746,9 +18822,8 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
                 QLORA__TRY(qlora__tensor_zero(ctx, &p->bias));
             }
         }
-        const qlora_tensor* ones[] = {&layer->norm1, &layer->norm2, &layer->q_norm, &layer->k_norm};
-        for (int i = 0; i < (c->qk_norm ? 4 : 2); i++) {
-            QLORA__TRY(qlora_fill(ctx, 1.0f, ones[i]));
+        for (int i = 0; i < QLORA__NORMS; i++) {
+            QLORA__TRY(qlora__has_norm(m, i) ? qlora_fill(ctx, 1.0f, &layer->norms[i]) : QLORA_OK);
         }
         if (c->qkv_bias && !c->qk_norm) {
             QLORA__TRY(qlora__tensor_zero(ctx, &layer->qkv_bias));
@@ -17778,23 +18853,20 @@ typedef struct qlora__trained {
     bool is_b;
 } qlora__trained;
 
-// The trained norm number `index` of a layer; false if there is none.
-static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int index,
+// Norm number `norm` of a layer, under its name in the base; false if it is not trained.
+static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int norm,
                                 qlora__trained* out) {
-    static const char* const names[] = {"input_layernorm", "post_attention_layernorm",
-                                        "self_attn.q_norm", "self_attn.k_norm"};
     const qlora_model_config* c = &m->plan.config;
-    if (!m->desc.train_norms || index >= (c->qk_norm ? 4 : 2)) {
+    const char* module = qlora__arch_norm(m->arch, c, norm);
+    if (!m->desc.train_norms || module == NULL) {
         return false;
     }
-    int64_t step = (int64_t)qlora__align_up((size_t)c->hidden, 8);
-    int64_t head_step = (int64_t)qlora__align_up((size_t)c->head_dim, 8);
-    snprintf(out->name, sizeof out->name, "model.layers.%lld.%s.weight", (long long)layer,
-             names[index]);
-    out->at =
-        m->layers[layer].norms_at + (index < 2 ? index * step : 2 * step + (index - 2) * head_step);
+    snprintf(out->name, sizeof out->name, "model.%slayers.%lld.%s.weight",
+             c->wrapped ? "language_model." : "", (long long)layer, module);
+    out->at = m->layers[layer].norms_at[norm];
     out->rows = 1;
-    out->cols = index < 2 ? c->hidden : c->head_dim;
+    out->cols = qlora__arch_norm_width(m->arch, c, norm);
+    out->shadow_scale = 1.0f;
     return true;
 }
 
@@ -17804,15 +18876,17 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     int64_t at = 0;
     memset(out, 0, sizeof *out);
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (p->rank == 0) {
                 continue;
             }
             if (index < at + 2) {
+                char module[160];
                 out->is_b = index == at + 1;
-                snprintf(out->name, sizeof out->name, "model.layers.%lld.%s.lora_%c.weight",
-                         (long long)l, qlora__projections[i].module, out->is_b ? 'B' : 'A');
+                qlora__module_of(m, l, i, module, sizeof module);
+                snprintf(out->name, sizeof out->name, "%s.lora_%c.weight", module,
+                         out->is_b ? 'B' : 'A');
                 out->at = out->is_b ? p->b_at : p->a_at;
                 out->rows = out->is_b ? p->out : p->rank;
                 out->cols = out->is_b ? p->rank : p->in;
@@ -17824,15 +18898,15 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
             }
             at += 2;
         }
-        for (int i = 0; qlora__trained_norm(m, l, i, out); i++) {
-            out->shadow_scale = 1.0f;
-            if (index == at++) {
+        for (int i = 0; i < QLORA__NORMS; i++) {
+            if (qlora__trained_norm(m, l, i, out) && index == at++) {
                 return true;
             }
         }
     }
     if (m->desc.train_norms && index == at) {
-        snprintf(out->name, sizeof out->name, "model.norm.weight");
+        snprintf(out->name, sizeof out->name, "model.%snorm.weight",
+                 c->wrapped ? "language_model." : "");
         out->at = m->final_norm_at;
         out->rows = 1;
         out->cols = c->hidden;
@@ -17850,12 +18924,12 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
         return;
     }
     int number = (int)(t->projection - layer->projections);
-    int group = qlora__projections[number].group;
+    int group = m->arch->layout->rows[number].group;
     const qlora_linear_desc* linear = &layer->linears[group];
     const qlora_tensor* operand = linear->operand;
     int64_t row = 0;
     int64_t at = 0;
-    for (int i = 0; i < number - qlora__groups[group].first; i++) {
+    for (int i = 0; i < number - m->arch->layout->groups[group].first; i++) {
         row += linear->parts[i].out;
         at += linear->parts[i].rank;
     }
@@ -18265,14 +19339,50 @@ static qlora__heads qlora__heads_of(const qlora__pass* pass, const qlora__layer*
     h.desc.kv_heads = c->kv_heads;
     h.desc.head_dim = c->head_dim;
     h.desc.window = layer->sliding ? c->window : 0;
+    h.desc.scale = (float)c->attention_scale;
+    h.desc.cap = (float)c->attention_cap;
     h.q = qlora__window(rotated, pass->rows, 0, q);
     h.k = qlora__window(rotated, pass->rows, q, kv);
     h.v = qlora__window(&layer->kept.qkv, pass->rows, q + kv, kv);
     return h;
 }
 
-static const qlora_tensor* qlora__rope_of(const qlora_model* m, const qlora__layer* layer) {
-    return layer->sliding ? &m->rope_sliding : &m->rope;
+// Rotates q and k, which are the first columns of x, or, backward, their gradients; before that, a
+// bias is added to all columns of x. If q is scaled by its position, its table contains the factor.
+static qlora_result qlora__layer_rotate(const qlora__pass* pass, const qlora__layer* layer,
+                                        const qlora_tensor* x, const qlora_tensor* bias,
+                                        bool backward) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
+    const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
+    qlora_rotation_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.head_dim = c->head_dim;
+    desc.neighbours = (m->arch->has & QLORA__HAS_PAIRED_ROPE) != 0;
+    desc.backward = backward;
+    desc.heads = layer->no_rope ? 0 : c->heads + c->kv_heads;
+    if (desc.heads == 0 && bias == NULL) {
+        return QLORA_OK;
+    }
+    if (desc.heads == 0 || !qlora__scales_queries(m)) {
+        return qlora_rope_apply(pass->ctx, &desc, x, &positions, table, bias, &m->flag);
+    }
+    qlora_tensor x_q = qlora__window(x, pass->rows, 0, q);
+    qlora_tensor x_rest = qlora__window(x, pass->rows, q, x->cols - q);
+    qlora_tensor bias_q;
+    qlora_tensor bias_rest;
+    if (bias != NULL) {
+        bias_q = qlora__window(bias, 1, 0, q);
+        bias_rest = qlora__window(bias, 1, q, x->cols - q);
+    }
+    desc.heads = c->heads;
+    QLORA__TRY(qlora_rope_apply(pass->ctx, &desc, &x_q, &positions, &m->rope_query,
+                                bias != NULL ? &bias_q : NULL, &m->flag));
+    desc.heads = c->kv_heads;
+    return qlora_rope_apply(pass->ctx, &desc, &x_rest, &positions, table,
+                            bias != NULL ? &bias_rest : NULL, &m->flag);
 }
 
 // Normalised input in m->x -> rotated q, k and v.
@@ -18283,7 +19393,6 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
     QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->x, &layer->kept.qkv));
-    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
     qlora_tensor rotated = qlora__window(&layer->kept.qkv, pass->rows, 0, q + 2 * kv);
     const qlora_tensor* bias = c->qkv_bias && !c->qk_norm ? &layer->qkv_bias : NULL;
     if (c->qk_norm) {
@@ -18291,7 +19400,7 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
             int64_t at;
             int64_t width;
             const qlora_tensor* weight;
-        } parts[] = {{0, q, &layer->q_norm}, {q, kv, &layer->k_norm}};
+        } parts[] = {{0, q, &layer->norms[QLORA__NORM_Q]}, {q, kv, &layer->norms[QLORA__NORM_K]}};
         for (int i = 0; i < 2; i++) {
             qlora_tensor from =
                 qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
@@ -18301,21 +19410,69 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
         }
         rotated = qlora__window(&layer->kept.qk, pass->rows, 0, q + kv);
     }
-    return qlora_rope_forward(ctx, &rotated, c->heads + c->kv_heads, &positions,
-                              qlora__rope_of(m, layer), bias, &m->flag);
+    return qlora__layer_rotate(pass, layer, &rotated, bias, false);
 }
 
-// Output of attention in kept.o and the residual stream -> h2, its norm in m->x, gate and up.
-static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
+// The input of a stack in m->x: the normalised residual stream, or the stream itself.
+static qlora_result qlora__layer_input(const qlora__pass* pass, const qlora_tensor* stream,
+                                       const qlora_tensor* norm) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    qlora_tensor h = qlora__window(stream, pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(&pass->m->x, pass->rows, 0, c->hidden);
+    return norm != NULL ? qlora_rmsnorm_forward(pass->ctx, &h, norm, (float)c->rms_eps, &x)
+                        : qlora_scale(pass->ctx, 1.0f, &h, &x);
+}
+
+// Norm number `norm` of a layer; NULL if it has none.
+static const qlora_tensor* qlora__layer_norm(const qlora_model* m, const qlora__layer* layer,
+                                             int norm) {
+    return qlora__has_norm(m, norm) ? &layer->norms[norm] : NULL;
+}
+
+// Where attention (0) and MLP (1) put their output: where the backward pass of the norm that
+// follows finds it, if there is one.
+static qlora_tensor* qlora__layer_out(qlora_model* m, qlora__layer* layer, int part) {
+    bool kept = qlora__has_norm(m, part == 0 ? QLORA__NORM_ATTENTION_OUT : QLORA__NORM_MLP_OUT);
+    return kept ? &layer->kept.out[part] : &m->delta;
+}
+
+// Adds the output of attention (0) or MLP (1), through its own norm and with the factor of the
+// family, to `stream`, giving `next`; then prepares the input of the stack that follows, whose norm
+// is `before` (NULL = none), in m->x.
+static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* layer, int part,
+                                     const qlora_tensor* stream, const qlora_tensor* next,
+                                     const qlora_tensor* before) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
-    qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, c->hidden);
-    qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
+    float eps = (float)c->rms_eps;
+    const qlora_tensor* after =
+        qlora__layer_norm(m, layer, part == 0 ? QLORA__NORM_ATTENTION_OUT : QLORA__NORM_MLP_OUT);
+    qlora_tensor h = qlora__window(stream, pass->rows, 0, c->hidden);
+    qlora_tensor sum = qlora__window(next, pass->rows, 0, c->hidden);
     qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &layer->kept.o, &m->delta));
-    QLORA__TRY(qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, &layer->norm2,
-                                              (float)c->rms_eps, &h2, &x));
+    if (after != NULL) {
+        qlora_tensor out = qlora__window(&layer->kept.out[part], pass->rows, 0, c->hidden);
+        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &out, after, eps, &delta));
+    }
+    if (c->residual_scale != 1.0) {
+        QLORA__TRY(qlora_scale(pass->ctx, (float)c->residual_scale, &delta, &delta));
+    }
+    if (before != NULL) {
+        return qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, before, eps, &sum, &x);
+    }
+    QLORA__TRY(qlora_add(pass->ctx, &h, &delta, &sum));
+    return qlora__layer_input(pass, next, NULL);
+}
+
+// Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
+// and up.
+static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(
+        qlora__stack_forward(pass, layer, QLORA__O, &layer->kept.o, qlora__layer_out(m, layer, 0)));
+    QLORA__TRY(qlora__layer_add(pass, layer, 0, &layer->kept.h, &layer->kept.h2,
+                                qlora__layer_norm(m, layer, QLORA__NORM_MLP)));
     return qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu);
 }
 
@@ -18330,20 +19487,30 @@ static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer
                                    &pass->m->batch.seqs, &o, &lse);
 }
 
-// SwiGLU and down_proj, into m->delta.
+// s = act(gate) up.
+static qlora_result qlora__layer_gated(const qlora__pass* pass, const qlora_tensor* gate,
+                                       const qlora_tensor* up, const qlora_tensor* s) {
+    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
+               ? qlora_geglu_forward(pass->ctx, gate, up, s)
+               : qlora_swiglu_forward(pass->ctx, gate, up, s);
+}
+
+// The gated activation and down_proj.
 static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     int64_t I = m->plan.config.intermediate;
     qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, I);
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, I, I);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, I);
-    QLORA__TRY(qlora_swiglu_forward(pass->ctx, &gate, &up, &s));
-    return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, &m->delta);
+    QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
+    return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1));
 }
 
-// The norm before layer number `index`; after the last layer, the final norm.
+// The norm before layer number `index`, NULL if there is none; after the last layer, the final norm.
 static const qlora_tensor* qlora__norm_before(const qlora_model* m, int64_t index) {
-    return index < m->plan.config.layers ? &m->layers[index].norm1 : &m->final_norm;
+    return index < m->plan.config.layers
+               ? qlora__layer_norm(m, &m->layers[index], QLORA__NORM_ATTENTION)
+               : &m->final_norm;
 }
 
 // The residual stream before layer number `index`; after the last layer, last_h.
@@ -18392,7 +19559,7 @@ static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_
 // Attention of one query, at position pass->first, over the cache. Query heads that share a key
 // head are the rows of one matrix, so that one product per key head is enough:
 //
-//   s = scale q K^T, p = softmax(s), o = p V
+//   s = scale q K^T, with the cap of the family; p = softmax(s), o = p V
 //
 // over the positions within the window of the layer.
 static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index) {
@@ -18419,11 +19586,14 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     qlora_gemm_desc gemm;
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = true;
-    gemm.alpha = 1.0f / sqrtf((float)d);
+    gemm.alpha = heads.desc.scale > 0.0f ? heads.desc.scale : 1.0f / sqrtf((float)d);
     // Exact fp32, as in attention over many rows.
     QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
     qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
     qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
+    if (heads.desc.cap > 0.0f) {
+        QLORA__TRY(qlora_cap(ctx, heads.desc.cap, &flat_s, &flat_s));
+    }
     QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
     if (m->compute != QLORA_F32) { // otherwise both are the same memory
         QLORA__TRY(qlora_cast(ctx, &flat_s, &flat_p));
@@ -18446,9 +19616,11 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
     QLORA__TRY(qlora_embed(pass->ctx, &m->embed, &ids, &h, &m->flag));
-    return qlora_rmsnorm_forward(pass->ctx, &h, qlora__norm_before(m, 0), (float)c->rms_eps, &x);
+    if (c->embedding_scale != 1.0) {
+        QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
+    }
+    return qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
 }
 
 // When decoding, several rows are the beginning of a text and see only each other; a single row
@@ -18464,19 +19636,14 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
                                              : qlora__layer_attention(pass, layer);
 }
 
-// Leaves the normalised input of the next layer, or of the head, in m->x.
+// Leaves the input of the next layer, or of the head, in m->x.
 static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
     qlora__layer* layer = &m->layers[index];
     QLORA__TRY(qlora__layer_middle(pass, layer));
     QLORA__TRY(qlora__layer_down(pass, layer));
-    qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
-    qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
-    qlora_tensor next = qlora__window(qlora__stream_before(m, index + 1), pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
-    return qlora_rmsnorm_residual_forward(pass->ctx, &h2, &delta, qlora__norm_before(m, index + 1),
-                                          (float)c->rms_eps, &next, &x);
+    return qlora__layer_add(pass, layer, 1, &layer->kept.h2, qlora__stream_before(m, index + 1),
+                            qlora__norm_before(m, index + 1));
 }
 
 // Token ids -> the output of the final norm in m->x.
@@ -18502,24 +19669,25 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
 // reads must not be overwritten before it has been read:
 //
 //   buffer                    read for               overwritten by
-//   dh and its last columns   down and o             the next norm
+//   d_out and last columns    down and o             the next norm; if it is not dh itself, the
+//                                                    gradient of the next output
 //   dqkv                      qkv                    the attention of the next layer
 //   s                         down                   ds of the next layer, after that norm
 //   x                         written there as well  nothing but recomputation
 //   gradients of gate and up  gate_up                recomputation of a layer
 //   the shared operand        z                      placing other weights
 
-// Recomputes the activations that a layer did not keep: everything except down_proj.
+// Recomputes the activations that a layer did not keep: everything except down_proj, unless the
+// backward pass of a norm needs its output.
 static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
     qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &h, &layer->norm1, (float)c->rms_eps, &x));
+    QLORA__TRY(qlora__layer_input(pass, &layer->kept.h,
+                                  qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
     QLORA__TRY(qlora__layer_qkv(pass, layer));
     QLORA__TRY(qlora__layer_attention(pass, layer));
-    return qlora__layer_middle(pass, layer);
+    QLORA__TRY(qlora__layer_middle(pass, layer));
+    return qlora__has_norm(m, QLORA__NORM_MLP_OUT) ? qlora__layer_down(pass, layer) : QLORA_OK;
 }
 
 // Computes z again, into the last columns of x, for the gradient of B.
@@ -18575,7 +19743,34 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
                       : QLORA_OK;
 }
 
-// Backward pass of down_proj and SwiGLU: dh -> the gradient of gate and up in kept.gu.
+// The gradient of the output of attention (0) or MLP (1) in m->d_out, from that of the residual
+// stream: through the factor or the norm that comes between.
+static qlora_result qlora__layer_out_backward(const qlora__pass* pass, qlora__layer* layer,
+                                              int part) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int norm = part == 0 ? QLORA__NORM_ATTENTION_OUT : QLORA__NORM_MLP_OUT;
+    const qlora_tensor* after = qlora__layer_norm(m, layer, norm);
+    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
+    qlora_tensor d_out = qlora__window(&m->d_out, pass->rows, 0, c->hidden);
+    if (after != NULL) {
+        qlora_tensor out = qlora__window(&layer->kept.out[part], pass->rows, 0, c->hidden);
+        return qlora_rmsnorm_backward(pass->ctx, &dh, &out, after, (float)c->rms_eps, NULL, &d_out,
+                                      m->desc.train_norms ? &layer->d_norms[norm] : NULL);
+    }
+    return qlora__has_own_d_out(m) ? qlora_scale(pass->ctx, (float)c->residual_scale, &dh, &d_out)
+                                   : QLORA_OK;
+}
+
+static qlora_result qlora__layer_gated_backward(const qlora__pass* pass, const qlora_tensor* ds,
+                                                const qlora_tensor* gate, const qlora_tensor* up,
+                                                const qlora_tensor* s) {
+    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
+               ? qlora_geglu_backward(pass->ctx, ds, gate, up, gate, up, s)
+               : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
+}
+
+// Backward pass of down_proj and the activation: d_out -> the gradient of gate and up in kept.gu.
 static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -18587,42 +19782,41 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     qlora_tensor x = qlora__window(&m->s, pass->rows, 0, I + stack.pad);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, I);
     qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, I);
-    qlora_tensor dy = qlora__window(&m->dh, pass->rows, 0, stack.out + stack.pad);
-    qlora_tensor dy_inner = qlora__window(&m->dh, pass->rows, 0, stack.out);
-    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so SwiGLU comes first
-        QLORA__TRY(qlora_swiglu_forward(ctx, &gate, &up, &s));
+    qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
+    qlora_tensor dy_inner = qlora__window(&m->d_out, pass->rows, 0, stack.out);
+    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
+        QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
         QLORA__TRY(qlora__stack_z(pass, &stack, &x));
         QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
-        return qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, NULL);
+        return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
-    // The output of SwiGLU is computed again, over its gradient, in the same pass over gate and up.
+    // The activation is computed again, over its gradient, in the same pass over gate and up.
     if (stack.pad > 0) {
         QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
     }
     QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
-    QLORA__TRY(qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, &s));
+    QLORA__TRY(qlora__layer_gated_backward(pass, &ds, &gate, &up, &s));
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }
 
-// Computes the input of a stack that follows a norm again, with z.
-static qlora_result qlora__stack_normed(const qlora__pass* pass, const qlora__stack* stack,
-                                        const qlora_tensor* in, const qlora_tensor* norm,
-                                        const qlora_tensor* x) {
-    const qlora_model_config* c = &pass->m->plan.config;
-    qlora_tensor normed = qlora__window(x, pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, in, norm, (float)c->rms_eps, &normed));
+// Computes the input of a stack that reads the residual stream again, with z.
+static qlora_result qlora__stack_input(const qlora__pass* pass, const qlora__stack* stack,
+                                       const qlora_tensor* in, const qlora_tensor* norm,
+                                       const qlora_tensor* x) {
+    QLORA__TRY(qlora__layer_input(pass, in, norm));
     return qlora__stack_z(pass, stack, x);
 }
 
-// Backward pass of a stack that follows a norm: dy (with space for u) -> gradients of its adapters,
-// and dh += norm'(dx). Waits first for the stack `above`, which reads dh on the second stream.
-static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__layer* layer,
-                                               int group, int above, const qlora_tensor* dy,
-                                               const qlora_tensor* h, const qlora_tensor* norm,
-                                               const qlora_tensor* d_norm, bool wants_dx) {
+// Backward pass of a stack that reads the residual stream h through norm number `number`, or
+// without one: dy (with space for u) -> gradients of its adapters, and dh += norm'(dx). Waits first
+// for the stack `above`, which reads dh on the second stream.
+static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__layer* layer,
+                                                int group, int above, const qlora_tensor* dy,
+                                                const qlora_tensor* h, int number, bool wants_dx) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
+    const qlora_tensor* norm = qlora__layer_norm(m, layer, number);
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
     qlora_tensor in = qlora__window(h, pass->rows, 0, c->hidden);
@@ -18631,21 +19825,54 @@ static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__l
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
     if (stack.pad > 0 && stack.linear.dropout > 0.0f) { // masks need scratch
-        QLORA__TRY(qlora__stack_normed(pass, &stack, &in, norm, &x));
+        QLORA__TRY(qlora__stack_input(pass, &stack, &in, norm, &x));
     } else if (stack.pad > 0) {
         QLORA__TRY(qlora__beside_begin(ctx));
-        QLORA__TRY(qlora__beside_end(ctx, group, qlora__stack_normed(pass, &stack, &in, norm, &x)));
+        QLORA__TRY(qlora__beside_end(ctx, group, qlora__stack_input(pass, &stack, &in, norm, &x)));
     }
     QLORA__TRY(qlora__stack_backward(pass, &stack, group, &x, &up, wants_dx ? &dx : NULL));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << above));
     if (!wants_dx) {
         return QLORA_OK;
     }
+    if (norm == NULL) {
+        return qlora_add(ctx, &dh, &dx, &dh);
+    }
     return qlora_rmsnorm_backward(ctx, &dx, &in, norm, (float)c->rms_eps, &dh, &dh,
-                                  m->desc.train_norms ? d_norm : NULL);
+                                  m->desc.train_norms ? &layer->d_norms[number] : NULL);
 }
 
-// dh -> gradients of q, k and v before norm and rotation, in m->dqkv.
+// Backward pass of the norms of q and k, in m->dqkv. With a weight gradient, the result must not
+// overwrite dy, so it is computed in d_o and copied.
+static qlora_result qlora__layer_qk_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    float eps = (float)c->rms_eps;
+    const struct {
+        int norm;
+        int64_t at;
+        int64_t width;
+    } parts[] = {{QLORA__NORM_Q, 0, q}, {QLORA__NORM_K, q, kv}};
+    for (int i = 0; i < 2; i++) {
+        const qlora_tensor* w = &layer->norms[parts[i].norm];
+        qlora_tensor raw = qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
+        qlora_tensor d = qlora__window(&m->dqkv, pass->rows, parts[i].at, parts[i].width);
+        if (!m->desc.train_norms) {
+            QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &d, NULL));
+            continue;
+        }
+        qlora_tensor through = qlora__window(&m->d_o, pass->rows, 0, parts[i].width);
+        QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &through,
+                                          &layer->d_norms[parts[i].norm]));
+        QLORA__TRY(qlora_scale(ctx, 1.0f, &through, &d));
+    }
+    return QLORA_OK;
+}
+
+// d_out -> gradients of q, k and v before norm and rotation, in m->dqkv.
 static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -18655,7 +19882,7 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, &stack));
     qlora_tensor x = qlora__window(&layer->kept.o, pass->rows, 0, q + stack.pad);
-    qlora_tensor dy = qlora__window(&m->dh, pass->rows, 0, stack.out + stack.pad);
+    qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
     QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
@@ -18669,30 +19896,9 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     qlora_tensor dv = qlora__window(&m->dqkv, pass->rows, q + kv, kv);
     QLORA__TRY(qlora_attention_backward(ctx, &heads.desc, &heads.q, &heads.k, &heads.v,
                                         &m->batch.seqs, &o, &lse, &d_o, &dq, &dk, &dv));
-    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
     qlora_tensor turned = qlora__window(&m->dqkv, pass->rows, 0, q + kv);
-    QLORA__TRY(qlora_rope_backward(ctx, &turned, c->heads + c->kv_heads, &positions,
-                                   qlora__rope_of(m, layer), &m->flag));
-    if (!c->qk_norm) {
-        return QLORA_OK;
-    }
-    // With a weight gradient, the result must not overwrite dy, so it is computed in d_o and
-    // copied.
-    qlora_tensor raw_q = qlora__window(&layer->kept.qkv, pass->rows, 0, q);
-    qlora_tensor raw_k = qlora__window(&layer->kept.qkv, pass->rows, q, kv);
-    float eps = (float)c->rms_eps;
-    if (!m->desc.train_norms) {
-        QLORA__TRY(qlora_rmsnorm_backward(ctx, &dq, &raw_q, &layer->q_norm, eps, NULL, &dq, NULL));
-        return qlora_rmsnorm_backward(ctx, &dk, &raw_k, &layer->k_norm, eps, NULL, &dk, NULL);
-    }
-    qlora_tensor through_q = qlora__window(&m->d_o, pass->rows, 0, q);
-    qlora_tensor through_k = qlora__window(&m->d_o, pass->rows, 0, kv);
-    QLORA__TRY(qlora_rmsnorm_backward(ctx, &dq, &raw_q, &layer->q_norm, eps, NULL, &through_q,
-                                      &layer->d_q_norm));
-    QLORA__TRY(qlora_scale(ctx, 1.0f, &through_q, &dq));
-    QLORA__TRY(qlora_rmsnorm_backward(ctx, &dk, &raw_k, &layer->k_norm, eps, NULL, &through_k,
-                                      &layer->d_k_norm));
-    return qlora_scale(ctx, 1.0f, &through_k, &dk);
+    QLORA__TRY(qlora__layer_rotate(pass, layer, &turned, NULL, true));
+    return c->qk_norm ? qlora__layer_qk_backward(pass, layer) : QLORA_OK;
 }
 
 // The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
@@ -18714,19 +19920,20 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
     if (layer->recompute) {
         QLORA__TRY(qlora__layer_again(pass, layer));
     }
+    QLORA__TRY(qlora__layer_out_backward(pass, layer, 1));
     QLORA__TRY(qlora__layer_down_backward(pass, layer));
-    return qlora__layer_norm_backward(pass, layer, QLORA__GATE_UP, QLORA__DOWN, &layer->kept.gu,
-                                      &layer->kept.h2, &layer->norm2, &layer->d_norm2, true);
+    return qlora__layer_input_backward(pass, layer, QLORA__GATE_UP, QLORA__DOWN, &layer->kept.gu,
+                                       &layer->kept.h2, QLORA__NORM_MLP, true);
 }
 
 static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
+    QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
     // Below layer 0, at most its norm is trained.
-    return qlora__layer_norm_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
-                                      &layer->norm1, &layer->d_norm1,
-                                      index > 0 || m->desc.train_norms);
+    return qlora__layer_input_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
+                                       QLORA__NORM_ATTENTION, index > 0 || m->desc.train_norms);
 }
 
 static qlora_result qlora__backward_end(const qlora__pass* pass) {
@@ -18746,6 +19953,17 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
 
 // ---- head ---------------------------------------------------------------------------------------
 
+// logits = x head^T / divisor, or, backward, dx = dlogits head / divisor.
+static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
+                                        const qlora_tensor* from, const qlora_tensor* to) {
+    const qlora_model* m = pass->m;
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_b = !backward;
+    gemm.alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, &m->head, to);
+}
+
 // Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
 // to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
 static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
@@ -18760,8 +19978,7 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
     qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
     QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
-    QLORA__TRY(qlora__gemm_named(ctx, pass->math, false, true, false, 0, &m->rows_x, &m->head,
-                                 &m->logits));
+    QLORA__TRY(qlora__head_product(pass, false, &m->rows_x, &m->logits));
     qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
     args.logits = &m->logits;
@@ -18772,14 +19989,14 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     args.total = totals;
     args.flag = &m->flag;
     args.forward_only = !gradient;
+    args.cap = (float)c->logits_cap;
     QLORA__TRY(qlora_cross_entropy(ctx, &args));
     if (gradient) {
         qlora_tensor dx = m->rows_dx;
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.rows = C;
-        QLORA__TRY(
-            qlora__gemm_named(ctx, pass->math, false, false, true, 0, &m->logits, &m->head, &dx));
+        QLORA__TRY(qlora__head_product(pass, true, &m->logits, &dx));
     }
     return QLORA_OK;
 }
@@ -18806,7 +20023,9 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
     qlora_tensor x;
     QLORA__TRY(qlora__tensor_view(pass->ctx, &m->x, first, rows, 0, m->plan.config.hidden, &x));
     qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
-    return qlora__gemm_named(pass->ctx, pass->math, false, true, false, 0, &x, &m->head, &logits);
+    QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
+    float cap = (float)m->plan.config.logits_cap;
+    return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;
 }
 
 //@@ src/model/prepare.h
@@ -18817,7 +20036,7 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
 static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &layer->projections[i];
             if (p->is_nf4) {
                 qlora_tensor memory = p->nf4.memory;
@@ -18848,25 +20067,38 @@ static void qlora__model_operands(qlora_model* m) {
     }
 }
 
+// The factor of q at a position.
+static double qlora__query_factor(const qlora_model_config* c, int64_t position) {
+    return c->query_beta != 0.0
+               ? 1.0 + c->query_beta * log(1.0 + floor((double)position / c->query_period))
+               : 1.0;
+}
+
 static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const struct {
         const qlora_rope_desc* desc;
         const char* name;
         const qlora_tensor* table;
-    } tables[] = {{&c->rope, "config.rope", &m->rope},
-                  {&c->rope_sliding, "config.rope_sliding", &m->rope_sliding}};
-    size_t n = (size_t)(m->positions * c->head_dim);
+        bool query;
+    } tables[] = {{&c->rope, "config.rope", &m->rope, false},
+                  {&c->rope_sliding, "config.rope_sliding", &m->rope_sliding, false},
+                  {&c->rope, "config.rope", &m->rope_query, true}};
+    int count = qlora__scales_queries(m) ? 3 : 2;
+    size_t n = (size_t)(m->positions * c->rope_dims);
     float* host = (float*)qlora__alloc(ctx, n * 4);
     QLORA__REAL* real = (QLORA__REAL*)qlora__alloc(ctx, n * sizeof *real);
     qlora_result r = host != NULL && real != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
-    for (int i = 0; i < 2 && r == QLORA_OK; i++) {
-        r = qlora__rope_table(ctx, tables[i].desc, tables[i].name, c->head_dim, m->positions, host);
+    for (int i = 0; i < count && r == QLORA_OK; i++) {
+        r = qlora__rope_table(ctx, tables[i].desc, tables[i].name, c->rope_dims, m->positions,
+                              host);
         if (r != QLORA_OK) {
             break;
         }
         for (size_t j = 0; j < n; j++) {
-            real[j] = (QLORA__REAL)host[j];
+            int64_t position = (int64_t)j / c->rope_dims;
+            float factor = tables[i].query ? (float)qlora__query_factor(c, position) : 1.0f;
+            real[j] = (QLORA__REAL)(host[j] * factor);
         }
         r = qlora__copy_in(ctx, tables[i].table->data, real, n * sizeof *real);
     }
@@ -18909,9 +20141,10 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
     if (!qlora__on_cpu(ctx)) {
         bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
         // The kernels that only decoding uses are loaded by the dry run.
-        return qlora__cache_warm(ctx,
-                                 qlora__kernels_needed(ctx, m->compute, m->plan.config.head_dim,
-                                                       nf4, true, m->dir == NULL));
+        const qlora_model_config* c = &m->plan.config;
+        return qlora__cache_warm(ctx, qlora__kernels_needed(ctx, m->compute, c->head_dim,
+                                                            c->attention_cap > 0.0, nf4, true,
+                                                            m->dir == NULL));
     }
 #else
     (void)m;
@@ -18937,7 +20170,7 @@ typedef struct qlora__adapter_source {
 
 static bool qlora__has_lora(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             if (m->layers[l].projections[i].rank > 0) {
                 return true;
             }
@@ -18959,12 +20192,11 @@ static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s
 static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
                                          const qlora__adapter_source* s) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             char module[160];
             qlora__peft_module found;
-            snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
-                     qlora__projections[i].module);
+            qlora__module_of(m, l, i, module, sizeof module);
             QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, p->out, p->in, &found));
             float scale = (float)found.scale;
             if (found.rank != p->rank) {
@@ -19559,7 +20791,7 @@ static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* li
 // ---- PEFT folders -------------------------------------------------------------------------------
 
 typedef struct qlora__module_name {
-    char text[64];
+    char text[80];
 } qlora__module_name;
 
 // The contents of adapter_config.json and the memory that stores them.
@@ -19585,7 +20817,7 @@ static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
 static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double* alpha) {
     bool found = false;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             float off = (float)p->alpha - m->desc.alpha;
             bool usual = p->rank == m->desc.rank && off <= 0.0f && off >= 0.0f;
@@ -19601,9 +20833,9 @@ static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double*
     }
 }
 
-static uint32_t qlora__adapted_mask(const qlora__layer* layer) {
+static uint32_t qlora__adapted_mask(const qlora_model* m, const qlora__layer* layer) {
     uint32_t mask = 0;
-    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+    for (int i = 0; i < m->arch->layout->count; i++) {
         mask |= layer->projections[i].rank > 0 ? 1u << i : 0u;
     }
     return mask;
@@ -19615,7 +20847,7 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     uint32_t all = 0;
     bool uniform = true;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        uint32_t mask = qlora__adapted_mask(&m->layers[l]);
+        uint32_t mask = qlora__adapted_mask(m, &m->layers[l]);
         if (mask != 0) {
             uniform = uniform && (all == 0 || all == mask);
             all |= mask;
@@ -19623,15 +20855,15 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
         }
     }
     for (int64_t l = 0; l < m->plan.config.layers && !uniform; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             if (m->layers[l].projections[i].rank > 0) {
-                t->targets[t->desc.target_count++] = t->names[l * QLORA__PROJECTIONS + i].text;
+                t->targets[t->desc.target_count++] = t->names[l * m->arch->layout->count + i].text;
             }
         }
     }
-    for (int i = 0; i < QLORA__PROJECTIONS && uniform; i++) {
+    for (int i = 0; i < m->arch->layout->count && uniform; i++) {
         if ((all >> i & 1u) != 0) {
-            t->targets[t->desc.target_count++] = strrchr(qlora__projections[i].module, '.') + 1;
+            t->targets[t->desc.target_count++] = strrchr(m->arch->layout->rows[i].module, '.') + 1;
         }
     }
     if (!uniform || t->desc.layer_count == (uint32_t)m->plan.config.layers) {
@@ -19643,12 +20875,12 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
 
 static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             bool other_alpha = p->alpha < t->desc.alpha || p->alpha > t->desc.alpha;
             if (p->rank > 0 && (p->rank != t->desc.rank || other_alpha)) {
                 qlora__peft_override* o = &t->overrides[t->desc.override_count++];
-                o->module = t->names[l * QLORA__PROJECTIONS + i].text;
+                o->module = t->names[l * m->arch->layout->count + i].text;
                 o->rank = p->rank != t->desc.rank ? p->rank : 0;
                 o->alpha = other_alpha ? p->alpha : 0.0;
             }
@@ -19661,7 +20893,8 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
                                          const char* base_name, qlora__peft_tables* t) {
     memset(t, 0, sizeof *t);
     t->layer_room = (size_t)m->plan.config.layers;
-    t->modules = t->layer_room * QLORA__PROJECTIONS;
+    size_t per_layer = (size_t)m->arch->layout->count;
+    t->modules = t->layer_room * per_layer;
     t->names = (qlora__module_name*)qlora__alloc(ctx, t->modules * sizeof *t->names);
     t->targets =
         t->names == NULL ? NULL : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
@@ -19676,9 +20909,8 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
         return QLORA_ERR_MEMORY;
     }
     for (size_t i = 0; i < t->modules; i++) {
-        snprintf(t->names[i].text, sizeof t->names[i].text, "model.layers.%llu.%s",
-                 (unsigned long long)(i / QLORA__PROJECTIONS),
-                 qlora__projections[i % QLORA__PROJECTIONS].module);
+        qlora__module_of(m, (int64_t)(i / per_layer), (int)(i % per_layer), t->names[i].text,
+                         sizeof t->names[i].text);
     }
     t->desc.base_name = base_name;
     t->desc.dropout = (double)m->desc.dropout;
@@ -19918,17 +21150,23 @@ qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
 
 // ---- GGUF ---------------------------------------------------------------------------------------
 
+// The number of the projection that a trained matrix belongs to.
+static int qlora__trained_number(const qlora_model* m, const qlora__trained* t) {
+    return (int)(t->projection - m->layers[t->layer].projections);
+}
+
 // Arranges B of one module: rows in the order of llama.cpp, multiplied by the ratio of the module's
 // scale to that of the file.
 static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, double file_alpha,
                                 const float* in, float* out) {
     const qlora_model_config* c = &m->plan.config;
-    bool turned = strstr(t->name, ".q_proj.") != NULL || strstr(t->name, ".k_proj.") != NULL;
+    int bit = m->arch->layout->rows[qlora__trained_number(m, t)].bit;
+    bool turned = (1 << bit & (QLORA_TARGET_Q | QLORA_TARGET_K)) != 0;
     double fold = qlora__gguf_fold((double)t->projection->scale, file_alpha, t->projection->rank);
     // The scale is a float: a ratio that differs from 1 only by rounding counts as 1.
     bool plain = fold > 1.0 - 1e-6 && fold < 1.0 + 1e-6;
     for (int64_t row = 0; row < t->rows; row++) {
-        int64_t from = turned ? qlora__gguf_source_row(c->family, row, c->head_dim) : row;
+        int64_t from = turned ? qlora__gguf_source_row(m->arch, row, c->head_dim) : row;
         for (int64_t i = 0; i < t->cols; i++) {
             float x = in[from * t->cols + i];
             out[row * t->cols + i] = plain ? x : (float)((double)x * fold);
@@ -19936,21 +21174,26 @@ static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, d
     }
 }
 
-static qlora_result qlora__gguf_entries(qlora_ctx* ctx, const qlora_model* m,
-                                        qlora__gguf_entry* entries, uint32_t* count) {
+// The tensors of the file. Where it splits a matrix that is one for us, both halves have the same A
+// and each has its rows of B.
+static uint32_t qlora__gguf_entries(const qlora_model* m, qlora__gguf_entry* entries) {
     qlora__trained t;
+    uint32_t count = 0;
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
-        if (t.projection != NULL) {
-            qlora__gguf_entry* e = &entries[(*count)++];
-            char module[192];
-            snprintf(module, sizeof module, "%.*s",
-                     (int)(strlen(t.name) - strlen(".lora_A.weight")), t.name);
-            QLORA__TRY(qlora__gguf_name(&ctx->env, module, t.is_b ? 'b' : 'a', e->name));
-            e->rows = t.rows;
+        if (t.projection == NULL) {
+            continue;
+        }
+        const qlora__projection_row* row = &m->arch->layout->rows[qlora__trained_number(m, &t)];
+        int halves = row->gguf_second != NULL ? 2 : 1;
+        for (int half = 0; half < halves; half++) {
+            qlora__gguf_entry* e = &entries[count++];
+            qlora__gguf_name(t.layer, half == 0 ? row->gguf : row->gguf_second,
+                             t.is_b ? 'b' : 'a', e->name);
+            e->rows = t.is_b ? t.rows / halves : t.rows;
             e->cols = t.cols;
         }
     }
-    return QLORA_OK;
+    return count;
 }
 
 // `buffers` has room for the longest tensor twice.
@@ -19961,6 +21204,7 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
         if (t.projection == NULL) {
             continue;
         }
+        const qlora__projection_row* row = &m->arch->layout->rows[qlora__trained_number(m, &t)];
         qlora_tensor window;
         const float* values = buffers;
         qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
@@ -19970,6 +21214,9 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
             values = buffers + m->longest_range;
         }
         QLORA__TRY(qlora__gguf_write(&ctx->env, w, values, (size_t)(t.rows * t.cols) * 4));
+        if (row->gguf_second != NULL && !t.is_b) { // the halves of B follow each other, A does not
+            QLORA__TRY(qlora__gguf_write(&ctx->env, w, values, (size_t)(t.rows * t.cols) * 4));
+        }
     }
     return QLORA_OK;
 }
@@ -19981,20 +21228,19 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
         QLORA__LOG(ctx, WARN, CHECKPOINT,
                    "%s does not contain the trained norms; qlora_merge_save merges them", path);
     }
-    size_t entry_bytes = (size_t)m->range_count * sizeof(qlora__gguf_entry);
+    size_t entry_bytes = 2 * (size_t)m->range_count * sizeof(qlora__gguf_entry);
     size_t buffer_bytes = (size_t)m->longest_range * 2 * sizeof(float);
     qlora__gguf_entry* entries = (qlora__gguf_entry*)qlora__alloc(ctx, entry_bytes);
     float* buffers = entries != NULL ? (float*)qlora__alloc(ctx, buffer_bytes) : NULL;
     qlora_result r = buffers != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
-    uint32_t count = 0;
-    r = r == QLORA_OK ? qlora__gguf_entries(ctx, m, entries, &count) : r;
     if (r == QLORA_OK) {
+        uint32_t count = qlora__gguf_entries(m, entries);
         int64_t rank = 0;
         double alpha = 0.0;
         qlora__gguf_writer w;
         qlora__adapter_defaults(m, &rank, &alpha);
         alpha = qlora__gguf_alpha(alpha, rank, m->desc.rslora);
-        r = qlora__gguf_begin(&ctx->env, path, qlora__gguf_architecture(m->plan.config.family),
+        r = qlora__gguf_begin(&ctx->env, path, m->arch->gguf,
                               alpha, entries, count, &w);
         if (r == QLORA_OK) {
             r = qlora__gguf_save_tensors(ctx, m, alpha, buffers, &w);
@@ -20271,16 +21517,17 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     for (const char* at = plain + 7; *at >= '0' && *at <= '9' && layer < QLORA_MAX_LAYERS; at++) {
         layer = layer * 10 + (*at - '0');
     }
-    for (int i = 0; i < QLORA__PROJECTIONS && layer < m->plan.config.layers; i++) {
+    for (int i = 0; i < m->arch->layout->count && layer < m->plan.config.layers; i++) {
         snprintf(name, sizeof name, "layers.%lld.%s.weight", (long long)layer,
-                 qlora__projections[i].module);
+                 m->arch->layout->rows[i].module);
         if (strcmp(name, plain) == 0) {
             item->projection = &m->layers[layer].projections[i];
         }
     }
     memset(&norm, 0, sizeof norm);
-    for (int i = 0; layer < m->plan.config.layers && qlora__trained_norm(m, layer, i, &norm); i++) {
-        if (strcmp(qlora__plain_name(norm.name), plain) == 0) {
+    for (int i = 0; layer < m->plan.config.layers && i < QLORA__NORMS; i++) {
+        if (qlora__trained_norm(m, layer, i, &norm) &&
+            strcmp(qlora__plain_name(norm.name), plain) == 0) {
             item->norm_at = norm.at;
             item->norm_width = norm.cols;
         }
@@ -22448,4 +23695,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 68880974b5348c90
+//@@ end bdcf694e6bf7b522

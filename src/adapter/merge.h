@@ -249,16 +249,17 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     for (const char* at = plain + 7; *at >= '0' && *at <= '9' && layer < QLORA_MAX_LAYERS; at++) {
         layer = layer * 10 + (*at - '0');
     }
-    for (int i = 0; i < QLORA__PROJECTIONS && layer < m->plan.config.layers; i++) {
+    for (int i = 0; i < m->arch->layout->count && layer < m->plan.config.layers; i++) {
         snprintf(name, sizeof name, "layers.%lld.%s.weight", (long long)layer,
-                 qlora__projections[i].module);
+                 m->arch->layout->rows[i].module);
         if (strcmp(name, plain) == 0) {
             item->projection = &m->layers[layer].projections[i];
         }
     }
     memset(&norm, 0, sizeof norm);
-    for (int i = 0; layer < m->plan.config.layers && qlora__trained_norm(m, layer, i, &norm); i++) {
-        if (strcmp(qlora__plain_name(norm.name), plain) == 0) {
+    for (int i = 0; layer < m->plan.config.layers && i < QLORA__NORMS; i++) {
+        if (qlora__trained_norm(m, layer, i, &norm) &&
+            strcmp(qlora__plain_name(norm.name), plain) == 0) {
             item->norm_at = norm.at;
             item->norm_width = norm.cols;
         }

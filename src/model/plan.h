@@ -25,7 +25,7 @@ static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const c
 
 // A new adapter on the modules that the desc names.
 static void qlora__adapter_new(const qlora_model* m, int number, qlora__projection* p) {
-    if (m->desc.rank > 0 && (m->desc.targets >> number & 1u) != 0) {
+    if (m->desc.rank > 0 && (m->desc.targets >> m->arch->layout->rows[number].bit & 1u) != 0) {
         p->rank = m->desc.rank;
         p->alpha = (double)m->desc.alpha;
         double divisor = m->desc.rslora ? sqrt((double)p->rank) : (double)p->rank;
@@ -34,13 +34,13 @@ static void qlora__adapter_new(const qlora_model* m, int number, qlora__projecti
 }
 
 // Rank and scale of a module in an adapter folder.
-static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora__peft* peft, int64_t layer,
+static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, int64_t layer,
                                          int number, qlora__projection* p) {
+    const qlora__peft* peft = &m->source->peft;
     char module[160];
     qlora__peft_module found;
     memset(&found, 0, sizeof found);
-    snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)layer,
-             qlora__projections[number].module);
+    qlora__module_of(m, layer, number, module, sizeof module);
     QLORA__TRY(qlora__peft_find(&ctx->env, peft, module, p->out, p->in, &found));
     p->rank = found.rank;
     p->alpha = found.alpha;
@@ -61,10 +61,10 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         m->desc.alpha = (float)peft->alpha;
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             if (desc->adapter != NULL) {
-                QLORA__TRY(qlora__adapter_found(ctx, peft, l, i, p));
+                QLORA__TRY(qlora__adapter_found(ctx, m, l, i, p));
             } else {
                 qlora__adapter_new(m, i, p);
             }
@@ -76,13 +76,14 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
-    qlora__projection* first = &layer->projections[qlora__groups[group].first];
-    for (int i = 0; i < qlora__groups[group].count; i++) {
+    int count = m->arch->layout->groups[group].count;
+    qlora__projection* first = &layer->projections[m->arch->layout->groups[group].first];
+    for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->a_at = at;
         at += (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
     }
-    for (int i = 0; i < qlora__groups[group].count; i++) {
+    for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->b_at = at;
         at += (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
@@ -105,14 +106,15 @@ static void qlora__number_parameters(qlora_model* m) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
             at = qlora__number_group(m, layer, g, at);
         }
-        if (m->desc.train_norms) {
-            int64_t norms = 2 * (int64_t)qlora__align_up((size_t)c->hidden, 8) +
-                            (c->qk_norm ? 2 * (int64_t)qlora__align_up((size_t)c->head_dim, 8) : 0);
-            layer->norms_at = at;
-            at += norms;
-            m->range_count += c->qk_norm ? 4 : 2;
-            m->longest_range = qlora__max(m->longest_range, c->qk_norm ? c->head_dim : 0);
-            m->plan.parameters += 2 * c->hidden + (c->qk_norm ? 2 * c->head_dim : 0);
+        for (int i = 0; i < QLORA__NORMS && m->desc.train_norms; i++) {
+            if (qlora__has_norm(m, i)) {
+                int64_t width = qlora__arch_norm_width(m->arch, c, i);
+                layer->norms_at[i] = at;
+                at += (int64_t)qlora__align_up((size_t)width, 8);
+                m->range_count++;
+                m->longest_range = qlora__max(m->longest_range, width);
+                m->plan.parameters += width;
+            }
         }
     }
     if (m->desc.train_norms) {
@@ -130,15 +132,14 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
-    const int64_t ins[QLORA__PROJECTIONS] = {c->hidden, c->hidden, c->hidden,      q,
-                                             c->hidden, c->hidden, c->intermediate};
-    const int64_t outs[QLORA__PROJECTIONS] = {
-        q, kv, kv, c->hidden, c->intermediate, c->intermediate, c->hidden};
-    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+    int64_t I = c->intermediate;
+    const int64_t outs[9] = {q, kv, kv, c->hidden, I, I, c->hidden, q + 2 * kv, 2 * I}; // by bit
+    const int64_t ins[QLORA__GROUPS] = {c->hidden, q, c->hidden, I};
+    for (int i = 0; i < m->arch->layout->count; i++) {
         qlora__projection* p = &layer->projections[i];
-        int group = qlora__projections[i].group;
-        p->in = ins[i];
-        p->out = outs[i];
+        int group = m->arch->layout->rows[i].group;
+        p->in = ins[group];
+        p->out = outs[m->arch->layout->rows[i].bit];
         // The rope kernel adds the bias of q, k and v, unless a norm comes between.
         p->has_bias = group == QLORA__QKV ? c->qkv_bias && c->qk_norm
                       : group == QLORA__O ? c->o_bias
@@ -152,16 +153,16 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     for (int g = 0; g < QLORA__GROUPS; g++) {
         qlora_linear_desc* linear = &layer->linears[g];
         memset(linear, 0, sizeof *linear);
-        linear->count = qlora__groups[g].count;
+        linear->count = m->arch->layout->groups[g].count;
         for (int i = 0; i < linear->count; i++) {
-            int number = qlora__groups[g].first + i;
+            int number = m->arch->layout->groups[g].first + i;
             qlora__projection* p = &layer->projections[number];
             qlora_linear_part* part = &linear->parts[i];
             linear->in = p->in;
             part->out = p->out;
             part->rank = p->rank;
             part->scale = p->scale;
-            part->projection = number;
+            part->projection = m->arch->layout->rows[number].bit;
             part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
             part->dense = p->is_nf4 ? NULL : &p->dense;
             part->bias = p->has_bias ? &p->bias : NULL;
@@ -314,6 +315,32 @@ static uint64_t qlora__source_name(const qlora_model_desc* desc) {
     return hash;
 }
 
+// Replaces "all" by the projections that the model has, and refuses others.
+static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
+    const qlora__layout* layout = m->arch->layout;
+    static const char* const names[] = {"q", "k", "v", "o", "gate", "up", "down", "qkv", "gate_up"};
+    uint32_t has = 0;
+    for (int i = 0; i < layout->count; i++) {
+        has |= 1u << layout->rows[i].bit;
+    }
+    if (m->desc.targets == 0 || m->desc.targets == (uint32_t)QLORA_TARGET_ALL) {
+        m->desc.targets = has;
+    }
+    for (int bit = 0; bit < 9; bit++) {
+        if ((m->desc.targets & ~has & 1u << bit) != 0) {
+            bool attention = bit < 3 || bit == 7;
+            return qlora__fail(
+                ctx, QLORA_ERR_ARGUMENT,
+                "desc.targets contains %s, which this model does not have; it has "
+                "%s",
+                names[bit],
+                attention ? ((has & QLORA_TARGET_QKV) != 0 ? "qkv" : "q, k and v")
+                          : ((has & QLORA_TARGET_GATE_UP) != 0 ? "gate_up" : "gate and up"));
+        }
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          const qlora_plan_desc* machine, qlora_model* m) {
     qlora_model_config* c = &m->plan.config;
@@ -331,9 +358,13 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
         *c = *desc->config;
         QLORA__TRY(qlora__random_config_check(ctx, c));
     }
+    m->arch = qlora__arch_of(c->family);
+    qlora__config_resolve(c);
+    c->rope.use_long = (double)m->desc.max_length > c->rope.original_max_position;
+    c->rope_sliding.use_long = (double)m->desc.max_length > c->rope_sliding.original_max_position;
     m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
-    m->desc.targets = desc->targets != 0 ? desc->targets : (uint32_t)QLORA_TARGET_ALL;
+    QLORA__TRY(qlora__targets_resolve(ctx, m));
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
                        (desc->mode == QLORA_MODE_AUTO && machine->capability >= 80);
     m->plan.mode = wants_16bit ? QLORA_MODE_BF16 : QLORA_MODE_F32;
@@ -352,6 +383,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__shape_layer(m, &m->layers[l]);
         m->layers[l].sliding = c->sliding[l] != 0;
+        m->layers[l].no_rope = c->no_rope[l] != 0;
     }
     return qlora__adapter_shapes(ctx, m, desc);
 }
@@ -364,7 +396,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
         QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             p->is_nf4 = desc->base == QLORA_BASE_NF4;
             p->nf4_desc.rows = p->out;
@@ -376,7 +408,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             char name[160];
             qlora__linear_source source;
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     qlora__projections[i].module);
+                     m->arch->layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
             if (source.nf4) {
                 p->is_nf4 = true;
