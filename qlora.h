@@ -17,6 +17,7 @@
        platform   dynamic libraries, threads, clock, files; the only place with _WIN32
        core       errors, log, memory, checked arithmetic, CPU threads, random numbers
        numbers    16-bit floating point, element access, NF4
+       arch       the description of a block, one row per family of models
        formats    JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
        driver     CUDA driver and cuBLAS: symbols, device facts, error names
        tensor     memory, tensors, copies and fills on the context's stream, staging
@@ -129,6 +130,13 @@
 
    LIMITS
        Rows, columns and leading dimensions of a GEMM fit in 31 bits; buffers in 63.
+
+   MODELS
+       Folders of Llama, Mistral, Qwen 2, 2.5 and 3, Gemma 1, 2 and 3, Phi 3, 3.5 and 4, SmolLM3,
+       OLMo 2 and 3, Granite 3 and the dense ones of Granite 4, GLM 4 (glm and glm4), Ministral 3,
+       EXAONE 4, Seed-OSS, and the text part of Gemma 3, Mistral 3, Qwen 2.5 VL and Qwen 3 VL
+       folders with a vision part. Others are refused with the reason. src/arch.h has one row for
+       each. Gemma always uses the tanh form of GELU; the dropout of a base model is never applied.
 
    QLORA DOES NOT
        pre-train, distribute over several GPUs, run mixtures of experts or vision towers, or use the
@@ -3883,7 +3891,7 @@ static const qlora__arch qlora__archs[] = {
 // clang-format on
 #define QLORA__ARCH_COUNT ((int)(sizeof qlora__archs / sizeof qlora__archs[0]))
 
-// Multimodal folders whose text part is one of the families. Its settings are in text_config, or, in
+// Multimodal folders whose text part is one of the families. Its settings are in text_config or, in
 // older files of some, beside those of the vision part.
 typedef struct qlora__wrapper {
     const char* model_type;
@@ -6056,7 +6064,9 @@ static qlora_result qlora__config_ropes(const qlora__config_reader* r, const qlo
     }
     const char* key = "rope_scaling";
     uint32_t dict = qlora__config_find(r, key);
-    if (dict == 0 || r->json->tokens[dict].count == 0) {
+    bool empty = dict != 0 && qlora__json_kind_of(r->json, dict) == QLORA__JSON_OBJECT &&
+                 r->json->tokens[dict].count == 0;
+    if (dict == 0 || empty) {
         key = "rope_parameters";
         dict = qlora__config_find(r, key);
     }
@@ -7203,7 +7213,7 @@ static qlora_result qlora__bnb_parts(qlora__env* env, const qlora__folder* f, co
 
 // Finds the weight [rows, cols] of a linear layer. The tensors themselves determine whether it is
 // plain or 4-bit, because the config's lists of skipped modules are not reliable. `name` ends in
-// ".weight".
+// ".weight". For a 4-bit weight of unknown shape, rows is -1.
 static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const qlora__folder* f,
                                                        const char* name, int64_t rows, int64_t cols,
                                                        qlora__linear_source* out) {
@@ -7239,7 +7249,7 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
     qlora_result result = qlora__bnb_state(env, &json, &w);
     qlora__json_free(env, &json);
     QLORA__TRY(result);
-    if (w.rows != rows || w.cols != cols) {
+    if (rows >= 0 && (w.rows != rows || w.cols != cols)) {
         return qlora__env_fail(
             env, QLORA_ERR_FORMAT, "%s: %s has shape [%lld,%lld]; it must be [%lld,%lld]", f->dir,
             name, (long long)w.rows, (long long)w.cols, (long long)rows, (long long)cols);
@@ -8013,6 +8023,7 @@ typedef struct qlora__peft_desc {
     double alpha;
     double dropout;
     bool rslora;
+    const char* pattern; // target_modules as a regular expression; NULL = the list `targets`
     const char* const* targets;
     uint32_t target_count;
     const int64_t* layers; // layers_to_transform; layer_count 0 = all
@@ -8087,11 +8098,15 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
     qlora__json_write_int(&w, "r", d->rank);
     qlora__peft_write_pattern(&w, "rank_pattern", d, true);
     qlora__json_write_word(&w, "revision", "null");
-    qlora__json_write_open(&w, "target_modules", '[');
-    for (uint32_t i = 0; i < d->target_count; i++) {
-        qlora__json_write_string(&w, NULL, d->targets[i]);
+    if (d->pattern != NULL) {
+        qlora__json_write_string(&w, "target_modules", d->pattern);
+    } else {
+        qlora__json_write_open(&w, "target_modules", '[');
+        for (uint32_t i = 0; i < d->target_count; i++) {
+            qlora__json_write_string(&w, NULL, d->targets[i]);
+        }
+        qlora__json_write_close(&w, ']');
     }
-    qlora__json_write_close(&w, ']');
     qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
     qlora__json_write_word(&w, "use_dora", "false");
     qlora__json_write_word(&w, "use_rslora", d->rslora ? "true" : "false");
@@ -14727,8 +14742,8 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 // For each row x of the logits, with p = softmax(x):
 //   loss = weight (log sum e^x - x[label]),   x = (p - onehot(label)) scale weight  (in place)
 // With a cap, y = cap tanh(x / cap) takes the place of x, and the gradient gets the factor
-// dy/dx = 1 - (y / cap)^2. Rows labelled -100 have loss 0 and gradient 0. For the sum of the losses, see
-// qlora_cross_entropy_desc.total.
+// dy/dx = 1 - (y / cap)^2. Rows labelled -100 have loss 0 and gradient 0. For the sum of the
+// losses, see qlora_cross_entropy_desc.total.
 
 #define QLORA__NO_LABEL -100
 
@@ -15906,7 +15921,8 @@ qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* line
 //
 // Within a sequence, for query i and the keys j that it sees (i - window < j <= i):
 //
-//   s[j] = scale q[i].k[j], or cap tanh(that / cap) with a cap,  lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
+//   s[j] = scale q[i].k[j], or cap tanh(scale q[i].k[j] / cap) with a cap
+//   lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
 //   o[i] = sum_j p[j] v[j]
 //   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i]), times 1 - (s[j] / cap)^2
 //   dq[i] = scale sum_j ds[j] k[j]
@@ -16274,7 +16290,7 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
     return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned, a->cap > 0.0f);
 }
 
-// Returns the condition of the kernels that attention needs for this type and head size, and with or
+// Returns the condition of the kernels that attention needs for this type and head size, with or
 // without a cap.
 static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
                                                     int64_t hd, bool capped) {
@@ -16370,10 +16386,9 @@ static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attentio
     qlora_tensor o = *a->o;
     void* lse = a->lse->data;
     void* seqs = a->seqs->data;
-    void* args[] = {
-        &q.data, &q.ld,     &k.data,   &k.ld,     &v.data,   &v.ld,    &o.data,
-        &o.ld,   &lse,      &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
-        &n.hd,   &n.window, &a->scale, &n.half,   &a->cap}; // paths that cannot limit scores have no such parameter
+    void* args[] = {&q.data, &q.ld,     &k.data,   &k.ld,     &v.data,   &v.ld,    &o.data,
+                    &o.ld,   &lse,      &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
+                    &n.hd,   &n.window, &a->scale, &n.half,   &a->cap};
     return qlora__attention_launch(ctx, &path->forward, a, a->heads, 1, args);
 }
 
@@ -17916,6 +17931,42 @@ static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, i
     return QLORA_OK;
 }
 
+// Checks that every tensor of the adapter belongs to a module of the model. Those of a vision part
+// are left out, with a message.
+static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m) {
+    static const char* const vision[] = {"vision_tower.", "visual.", "multi_modal_projector."};
+    const qlora__folder* tensors = &m->source->peft.tensors;
+    uint32_t unused = 0;
+    uint32_t used = 0;
+    const char* stray = NULL;
+    for (uint32_t i = 0; i < tensors->count; i++) {
+        const char* name = tensors->entries[i].name;
+        bool seen = false;
+        for (size_t k = 0; k < sizeof vision / sizeof vision[0]; k++) {
+            seen = seen || strncmp(name, vision[k], strlen(vision[k])) == 0;
+        }
+        unused += seen ? 1u : 0u;
+        stray =
+            !seen && strncmp(name, "layers.", 7) != 0 ? tensors->entries[i].tensor->name : stray;
+    }
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            used += m->layers[l].projections[i].rank > 0 ? 2u : 0u;
+        }
+    }
+    if (stray != NULL || used + unused != tensors->count) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s has %u tensors, of which %u belong to projections of this model%s%s",
+                           tensors->dir, tensors->count, used,
+                           stray != NULL ? "; another one is " : "", stray != NULL ? stray : "");
+    }
+    if (unused > 0) {
+        QLORA__LOG(ctx, WARN, MODEL, "%s: %u tensors of the vision part are not used", tensors->dir,
+                   unused);
+    }
+    return QLORA_OK;
+}
+
 // Sets the rank and scale of every module; rank 0 = no adapter.
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
@@ -17938,7 +17989,7 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
             }
         }
     }
-    return QLORA_OK;
+    return desc->adapter != NULL ? qlora__adapter_all_used(ctx, m) : QLORA_OK;
 }
 
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
@@ -18256,6 +18307,28 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     return qlora__adapter_shapes(ctx, m, desc);
 }
 
+// A head in the files counts, whatever the config says; without one, the flag decides. A folder
+// with nothing but a config can be planned, so the files need not exist.
+static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                         qlora_model* m) {
+    static const char* const names[] = {"model.safetensors", "model.safetensors.index.json"};
+    bool exists = false;
+    if (desc->dir == NULL || desc->plan != NULL || !m->plan.config.tied) {
+        return QLORA_OK;
+    }
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && !exists; i++) {
+        char path[QLORA__PATH_ROOM];
+        QLORA__TRY(qlora__path_join(&ctx->env, desc->dir, names[i], path));
+        QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
+    }
+    if (exists) {
+        const qlora__folder* folder = NULL;
+        QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
+        m->plan.config.tied = qlora__folder_find(folder, "lm_head.weight") == NULL;
+    }
+    return QLORA_OK;
+}
+
 // Decides which weights are 4-bit: all of an NF4 base, and those that are 4-bit in the files.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
@@ -18303,6 +18376,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     m->source = (qlora__source*)qlora__alloc_zero(ctx, sizeof *m->source);
     qlora_result r = m->source != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     r = r == QLORA_OK ? qlora__skeleton_fill(ctx, desc, machine, m) : r;
+    r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }
@@ -19506,7 +19580,7 @@ static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* lay
     return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1));
 }
 
-// The norm before layer number `index`, NULL if there is none; after the last layer, the final norm.
+// The norm before layer number `index`, or NULL; after the last layer, the final norm.
 static const qlora_tensor* qlora__norm_before(const qlora_model* m, int64_t index) {
     return index < m->plan.config.layers
                ? qlora__layer_norm(m, &m->layers[index], QLORA__NORM_ATTENTION)
@@ -20803,6 +20877,7 @@ typedef struct qlora__peft_tables {
     int64_t* layers;
     size_t modules;
     size_t layer_room;
+    char pattern[192];
 } qlora__peft_tables;
 
 static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
@@ -20842,7 +20917,8 @@ static uint32_t qlora__adapted_mask(const qlora_model* m, const qlora__layer* la
 }
 
 // Fills target_modules and layers_to_transform: short names if every adapted layer has the same
-// modules, otherwise the full name of each module.
+// modules, otherwise the full name of each module. In a multimodal model, short names would also
+// select modules of the vision part, so that a pattern replaces them.
 static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     uint32_t all = 0;
     bool uniform = true;
@@ -20854,6 +20930,8 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
             t->layers[t->desc.layer_count++] = l;
         }
     }
+    bool wrapped = m->plan.config.wrapped;
+    uniform = uniform && (!wrapped || t->desc.layer_count == (uint32_t)m->plan.config.layers);
     for (int64_t l = 0; l < m->plan.config.layers && !uniform; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             if (m->layers[l].projections[i].rank > 0) {
@@ -20871,6 +20949,16 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     }
     t->desc.layers = t->layers;
     t->desc.targets = t->targets;
+    if (wrapped && uniform) {
+        size_t used = 0;
+        qlora__append(t->pattern, sizeof t->pattern, &used, ".*language_model.*\\.(");
+        for (uint32_t i = 0; i < t->desc.target_count; i++) {
+            qlora__append(t->pattern, sizeof t->pattern, &used, "%s%s", i > 0 ? "|" : "",
+                          t->targets[i]);
+        }
+        qlora__append(t->pattern, sizeof t->pattern, &used, ")");
+        t->desc.pattern = t->pattern;
+    }
 }
 
 static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
@@ -21187,8 +21275,8 @@ static uint32_t qlora__gguf_entries(const qlora_model* m, qlora__gguf_entry* ent
         int halves = row->gguf_second != NULL ? 2 : 1;
         for (int half = 0; half < halves; half++) {
             qlora__gguf_entry* e = &entries[count++];
-            qlora__gguf_name(t.layer, half == 0 ? row->gguf : row->gguf_second,
-                             t.is_b ? 'b' : 'a', e->name);
+            qlora__gguf_name(t.layer, half == 0 ? row->gguf : row->gguf_second, t.is_b ? 'b' : 'a',
+                             e->name);
             e->rows = t.is_b ? t.rows / halves : t.rows;
             e->cols = t.cols;
         }
@@ -21240,8 +21328,7 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
         qlora__gguf_writer w;
         qlora__adapter_defaults(m, &rank, &alpha);
         alpha = qlora__gguf_alpha(alpha, rank, m->desc.rslora);
-        r = qlora__gguf_begin(&ctx->env, path, m->arch->gguf,
-                              alpha, entries, count, &w);
+        r = qlora__gguf_begin(&ctx->env, path, m->arch->gguf, alpha, entries, count, &w);
         if (r == QLORA_OK) {
             r = qlora__gguf_save_tensors(ctx, m, alpha, buffers, &w);
             if (r == QLORA_OK) {
@@ -21275,7 +21362,9 @@ typedef struct qlora__merge_item {
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t norm_width;
     bool nf4;
-    bool raw; // not floats: the bytes are copied
+    bool foreign;                // a 4-bit weight that is not a projection: of a vision part
+    qlora__linear_source source; // of a foreign weight
+    bool raw;                    // not floats: the bytes are copied
     int64_t shape[2];
     int64_t rows; // the tensor as a matrix
     int64_t cols;
@@ -21425,6 +21514,32 @@ static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_
     return QLORA_OK;
 }
 
+// Dequantises rows [first, first + rows) of a 4-bit weight that is only in the folder.
+static void qlora__merge_foreign(const qlora__merge_item* item, int64_t first, int64_t rows,
+                                 float* values) {
+    const qlora__linear_source* s = &item->source;
+    float scale = 0.0f;
+    int64_t last = -1;
+    for (int64_t i = 0; i < rows * item->cols; i++) {
+        int64_t e = first * item->cols + i;
+        int64_t block = e / s->block;
+        if (block != last && s->nested) {
+            float outer = 0.0f;
+            qlora__st_read_f32(s->map2, s->absmax->data[block], 1, &scale);
+            qlora__st_read_f32(s->absmax2, (uint64_t)(block / s->block2), 1, &outer);
+            volatile float product = scale * outer; // rounded before the sum, as in training
+            scale = product + s->offset;
+        } else if (block != last) {
+            qlora__st_read_f32(s->absmax, (uint64_t)block, 1, &scale);
+        }
+        last = block;
+        float level = qlora__nf4_levels[qlora__nf4_code_at(s->weight->data, e)];
+        values[i] = s->dtype == QLORA_BF16  ? qlora__bf16_to(qlora__bf16_from(level * scale))
+                    : s->dtype == QLORA_F16 ? qlora__f16_to(qlora__f16_from(level * scale))
+                                            : level * scale;
+    }
+}
+
 // Computes rows [first, first + rows) of an item in f32.
 static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__merge_item* item,
                                            const qlora__merge_module* module, int64_t first,
@@ -21432,7 +21547,15 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
     if (item->norm_at >= 0) {
         qlora_tensor norm;
         qlora__arena_window(&g->m->parameters, item->norm_at, 1, item->cols, &norm);
-        return qlora__floats_out(g->ctx, norm.data, item->cols, g->values);
+        QLORA__TRY(qlora__floats_out(g->ctx, norm.data, item->cols, g->values));
+        for (int64_t i = 0; i < item->cols; i++) {
+            g->values[i] -= (float)g->m->plan.config.norm_offset;
+        }
+        return QLORA_OK;
+    }
+    if (item->foreign) {
+        qlora__merge_foreign(item, first, rows, g->values);
+        return QLORA_OK;
     }
     if (!item->nf4) {
         qlora__st_read_f32(item->tensor, (uint64_t)(first * item->cols),
@@ -21534,6 +21657,22 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     }
 }
 
+// Whether a tensor that is no projection of the model is the codes of a 4-bit weight.
+static qlora_result qlora__merge_find_foreign(const qlora__merge* g,
+                                              const qlora__folder_entry* entry,
+                                              qlora__merge_item* item) {
+    char state[320];
+    snprintf(state, sizeof state, "%.280s%s", entry->name, qlora__bnb_suffix);
+    if (qlora__folder_find(&g->folder, state) == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__folder_linear(&g->ctx->env, &g->folder, entry->name, -1, -1, &item->source));
+    item->foreign = true;
+    item->shape[0] = item->source.rows;
+    item->shape[1] = item->source.cols;
+    return QLORA_OK;
+}
+
 // Describes one tensor. The folder may have changed since the model was opened, so shapes are
 // checked.
 static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__folder_entry* entry,
@@ -21545,7 +21684,8 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     const qlora__projection* p = item->projection;
     bool is_float = qlora__st_is_float(t);
     item->nf4 = p != NULL && p->is_nf4 && (g->trained || !is_float);
-    item->raw = !item->nf4 && !is_float;
+    QLORA__TRY(p == NULL && !is_float ? qlora__merge_find_foreign(g, entry, item) : QLORA_OK);
+    item->raw = !item->nf4 && !item->foreign && !is_float;
     if (p != NULL) {
         item->shape[0] = p->out;
         item->shape[1] = p->in;
@@ -21559,8 +21699,9 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
                            "%s: tensor %s has changed since the model was opened", g->m->dir,
                            t->name);
     }
-    item->cols = p != NULL ? p->in : t->rank > 0 ? t->shape[t->rank - 1] : 1;
-    int64_t n = p != NULL ? p->out * p->in : (int64_t)qlora__st_elements(t);
+    bool reshaped = p != NULL || item->foreign;
+    item->cols = reshaped ? item->shape[1] : t->rank > 0 ? t->shape[t->rank - 1] : 1;
+    int64_t n = reshaped ? item->shape[0] * item->shape[1] : (int64_t)qlora__st_elements(t);
     item->rows = item->cols > 0 ? n / item->cols : 0;
     item->bytes = item->raw ? t->bytes : (uint64_t)n * qlora_dtype_bytes(g->dtype);
     return QLORA_OK;
@@ -21618,8 +21759,9 @@ static qlora_result qlora__merge_shard(qlora__merge* g, uint32_t shard) {
         if (item->shard == shard) {
             qlora__st_entry* e = &g->entries[count];
             e->name = item->tensor->name;
-            e->shape = item->projection != NULL ? item->shape : item->tensor->shape;
-            e->rank = item->projection != NULL ? 2 : item->tensor->rank;
+            bool reshaped = item->projection != NULL || item->foreign;
+            e->shape = reshaped ? item->shape : item->tensor->shape;
+            e->rank = reshaped ? 2 : item->tensor->rank;
             e->dtype = item->raw ? item->tensor->dtype : qlora__st_dtype_for(g->dtype);
             g->members[count++] = i;
         }
@@ -23695,4 +23837,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end bdcf694e6bf7b522
+//@@ end 0be3f19d0f029082

@@ -2,8 +2,8 @@
 // targets: 75
 // groups: headany
 //
-// Uses the formulas, layout and tail of attn_tc.cuh; rows may have any stride, and scores may have a
-// cap: s = cap tanh(scale q.k / cap), ds = p (do.v - D) (1 - (s / cap)^2). This is the kernel
+// Uses the formulas, layout and tail of attn_tc.cuh; rows may have any stride, and scores may have
+// a cap: s = cap tanh(scale q.k / cap), ds = p (do.v - D) (1 - (s / cap)^2). This is the kernel
 // for F32 mode, the reference for accuracy, and for head sizes that the tensor-core kernels do
 // not support.
 //

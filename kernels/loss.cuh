@@ -8,7 +8,8 @@
 #define IGNORED -100
 #define BATCH 4
 
-// A logit x, limited to cap tanh(x / cap) if CAP is set. The filling of a short piece stays as it is.
+// A logit x, limited to cap tanh(x / cap) if CAP is set. The filling of a short piece stays as it
+// is.
 template <bool CAP> __device__ __forceinline__ float limited(float x, float cap) {
     return CAP && x > LOWEST ? cap * tanhf(x / cap) : x;
 }

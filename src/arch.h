@@ -287,7 +287,7 @@ static const qlora__arch qlora__archs[] = {
 // clang-format on
 #define QLORA__ARCH_COUNT ((int)(sizeof qlora__archs / sizeof qlora__archs[0]))
 
-// Multimodal folders whose text part is one of the families. Its settings are in text_config, or, in
+// Multimodal folders whose text part is one of the families. Its settings are in text_config or, in
 // older files of some, beside those of the vision part.
 typedef struct qlora__wrapper {
     const char* model_type;

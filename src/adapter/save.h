@@ -126,6 +126,7 @@ typedef struct qlora__peft_tables {
     int64_t* layers;
     size_t modules;
     size_t layer_room;
+    char pattern[192];
 } qlora__peft_tables;
 
 static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
@@ -165,7 +166,8 @@ static uint32_t qlora__adapted_mask(const qlora_model* m, const qlora__layer* la
 }
 
 // Fills target_modules and layers_to_transform: short names if every adapted layer has the same
-// modules, otherwise the full name of each module.
+// modules, otherwise the full name of each module. In a multimodal model, short names would also
+// select modules of the vision part, so that a pattern replaces them.
 static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     uint32_t all = 0;
     bool uniform = true;
@@ -177,6 +179,8 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
             t->layers[t->desc.layer_count++] = l;
         }
     }
+    bool wrapped = m->plan.config.wrapped;
+    uniform = uniform && (!wrapped || t->desc.layer_count == (uint32_t)m->plan.config.layers);
     for (int64_t l = 0; l < m->plan.config.layers && !uniform; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             if (m->layers[l].projections[i].rank > 0) {
@@ -194,6 +198,16 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     }
     t->desc.layers = t->layers;
     t->desc.targets = t->targets;
+    if (wrapped && uniform) {
+        size_t used = 0;
+        qlora__append(t->pattern, sizeof t->pattern, &used, ".*language_model.*\\.(");
+        for (uint32_t i = 0; i < t->desc.target_count; i++) {
+            qlora__append(t->pattern, sizeof t->pattern, &used, "%s%s", i > 0 ? "|" : "",
+                          t->targets[i]);
+        }
+        qlora__append(t->pattern, sizeof t->pattern, &used, ")");
+        t->desc.pattern = t->pattern;
+    }
 }
 
 static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
@@ -510,8 +524,8 @@ static uint32_t qlora__gguf_entries(const qlora_model* m, qlora__gguf_entry* ent
         int halves = row->gguf_second != NULL ? 2 : 1;
         for (int half = 0; half < halves; half++) {
             qlora__gguf_entry* e = &entries[count++];
-            qlora__gguf_name(t.layer, half == 0 ? row->gguf : row->gguf_second,
-                             t.is_b ? 'b' : 'a', e->name);
+            qlora__gguf_name(t.layer, half == 0 ? row->gguf : row->gguf_second, t.is_b ? 'b' : 'a',
+                             e->name);
             e->rows = t.is_b ? t.rows / halves : t.rows;
             e->cols = t.cols;
         }
@@ -563,8 +577,7 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
         qlora__gguf_writer w;
         qlora__adapter_defaults(m, &rank, &alpha);
         alpha = qlora__gguf_alpha(alpha, rank, m->desc.rslora);
-        r = qlora__gguf_begin(&ctx->env, path, m->arch->gguf,
-                              alpha, entries, count, &w);
+        r = qlora__gguf_begin(&ctx->env, path, m->arch->gguf, alpha, entries, count, &w);
         if (r == QLORA_OK) {
             r = qlora__gguf_save_tensors(ctx, m, alpha, buffers, &w);
             if (r == QLORA_OK) {

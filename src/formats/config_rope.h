@@ -236,7 +236,9 @@ static qlora_result qlora__config_ropes(const qlora__config_reader* r, const qlo
     }
     const char* key = "rope_scaling";
     uint32_t dict = qlora__config_find(r, key);
-    if (dict == 0 || r->json->tokens[dict].count == 0) {
+    bool empty = dict != 0 && qlora__json_kind_of(r->json, dict) == QLORA__JSON_OBJECT &&
+                 r->json->tokens[dict].count == 0;
+    if (dict == 0 || empty) {
         key = "rope_parameters";
         dict = qlora__config_find(r, key);
     }

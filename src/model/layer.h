@@ -273,7 +273,7 @@ static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* lay
     return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1));
 }
 
-// The norm before layer number `index`, NULL if there is none; after the last layer, the final norm.
+// The norm before layer number `index`, or NULL; after the last layer, the final norm.
 static const qlora_tensor* qlora__norm_before(const qlora_model* m, int64_t index) {
     return index < m->plan.config.layers
                ? qlora__layer_norm(m, &m->layers[index], QLORA__NORM_ATTENTION)

@@ -48,6 +48,42 @@ static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, i
     return QLORA_OK;
 }
 
+// Checks that every tensor of the adapter belongs to a module of the model. Those of a vision part
+// are left out, with a message.
+static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m) {
+    static const char* const vision[] = {"vision_tower.", "visual.", "multi_modal_projector."};
+    const qlora__folder* tensors = &m->source->peft.tensors;
+    uint32_t unused = 0;
+    uint32_t used = 0;
+    const char* stray = NULL;
+    for (uint32_t i = 0; i < tensors->count; i++) {
+        const char* name = tensors->entries[i].name;
+        bool seen = false;
+        for (size_t k = 0; k < sizeof vision / sizeof vision[0]; k++) {
+            seen = seen || strncmp(name, vision[k], strlen(vision[k])) == 0;
+        }
+        unused += seen ? 1u : 0u;
+        stray =
+            !seen && strncmp(name, "layers.", 7) != 0 ? tensors->entries[i].tensor->name : stray;
+    }
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            used += m->layers[l].projections[i].rank > 0 ? 2u : 0u;
+        }
+    }
+    if (stray != NULL || used + unused != tensors->count) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s has %u tensors, of which %u belong to projections of this model%s%s",
+                           tensors->dir, tensors->count, used,
+                           stray != NULL ? "; another one is " : "", stray != NULL ? stray : "");
+    }
+    if (unused > 0) {
+        QLORA__LOG(ctx, WARN, MODEL, "%s: %u tensors of the vision part are not used", tensors->dir,
+                   unused);
+    }
+    return QLORA_OK;
+}
+
 // Sets the rank and scale of every module; rank 0 = no adapter.
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
@@ -70,7 +106,7 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
             }
         }
     }
-    return QLORA_OK;
+    return desc->adapter != NULL ? qlora__adapter_all_used(ctx, m) : QLORA_OK;
 }
 
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
@@ -388,6 +424,28 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     return qlora__adapter_shapes(ctx, m, desc);
 }
 
+// A head in the files counts, whatever the config says; without one, the flag decides. A folder
+// with nothing but a config can be planned, so the files need not exist.
+static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                         qlora_model* m) {
+    static const char* const names[] = {"model.safetensors", "model.safetensors.index.json"};
+    bool exists = false;
+    if (desc->dir == NULL || desc->plan != NULL || !m->plan.config.tied) {
+        return QLORA_OK;
+    }
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && !exists; i++) {
+        char path[QLORA__PATH_ROOM];
+        QLORA__TRY(qlora__path_join(&ctx->env, desc->dir, names[i], path));
+        QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
+    }
+    if (exists) {
+        const qlora__folder* folder = NULL;
+        QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
+        m->plan.config.tied = qlora__folder_find(folder, "lm_head.weight") == NULL;
+    }
+    return QLORA_OK;
+}
+
 // Decides which weights are 4-bit: all of an NF4 base, and those that are 4-bit in the files.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
@@ -435,6 +493,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     m->source = (qlora__source*)qlora__alloc_zero(ctx, sizeof *m->source);
     qlora_result r = m->source != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     r = r == QLORA_OK ? qlora__skeleton_fill(ctx, desc, machine, m) : r;
+    r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }

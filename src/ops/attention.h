@@ -2,7 +2,8 @@
 //
 // Within a sequence, for query i and the keys j that it sees (i - window < j <= i):
 //
-//   s[j] = scale q[i].k[j], or cap tanh(that / cap) with a cap,  lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
+//   s[j] = scale q[i].k[j], or cap tanh(scale q[i].k[j] / cap) with a cap
+//   lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
 //   o[i] = sum_j p[j] v[j]
 //   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i]), times 1 - (s[j] / cap)^2
 //   dq[i] = scale sum_j ds[j] k[j]
@@ -370,7 +371,7 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
     return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned, a->cap > 0.0f);
 }
 
-// Returns the condition of the kernels that attention needs for this type and head size, and with or
+// Returns the condition of the kernels that attention needs for this type and head size, with or
 // without a cap.
 static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
                                                     int64_t hd, bool capped) {
@@ -466,10 +467,9 @@ static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attentio
     qlora_tensor o = *a->o;
     void* lse = a->lse->data;
     void* seqs = a->seqs->data;
-    void* args[] = {
-        &q.data, &q.ld,     &k.data,   &k.ld,     &v.data,   &v.ld,    &o.data,
-        &o.ld,   &lse,      &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
-        &n.hd,   &n.window, &a->scale, &n.half,   &a->cap}; // paths that cannot limit scores have no such parameter
+    void* args[] = {&q.data, &q.ld,     &k.data,   &k.ld,     &v.data,   &v.ld,    &o.data,
+                    &o.ld,   &lse,      &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
+                    &n.hd,   &n.window, &a->scale, &n.half,   &a->cap};
     return qlora__attention_launch(ctx, &path->forward, a, a->heads, 1, args);
 }
 

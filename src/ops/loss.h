@@ -68,8 +68,8 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 // For each row x of the logits, with p = softmax(x):
 //   loss = weight (log sum e^x - x[label]),   x = (p - onehot(label)) scale weight  (in place)
 // With a cap, y = cap tanh(x / cap) takes the place of x, and the gradient gets the factor
-// dy/dx = 1 - (y / cap)^2. Rows labelled -100 have loss 0 and gradient 0. For the sum of the losses, see
-// qlora_cross_entropy_desc.total.
+// dy/dx = 1 - (y / cap)^2. Rows labelled -100 have loss 0 and gradient 0. For the sum of the
+// losses, see qlora_cross_entropy_desc.total.
 
 #define QLORA__NO_LABEL -100
 
