@@ -1,5 +1,3 @@
-//@@ src/api/manual.h
-
 /* qlora.h - v0.2.0 - QLoRA fine-tuning of language models from C - SPDX: MIT-0 OR Unlicense
 
    Do this in ONE C or C++ file:
@@ -18,7 +16,7 @@
        core       errors, log, memory, checked arithmetic, CPU threads, random numbers
        numbers    16-bit floating point, element access, NF4
        arch       the description of a block, one row per family of models
-       formats    JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
+       formats    JSON, GGUF, safetensors, Hugging Face folders, PEFT and GGUF adapters
        driver     CUDA driver and cuBLAS: symbols, device facts, error names
        tensor     memory, tensors, copies and fills on the context's stream, staging
        cache      kernel registry, PTX for a target, modules, seal, launch
@@ -117,8 +115,9 @@
    DEVICES AND FALLBACK
        CUDA when it is usable (compute capability 7.5 or later), otherwise the CPU.
        qlora_ctx_backend returns which, qlora_ctx_reason why; desc.require_backend turns the
-       fallback into an error. The device's primary context is used unless desc.cu_context is
-       given; it is current only inside our calls.
+       fallback into an error, and so does naming a device other than 0 or a CUDA handle. The
+       device's primary context is used unless desc.cu_context is given; it is current only inside
+       our calls.
 
    NUMERICS
        Deterministic: no float atomics, one writer per output, a fixed order of summation, choices
@@ -142,6 +141,12 @@
        pre-train, distribute over several GPUs, run mixtures of experts or vision towers, or use the
        network.
 */
+
+#if !defined(__cplusplus) && (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L) &&         \
+    !defined(_MSC_VER)
+#error "qlora.h needs C99 or C++11: compile with -std=c99 or later"
+#include <stop> /* there is no such file: the compiler stops here */
+#endif
 
 //@@ src/qlora.h
 
@@ -296,7 +301,7 @@ typedef struct qlora_device_allocator {
 
 typedef enum qlora_file_mode {
     QLORA_FILE_READ = 0,
-    QLORA_FILE_CREATE = 1 // for writing; truncates an existing file
+    QLORA_FILE_CREATE = 1 // a new file for writing; EEXIST if the name exists, even as a link
 } qlora_file_mode;
 
 // Set all functions or none. Those that return int return 0 or an errno value. read and write
@@ -358,7 +363,7 @@ typedef struct qlora_ctx_desc {
     char* error_text; // receives the reason if qlora_ctx_create fails; may be NULL
     size_t error_text_size;
     qlora_backend require_backend; // fail unless this backend can be used; 0 = ANY
-    int32_t device;                // CUDA device number; 0 = the first
+    int32_t device;                // CUDA device number, then required; 0 = the first, if any
     int32_t threads;               // CPU threads, at most 64; 0 = one per core
     qlora_math math;               // 0 = F32
     void* cu_context;              // CUcontext to use; NULL = the device's primary context
@@ -594,7 +599,7 @@ typedef struct qlora_model_config {
     int64_t heads;
     int64_t kv_heads;
     int64_t head_dim;
-    int64_t max_positions;
+    int64_t max_positions; // longest text; longer ones are refused; 0 = no limit
     double rms_eps;
     qlora_rope_desc rope;         // layers with full attention; defaults are filled in
     qlora_rope_desc rope_sliding; // layers with a sliding window; usually the same
@@ -687,7 +692,7 @@ typedef struct qlora_model_desc {
     qlora_purpose purpose;   // 0 = TRAIN
     int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
     int64_t max_sequences;   // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
-    int64_t max_length;      // maximum tokens per sequence; 0 = tokens
+    int64_t max_length;      // maximum tokens per sequence; 0 = tokens, as far as the model goes
     int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens; // maximum tokens of a text, including the prompt; 0 = no generation
     qlora_choice recompute;  // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
@@ -700,7 +705,7 @@ typedef struct qlora_model_desc {
 
 // The machine to plan for.
 typedef struct qlora_plan_desc {
-    uint64_t bytes;     // memory limit; 0 = the free memory of the GPU, no limit on the CPU
+    uint64_t bytes;     // memory limit; 0 = what is free now, on the GPU or for this process
     int32_t capability; // compute capability, 90 for 9.0; 0 = that of the context's device
 } qlora_plan_desc;
 
@@ -730,7 +735,9 @@ struct qlora_plan {
 };
 
 // Plans the memory of a model without loading it. No GPU is needed: a CPU context can plan for any
-// device. desc NULL = this machine. Fails with QLORA_ERR_DEVICE_MEMORY if the model cannot fit.
+// device. desc NULL = this machine; the CPU's limit is the physical memory and the cgroup's limit,
+// less what is in use. With a capability but no bytes, a CPU context plans without a limit. Fails
+// with QLORA_ERR_DEVICE_MEMORY if the model cannot fit.
 QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
                                        const qlora_plan_desc* desc, qlora_plan* out);
 // Writes the plan as a table, truncated if the buffer is too small. Returns the number of bytes
@@ -904,8 +911,11 @@ QLORA_API qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char*
 // receives the saved data; on entry *position_bytes is the size of the buffer, on return that of
 // the data (NULL = not needed). The following steps are bitwise identical to those of a run that
 // never stopped. A checkpoint whose settings make that impossible (mode, base, dropout, on the GPU
-// also tokens) is rejected with QLORA_ERR_STATE; other differences (learning rate, driver) are
-// logged. Everything is checked before anything is changed. Waits for the device.
+// also tokens, another base model) is rejected with QLORA_ERR_STATE; other differences (learning
+// rate, driver) are logged. The base is known by its contents, not by its path: a checkpoint
+// records a hash of what the config computes and one of all tensors, by name, type, shape and bytes
+// (of a tensor above 1 MiB, 64 blocks of 4 KiB, evenly spread, the first and the last included).
+// Everything is checked before anything is changed. Waits for the device.
 QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir,
                                              void* position, size_t* position_bytes);
 // *out = whether dir contains a checkpoint; an absent folder contains none.
@@ -923,8 +933,12 @@ typedef struct qlora_generate_desc {
     float temperature;     // 0 = always choose the most likely token
     int32_t top_k;         // choose only among the k most likely tokens; 0 = all
     float top_p;           // ... and among the most likely ones that make up p; 0 = all
-    uint64_t seed;         // for sampling
-    const int32_t* stops;  // ids that end a turn; NULL = the model's own, a single -1 = none
+    float min_p;           // ... and among those with at least min_p times the highest probability
+    // Divides the logits above 0 of tokens that the text already has, and multiplies the others, as
+    // in transformers. 0 = 1 = off.
+    float repetition_penalty;
+    uint64_t seed;        // for sampling
+    const int32_t* stops; // ids that end a turn; NULL = the model's own, a single -1 = none
     int32_t stop_count;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
@@ -972,11 +986,14 @@ QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
 // Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms,
 // which PEFT's LoRA adapters cannot contain, are written to trained_norms.safetensors next to them.
-// Waits for the device. desc NULL = all defaults, here and below.
+// The folder is one unit: files of an earlier adapter that the new one does not have are removed,
+// and a crash leaves the old adapter, the new one, or a folder without a config, which does not
+// load. Waits for the device. desc NULL = all defaults, here and below.
 QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
-// Loads a PEFT folder, whose modules, ranks and scales must be those of the model. The optimizer
-// state is left unchanged. Waits for the device.
+// Loads a PEFT folder, whose modules, ranks and scales must be those of the model; trained norms in
+// it need a model that was opened with train_norms. The optimizer state is left unchanged. Waits
+// for the device.
 QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
 // Writes an f32 adapter for llama.cpp; the format cannot contain trained norms. Waits for the
@@ -1680,8 +1697,10 @@ typedef enum qlora_struct_index {
 
 #ifdef _WIN32
 #include <direct.h>
+#include <fcntl.h>
 #include <io.h>
 #include <process.h>
+#include <sys/stat.h>
 #include <wchar.h>
 #else
 #include <dlfcn.h>
@@ -1741,7 +1760,10 @@ typedef void (*qlora__thread_fn)(void* user);
 #ifdef __cplusplus
 extern "C" {
 #endif
-__declspec(dllimport) void* __stdcall LoadLibraryA(const char*);
+__declspec(dllimport) void* __stdcall LoadLibraryExA(const char*, void*, unsigned long);
+__declspec(dllimport) unsigned long __stdcall GetEnvironmentVariableA(const char*, char*,
+                                                                      unsigned long);
+__declspec(dllimport) int __stdcall GlobalMemoryStatusEx(void*); // MEMORYSTATUSEX*
 __declspec(dllimport) void* __stdcall GetProcAddress(void*, const char*);
 __declspec(dllimport) unsigned long __stdcall GetLastError(void);
 __declspec(dllimport) int __stdcall QueryPerformanceCounter(void*); // LARGE_INTEGER*
@@ -1750,7 +1772,7 @@ __declspec(dllimport) unsigned long __stdcall GetActiveProcessorCount(unsigned s
 __declspec(dllimport) void __stdcall AcquireSRWLockExclusive(void*);
 __declspec(dllimport) void __stdcall ReleaseSRWLockExclusive(void*);
 __declspec(dllimport) int __stdcall SleepConditionVariableSRW(void*, void*, unsigned long,
-                                                               unsigned long);
+                                                              unsigned long);
 __declspec(dllimport) void __stdcall WakeAllConditionVariable(void*);
 __declspec(dllimport) unsigned long __stdcall WaitForSingleObject(void*, unsigned long);
 __declspec(dllimport) int __stdcall CloseHandle(void*);
@@ -1770,10 +1792,51 @@ __declspec(dllimport) int __stdcall UnmapViewOfFile(const void*);
 #endif
 #endif
 
+// Whether a path does not depend on the current folder or drive: "C:\\x" or "\\\\server\\x".
+static QLORA__UNUSED bool qlora__path_is_whole(const char* path) {
+    bool drive = path[0] != '\0' && path[1] == ':' && (path[2] == '\\' || path[2] == '/');
+    return drive || (path[0] == '\\' && path[1] == '\\');
+}
+
+// Looks for a library in the folders of PATH, where CUDA's installer puts its own. Entries that
+// depend on the current folder are left out.
+static QLORA__UNUSED void* qlora__library_in_path(const char* name) {
+    static const char variable[] = "PATH";
+    char path[32768];
+    char file[1200];
+    void* library = NULL;
+    unsigned long size = GetEnvironmentVariableA(variable, path, (unsigned long)sizeof path);
+    if (size == 0 || size >= sizeof path) {
+        return NULL;
+    }
+    for (char* at = path; *at != '\0' && library == NULL;) {
+        char* end = at + strcspn(at, ";");
+        char* next = *end != '\0' ? end + 1 : end;
+        *end = '\0';
+        int n = snprintf(file, sizeof file, "%s\\%s", at, name);
+        if (qlora__path_is_whole(at) && n > 0 && (size_t)n < sizeof file) {
+            library = (void*)LoadLibraryExA(file, NULL, 0x1100UL); // its folder, then the defaults
+        }
+        at = next;
+    }
+    return library;
+}
+
+// LoadLibraryA would also look in the current folder, where anybody may have put a file.
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
-    void* library = (void*)LoadLibraryA(name);
+    bool whole = qlora__path_is_whole(name);
+    if (!whole && strpbrk(name, "/\\:") != NULL) {
+        snprintf(why, size, "%s is a relative path; give an absolute one, or a name alone", name);
+        return NULL;
+    }
+    // the program's folder and the system's; for a path, also the folder it names
+    void* library = (void*)LoadLibraryExA(name, NULL, whole ? 0x1100UL : 0x1000UL);
+    unsigned long code = library == NULL ? GetLastError() : 0;
+    if (library == NULL && !whole) {
+        library = qlora__library_in_path(name);
+    }
     if (library == NULL) {
-        snprintf(why, size, "%s: error %lu", name, GetLastError());
+        snprintf(why, size, "%s: error %lu", name, code);
     }
     return library;
 }
@@ -1792,6 +1855,19 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
+}
+
+// Bytes of physical memory that are available; 0 = not known.
+static QLORA__UNUSED uint64_t qlora__os_memory(const char* root) {
+    struct {
+        uint32_t size;
+        uint32_t load;
+        uint64_t bytes[7]; // the second is the available physical memory
+    } status;
+    (void)root;
+    memset(&status, 0, sizeof status);
+    status.size = (uint32_t)sizeof status;
+    return GlobalMemoryStatusEx((void*)&status) ? status.bytes[1] : 0;
 }
 
 typedef struct qlora__mutex {
@@ -1861,7 +1937,17 @@ static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, 
     if (!qlora__wide(path, wide)) {
         return ENAMETOOLONG;
     }
-    FILE* f = _wfopen(wide, mode == QLORA_FILE_READ ? L"rb" : L"wb");
+    FILE* f = NULL;
+    if (mode == QLORA_FILE_READ) {
+        f = _wfopen(wide, L"rb");
+    } else {
+        int fd = _wopen(wide, _O_WRONLY | _O_CREAT | _O_EXCL | _O_BINARY | _O_NOINHERIT,
+                        _S_IREAD | _S_IWRITE);
+        f = fd >= 0 ? _fdopen(fd, "wb") : NULL;
+        if (fd >= 0 && f == NULL) {
+            _close(fd);
+        }
+    }
     if (f == NULL) {
         return errno != 0 ? errno : EIO;
     }
@@ -1983,7 +2069,12 @@ static QLORA__UNUSED void qlora__os_unmap(const void* data, uint64_t bytes, void
 
 // POSIX: shared libraries, clock, threads and files.
 
+// A path that depends on the current folder would let whoever can write there run code here.
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
+    if (name[0] != '/' && strchr(name, '/') != NULL) {
+        snprintf(why, size, "%s is a relative path; give an absolute one, or a name alone", name);
+        return NULL;
+    }
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char* text = dlerror();
@@ -2005,6 +2096,96 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 && n < 4096 ? (int32_t)n : 1;
+}
+
+// Reads a small text file, such as those of /proc; "" if there is none.
+static QLORA__UNUSED void qlora__os_text(const char* root, const char* folder, const char* name,
+                                         char* out, size_t size) {
+    char path[1200];
+    size_t used = 0;
+    int n = snprintf(path, sizeof path, "%s%s%s", root, folder, name);
+    int fd = n > 0 && (size_t)n < sizeof path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    while (fd >= 0 && used < size - 1) {
+        ssize_t got = read(fd, out + used, size - 1 - used);
+        if (got <= 0) {
+            break;
+        }
+        used += (size_t)got;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    out[used] = '\0';
+}
+
+// The number after a key at the start of a line; UINT64_MAX if there is none ("max" in a cgroup).
+static QLORA__UNUSED uint64_t qlora__os_number(const char* text, const char* key) {
+    size_t length = strlen(key);
+    while (text != NULL && strncmp(text, key, length) != 0) {
+        text = strchr(text, '\n');
+        text = text != NULL ? text + 1 : NULL;
+    }
+    text = text != NULL ? text + length : "";
+    while (*text == ' ') {
+        text++;
+    }
+    uint64_t value = *text >= '0' && *text <= '9' ? 0 : UINT64_MAX;
+    for (; *text >= '0' && *text <= '9' && value < UINT64_MAX / 16; text++) {
+        value = value * 10 + (uint64_t)(*text - '0');
+    }
+    return value;
+}
+
+// What one cgroup leaves: its limit less what it uses, without the file cache that it can drop.
+static QLORA__UNUSED uint64_t qlora__os_cgroup(const char* root, const char* folder, bool second) {
+    char text[8192];
+    qlora__os_text(root, folder, second ? "/memory.max" : "/memory.limit_in_bytes", text,
+                   sizeof text);
+    uint64_t limit = qlora__os_number(text, "");
+    qlora__os_text(root, folder, second ? "/memory.current" : "/memory.usage_in_bytes", text,
+                   sizeof text);
+    uint64_t used = qlora__os_number(text, "");
+    qlora__os_text(root, folder, "/memory.stat", text, sizeof text);
+    uint64_t cache = qlora__os_number(text, second ? "inactive_file " : "total_inactive_file ");
+    if (limit == UINT64_MAX || used == UINT64_MAX) {
+        return UINT64_MAX;
+    }
+    used -= cache != UINT64_MAX && cache < used ? cache : 0;
+    return limit > used ? limit - used : 0;
+}
+
+// Bytes of memory that this process can still take without swapping: what the system has available
+// and what every cgroup that it is in allows; at least 1. 0 = not known. Tests give another root
+// than "".
+static QLORA__UNUSED uint64_t qlora__os_memory(const char* root) {
+    char text[8192];
+    qlora__os_text(root, "/proc/meminfo", "", text, sizeof text);
+    uint64_t most = qlora__os_number(text, "MemAvailable:");
+    most = most != UINT64_MAX ? most * 1024 : UINT64_MAX;
+    qlora__os_text(root, "/proc/self/cgroup", "", text, sizeof text);
+    for (char* line = text; *line != '\0';) { // number:controllers:folder
+        char folder[1024];
+        char* end = line + strcspn(line, "\n");
+        char* next = *end != '\0' ? end + 1 : end;
+        *end = '\0';
+        bool second = strncmp(line, "0::", 3) == 0;
+        char* first = strstr(line, ":memory:");
+        const char* own = second ? line + 3 : first != NULL ? first + 8 : NULL;
+        const char* base = second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+        int n = own != NULL ? snprintf(folder, sizeof folder, "%s%s", base, own) : -1;
+        bool inside = n > 0 && (size_t)n < sizeof folder;
+        while (inside) { // up to the root, which in a container is the container's own
+            uint64_t left = qlora__os_cgroup(root, folder, second);
+            most = left < most ? left : most;
+            char* slash = strrchr(folder, '/');
+            inside = slash != NULL && (size_t)(slash - folder) >= strlen(base);
+            if (inside) {
+                *slash = '\0';
+            }
+        }
+        line = next;
+    }
+    return most == UINT64_MAX ? 0 : most > 0 ? most : 1;
 }
 
 typedef pthread_mutex_t qlora__mutex;
@@ -2061,7 +2242,7 @@ static QLORA__UNUSED int qlora__os_fd(void* file) {
 static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
                                         void* user) {
     (void)user;
-    int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC;
+    int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_EXCL;
     int fd = open(path, flags | O_CLOEXEC, 0666);
     if (fd < 0) {
         return errno;
@@ -2634,6 +2815,10 @@ static QLORA__UNUSED qlora_result qlora__out_begin(qlora__env* env, const char* 
     memcpy(temporary, path, length);
     memcpy(temporary + length, ".tmp", 5);
     int code = env->files.open(temporary, QLORA_FILE_CREATE, &out->file, env->files.user);
+    if (code == EEXIST) { // left by a crash, or a link: the name is removed, never what it names
+        env->files.remove(temporary, env->files.user);
+        code = env->files.open(temporary, QLORA_FILE_CREATE, &out->file, env->files.user);
+    }
     if (code != 0) {
         out->file = NULL; // nothing to remove
         return qlora__out_fail(env, out, "create", code);
@@ -2657,7 +2842,9 @@ static QLORA__UNUSED qlora_result qlora__out_write(qlora__env* env, qlora__out* 
     return QLORA_OK;
 }
 
-static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out* out) {
+// Completes the temporary file: everything that was written is on disk. It still has to be
+// published.
+static QLORA__UNUSED qlora_result qlora__out_finish(qlora__env* env, qlora__out* out) {
     const qlora_files* files = &env->files;
     int code = files->sync(out->file, files->user);
     if (code != 0) {
@@ -2665,9 +2852,13 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     }
     code = files->close(out->file, files->user);
     out->file = NULL;
-    if (code == 0) {
-        code = files->rename(out->temporary, out->path, files->user);
-    }
+    return code == 0 ? QLORA_OK : qlora__out_fail(env, out, "close", code);
+}
+
+// Gives a finished file its final name.
+static QLORA__UNUSED qlora_result qlora__out_publish(qlora__env* env, qlora__out* out) {
+    const qlora_files* files = &env->files;
+    int code = files->rename(out->temporary, out->path, files->user);
     if (code != 0) {
         return qlora__out_fail(env, out, "replace", code);
     }
@@ -2683,6 +2874,11 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     }
     qlora__out_forget(env, out);
     return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out* out) {
+    QLORA__TRY(qlora__out_finish(env, out));
+    return qlora__out_publish(env, out);
 }
 
 // Writes a small file atomically.
@@ -3337,8 +3533,8 @@ static float qlora__f16_to(uint16_t h) {
         return qlora__from_bits(sign | 0x7f800000u | mantissa << 13);
     }
     if (exponent == 0) {
-        float small = (float)mantissa * (1.0f / 16777216.0f);
-        return sign != 0 ? -small : small;
+        float subnormal = (float)mantissa * (1.0f / 16777216.0f);
+        return sign != 0 ? -subnormal : subnormal;
     }
     return qlora__from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
 }
@@ -5079,6 +5275,1359 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
 
 #endif // QLORA__PART_STOP_IDS
 
+//@@ src/formats/gguf_read.h
+
+#ifndef QLORA__PART_GGUF_READ
+#define QLORA__PART_GGUF_READ
+
+// ---- reading GGUF: header and metadata ----------------------------------------------------------
+
+// The types of values, by their number in the file. X(name, bytes); 0 = its size varies.
+#define QLORA__GGUF_VALUES(X)                                                                      \
+    X(U8, 1)                                                                                       \
+    X(I8, 1)                                                                                       \
+    X(U16, 2)                                                                                      \
+    X(I16, 2)                                                                                      \
+    X(U32, 4)                                                                                      \
+    X(I32, 4)                                                                                      \
+    X(F32, 4)                                                                                      \
+    X(BOOL, 1)                                                                                     \
+    X(STRING, 0)                                                                                   \
+    X(ARRAY, 0)                                                                                    \
+    X(U64, 8)                                                                                      \
+    X(I64, 8)                                                                                      \
+    X(F64, 8)
+
+#define QLORA__GGUF_ENUM(name, bytes) QLORA__GGUF_##name,
+typedef enum qlora__gguf_kind {
+    QLORA__GGUF_VALUES(QLORA__GGUF_ENUM) QLORA__GGUF_KIND_COUNT
+} qlora__gguf_kind;
+#undef QLORA__GGUF_ENUM
+
+// Longer keys are not valid; a key of this length does not occur.
+#define QLORA__GGUF_MAX_KEY 65535u
+#define QLORA__GGUF_MAX_ALIGN ((uint64_t)1 << 30)
+
+// A value of the metadata. `data` and `key` point into the file and are not terminated.
+typedef struct qlora__gguf_value {
+    const char* key;
+    const uint8_t* data; // the number, the characters, or the first element
+    uint64_t bytes;      // of data
+    uint64_t count;      // elements of an array, else 1
+    uint32_t key_size;
+    qlora__gguf_kind kind;
+    qlora__gguf_kind element; // of an array; else the same as `kind`
+} qlora__gguf_value;
+
+typedef struct qlora__gguf {
+    const char* label;
+    const uint8_t* file;
+    uint64_t size;
+    uint64_t tensor_count; // announced; the table is checked by those who need it
+    uint64_t table;        // where the table of tensors begins
+    uint64_t alignment;
+    qlora__gguf_value* values; // in file order
+    uint32_t* by_key;
+    uint32_t count;
+    size_t block; // bytes of values and by_key
+} qlora__gguf;
+
+// Reads forwards through the file. A read that does not fit sets `ended` and returns zeros, so
+// that a caller can check once.
+typedef struct qlora__gguf_cursor {
+    const uint8_t* file;
+    uint64_t at;
+    uint64_t size;
+    bool ended;
+} qlora__gguf_cursor;
+
+// The next n bytes, or NULL.
+static const uint8_t* qlora__gguf_take(qlora__gguf_cursor* c, uint64_t n) {
+    if (c->ended || n > c->size - c->at) {
+        c->ended = true;
+        return NULL;
+    }
+    c->at += n;
+    return c->file + (c->at - n);
+}
+
+// A little-endian number of `bytes` bytes.
+static uint64_t qlora__gguf_bits(const uint8_t* p, uint32_t bytes) {
+    uint64_t value = 0;
+    for (uint32_t i = bytes; i > 0; i--) {
+        value = value << 8 | p[i - 1];
+    }
+    return value;
+}
+
+static uint64_t qlora__gguf_number(qlora__gguf_cursor* c, uint32_t bytes) {
+    const uint8_t* p = qlora__gguf_take(c, bytes);
+    return p != NULL ? qlora__gguf_bits(p, bytes) : 0;
+}
+
+static uint32_t qlora__gguf_kind_bytes(qlora__gguf_kind kind) {
+#define QLORA__GGUF_SIZE(name, bytes) bytes,
+    static const uint8_t sizes[] = {QLORA__GGUF_VALUES(QLORA__GGUF_SIZE)};
+#undef QLORA__GGUF_SIZE
+    return sizes[kind];
+}
+
+static const char* qlora__gguf_kind_name(qlora__gguf_kind kind) {
+#define QLORA__GGUF_NAMED(name, bytes) #name,
+    static const char* const names[] = {QLORA__GGUF_VALUES(QLORA__GGUF_NAMED)};
+#undef QLORA__GGUF_NAMED
+    return names[kind];
+}
+
+static void qlora__gguf_free(qlora__env* env, qlora__gguf* g) {
+    qlora__env_free(env, g->values, g->block);
+    memset(g, 0, sizeof *g);
+}
+
+// The part of a key that a message shows.
+static int qlora__gguf_shown(uint64_t size) {
+    return size < 80 ? (int)size : 80;
+}
+
+static qlora_result qlora__gguf_cut(qlora__env* env, const qlora__gguf* g, const char* where) {
+    return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                           "%s: the file ends inside %s, after %llu bytes; it is truncated",
+                           g->label, where, (unsigned long long)g->size);
+}
+
+// The characters of a string; *size is their number.
+static qlora_result qlora__gguf_chars(qlora__env* env, const qlora__gguf* g, qlora__gguf_cursor* c,
+                                      const char* what, const uint8_t** out, uint64_t* size) {
+    uint64_t n = qlora__gguf_number(c, 8);
+    const uint8_t* p = qlora__gguf_take(c, n);
+    if (p == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s has %llu bytes, more than the file contains", g->label, what,
+                               (unsigned long long)n);
+    }
+    *out = p;
+    *size = n;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_bad_kind(qlora__env* env, const qlora__gguf* g,
+                                         const qlora__gguf_value* v, const char* what,
+                                         uint64_t kind) {
+    return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                           "%s: %.*s: %s %llu does not exist; the last one is %d", g->label,
+                           qlora__gguf_shown(v->key_size), v->key, what, (unsigned long long)kind,
+                           (int)QLORA__GGUF_KIND_COUNT - 1);
+}
+
+static qlora_result qlora__gguf_read_array(qlora__env* env, const qlora__gguf* g,
+                                           qlora__gguf_cursor* c, qlora__gguf_value* v) {
+    uint64_t element = qlora__gguf_number(c, 4);
+    v->count = qlora__gguf_number(c, 8);
+    if (c->ended) {
+        return qlora__gguf_cut(env, g, "an array");
+    }
+    if (element >= QLORA__GGUF_KIND_COUNT) {
+        return qlora__gguf_bad_kind(env, g, v, "element type", element);
+    }
+    v->element = (qlora__gguf_kind)element;
+    if (v->element == QLORA__GGUF_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %.*s is an array of arrays, which GGUF does not allow",
+                               g->label, qlora__gguf_shown(v->key_size), v->key);
+    }
+    uint64_t least = v->element == QLORA__GGUF_STRING ? 8 : qlora__gguf_kind_bytes(v->element);
+    if (v->count > (c->size - c->at) / least) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %.*s has %llu elements, more than the file can contain",
+            g->label, qlora__gguf_shown(v->key_size), v->key, (unsigned long long)v->count);
+    }
+    v->data = c->file + c->at;
+    if (v->element != QLORA__GGUF_STRING) {
+        v->bytes = v->count * least;
+        qlora__gguf_take(c, v->bytes);
+        return QLORA_OK;
+    }
+    uint64_t begin = c->at;
+    for (uint64_t i = 0; i < v->count; i++) {
+        const uint8_t* text = NULL;
+        uint64_t size = 0;
+        QLORA__TRY(qlora__gguf_chars(env, g, c, "a string of an array", &text, &size));
+    }
+    v->bytes = c->at - begin;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_value(qlora__env* env, const qlora__gguf* g,
+                                           qlora__gguf_cursor* c, qlora__gguf_value* v) {
+    const uint8_t* key = NULL;
+    uint64_t size = 0;
+    memset(v, 0, sizeof *v);
+    QLORA__TRY(qlora__gguf_chars(env, g, c, "a key", &key, &size));
+    v->key = (const char*)key;
+    if (size == 0 || size > QLORA__GGUF_MAX_KEY || memchr(key, 0, (size_t)size) != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: a key has %llu bytes; it must have 1 to %u and no zero byte",
+                               g->label, (unsigned long long)size, QLORA__GGUF_MAX_KEY);
+    }
+    v->key_size = (uint32_t)size;
+    uint64_t kind = qlora__gguf_number(c, 4);
+    if (c->ended) {
+        return qlora__gguf_cut(env, g, "the metadata");
+    }
+    if (kind >= QLORA__GGUF_KIND_COUNT) {
+        return qlora__gguf_bad_kind(env, g, v, "type", kind);
+    }
+    v->kind = (qlora__gguf_kind)kind;
+    v->element = v->kind;
+    v->count = 1;
+    if (v->kind == QLORA__GGUF_ARRAY) {
+        QLORA__TRY(qlora__gguf_read_array(env, g, c, v));
+    } else if (v->kind == QLORA__GGUF_STRING) {
+        QLORA__TRY(qlora__gguf_chars(env, g, c, "a string", &v->data, &v->bytes));
+    } else {
+        v->bytes = qlora__gguf_kind_bytes(v->kind);
+        v->data = qlora__gguf_take(c, v->bytes);
+        if (v->data == NULL) {
+            return qlora__gguf_cut(env, g, "the metadata");
+        }
+    }
+    for (uint64_t i = 0; v->element == QLORA__GGUF_BOOL && i < v->count; i++) {
+        if (v->data[i] > 1) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %.*s: a BOOL is %u; it must be 0 or 1", g->label,
+                                   qlora__gguf_shown(v->key_size), v->key, v->data[i]);
+        }
+    }
+    return QLORA_OK;
+}
+
+static int qlora__gguf_key_order(const qlora__gguf_value* a, const char* key, size_t size) {
+    size_t n = a->key_size < size ? a->key_size : size;
+    int order = memcmp(a->key, key, n);
+    return order != 0 ? order : a->key_size < size ? -1 : a->key_size > size ? 1 : 0;
+}
+
+static bool qlora__gguf_key_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__gguf_value* v = (const qlora__gguf_value*)user;
+    return qlora__gguf_key_order(&v[a], v[b].key, v[b].key_size) < 0;
+}
+
+// NULL if there is no such key.
+static const qlora__gguf_value* qlora__gguf_find(const qlora__gguf* g, const char* key) {
+    uint32_t low = 0;
+    uint32_t high = g->count;
+    size_t size = strlen(key);
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        const qlora__gguf_value* v = &g->values[g->by_key[middle]];
+        int order = qlora__gguf_key_order(v, key, size);
+        if (order == 0) {
+            return v;
+        }
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return NULL;
+}
+
+static qlora_result qlora__gguf_read_values(qlora__env* env, qlora__gguf* g, qlora__gguf_cursor* c,
+                                            uint64_t count) {
+    // The smallest pair has a key of one byte and a value of one.
+    if (count > (c->size - c->at) / 14 || count > INT32_MAX) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %llu keys are announced, more than the file can contain",
+                               g->label, (unsigned long long)count);
+    }
+    size_t bytes = (size_t)count * (sizeof *g->values + sizeof *g->by_key);
+    if (count > 0) {
+        g->values = (qlora__gguf_value*)qlora__env_alloc(env, bytes);
+        if (g->values == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        g->block = bytes;
+        g->by_key = (uint32_t*)(void*)(g->values + count);
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        QLORA__TRY(qlora__gguf_read_value(env, g, c, &g->values[i]));
+        g->by_key[i] = (uint32_t)i;
+    }
+    g->count = (uint32_t)count;
+    qlora__sort(g->by_key, g->count, qlora__gguf_key_less, g->values);
+    for (uint32_t i = 1; i < g->count; i++) {
+        const qlora__gguf_value* v = &g->values[g->by_key[i]];
+        if (qlora__gguf_key_order(&g->values[g->by_key[i - 1]], v->key, v->key_size) == 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the key %.*s occurs twice", g->label,
+                                   qlora__gguf_shown(v->key_size), v->key);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_version(qlora__env* env, const qlora__gguf* g,
+                                             qlora__gguf_cursor* c) {
+    const uint8_t* magic = qlora__gguf_take(c, 4);
+    uint64_t version = qlora__gguf_number(c, 4);
+    if (magic == NULL || memcmp(magic, "GGUF", 4) != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: this is not a GGUF file: it does not begin with \"GGUF\"",
+                               g->label);
+    }
+    if (c->ended) {
+        return qlora__gguf_cut(env, g, "the header");
+    }
+    if (version != 0 && (version & 0xFFFF) == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: this is a big-endian GGUF file; only little-endian ones are "
+                               "supported",
+                               g->label);
+    }
+    if (version != 2 && version != 3) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: GGUF version %llu is not supported; supported are 2 and 3",
+                               g->label, (unsigned long long)version);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_alignment(qlora__env* env, qlora__gguf* g) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, "general.alignment");
+    g->alignment = 32;
+    if (v == NULL) {
+        return QLORA_OK;
+    }
+    if (v->kind != QLORA__GGUF_U32) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: general.alignment has type %s; it must be U32", g->label,
+                               qlora__gguf_kind_name(v->kind));
+    }
+    g->alignment = qlora__gguf_bits(v->data, 4);
+    if (g->alignment == 0 || (g->alignment & (g->alignment - 1)) != 0 ||
+        g->alignment > QLORA__GGUF_MAX_ALIGN) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: general.alignment is %llu; it must be a power of two up to "
+                               "2^30",
+                               g->label, (unsigned long long)g->alignment);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_all(qlora__env* env, qlora__gguf* g) {
+    qlora__gguf_cursor c;
+    memset(&c, 0, sizeof c);
+    c.file = g->file;
+    c.size = g->size;
+    QLORA__TRY(qlora__gguf_read_version(env, g, &c));
+    g->tensor_count = qlora__gguf_number(&c, 8);
+    uint64_t count = qlora__gguf_number(&c, 8);
+    if (c.ended) {
+        return qlora__gguf_cut(env, g, "the header");
+    }
+    QLORA__TRY(qlora__gguf_read_values(env, g, &c, count));
+    g->table = c.at;
+    return qlora__gguf_read_alignment(env, g);
+}
+
+// Reads the header and the metadata of a file in memory, which must outlive *g. Call
+// qlora__gguf_free afterwards. After a failure there is nothing to free.
+static QLORA__UNUSED qlora_result qlora__gguf_parse(qlora__env* env, const char* label,
+                                                    const void* bytes, uint64_t size,
+                                                    qlora__gguf* g) {
+    memset(g, 0, sizeof *g);
+    g->label = label;
+    g->file = (const uint8_t*)bytes;
+    g->size = size;
+    qlora_result result = qlora__gguf_read_all(env, g);
+    if (result != QLORA_OK) {
+        qlora__gguf_free(env, g);
+    }
+    return result;
+}
+
+// ---- values -------------------------------------------------------------------------------------
+
+static qlora_result qlora__gguf_wrong(qlora__env* env, const qlora__gguf* g, const char* key,
+                                      const qlora__gguf_value* v, const char* wanted) {
+    if (v == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s is missing", g->label, key);
+    }
+    return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s has type %s%s; it must be %s", g->label,
+                           key, v->kind == QLORA__GGUF_ARRAY ? "ARRAY of " : "",
+                           qlora__gguf_kind_name(v->element), wanted);
+}
+
+// Element `index` as an integer; false if it is not one, or does not fit.
+static QLORA__UNUSED bool qlora__gguf_integer(const qlora__gguf_value* v, uint64_t index,
+                                              int64_t* out) {
+    uint32_t bytes = qlora__gguf_kind_bytes(v->element);
+    bool is_signed = v->element == QLORA__GGUF_I8 || v->element == QLORA__GGUF_I16 ||
+                     v->element == QLORA__GGUF_I32 || v->element == QLORA__GGUF_I64;
+    bool is_unsigned = v->element == QLORA__GGUF_U8 || v->element == QLORA__GGUF_U16 ||
+                       v->element == QLORA__GGUF_U32 || v->element == QLORA__GGUF_U64;
+    if ((!is_signed && !is_unsigned) || index >= v->count) {
+        return false;
+    }
+    uint64_t bits = qlora__gguf_bits(v->data + index * bytes, bytes);
+    uint64_t sign = (uint64_t)1 << (8 * bytes - 1);
+    if (is_signed && (bits & sign) != 0) {
+        // minus the distance from 2^n, without a conversion that overflows
+        *out = -(int64_t)((~bits & (sign - 1))) - 1;
+        return true;
+    }
+    *out = (int64_t)(bits & INT64_MAX);
+    return bits <= INT64_MAX;
+}
+
+// Element `index` as a real number; false if it is not an F32 or F64.
+static QLORA__UNUSED bool qlora__gguf_real(const qlora__gguf_value* v, uint64_t index,
+                                           double* out) {
+    if (index >= v->count) {
+        return false;
+    }
+    if (v->element == QLORA__GGUF_F32) {
+        uint32_t bits = (uint32_t)qlora__gguf_bits(v->data + index * 4, 4);
+        float number;
+        memcpy(&number, &bits, sizeof number);
+        *out = (double)number;
+        return true;
+    }
+    if (v->element == QLORA__GGUF_F64) {
+        uint64_t bits = qlora__gguf_bits(v->data + index * 8, 8);
+        memcpy(out, &bits, sizeof *out);
+        return true;
+    }
+    return false;
+}
+
+// An integer within [least, most]. If it is absent, the result is `fallback`; a negative fallback
+// makes that an error. An array is accepted when all its elements are equal.
+static QLORA__UNUSED qlora_result qlora__gguf_get_int(qlora__env* env, const qlora__gguf* g,
+                                                      const char* key, int64_t fallback,
+                                                      int64_t least, int64_t most, int64_t* out) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    int64_t number = fallback;
+    if (v == NULL && fallback >= 0) {
+        *out = fallback;
+        return QLORA_OK;
+    }
+    if (v == NULL || v->count == 0 || !qlora__gguf_integer(v, 0, &number)) {
+        return qlora__gguf_wrong(env, g, key, v, "an integer");
+    }
+    for (uint64_t i = 1; i < v->count; i++) {
+        int64_t other = 0;
+        if (!qlora__gguf_integer(v, i, &other) || other != number) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: %s differs between the layers (%lld, then %lld), which is "
+                                   "not supported",
+                                   g->label, key, (long long)number, (long long)other);
+        }
+    }
+    if (number < least || number > most) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s is %lld; it must be an integer from %lld to %lld", g->label,
+                               key, (long long)number, (long long)least, (long long)most);
+    }
+    *out = number;
+    return QLORA_OK;
+}
+
+// A positive number. If it is absent, the result is `fallback`; a negative fallback makes that an
+// error.
+static QLORA__UNUSED qlora_result qlora__gguf_get_positive(qlora__env* env, const qlora__gguf* g,
+                                                           const char* key, double fallback,
+                                                           double* out) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    double number = 0.0;
+    if (v == NULL && fallback >= 0.0) {
+        *out = fallback;
+        return QLORA_OK;
+    }
+    if (v == NULL || v->kind == QLORA__GGUF_ARRAY || !qlora__gguf_real(v, 0, &number)) {
+        return qlora__gguf_wrong(env, g, key, v, "F32 or F64");
+    }
+    if (!(number > 0.0) || number > 1e30) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s is %g; it must be positive and at most 1e30", g->label, key,
+                               number);
+    }
+    *out = number;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__gguf_get_bool(qlora__env* env, const qlora__gguf* g,
+                                                       const char* key, bool fallback, bool* out) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    if (v != NULL && v->kind != QLORA__GGUF_BOOL) {
+        return qlora__gguf_wrong(env, g, key, v, "BOOL");
+    }
+    *out = v != NULL ? v->data[0] != 0 : fallback;
+    return QLORA_OK;
+}
+
+// A string, which is not terminated. If it is absent, *out is NULL, or an error if it is needed.
+static QLORA__UNUSED qlora_result qlora__gguf_get_string(qlora__env* env, const qlora__gguf* g,
+                                                         const char* key, bool need,
+                                                         const char** out, size_t* size) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    *out = NULL;
+    *size = 0;
+    if (v == NULL && !need) {
+        return QLORA_OK;
+    }
+    if (v == NULL || v->kind != QLORA__GGUF_STRING) {
+        return qlora__gguf_wrong(env, g, key, v, "STRING");
+    }
+    *out = (const char*)v->data;
+    *size = (size_t)v->bytes;
+    return QLORA_OK;
+}
+
+// An array of `element`; if it is absent, *out is NULL, or an error if it is needed.
+static QLORA__UNUSED qlora_result qlora__gguf_get_array(qlora__env* env, const qlora__gguf* g,
+                                                        const char* key, qlora__gguf_kind element,
+                                                        bool need, const qlora__gguf_value** out) {
+    char wanted[32];
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    *out = v;
+    if (v == NULL && !need) {
+        return QLORA_OK;
+    }
+    if (v == NULL || v->kind != QLORA__GGUF_ARRAY || v->element != element) {
+        snprintf(wanted, sizeof wanted, "ARRAY of %s", qlora__gguf_kind_name(element));
+        return qlora__gguf_wrong(env, g, key, v, wanted);
+    }
+    return QLORA_OK;
+}
+
+// Goes through the strings of an array: start with *at = 0 and call it once per element. The array
+// has been checked when the file was read.
+static QLORA__UNUSED const char* qlora__gguf_next_string(const qlora__gguf_value* v, uint64_t* at,
+                                                         size_t* size) {
+    uint64_t n = qlora__gguf_bits(v->data + *at, 8);
+    const uint8_t* text = v->data + *at + 8;
+    *at += 8 + n;
+    *size = (size_t)n;
+    return (const char*)text;
+}
+
+static QLORA__UNUSED bool qlora__gguf_is(const char* text, size_t size, const char* word) {
+    return text != NULL && strlen(word) == size && memcmp(text, word, size) == 0;
+}
+
+// Whether a path names a GGUF file, by its ending.
+static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
+    size_t n = strlen(path);
+    return n >= 5 &&
+           (memcmp(path + n - 5, ".gguf", 5) == 0 || memcmp(path + n - 5, ".GGUF", 5) == 0);
+}
+
+#endif // QLORA__PART_GGUF_READ
+
+//@@ src/formats/gguf_blocks.h
+
+// ---- GGUF tensor types --------------------------------------------------------------------------
+
+// Every product of scales and codes is exact in f32, so that only the final addition or subtraction
+// rounds: the values are the same bit for bit with and without fused multiply-add. The order of the
+// factors decides the sign of a zero, so scales are multiplied first, as in llama.cpp.
+
+static float qlora__gguf_half(const uint8_t* p) {
+    return qlora__f16_to((uint16_t)(p[0] | p[1] << 8));
+}
+
+static void qlora__gguf_put16(uint8_t* p, uint16_t bits) {
+    p[0] = (uint8_t)(bits & 255);
+    p[1] = (uint8_t)(bits >> 8);
+}
+
+static uint32_t qlora__gguf_word(const uint8_t* p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+// Code e of a run of 32: the low halves of 16 bytes, then the high halves.
+static int qlora__gguf_nibble(const uint8_t* q, int e) {
+    return e < 16 ? q[e] & 15 : q[e - 16] >> 4;
+}
+
+static void qlora__gguf_widen_f32(const uint8_t* in, float* out) {
+    *out = qlora__from_bits(qlora__gguf_word(in));
+}
+
+static void qlora__gguf_widen_f16(const uint8_t* in, float* out) {
+    *out = qlora__gguf_half(in);
+}
+
+static void qlora__gguf_widen_bf16(const uint8_t* in, float* out) {
+    *out = qlora__bf16_to((uint16_t)(in[0] | in[1] << 8));
+}
+
+static void qlora__gguf_widen_q4_0(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in);
+    for (int e = 0; e < 32; e++) {
+        out[e] = d * (float)(qlora__gguf_nibble(in + 2, e) - 8);
+    }
+}
+
+static void qlora__gguf_widen_q4_1(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in);
+    float m = qlora__gguf_half(in + 2);
+    for (int e = 0; e < 32; e++) {
+        out[e] = d * (float)qlora__gguf_nibble(in + 4, e) + m;
+    }
+}
+
+static void qlora__gguf_widen_q5_0(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in);
+    uint32_t high = qlora__gguf_word(in + 2);
+    for (int e = 0; e < 32; e++) {
+        int code = qlora__gguf_nibble(in + 6, e) + 16 * (int)(high >> e & 1);
+        out[e] = d * (float)(code - 16);
+    }
+}
+
+static void qlora__gguf_widen_q5_1(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in);
+    float m = qlora__gguf_half(in + 2);
+    uint32_t high = qlora__gguf_word(in + 4);
+    for (int e = 0; e < 32; e++) {
+        int code = qlora__gguf_nibble(in + 8, e) + 16 * (int)(high >> e & 1);
+        out[e] = d * (float)code + m;
+    }
+}
+
+static void qlora__gguf_widen_q8_0(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in);
+    for (int e = 0; e < 32; e++) {
+        out[e] = d * (float)(int8_t)in[2 + e];
+    }
+}
+
+// Two bits per code: four runs of 32 share the 32 bytes of each half of the block.
+static int qlora__gguf_pair_code(const uint8_t* qs, int e) {
+    return qs[e / 128 * 32 + e % 32] >> (2 * (e % 128 / 32)) & 3;
+}
+
+static void qlora__gguf_widen_q2_k(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in + 80);
+    float least = qlora__gguf_half(in + 82);
+    for (int e = 0; e < 256; e++) {
+        int s = in[e / 16];
+        float product = d * (float)(s & 15) * (float)qlora__gguf_pair_code(in + 16, e);
+        out[e] = product - least * (float)(s >> 4);
+    }
+}
+
+static void qlora__gguf_widen_q3_k(const uint8_t* in, float* out) {
+    const uint8_t* scales = in + 96;
+    float d = qlora__gguf_half(in + 108);
+    for (int e = 0; e < 256; e++) {
+        int k = e / 16;
+        int s = k < 8 ? scales[k] & 15 : scales[k - 8] >> 4;
+        s += 16 * (scales[8 + k % 4] >> (2 * (k / 4)) & 3);
+        int bit = in[e % 32] >> (e / 32) & 1;
+        int code = qlora__gguf_pair_code(in + 32, e) - (bit != 0 ? 0 : 4);
+        out[e] = d * (float)(s - 32) * (float)code;
+    }
+}
+
+// The six-bit scale and minimum of group g of 32 codes.
+static void qlora__gguf_scale_pair(const uint8_t* scales, int g, int* scale, int* least) {
+    if (g < 4) {
+        *scale = scales[g] & 63;
+        *least = scales[g + 4] & 63;
+    } else {
+        *scale = (scales[g + 4] & 15) + 16 * (scales[g - 4] >> 6);
+        *least = (scales[g + 4] >> 4) + 16 * (scales[g] >> 6);
+    }
+}
+
+// Q4_K, and Q5_K with its fifth bits in `high`.
+static void qlora__gguf_widen_k(const uint8_t* in, const uint8_t* high, const uint8_t* qs,
+                                float* out) {
+    float d = qlora__gguf_half(in);
+    float m = qlora__gguf_half(in + 2);
+    for (int g = 0; g < 8; g++) {
+        int scale = 0;
+        int least = 0;
+        qlora__gguf_scale_pair(in + 4, g, &scale, &least);
+        for (int e = 0; e < 32; e++) {
+            int byte = qs[32 * (g / 2) + e];
+            int code = g % 2 == 0 ? byte & 15 : byte >> 4;
+            code += high != NULL ? 16 * (high[e] >> g & 1) : 0;
+            out[32 * g + e] = d * (float)scale * (float)code - m * (float)least;
+        }
+    }
+}
+
+static void qlora__gguf_widen_q4_k(const uint8_t* in, float* out) {
+    qlora__gguf_widen_k(in, NULL, in + 16, out);
+}
+
+static void qlora__gguf_widen_q5_k(const uint8_t* in, float* out) {
+    qlora__gguf_widen_k(in, in + 16, in + 48, out);
+}
+
+static void qlora__gguf_widen_q6_k(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in + 208);
+    for (int e = 0; e < 256; e++) {
+        int n = e / 128;
+        int j = e % 128 / 32;
+        int l = e % 32;
+        int byte = in[64 * n + l + 32 * (j & 1)];
+        int code = j < 2 ? byte & 15 : byte >> 4;
+        code += 16 * (in[128 + 32 * n + l] >> (2 * j) & 3);
+        out[e] = d * (float)(int8_t)in[192 + e / 16] * (float)(code - 32);
+    }
+}
+
+// The levels of IQ4_NL and IQ4_XS.
+static const int8_t qlora__gguf_iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                           1,    13,   25,  38,  53,  69,  89,  113};
+
+static void qlora__gguf_widen_iq4_nl(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in);
+    for (int e = 0; e < 32; e++) {
+        out[e] = d * (float)qlora__gguf_iq4[qlora__gguf_nibble(in + 2, e)];
+    }
+}
+
+static void qlora__gguf_widen_iq4_xs(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in);
+    int high = in[2] | in[3] << 8;
+    for (int e = 0; e < 256; e++) {
+        int g = e / 32;
+        int s = (in[4 + g / 2] >> (4 * (g % 2)) & 15) + 16 * (high >> (2 * g) & 3);
+        int level = qlora__gguf_iq4[qlora__gguf_nibble(in + 8 + 16 * g, e % 32)];
+        out[e] = d * (float)(s - 32) * (float)level;
+    }
+}
+
+// 2^(x - 128) times twice the value of a four-bit float. The first two exponents are subnormal.
+static void qlora__gguf_widen_mxfp4(const uint8_t* in, float* out) {
+    static const int8_t levels[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    uint32_t bits = in[0] < 2 ? (uint32_t)0x00200000 << in[0] : (uint32_t)(in[0] - 1) << 23;
+    float d = qlora__from_bits(bits);
+    for (int e = 0; e < 32; e++) {
+        out[e] = d * (float)levels[qlora__gguf_nibble(in + 1, e)];
+    }
+}
+
+static void qlora__gguf_pack_f32(const float* in, uint8_t* out) {
+    uint32_t bits = qlora__bits(*in);
+    qlora__gguf_put16(out, (uint16_t)(bits & 0xFFFF));
+    qlora__gguf_put16(out + 2, (uint16_t)(bits >> 16));
+}
+
+static void qlora__gguf_pack_f16(const float* in, uint8_t* out) {
+    qlora__gguf_put16(out, qlora__f16_from(*in));
+}
+
+static void qlora__gguf_pack_bf16(const float* in, uint8_t* out) {
+    qlora__gguf_put16(out, qlora__bf16_from(*in));
+}
+
+// The codes use the scale before it is rounded to half precision, as in llama.cpp.
+static void qlora__gguf_pack_q8_0(const float* in, uint8_t* out) {
+    float most = 0.0f;
+    for (int e = 0; e < 32; e++) {
+        float size = fabsf(in[e]);
+        most = size > most ? size : most;
+    }
+    float d = most / 127.0f;
+    float inverse = d > 0.0f ? 1.0f / d : 0.0f;
+    qlora__gguf_put16(out, qlora__f16_from(d));
+    for (int e = 0; e < 32; e++) {
+        out[2 + e] = (uint8_t)(int8_t)roundf(in[e] * inverse);
+    }
+}
+
+static void qlora__gguf_pack_q4_0(const float* in, uint8_t* out) {
+    float most = 0.0f; // the value of largest magnitude, with its sign
+    for (int e = 0; e < 32; e++) {
+        most = fabsf(in[e]) > fabsf(most) ? in[e] : most;
+    }
+    float d = most / -8.0f;
+    float inverse = d < 0.0f || d > 0.0f ? 1.0f / d : 0.0f;
+    qlora__gguf_put16(out, qlora__f16_from(d));
+    for (int e = 0; e < 16; e++) {
+        int low = (int)(in[e] * inverse + 8.5f);
+        int high = (int)(in[e + 16] * inverse + 8.5f);
+        low = low < 15 ? low : 15;
+        high = high < 15 ? high : 15;
+        out[2 + e] = (uint8_t)(low | high << 4);
+    }
+}
+
+// ---- the table of types -------------------------------------------------------------------------
+
+typedef struct qlora__gguf_type {
+    uint32_t id;
+    const char* name;
+    uint32_t block;                                  // elements
+    uint32_t bytes;                                  // of a block
+    void (*widen)(const uint8_t* block, float* out); // NULL: the type is known but not supported
+    void (*pack)(const float* in, uint8_t* block);   // NULL: the type is only read
+} qlora__gguf_type;
+
+static const qlora__gguf_type qlora__gguf_types[] = {
+    {0, "F32", 1, 4, qlora__gguf_widen_f32, qlora__gguf_pack_f32},
+    {1, "F16", 1, 2, qlora__gguf_widen_f16, qlora__gguf_pack_f16},
+    {30, "BF16", 1, 2, qlora__gguf_widen_bf16, qlora__gguf_pack_bf16},
+    {8, "Q8_0", 32, 34, qlora__gguf_widen_q8_0, qlora__gguf_pack_q8_0},
+    {2, "Q4_0", 32, 18, qlora__gguf_widen_q4_0, qlora__gguf_pack_q4_0},
+    {3, "Q4_1", 32, 20, qlora__gguf_widen_q4_1, NULL},
+    {6, "Q5_0", 32, 22, qlora__gguf_widen_q5_0, NULL},
+    {7, "Q5_1", 32, 24, qlora__gguf_widen_q5_1, NULL},
+    {10, "Q2_K", 256, 84, qlora__gguf_widen_q2_k, NULL},
+    {11, "Q3_K", 256, 110, qlora__gguf_widen_q3_k, NULL},
+    {12, "Q4_K", 256, 144, qlora__gguf_widen_q4_k, NULL},
+    {13, "Q5_K", 256, 176, qlora__gguf_widen_q5_k, NULL},
+    {14, "Q6_K", 256, 210, qlora__gguf_widen_q6_k, NULL},
+    {20, "IQ4_NL", 32, 18, qlora__gguf_widen_iq4_nl, NULL},
+    {23, "IQ4_XS", 256, 136, qlora__gguf_widen_iq4_xs, NULL},
+    {39, "MXFP4", 32, 17, qlora__gguf_widen_mxfp4, NULL},
+    // known by name only
+    {9, "Q8_1", 0, 0, NULL, NULL},
+    {15, "Q8_K", 0, 0, NULL, NULL},
+    {16, "IQ2_XXS", 0, 0, NULL, NULL},
+    {17, "IQ2_XS", 0, 0, NULL, NULL},
+    {18, "IQ3_XXS", 0, 0, NULL, NULL},
+    {19, "IQ1_S", 0, 0, NULL, NULL},
+    {21, "IQ3_S", 0, 0, NULL, NULL},
+    {22, "IQ2_S", 0, 0, NULL, NULL},
+    {24, "I8", 0, 0, NULL, NULL},
+    {25, "I16", 0, 0, NULL, NULL},
+    {26, "I32", 0, 0, NULL, NULL},
+    {27, "I64", 0, 0, NULL, NULL},
+    {28, "F64", 0, 0, NULL, NULL},
+    {29, "IQ1_M", 0, 0, NULL, NULL},
+    {34, "TQ1_0", 0, 0, NULL, NULL},
+    {35, "TQ2_0", 0, 0, NULL, NULL},
+    {40, "NVFP4", 0, 0, NULL, NULL},
+    {41, "Q1_0", 0, 0, NULL, NULL},
+    {42, "Q2_0", 0, 0, NULL, NULL},
+};
+#define QLORA__GGUF_TYPES (sizeof qlora__gguf_types / sizeof qlora__gguf_types[0])
+
+// NULL if there is no type of that number.
+static QLORA__UNUSED const qlora__gguf_type* qlora__gguf_type_of(uint32_t id) {
+    for (size_t i = 0; i < QLORA__GGUF_TYPES; i++) {
+        if (qlora__gguf_types[i].id == id) {
+            return &qlora__gguf_types[i];
+        }
+    }
+    return NULL;
+}
+
+static QLORA__UNUSED const qlora__gguf_type* qlora__gguf_type_named(const char* name) {
+    for (size_t i = 0; i < QLORA__GGUF_TYPES; i++) {
+        if (strcmp(qlora__gguf_types[i].name, name) == 0) {
+            return &qlora__gguf_types[i];
+        }
+    }
+    return NULL;
+}
+
+// `count` is a multiple of the block size.
+static QLORA__UNUSED void qlora__gguf_widen(const qlora__gguf_type* type, const uint8_t* in,
+                                            uint64_t count, float* out) {
+    for (uint64_t i = 0; i < count / type->block; i++) {
+        type->widen(in + i * type->bytes, out + i * type->block);
+    }
+}
+
+static QLORA__UNUSED void qlora__gguf_pack(const qlora__gguf_type* type, const float* in,
+                                           uint64_t count, uint8_t* out) {
+    for (uint64_t i = 0; i < count / type->block; i++) {
+        type->pack(in + i * type->block, out + i * type->bytes);
+    }
+}
+
+//@@ src/formats/gguf_tensors.h
+
+// ---- reading GGUF: tensors ----------------------------------------------------------------------
+
+#define QLORA__GGUF_NAME 64 // with the terminating zero
+#define QLORA__GGUF_DIMS 4
+#define QLORA__GGUF_MAX_SPLITS 4096
+
+typedef struct qlora__gguf_tensor {
+    char name[QLORA__GGUF_NAME];
+    uint64_t shape[QLORA__GGUF_DIMS]; // fastest first; 1 beyond `rank`
+    uint64_t elements;
+    uint64_t begin; // offset in the data part
+    uint64_t bytes;
+    const uint8_t* data; // not aligned
+    const qlora__gguf_type* type;
+    uint32_t rank;
+} qlora__gguf_tensor;
+
+// One file of a model.
+typedef struct qlora__gguf_file {
+    qlora__gguf meta;
+    qlora__map map;              // data is NULL if the caller owns the bytes
+    qlora__gguf_tensor* tensors; // in file order
+    uint32_t* by_name;
+    uint32_t count;
+    size_t block; // bytes of tensors and by_name
+    char path[QLORA__PATH_ROOM];
+} qlora__gguf_file;
+
+static void qlora__gguf_close(qlora__env* env, qlora__gguf_file* f) {
+    qlora__env_free(env, f->tensors, f->block);
+    qlora__gguf_free(env, &f->meta);
+    qlora__map_close(env, &f->map);
+    f->tensors = NULL;
+    f->count = 0;
+}
+
+// Reads the type of a tensor and computes its size, with checked multiplications.
+static qlora_result qlora__gguf_read_type(qlora__env* env, const qlora__gguf* g, uint64_t id,
+                                          qlora__gguf_tensor* t) {
+    t->type = id <= UINT32_MAX ? qlora__gguf_type_of((uint32_t)id) : NULL;
+    if (t->type == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: tensor type %llu does not exist",
+                               g->label, t->name, (unsigned long long)id);
+    }
+    if (t->type->widen == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s has type %s, which is not supported; supported are F32, "
+                               "F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K, IQ4_NL, "
+                               "IQ4_XS and MXFP4",
+                               g->label, t->name, t->type->name);
+    }
+    if (t->shape[0] % t->type->block != 0) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %s has rows of %llu values; %s needs a multiple of %u",
+            g->label, t->name, (unsigned long long)t->shape[0], t->type->name, t->type->block);
+    }
+    t->elements = 1;
+    for (uint32_t i = 0; i < t->rank; i++) {
+        if (t->shape[i] == 0 || t->elements > ((uint64_t)1 << 60) / t->shape[i]) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %s: dimension %u is %llu; each must be at least 1, and "
+                                   "their product at most 2^60",
+                                   g->label, t->name, i, (unsigned long long)t->shape[i]);
+        }
+        t->elements *= t->shape[i];
+    }
+    uint64_t blocks = t->elements / t->type->block;
+    if (blocks > INT64_MAX / t->type->bytes) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: the size of the tensor overflows",
+                               g->label, t->name);
+    }
+    t->bytes = blocks * t->type->bytes;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_tensor(qlora__env* env, const qlora__gguf* g,
+                                            qlora__gguf_cursor* c, qlora__gguf_tensor* t) {
+    const uint8_t* name = NULL;
+    uint64_t size = 0;
+    memset(t, 0, sizeof *t);
+    QLORA__TRY(qlora__gguf_chars(env, g, c, "the name of a tensor", &name, &size));
+    if (size == 0 || size >= QLORA__GGUF_NAME || memchr(name, 0, (size_t)size) != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: the name of a tensor has %llu bytes; it must have 1 to %d and "
+                               "no zero byte",
+                               g->label, (unsigned long long)size, QLORA__GGUF_NAME - 1);
+    }
+    memcpy(t->name, name, (size_t)size);
+    uint64_t rank = qlora__gguf_number(c, 4);
+    if (!c->ended && (rank < 1 || rank > QLORA__GGUF_DIMS)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s has %llu dimensions; it must have 1 to %d", g->label,
+                               t->name, (unsigned long long)rank, QLORA__GGUF_DIMS);
+    }
+    t->rank = (uint32_t)rank;
+    for (uint32_t i = 0; i < QLORA__GGUF_DIMS; i++) {
+        t->shape[i] = i < t->rank ? qlora__gguf_number(c, 8) : 1;
+    }
+    uint64_t type = qlora__gguf_number(c, 4);
+    t->begin = qlora__gguf_number(c, 8);
+    if (c->ended) {
+        return qlora__gguf_cut(env, g, "the table of tensors");
+    }
+    return qlora__gguf_read_type(env, g, type, t);
+}
+
+static bool qlora__gguf_offset_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__gguf_tensor* t = (const qlora__gguf_tensor*)user;
+    return t[a].begin != t[b].begin ? t[a].begin < t[b].begin : a < b;
+}
+
+static bool qlora__gguf_name_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__gguf_tensor* t = (const qlora__gguf_tensor*)user;
+    return strcmp(t[a].name, t[b].name) < 0;
+}
+
+// Tensors must follow one another without gaps or overlaps, each at a multiple of the alignment,
+// and end within the file.
+static qlora_result qlora__gguf_check_layout(qlora__env* env, qlora__gguf_file* f, uint64_t data) {
+    const qlora__gguf* g = &f->meta;
+    uint64_t room = g->size - data;
+    uint64_t at = 0;
+    qlora__sort(f->by_name, f->count, qlora__gguf_offset_less, f->tensors);
+    for (uint32_t i = 0; i < f->count; i++) {
+        qlora__gguf_tensor* t = &f->tensors[f->by_name[i]];
+        if (t->begin % g->alignment != 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %s begins at %llu, which is not a multiple of the "
+                                   "alignment (%llu)",
+                                   g->label, t->name, (unsigned long long)t->begin,
+                                   (unsigned long long)g->alignment);
+        }
+        if (t->begin > room || t->bytes > room - t->begin) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %s needs %llu bytes at %llu, but the file has only %llu "
+                                   "bytes of data; it is truncated",
+                                   g->label, t->name, (unsigned long long)t->bytes,
+                                   (unsigned long long)t->begin, (unsigned long long)room);
+        }
+        if (t->begin != at) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s begins at %llu, %s %llu",
+                                   g->label, t->name, (unsigned long long)t->begin,
+                                   t->begin < at ? "before the previous tensor ends at"
+                                                 : "leaving a gap after",
+                                   (unsigned long long)at);
+        }
+        t->data = g->file + data + t->begin;
+        at = (t->begin + t->bytes + g->alignment - 1) / g->alignment * g->alignment;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_table(qlora__env* env, qlora__gguf_file* f) {
+    const qlora__gguf* g = &f->meta;
+    qlora__gguf_cursor c;
+    memset(&c, 0, sizeof c);
+    c.file = g->file;
+    c.size = g->size;
+    c.at = g->table;
+    // The smallest entry has a name of one byte and one dimension.
+    if (g->tensor_count > (c.size - c.at) / 33 || g->tensor_count > INT32_MAX) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %llu tensors are announced, more than the file can contain",
+                               g->label, (unsigned long long)g->tensor_count);
+    }
+    f->count = (uint32_t)g->tensor_count;
+    if (f->count == 0) {
+        return QLORA_OK;
+    }
+    f->block = f->count * (sizeof *f->tensors + sizeof *f->by_name);
+    f->tensors = (qlora__gguf_tensor*)qlora__env_alloc(env, f->block);
+    if (f->tensors == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    f->by_name = (uint32_t*)(void*)(f->tensors + f->count);
+    for (uint32_t i = 0; i < f->count; i++) {
+        QLORA__TRY(qlora__gguf_read_tensor(env, g, &c, &f->tensors[i]));
+        f->by_name[i] = i;
+    }
+    uint64_t data = (c.at + g->alignment - 1) / g->alignment * g->alignment;
+    if (data > g->size) {
+        return qlora__gguf_cut(env, g, "the table of tensors");
+    }
+    QLORA__TRY(qlora__gguf_check_layout(env, f, data));
+    qlora__sort(f->by_name, f->count, qlora__gguf_name_less, f->tensors);
+    for (uint32_t i = 1; i < f->count; i++) {
+        const char* name = f->tensors[f->by_name[i]].name;
+        if (strcmp(f->tensors[f->by_name[i - 1]].name, name) == 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: two tensors are named %s", g->label,
+                                   name);
+        }
+    }
+    return QLORA_OK;
+}
+
+// Reads a complete file from memory, which must outlive *f. *f is large. After a failure there is
+// nothing to close.
+static QLORA__UNUSED qlora_result qlora__gguf_file_parse(qlora__env* env, const char* label,
+                                                         const void* bytes, uint64_t size,
+                                                         qlora__gguf_file* f) {
+    memset(f, 0, sizeof *f);
+    QLORA__TRY(qlora__gguf_parse(env, label, bytes, size, &f->meta));
+    qlora_result result = qlora__gguf_read_table(env, f);
+    if (result != QLORA_OK) {
+        qlora__gguf_close(env, f);
+    }
+    return result;
+}
+
+static QLORA__UNUSED qlora_result qlora__gguf_file_open(qlora__env* env, const char* path,
+                                                        qlora__gguf_file* f) {
+    memset(f, 0, sizeof *f);
+    QLORA__TRY(qlora__path_join(env, "", path, f->path));
+    QLORA__TRY(qlora__map_open(env, path, &f->map));
+    qlora_result result = qlora__gguf_parse(env, f->path, f->map.data, f->map.size, &f->meta);
+    if (result == QLORA_OK) {
+        result = qlora__gguf_read_table(env, f);
+    }
+    if (result != QLORA_OK) {
+        qlora__gguf_close(env, f);
+    }
+    return result;
+}
+
+// NULL if the file has no such tensor.
+static QLORA__UNUSED const qlora__gguf_tensor* qlora__gguf_tensor_find(const qlora__gguf_file* f,
+                                                                       const char* name) {
+    uint32_t low = 0;
+    uint32_t high = f->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        const qlora__gguf_tensor* t = &f->tensors[f->by_name[middle]];
+        int order = strcmp(t->name, name);
+        if (order == 0) {
+            return t;
+        }
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return NULL;
+}
+
+// ---- split models -------------------------------------------------------------------------------
+
+// The files of a model; the first one has the metadata.
+typedef struct qlora__gguf_model {
+    qlora__gguf_file* files;
+    uint32_t count;
+    uint32_t room;
+} qlora__gguf_model;
+
+static QLORA__UNUSED void qlora__gguf_model_close(qlora__env* env, qlora__gguf_model* m) {
+    for (uint32_t i = 0; i < m->count; i++) {
+        qlora__gguf_close(env, &m->files[i]);
+    }
+    qlora__env_free(env, m->files, m->room * sizeof *m->files);
+    memset(m, 0, sizeof *m);
+}
+
+static QLORA__UNUSED const qlora__gguf_tensor* qlora__gguf_model_find(const qlora__gguf_model* m,
+                                                                      const char* name) {
+    for (uint32_t i = 0; i < m->count; i++) {
+        const qlora__gguf_tensor* t = qlora__gguf_tensor_find(&m->files[i], name);
+        if (t != NULL) {
+            return t;
+        }
+    }
+    return NULL;
+}
+
+// The path of part `number` (from 1): PREFIX-00001-of-00003.gguf with the digits replaced.
+static qlora_result qlora__gguf_part_path(qlora__env* env, const char* first, int64_t number,
+                                          int64_t parts, char* out) {
+    char want[32];
+    char name[32];
+    size_t n = strlen(first);
+    snprintf(want, sizeof want, "-00001-of-%05lld.gguf", (long long)parts);
+    snprintf(name, sizeof name, "-%05lld-of-%05lld.gguf", (long long)number, (long long)parts);
+    size_t tail = strlen(want);
+    if (n < tail || strcmp(first + n - tail, want) != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FILE,
+                               "%s: this is part 1 of %lld (split.count); its name must end in %s, "
+                               "so that the others can be found",
+                               first, (long long)parts, want);
+    }
+    memcpy(out, first, n - tail);
+    memcpy(out + n - tail, name, tail + 1);
+    return QLORA_OK;
+}
+
+// Opens and checks part `index` (from 0) of `parts`.
+static qlora_result qlora__gguf_open_part(qlora__env* env, qlora__gguf_model* m, int64_t index,
+                                          int64_t parts) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    int64_t number = 0;
+    QLORA__TRY(qlora__gguf_part_path(env, m->files[0].path, index + 1, parts, path));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
+    if (!exists) {
+        return qlora__env_fail(env, QLORA_ERR_FILE,
+                               "%s: part %lld of %lld does not exist; all parts must be in one "
+                               "folder",
+                               path, (long long)index + 1, (long long)parts);
+    }
+    QLORA__TRY(qlora__gguf_file_open(env, path, &m->files[index]));
+    m->count++;
+    const qlora__gguf* g = &m->files[index].meta;
+    QLORA__TRY(qlora__gguf_get_int(env, g, "split.no", -1, 0, UINT16_MAX, &number));
+    if (number != index) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: split.no is %lld; it must be %lld, as the name says", path,
+                               (long long)number, (long long)index);
+    }
+    return QLORA_OK;
+}
+
+// No tensor in two parts, and as many as the first part announces.
+static qlora_result qlora__gguf_check_parts(qlora__env* env, const qlora__gguf_model* m) {
+    const qlora__gguf* g = &m->files[0].meta;
+    uint64_t total = 0;
+    int64_t announced = 0;
+    for (uint32_t i = 0; i < m->count; i++) {
+        for (uint32_t k = 0; k < m->files[i].count; k++) {
+            const char* name = m->files[i].tensors[k].name;
+            for (uint32_t j = 0; j < i; j++) {
+                if (qlora__gguf_tensor_find(&m->files[j], name) != NULL) {
+                    return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s is also in %s",
+                                           m->files[i].path, name, m->files[j].path);
+                }
+            }
+        }
+        total += m->files[i].count;
+    }
+    QLORA__TRY(qlora__gguf_get_int(env, g, "split.tensors.count", (int64_t)total, 0, INT32_MAX,
+                                   &announced));
+    if ((uint64_t)announced != total) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: split.tensors.count is %lld, but the %u parts have %llu "
+                               "tensors",
+                               g->label, (long long)announced, m->count, (unsigned long long)total);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_open_parts(qlora__env* env, const char* path,
+                                           qlora__gguf_model* m) {
+    int64_t parts = 0;
+    int64_t number = 0;
+    m->files = (qlora__gguf_file*)qlora__env_alloc(env, sizeof *m->files);
+    if (m->files == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    m->room = 1;
+    QLORA__TRY(qlora__gguf_file_open(env, path, &m->files[0]));
+    m->count = 1;
+    const qlora__gguf* g = &m->files[0].meta;
+    QLORA__TRY(qlora__gguf_get_int(env, g, "split.count", 1, 0, QLORA__GGUF_MAX_SPLITS, &parts));
+    if (parts <= 1) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__gguf_get_int(env, g, "split.no", -1, 0, UINT16_MAX, &number));
+    if (number != 0) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "%s: this is part %lld of %lld; give part 1", path,
+                               (long long)number + 1, (long long)parts);
+    }
+    // Nothing is allocated for parts that are only announced.
+    char last[QLORA__PATH_ROOM];
+    bool exists = false;
+    QLORA__TRY(qlora__gguf_part_path(env, path, parts, parts, last));
+    QLORA__TRY(qlora__file_exists(env, last, &exists));
+    if (!exists) {
+        return qlora__env_fail(env, QLORA_ERR_FILE,
+                               "%s: this is part 1 of %lld, but part %lld does not exist; all "
+                               "parts must be in one folder",
+                               path, (long long)parts, (long long)parts);
+    }
+    qlora__gguf_file* files =
+        (qlora__gguf_file*)qlora__env_alloc(env, (size_t)parts * sizeof *files);
+    if (files == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    files[0] = m->files[0];
+    files[0].meta.label = files[0].path;
+    qlora__env_free(env, m->files, sizeof *m->files);
+    m->files = files;
+    m->room = (uint32_t)parts;
+    for (int64_t i = 1; i < parts; i++) {
+        QLORA__TRY(qlora__gguf_open_part(env, m, i, parts));
+    }
+    return qlora__gguf_check_parts(env, m);
+}
+
+// Opens a model, given its only file or the first of its parts. After a failure there is nothing to
+// close.
+static QLORA__UNUSED qlora_result qlora__gguf_model_open(qlora__env* env, const char* path,
+                                                         qlora__gguf_model* m) {
+    memset(m, 0, sizeof *m);
+    qlora_result result = qlora__gguf_open_parts(env, path, m);
+    if (result != QLORA_OK) {
+        qlora__gguf_model_close(env, m);
+    }
+    return result;
+}
+
+//@@ src/formats/gguf_view.h
+
+// ---- tensors of a model in a GGUF file ----------------------------------------------------------
+
+// llama.cpp rotates pairs of neighbours in some architectures; their files order the rows of q and
+// k accordingly. Row `row` of our matrix is this row of the file's.
+static QLORA__UNUSED int64_t qlora__gguf_stored_row(int64_t row, int64_t head_dim) {
+    int64_t in_head = row % head_dim;
+    int64_t half = head_dim / 2;
+    return row - in_head + (in_head < half ? 2 * in_head : 2 * (in_head - half) + 1);
+}
+
+// How a matrix of the model is made from those of a file: rows [first, first + rows) of the parts,
+// one below the other.
+typedef struct qlora__gguf_view {
+    const qlora__gguf_tensor* parts[3];
+    uint32_t count;
+    int64_t first;
+    int64_t rows;
+    int64_t cols;
+    int64_t head_dim; // > 0: the rows are those of q or k, and are put back in order within heads
+    bool minus_one;   // the file holds w + 1
+} qlora__gguf_view;
+
+static bool qlora__gguf_view_is_plain(const qlora__gguf_view* v) {
+    return v->count == 1 && v->head_dim == 0 && !v->minus_one;
+}
+
+// A vector is a matrix of one column, so that its elements can be put in order like rows.
+static int64_t qlora__gguf_rows(const qlora__gguf_tensor* t) {
+    return (int64_t)(t->rank == 1 ? t->shape[0] : t->shape[1]);
+}
+
+// The tensor and the row in it that hold a row of the view.
+static const qlora__gguf_tensor* qlora__gguf_view_row(const qlora__gguf_view* v, int64_t row,
+                                                      uint64_t* stored) {
+    int64_t at = v->first + (v->head_dim > 0 ? qlora__gguf_stored_row(row, v->head_dim) : row);
+    uint32_t part = 0;
+    while (part + 1 < v->count && at >= qlora__gguf_rows(v->parts[part])) {
+        at -= qlora__gguf_rows(v->parts[part]);
+        part++;
+    }
+    *stored = (uint64_t)at;
+    return v->parts[part];
+}
+
+// The bytes of a row of the view.
+static const uint8_t* qlora__gguf_view_bytes(const qlora__gguf_view* v, int64_t row) {
+    uint64_t stored = 0;
+    const qlora__gguf_tensor* t = qlora__gguf_view_row(v, row, &stored);
+    return t->data + stored * ((uint64_t)v->cols / t->type->block * t->type->bytes);
+}
+
+// Elements [first, first + count) as floats.
+static QLORA__UNUSED void qlora__gguf_view_read(const qlora__gguf_view* v, uint64_t first,
+                                                uint64_t count, float* out) {
+    const qlora__gguf_type* type = v->parts[0]->type;
+    uint64_t cols = (uint64_t)v->cols;
+    float block[256];
+    for (uint64_t done = 0; done < count;) {
+        uint64_t col = (first + done) % cols;
+        const uint8_t* row = qlora__gguf_view_bytes(v, (int64_t)((first + done) / cols));
+        uint64_t skip = col % type->block;
+        uint64_t n = type->block - skip;
+        n = n < count - done ? n : count - done;
+        type->widen(row + col / type->block * type->bytes, block);
+        for (uint64_t i = 0; i < n; i++) {
+            out[done + i] = v->minus_one ? block[skip + i] - 1.0f : block[skip + i];
+        }
+        done += n;
+    }
+}
+
 //@@ src/formats/safetensors.h
 
 // ---- reading safetensors ------------------------------------------------------------------------
@@ -5135,6 +6684,9 @@ typedef struct qlora__st_tensor {
     uint64_t begin; // offset in the data part
     qlora__st_dtype dtype;
     uint32_t rank;
+    // A tensor of a GGUF file whose values must be made first: data is NULL; see
+    // qlora__folder_make.
+    const qlora__gguf_view* view;
 } qlora__st_tensor;
 
 typedef struct qlora__st {
@@ -5505,6 +7057,10 @@ static bool qlora__st_is_float(const qlora__st_tensor* t) {
 // Converts elements [first, first + count) of an F32, BF16 or F16 tensor to floats, exactly.
 static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64_t count,
                                float* out) {
+    if (t->view != NULL) {
+        qlora__gguf_view_read(t->view, first, count, out);
+        return;
+    }
     if (t->dtype == QLORA__ST_F32) {
         memcpy(out, t->data + first * 4, (size_t)count * 4);
         return;
@@ -5679,8 +7235,8 @@ static QLORA__UNUSED qlora_result qlora__st_write(qlora__env* env, qlora__st_wri
     return qlora__out_write(env, &w->out, bytes, size);
 }
 
-// Gives the complete file its final name. On failure, an existing file is left unchanged.
-static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora__st_writer* w) {
+// Completes the file under its temporary name. On failure, it has been abandoned.
+static QLORA__UNUSED qlora_result qlora__st_write_finish(qlora__env* env, qlora__st_writer* w) {
     qlora_result result = QLORA_OK;
     if (w->written != w->data_bytes) {
         result = qlora__env_fail(env, QLORA_ERR_ARGUMENT,
@@ -5693,10 +7249,24 @@ static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora_
         result = qlora__out_write(env, &w->out, sum, sizeof sum);
     }
     if (result == QLORA_OK) {
-        result = qlora__out_commit(env, &w->out);
+        result = qlora__out_finish(env, &w->out);
     }
+    if (result != QLORA_OK) {
+        qlora__st_write_abort(env, w);
+    }
+    return result;
+}
+
+// Gives a finished file its final name. On failure, an existing file is left unchanged.
+static QLORA__UNUSED qlora_result qlora__st_write_publish(qlora__env* env, qlora__st_writer* w) {
+    qlora_result result = qlora__out_publish(env, &w->out);
     qlora__st_write_abort(env, w);
     return result;
+}
+
+static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora__st_writer* w) {
+    QLORA__TRY(qlora__st_write_finish(env, w));
+    return qlora__st_write_publish(env, w);
 }
 
 //@@ src/formats/config_values.h
@@ -6626,8 +8196,8 @@ static qlora_result qlora__config_parse_generation(qlora__env* env, const char* 
 }
 
 // Reads config.json of a model folder and, if it exists, generation_config.json.
-static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char* dir,
-                                                     qlora_model_config* out) {
+static QLORA__UNUSED qlora_result qlora__config_read_dir(qlora__env* env, const char* dir,
+                                                         qlora_model_config* out) {
     char path[QLORA__PATH_ROOM];
     qlora__map map;
     qlora_model_config config;
@@ -6660,7 +8230,27 @@ typedef struct qlora__folder_entry {
     const qlora__st_tensor* tensor;
 } qlora__folder_entry;
 
+// The values of the tensor of a GGUF file that was asked for last.
+typedef struct qlora__folder_cache {
+    qlora__st_tensor tensor;
+    uint8_t* data;
+    size_t bytes;
+} qlora__folder_cache;
+
+// A tensor of a GGUF file under the name that a folder would give it.
+typedef struct qlora__folder_made {
+    qlora__st_tensor tensor;
+    qlora__gguf_view view;
+    int64_t shape[2];
+    char name[96];
+} qlora__folder_made;
+
+// A model folder, or a GGUF file that looks like one.
 typedef struct qlora__folder {
+    qlora__gguf_model gguf;   // no files: a folder
+    qlora__folder_made* made; // one per entry of a GGUF file
+    qlora__folder_cache* cache;
+    uint32_t made_room;
     qlora__st* shards;
     uint32_t shard_count;
     uint32_t shard_room;
@@ -6691,6 +8281,12 @@ static void qlora__folder_close(qlora__env* env, qlora__folder* f) {
     for (uint32_t i = 0; i < f->shard_count; i++) {
         qlora__st_close(env, &f->shards[i]);
     }
+    if (f->cache != NULL) {
+        qlora__env_free(env, f->cache->data, f->cache->bytes);
+        qlora__env_free(env, f->cache, sizeof *f->cache);
+    }
+    qlora__env_free(env, f->made, f->made_room * sizeof *f->made);
+    qlora__gguf_model_close(env, &f->gguf);
     qlora__env_free(env, f->shards, f->shard_room * sizeof *f->shards);
     qlora__env_free(env, f->entries, f->room * (sizeof *f->entries + sizeof *f->by_name));
     memset(f, 0, sizeof *f);
@@ -6885,8 +8481,8 @@ static qlora_result qlora__folder_open_single(qlora__env* env, qlora__folder* f,
 
 // Opens the weights of a model folder: model.safetensors, or the shards that its index names. All
 // files stay mapped until qlora__folder_close. After a failure there is nothing to close.
-static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char* dir,
-                                                     qlora__folder* f) {
+static QLORA__UNUSED qlora_result qlora__folder_open_dir(qlora__env* env, const char* dir,
+                                                         qlora__folder* f) {
     char path[QLORA__PATH_ROOM];
     memset(f, 0, sizeof *f);
     QLORA__TRY(qlora__path_join(env, "", dir, f->dir));
@@ -7257,6 +8853,546 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
     QLORA__TRY(qlora__bnb_parts(env, f, name, &w));
     *out = w;
     return QLORA_OK;
+}
+
+//@@ src/formats/gguf_folder.h
+
+// ---- a GGUF file as a model folder --------------------------------------------------------------
+
+// The family of a file, and what its tensors need.
+typedef struct qlora__gguf_facts {
+    qlora_family family;
+    const char* prefix; // of the keys of its architecture, not terminated
+    size_t prefix_size;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t head_dim;
+    bool permuted;
+} qlora__gguf_facts;
+
+// The full name of a key of the architecture: "llama" and "block_count" give "llama.block_count".
+typedef struct qlora__gguf_key {
+    char text[128];
+} qlora__gguf_key;
+
+static qlora__gguf_key qlora__gguf_key_of(const qlora__gguf_facts* facts, const char* name) {
+    qlora__gguf_key key;
+    snprintf(key.text, sizeof key.text, "%.*s.%s", (int)facts->prefix_size, facts->prefix, name);
+    return key;
+}
+
+static qlora_result qlora__gguf_get_family(qlora__env* env, const qlora__gguf* g,
+                                           qlora__gguf_facts* facts) {
+    const char* type = NULL;
+    size_t size = 0;
+    QLORA__TRY(qlora__gguf_get_string(env, g, "general.type", false, &type, &size));
+    if (type != NULL && !qlora__gguf_is(type, size, "model")) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: general.type is \"%.*s\"; only a \"model\" can be opened",
+                               g->label, qlora__gguf_shown(size), type);
+    }
+    QLORA__TRY(qlora__gguf_get_string(env, g, "general.architecture", true, &facts->prefix,
+                                      &facts->prefix_size));
+    static const qlora_family families[] = {QLORA_FAMILY_LLAMA, QLORA_FAMILY_QWEN2,
+                                            QLORA_FAMILY_QWEN3};
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
+        const qlora__arch* arch = qlora__arch_of(families[i]);
+        if (qlora__gguf_is(facts->prefix, facts->prefix_size, arch->gguf)) {
+            facts->family = arch->family;
+            facts->permuted = (arch->has & QLORA__HAS_PERMUTED_GGUF) != 0;
+            return QLORA_OK;
+        }
+    }
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "%s: general.architecture \"%.*s\" is not supported; supported are "
+                           "llama, qwen2 and qwen3",
+                           g->label, qlora__gguf_shown(facts->prefix_size), facts->prefix);
+}
+
+static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
+                                          qlora__gguf_facts* facts) {
+    int64_t hidden = 0;
+    int64_t value = 0;
+    int64_t experts = 0;
+    memset(facts, 0, sizeof *facts);
+    QLORA__TRY(qlora__gguf_get_family(env, g, facts));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "expert_count").text, 0, 0,
+                                   INT32_MAX, &experts));
+    if (experts > 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: expert_count is %lld; mixtures of experts are not supported",
+                               g->label, (long long)experts);
+    }
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "embedding_length").text, -1,
+                                   1, 1 << 20, &hidden));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "attention.head_count").text,
+                                   -1, 1, 1 << 14, &facts->heads));
+    QLORA__TRY(qlora__gguf_get_int(env, g,
+                                   qlora__gguf_key_of(facts, "attention.head_count_kv").text,
+                                   facts->heads, 1, 1 << 14, &facts->kv_heads));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "attention.key_length").text,
+                                   hidden / facts->heads, 1, 1 << 14, &facts->head_dim));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "attention.value_length").text,
+                                   facts->head_dim, 1, 1 << 14, &value));
+    if (value != facts->head_dim || facts->head_dim % 2 != 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: key_length is %lld and value_length %lld; they must be equal "
+                               "and even",
+                               g->label, (long long)facts->head_dim, (long long)value);
+    }
+    return QLORA_OK;
+}
+
+// ---- names --------------------------------------------------------------------------------------
+
+static const struct {
+    const char* gguf;
+    const char* module;
+} qlora__gguf_modules[] = {
+    {"attn_norm", "input_layernorm"},    {"ffn_norm", "post_attention_layernorm"},
+    {"attn_q", "self_attn.q_proj"},      {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},      {"attn_output", "self_attn.o_proj"},
+    {"attn_q_norm", "self_attn.q_norm"}, {"attn_k_norm", "self_attn.k_norm"},
+    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+};
+
+// The module of a tensor of a layer; `name` is what follows "blk.N." and has `size` characters.
+static const char* qlora__gguf_module(const char* name, size_t size) {
+    for (size_t i = 0; i < sizeof qlora__gguf_modules / sizeof qlora__gguf_modules[0]; i++) {
+        if (qlora__gguf_is(name, size, qlora__gguf_modules[i].gguf)) {
+            return qlora__gguf_modules[i].module;
+        }
+    }
+    return NULL;
+}
+
+static qlora_result qlora__gguf_unknown(qlora__env* env, const qlora__folder* f,
+                                        const qlora__gguf_facts* facts, const char* name) {
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "%s: the tensor %s is not known in the architecture %.*s", f->dir, name,
+                           (int)facts->prefix_size, facts->prefix);
+}
+
+// Starts an entry for rows [first, first + rows) of a tensor.
+static qlora__folder_made* qlora__gguf_entry_add(qlora__folder* f, const qlora__gguf_tensor* t,
+                                                 int64_t first, int64_t rows) {
+    qlora__folder_made* made = &f->made[f->count];
+    memset(made, 0, sizeof *made);
+    made->view.parts[0] = t;
+    made->view.count = 1;
+    made->view.first = first;
+    made->view.rows = rows;
+    made->view.cols = t->rank == 1 ? 1 : (int64_t)t->shape[0];
+    return made;
+}
+
+// Ends an entry: its type, shape and size follow from the view.
+static void qlora__gguf_entry_end(qlora__folder* f, qlora__folder_made* made) {
+    const qlora__gguf_tensor* t = made->view.parts[0];
+    qlora__st_tensor* out = &made->tensor;
+    bool plain = qlora__gguf_view_is_plain(&made->view);
+    bool vector = t->rank == 1;
+    out->name = made->name;
+    out->shape = made->shape;
+    out->rank = vector ? 1 : 2;
+    made->shape[0] = made->view.rows;
+    made->shape[1] = made->view.cols;
+    out->dtype = t->type->block > 1 || made->view.minus_one ? QLORA__ST_F32
+                 : strcmp(t->type->name, "F32") == 0        ? QLORA__ST_F32
+                 : strcmp(t->type->name, "F16") == 0        ? QLORA__ST_F16
+                                                            : QLORA__ST_BF16;
+    out->bytes =
+        (uint64_t)(made->view.rows * made->view.cols) * (qlora__st_dtypes[out->dtype].bits / 8);
+    if (plain && t->type->block == 1) {
+        out->data = qlora__gguf_view_bytes(&made->view, 0);
+    } else {
+        out->view = &made->view;
+    }
+    qlora__folder_add(f, out);
+}
+
+// A tensor of a layer: "blk.N.NAME.weight" or ".bias".
+static qlora_result qlora__gguf_add_layer(qlora__env* env, qlora__folder* f,
+                                          const qlora__gguf_facts* facts,
+                                          const qlora__gguf_tensor* t) {
+    const char* at = t->name + 4;
+    unsigned layer = 0;
+    for (; *at >= '0' && *at <= '9' && layer < 100000; at++) {
+        layer = layer * 10 + (unsigned)(*at - '0');
+    }
+    const char* last = strrchr(t->name, '.');
+    bool bias = strcmp(last, ".bias") == 0;
+    if (*at != '.' || at == t->name + 4 || last <= at || (!bias && strcmp(last, ".weight") != 0)) {
+        return qlora__gguf_unknown(env, f, facts, t->name);
+    }
+    at++;
+    size_t size = (size_t)(last - at);
+    int64_t q = facts->heads * facts->head_dim;
+    int64_t kv = facts->kv_heads * facts->head_dim;
+    bool fused = qlora__gguf_is(at, size, "attn_qkv");
+    static const char* const three[] = {"attn_q", "attn_k", "attn_v"};
+    int64_t first = 0;
+    for (int i = 0; i < (fused ? 3 : 1); i++) {
+        const char* name = fused ? three[i] : at;
+        const char* module = qlora__gguf_module(name, fused ? 6 : size);
+        if (module == NULL) {
+            return qlora__gguf_unknown(env, f, facts, t->name);
+        }
+        bool is_q = strcmp(module, "self_attn.q_proj") == 0;
+        bool rotated = is_q || strcmp(module, "self_attn.k_proj") == 0;
+        int64_t all = qlora__gguf_rows(t);
+        int64_t rows = !fused ? all : i == 0 ? q : kv;
+        if (first + rows > all || (fused && i == 2 && first + rows != all) ||
+            (rotated && facts->permuted && rows % facts->head_dim != 0)) {
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT, "%s: %s has %lld rows, which do not fit %lld heads of %lld",
+                f->dir, t->name, (long long)all, (long long)(is_q ? facts->heads : facts->kv_heads),
+                (long long)facts->head_dim);
+        }
+        qlora__folder_made* made = qlora__gguf_entry_add(f, t, first, rows);
+        made->view.head_dim = rotated && facts->permuted ? facts->head_dim : 0;
+        snprintf(made->name, sizeof made->name, "model.layers.%u.%s%s", layer, module, last);
+        qlora__gguf_entry_end(f, made);
+        first += rows;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_add(qlora__env* env, qlora__folder* f,
+                                    const qlora__gguf_facts* facts, const qlora__gguf_tensor* t) {
+    static const struct {
+        const char* gguf;
+        const char* name;
+    } names[] = {{"token_embd.weight", "model.embed_tokens.weight"},
+                 {"output_norm.weight", "model.norm.weight"},
+                 {"output.weight", "lm_head.weight"}};
+    if (t->rank > 2 || (t->rank == 1 && t->type->block > 1)) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s has %u dimensions and type %s, which is not supported",
+                               f->dir, t->name, t->rank, t->type->name);
+    }
+    if (strncmp(t->name, "blk.", 4) == 0) {
+        return qlora__gguf_add_layer(env, f, facts, t);
+    }
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(t->name, names[i].gguf) == 0) {
+            qlora__folder_made* made = qlora__gguf_entry_add(f, t, 0, qlora__gguf_rows(t));
+            snprintf(made->name, sizeof made->name, "%s", names[i].name);
+            qlora__gguf_entry_end(f, made);
+            return QLORA_OK;
+        }
+    }
+    // the divisors of the rotation are part of the config
+    bool rope = strcmp(t->name, "rope_freqs.weight") == 0 ||
+                strcmp(t->name, "rope_factors_long.weight") == 0 ||
+                strcmp(t->name, "rope_factors_short.weight") == 0;
+    return rope ? QLORA_OK : qlora__gguf_unknown(env, f, facts, t->name);
+}
+
+static qlora_result qlora__gguf_fill(qlora__env* env, qlora__folder* f) {
+    qlora__gguf_facts facts;
+    uint64_t count = 0;
+    QLORA__TRY(qlora__gguf_get_facts(env, &f->gguf.files[0].meta, &facts));
+    for (uint32_t i = 0; i < f->gguf.count; i++) {
+        count += f->gguf.files[i].count;
+    }
+    if (count > UINT32_MAX / 3 / sizeof *f->made) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many tensors", f->dir);
+    }
+    count = 3 * count; // a fused tensor is three
+    QLORA__TRY(qlora__folder_reserve(env, f, (uint32_t)count));
+    f->made = (qlora__folder_made*)qlora__env_alloc(env, (size_t)count * sizeof *f->made);
+    f->cache = (qlora__folder_cache*)qlora__env_alloc_zero(env, sizeof *f->cache);
+    if (f->cache == NULL || f->made == NULL) {
+        f->made_room = f->made != NULL ? (uint32_t)count : 0;
+        return QLORA_ERR_MEMORY;
+    }
+    f->made_room = (uint32_t)count;
+    for (uint32_t i = 0; i < f->gguf.count; i++) {
+        for (uint32_t k = 0; k < f->gguf.files[i].count; k++) {
+            QLORA__TRY(qlora__gguf_add(env, f, &facts, &f->gguf.files[i].tensors[k]));
+        }
+    }
+    return qlora__folder_sort(env, f);
+}
+
+static qlora_result qlora__folder_open_gguf(qlora__env* env, const char* path, qlora__folder* f) {
+    memset(f, 0, sizeof *f);
+    QLORA__TRY(qlora__path_join(env, "", path, f->dir));
+    QLORA__TRY(qlora__gguf_model_open(env, path, &f->gguf));
+    qlora_result result = qlora__gguf_fill(env, f);
+    if (result != QLORA_OK) {
+        qlora__folder_close(env, f);
+    }
+    return result;
+}
+
+// Opens the weights of a model: those of a folder, or of a GGUF file.
+static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char* dir,
+                                                     qlora__folder* f) {
+    return qlora__gguf_path(dir) ? qlora__folder_open_gguf(env, dir, f)
+                                 : qlora__folder_open_dir(env, dir, f);
+}
+
+// The values of a tensor. If they must be made first, they are valid until the next call.
+static QLORA__UNUSED qlora_result qlora__folder_make(qlora__env* env, const qlora__folder* f,
+                                                     const qlora__st_tensor** tensor) {
+    const qlora__st_tensor* t = *tensor;
+    qlora__folder_cache* cache = f->cache;
+    if (t->view == NULL) {
+        return QLORA_OK;
+    }
+    if (cache->bytes < t->bytes) {
+        qlora__env_free(env, cache->data, cache->bytes);
+        cache->bytes = 0;
+        cache->data = (uint8_t*)qlora__env_alloc(env, (size_t)t->bytes);
+        if (cache->data == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        cache->bytes = (size_t)t->bytes;
+    }
+    if (t->dtype == QLORA__ST_F32) {
+        qlora__gguf_view_read(t->view, 0, qlora__st_elements(t), (float*)(void*)cache->data);
+    } else {
+        size_t row = (size_t)t->view->cols * 2;
+        for (int64_t i = 0; i < t->view->rows; i++) {
+            memcpy(cache->data + (size_t)i * row, qlora__gguf_view_bytes(t->view, i), row);
+        }
+    }
+    cache->tensor = *t;
+    cache->tensor.view = NULL;
+    cache->tensor.data = cache->data;
+    *tensor = &cache->tensor;
+    return QLORA_OK;
+}
+
+//@@ src/formats/gguf_config.h
+
+// ---- the config of a model from the metadata of a GGUF file -------------------------------------
+
+typedef struct qlora__gguf_reader {
+    qlora__env* env;
+    const qlora__gguf_model* m;
+    const qlora__gguf* g;
+    qlora__gguf_facts facts;
+} qlora__gguf_reader;
+
+static qlora_result qlora__gguf_config_int(const qlora__gguf_reader* r, const char* name,
+                                           int64_t fallback, int64_t least, int64_t most,
+                                           int64_t* out) {
+    qlora__gguf_key key = qlora__gguf_key_of(&r->facts, name);
+    return qlora__gguf_get_int(r->env, r->g, key.text, fallback, least, most, out);
+}
+
+static qlora_result qlora__gguf_config_positive(const qlora__gguf_reader* r, const char* name,
+                                                double fallback, double* out) {
+    qlora__gguf_key key = qlora__gguf_key_of(&r->facts, name);
+    return qlora__gguf_get_positive(r->env, r->g, key.text, fallback, out);
+}
+
+// The sizes, by the names of their keys. A fallback of -1 means that the key is required.
+static qlora_result qlora__gguf_config_sizes(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const struct {
+        const char* name;
+        int64_t fallback;
+        int64_t most;
+        int64_t* out;
+    } sizes[] = {{"embedding_length", -1, 1 << 20, &c->hidden},
+                 {"feed_forward_length", -1, 1 << 22, &c->intermediate},
+                 {"block_count", -1, QLORA_MAX_LAYERS, &c->layers},
+                 {"context_length", -1, INT32_MAX, &c->max_positions}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        QLORA__TRY(qlora__gguf_config_int(r, sizes[i].name, sizes[i].fallback, 1, sizes[i].most,
+                                          sizes[i].out));
+    }
+    c->heads = r->facts.heads;
+    c->kv_heads = r->facts.kv_heads;
+    c->head_dim = r->facts.head_dim;
+    if (c->heads % c->kv_heads != 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: head_count (%lld) is not a multiple of head_count_kv (%lld)",
+                               r->g->label, (long long)c->heads, (long long)c->kv_heads);
+    }
+    if (c->head_dim > 256) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: key_length is %lld; the maximum is 256", r->g->label,
+                               (long long)c->head_dim);
+    }
+    return qlora__gguf_config_positive(r, "attention.layer_norm_rms_epsilon", -1.0, &c->rms_eps);
+}
+
+// The vocabulary has as many tokens as the embedding has rows, whatever vocab_size says: converters
+// cut the embedding to the tokenizer.
+static qlora_result qlora__gguf_config_vocab(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__gguf_tensor* embed = qlora__gguf_model_find(r->m, "token_embd.weight");
+    if (embed == NULL || embed->rank != 2 || embed->shape[1] > (1u << 24)) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: token_embd.weight %s", r->g->label,
+                               embed == NULL ? "is missing" : "must be a matrix");
+    }
+    c->vocab = (int64_t)embed->shape[1];
+    const qlora__gguf_value* tokens = qlora__gguf_find(r->g, "tokenizer.ggml.tokens");
+    if (tokens != NULL && (int64_t)tokens->count != c->vocab) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: tokenizer.ggml.tokens has %llu tokens, but token_embd.weight "
+                               "has %lld rows",
+                               r->g->label, (unsigned long long)tokens->count, (long long)c->vocab);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_config_yarn(const qlora__gguf_reader* r, qlora_rope_desc* rope) {
+    QLORA__TRY(
+        qlora__gguf_config_positive(r, "rope.scaling.yarn_beta_fast", 32.0, &rope->beta_fast));
+    QLORA__TRY(
+        qlora__gguf_config_positive(r, "rope.scaling.yarn_beta_slow", 1.0, &rope->beta_slow));
+    double all = 0.0;
+    const qlora__gguf_value* v = qlora__gguf_find(
+        r->g, qlora__gguf_key_of(&r->facts, "rope.scaling.yarn_log_multiplier").text);
+    if (v != NULL && !qlora__gguf_real(v, 0, &all)) {
+        return qlora__gguf_wrong(r->env, r->g, "rope.scaling.yarn_log_multiplier", v, "F32");
+    }
+    if (all > 0.0) {
+        rope->mscale = 1.0;
+        rope->mscale_all_dim = all;
+    }
+    return QLORA_OK;
+}
+
+// The scaling of the rotation by its keys.
+static qlora_result qlora__gguf_config_rope(const qlora__gguf_reader* r, qlora_model_config* c) {
+    qlora_rope_desc* rope = &c->rope;
+    const char* type = NULL;
+    size_t size = 0;
+    int64_t original = 0;
+    double factor = 1.0;
+    QLORA__TRY(qlora__gguf_config_positive(r, "rope.freq_base", 10000.0, &rope->theta));
+    if (!(rope->theta > 1.0)) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: rope.freq_base is %g; it must be greater than 1", r->g->label,
+                               rope->theta);
+    }
+    QLORA__TRY(qlora__gguf_config_positive(r, "rope.scale_linear", 1.0, &factor)); // old name
+    QLORA__TRY(qlora__gguf_config_positive(r, "rope.scaling.factor", factor, &factor));
+    QLORA__TRY(qlora__gguf_config_int(r, "rope.scaling.original_context_length", c->max_positions,
+                                      1, INT32_MAX, &original));
+    QLORA__TRY(qlora__gguf_get_string(r->env, r->g,
+                                      qlora__gguf_key_of(&r->facts, "rope.scaling.type").text,
+                                      false, &type, &size));
+    rope->factor = 1.0;
+    if (qlora__gguf_is(type, size, "yarn")) {
+        rope->type = QLORA_ROPE_YARN;
+        rope->factor = factor;
+        rope->original_max_position = (double)original;
+        QLORA__TRY(qlora__gguf_config_yarn(r, rope));
+    } else if (type == NULL || qlora__gguf_is(type, size, "linear")) {
+        rope->type = factor > 1.0 || factor < 1.0 ? QLORA_ROPE_LINEAR : QLORA_ROPE_DEFAULT;
+        rope->factor = factor;
+    } else if (!qlora__gguf_is(type, size, "none")) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope.scaling.type \"%.*s\" is not supported; supported are "
+                               "none, linear and yarn",
+                               r->g->label, qlora__gguf_shown(size), type);
+    }
+    return QLORA_OK;
+}
+
+// The divisors of the frequencies, if the file has them.
+static qlora_result qlora__gguf_config_factors(const qlora__gguf_reader* r, qlora_model_config* c) {
+    if (qlora__gguf_model_find(r->m, "rope_freqs.weight") != NULL) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope_freqs.weight is not supported yet", r->g->label);
+    }
+    c->rope_sliding = c->rope;
+    return QLORA_OK;
+}
+
+// The ids of special tokens. Generation ends at the end of the text and of a turn.
+static qlora_result qlora__gguf_config_ids(const qlora__gguf_reader* r, qlora_model_config* c) {
+    static const struct {
+        const char* key;
+        int role; // 0: begin, 1: padding, 2: stop
+    } ids[] = {{"tokenizer.ggml.bos_token_id", 0},
+               {"tokenizer.ggml.padding_token_id", 1},
+               {"tokenizer.ggml.eos_token_id", 2},
+               {"tokenizer.ggml.eot_token_id", 2},
+               {"tokenizer.ggml.eom_token_id", 2}};
+    c->bos_id = -1;
+    c->pad_id = -1;
+    for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
+        int64_t id = 0;
+        if (qlora__gguf_find(r->g, ids[i].key) == NULL) {
+            continue;
+        }
+        QLORA__TRY(qlora__gguf_get_int(r->env, r->g, ids[i].key, -1, 0, c->vocab - 1, &id));
+        bool there = false;
+        for (int32_t k = 0; k < c->stop_count; k++) {
+            there = there || c->stop_ids[k] == (int32_t)id;
+        }
+        if (ids[i].role == 2 && !there) {
+            c->stop_ids[c->stop_count++] = (int32_t)id;
+        } else if (ids[i].role < 2) {
+            *(ids[i].role == 0 ? &c->bos_id : &c->pad_id) = (int32_t)id;
+        }
+    }
+    return QLORA_OK;
+}
+
+// What the presence of tensors says.
+static void qlora__gguf_config_tensors(const qlora__gguf_reader* r, qlora_model_config* c) {
+    c->tied = qlora__gguf_model_find(r->m, "output.weight") == NULL;
+    c->qkv_bias = qlora__gguf_model_find(r->m, "blk.0.attn_q.bias") != NULL ||
+                  qlora__gguf_model_find(r->m, "blk.0.attn_qkv.bias") != NULL;
+    c->o_bias = qlora__gguf_model_find(r->m, "blk.0.attn_output.bias") != NULL;
+    c->mlp_bias = qlora__gguf_model_find(r->m, "blk.0.ffn_down.bias") != NULL;
+    c->qk_norm = qlora__gguf_model_find(r->m, "blk.0.attn_q_norm.weight") != NULL;
+    c->dtype = -1;
+}
+
+static qlora_result qlora__gguf_config_fill(qlora__gguf_reader* r, qlora_model_config* c) {
+    int64_t rotated = 0;
+    memset(c, 0, sizeof *c);
+    QLORA__TRY(qlora__gguf_get_facts(r->env, r->g, &r->facts));
+    c->family = r->facts.family;
+    QLORA__TRY(qlora__gguf_config_sizes(r, c));
+    QLORA__TRY(qlora__gguf_config_vocab(r, c));
+    QLORA__TRY(qlora__gguf_config_rope(r, c));
+    QLORA__TRY(
+        qlora__gguf_config_int(r, "rope.dimension_count", c->head_dim, 1, 1 << 14, &rotated));
+    if (rotated != c->head_dim) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope.dimension_count is %lld; it must be %lld, the size of a "
+                               "head",
+                               r->g->label, (long long)rotated, (long long)c->head_dim);
+    }
+    QLORA__TRY(qlora__gguf_config_factors(r, c));
+    qlora__gguf_config_tensors(r, c);
+    return qlora__gguf_config_ids(r, c);
+}
+
+static qlora_result qlora__config_read_gguf(qlora__env* env, const char* path,
+                                            qlora_model_config* out) {
+    qlora__gguf_model m;
+    qlora__gguf_reader r;
+    qlora_model_config config;
+    QLORA__TRY(qlora__gguf_model_open(env, path, &m));
+    memset(&r, 0, sizeof r);
+    r.env = env;
+    r.m = &m;
+    r.g = &m.files[0].meta;
+    qlora_result result = qlora__gguf_config_fill(&r, &config);
+    qlora__gguf_model_close(env, &m);
+    if (result == QLORA_OK) {
+        *out = config;
+    }
+    return result;
+}
+
+// The config of a model folder or a GGUF file.
+static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char* dir,
+                                                     qlora_model_config* out) {
+    return qlora__gguf_path(dir) ? qlora__config_read_gguf(env, dir, out)
+                                 : qlora__config_read_dir(env, dir, out);
 }
 
 //@@ src/formats/regex.h
@@ -7668,24 +9804,39 @@ static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, 
     return QLORA_OK;
 }
 
+// "all-linear", in any case.
+static bool qlora__peft_is_all_linear(const qlora__json* json, uint32_t value) {
+    static const char word[] = "all-linear";
+    char text[16];
+    bool same = qlora__json_string(json, value, text, sizeof text) == sizeof word - 1;
+    for (size_t i = 0; same && word[i] != '\0'; i++) {
+        same = text[i] == word[i] || (text[i] >= 'A' && text[i] <= 'Z' && text[i] + 32 == word[i]);
+    }
+    return same;
+}
+
 // Evaluates target_modules or exclude_modules: a list of names (complete, or the part after a dot),
-// a regular expression, or "all-linear".
+// a regular expression, or "all-linear". *by_full_name: a list has the complete name.
 static qlora_result qlora__peft_selects(qlora__env* env, const qlora__json* json, uint32_t select,
-                                        const char* module, bool* selected) {
+                                        const char* module, bool* selected, bool* by_full_name) {
     const qlora__json_token* t = &json->tokens[select];
     *selected = false;
+    *by_full_name = false;
     if (t->kind == QLORA__JSON_STRING) {
-        if (qlora__json_is(json, select, "all-linear")) {
+        if (qlora__peft_is_all_linear(json, select)) {
             *selected = strcmp(qlora__plain_name(module), "lm_head") != 0;
             return QLORA_OK;
         }
         return qlora__peft_regex(env, json, select, "", "", module, selected);
     }
     size_t length = strlen(module);
-    for (uint32_t k = select + 1; k < t->next && !*selected; k = json->tokens[k].next) {
+    for (uint32_t k = select + 1; k < t->next && !*by_full_name; k = json->tokens[k].next) {
         size_t n = qlora__json_string(json, k, NULL, 0);
         bool whole = n == length || (n < length && module[length - n - 1] == '.');
-        *selected = whole && qlora__json_equals(json, k, module + length - n, n);
+        if (whole && qlora__json_equals(json, k, module + length - n, n)) {
+            *selected = true;
+            *by_full_name = n == length;
+        }
     }
     return QLORA_OK;
 }
@@ -7744,14 +9895,17 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     r.object = 0;
     bool selected = false;
     bool excluded = false;
+    bool full = false;
+    bool ignored = false;
     uint32_t value = 0;
     memset(out, 0, sizeof *out);
-    QLORA__TRY(qlora__peft_selects(env, json, p->targets, module, &selected));
+    QLORA__TRY(qlora__peft_selects(env, json, p->targets, module, &selected, &full));
     if (p->excludes != 0) {
-        QLORA__TRY(qlora__peft_selects(env, json, p->excludes, module, &excluded));
+        QLORA__TRY(qlora__peft_selects(env, json, p->excludes, module, &excluded, &ignored));
     }
+    // As in PEFT, a module that is listed by its full name is adapted whatever its layer is.
     if (!selected || excluded ||
-        (p->layers != 0 && !qlora__peft_layer_selected(json, p->layers, module))) {
+        (!full && p->layers != 0 && !qlora__peft_layer_selected(json, p->layers, module))) {
         return QLORA_OK;
     }
     int64_t rank = p->rank;
@@ -7774,35 +9928,107 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     return QLORA_OK;
 }
 
-// Rejects keys that change the computation in ways that are not supported, if they are set.
-static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
-    static const char* const refused[] = {"use_dora",
-                                          "lora_bias",
-                                          "fan_in_fan_out",
-                                          "modules_to_save",
-                                          "trainable_token_indices",
-                                          "layer_replication",
-                                          "target_parameters",
-                                          "use_qalora",
-                                          "use_bdlora",
-                                          "alora_invocation_tokens",
-                                          "arrow_config",
-                                          "kasa_config",
-                                          "monteclora_config",
-                                          "velora_config"};
-    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        uint32_t value = qlora__config_find(r, refused[i]);
-        if (value == 0) {
-            continue;
-        }
-        const qlora__json_token* t = &r->json->tokens[value];
-        bool empty =
-            t->kind == QLORA__JSON_FALSE ||
-            ((t->kind == QLORA__JSON_ARRAY || t->kind == QLORA__JSON_OBJECT) && t->count == 0);
-        if (!empty) {
-            return qlora__config_refuse(r, refused[i], value, "only plain LoRA is supported");
+// What becomes of each field of PEFT's LoraConfig (0.21). Fields that it does not list are refused,
+// too, unless they are switched off: a later PEFT may compute something else with them.
+typedef enum qlora__peft_field_kind {
+    QLORA__PEFT_USED,   // read elsewhere
+    QLORA__PEFT_NO_USE, // changes nothing that is computed from a saved adapter
+    QLORA__PEFT_OFF     // must be absent, null, false or empty
+} qlora__peft_field_kind;
+
+static const struct {
+    const char* name;
+    qlora__peft_field_kind kind;
+} qlora__peft_fields[] = {
+    {"alpha_pattern", QLORA__PEFT_USED},
+    {"alora_invocation_tokens", QLORA__PEFT_OFF},
+    {"arrow_config", QLORA__PEFT_OFF},
+    {"auto_mapping", QLORA__PEFT_NO_USE},
+    {"base_model_name_or_path", QLORA__PEFT_NO_USE},
+    {"bias", QLORA__PEFT_USED},
+    {"corda_config", QLORA__PEFT_NO_USE}, // these four only with the init_lora_weights of their
+    {"eva_config", QLORA__PEFT_NO_USE},   // name
+    {"loftq_config", QLORA__PEFT_NO_USE},
+    {"lora_ga_config", QLORA__PEFT_NO_USE},
+    {"ensure_weight_tying", QLORA__PEFT_NO_USE}, // of embeddings, whose adapters are refused
+    {"exclude_modules", QLORA__PEFT_USED},
+    {"fan_in_fan_out", QLORA__PEFT_OFF},
+    {"inference_mode", QLORA__PEFT_NO_USE},
+    {"init_lora_weights", QLORA__PEFT_USED},
+    {"kasa_config", QLORA__PEFT_OFF},
+    {"layer_replication", QLORA__PEFT_OFF},
+    {"layers_pattern", QLORA__PEFT_USED},
+    {"layers_to_transform", QLORA__PEFT_USED},
+    {"lora_alpha", QLORA__PEFT_USED},
+    {"lora_bias", QLORA__PEFT_OFF},
+    {"lora_dropout", QLORA__PEFT_USED},
+    {"megatron_config", QLORA__PEFT_OFF},
+    {"megatron_core", QLORA__PEFT_NO_USE}, // only with megatron_config
+    {"modules_to_save", QLORA__PEFT_OFF},
+    {"monteclora_config", QLORA__PEFT_OFF},
+    {"peft_type", QLORA__PEFT_USED},
+    {"peft_version", QLORA__PEFT_NO_USE},
+    {"qalora_group_size", QLORA__PEFT_NO_USE}, // only with use_qalora
+    {"r", QLORA__PEFT_USED},
+    {"rank_pattern", QLORA__PEFT_USED},
+    {"revision", QLORA__PEFT_NO_USE},
+    {"runtime_config", QLORA__PEFT_NO_USE}, // where PEFT keeps its tensors
+    {"target_modules", QLORA__PEFT_USED},
+    {"target_parameters", QLORA__PEFT_OFF},
+    {"task_type", QLORA__PEFT_NO_USE},
+    {"trainable_token_indices", QLORA__PEFT_OFF},
+    {"use_bdlora", QLORA__PEFT_OFF},
+    {"use_dora", QLORA__PEFT_OFF},
+    {"use_qalora", QLORA__PEFT_OFF},
+    {"use_rslora", QLORA__PEFT_USED},
+    {"velora_config", QLORA__PEFT_OFF},
+};
+
+static qlora_result qlora__peft_check_field(const qlora__config_reader* r, uint32_t key) {
+    uint32_t value = key + 1;
+    const qlora__json_token* t = &r->json->tokens[value];
+    bool nested = t->kind == QLORA__JSON_ARRAY || t->kind == QLORA__JSON_OBJECT;
+    bool off =
+        t->kind == QLORA__JSON_NULL || t->kind == QLORA__JSON_FALSE || (nested && t->count == 0);
+    for (size_t i = 0; i < sizeof qlora__peft_fields / sizeof qlora__peft_fields[0]; i++) {
+        if (qlora__json_is(r->json, key, qlora__peft_fields[i].name)) {
+            return off || qlora__peft_fields[i].kind != QLORA__PEFT_OFF
+                       ? QLORA_OK
+                       : qlora__config_refuse(r, qlora__peft_fields[i].name, value,
+                                              "only plain LoRA is supported");
         }
     }
+    char name[64];
+    qlora__json_string(r->json, key, name, sizeof name);
+    return off ? QLORA_OK : qlora__config_refuse(r, name, value, "the field is not known");
+}
+
+// How the adapter was initialised. Some ways also change the weights of the base, and PEFT changes
+// them again when it loads such an adapter: without that, its numbers mean another model. PEFT
+// itself turns them into plain LoRA adapters, whose file says true.
+static qlora_result qlora__peft_check_init(const qlora__config_reader* r) {
+    static const char* const plain[] = {"gaussian", "eva", "orthogonal", "mica"};
+    uint32_t value = qlora__config_find(r, "init_lora_weights");
+    if (value == 0 || qlora__json_kind_of(r->json, value) == QLORA__JSON_TRUE ||
+        qlora__json_kind_of(r->json, value) == QLORA__JSON_FALSE) {
+        return QLORA_OK;
+    }
+    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
+        if (qlora__json_is(r->json, value, plain[i])) {
+            return QLORA_OK;
+        }
+    }
+    return qlora__config_refuse(r, "init_lora_weights", value,
+                                "it changes the base; save the adapter with PEFT's "
+                                "path_initial_model_for_weight_conversion");
+}
+
+// Rejects what changes the computation in ways that are not supported.
+static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
+    for (uint32_t k = 1; k < r->json->tokens[0].next; k = r->json->tokens[k + 1].next) {
+        QLORA__TRY(qlora__peft_check_field(r, k));
+    }
+    QLORA__TRY(qlora__peft_check_init(r));
     uint32_t bias = qlora__config_find(r, "bias");
     if (bias != 0 && !qlora__json_is(r->json, bias, "none")) {
         return qlora__config_refuse(r, "bias", bias, "only \"none\" is supported");
@@ -7849,6 +10075,33 @@ static qlora_result qlora__peft_check_object(const qlora__config_reader* r, cons
     return *out != 0 ? qlora__config_need_object(r, key, *out) : QLORA_OK;
 }
 
+// layers_to_transform, a number or a list of numbers, only beside a list of modules. An empty list
+// means all layers, as in PEFT.
+static qlora_result qlora__peft_check_layers(const qlora__config_reader* r, qlora__peft* p) {
+    char shown[48];
+    uint32_t layers = qlora__config_find(r, "layers_to_transform");
+    const qlora__json_token* t = &r->json->tokens[layers];
+    bool list = layers != 0 && t->kind == QLORA__JSON_ARRAY;
+    int64_t ignored = 0;
+    bool good = list || layers == 0 || qlora__json_int(r->json, layers, &ignored);
+    for (uint32_t k = layers + 1; list && good && k < t->next; k = r->json->tokens[k].next) {
+        good = qlora__json_int(r->json, k, &ignored);
+    }
+    if (!good) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: layers_to_transform is %s; it must be an integer or a list of "
+                               "integers",
+                               r->json->label, qlora__config_show(r, layers, shown));
+    }
+    if (layers != 0 && qlora__json_kind_of(r->json, p->targets) == QLORA__JSON_STRING) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: layers_to_transform is set, but target_modules is not a list",
+                               r->json->label);
+    }
+    p->layers = list && t->count == 0 ? 0 : layers;
+    return QLORA_OK;
+}
+
 static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     qlora__config_reader r;
     char shown[48];
@@ -7882,7 +10135,7 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: target_modules is missing",
                                r.json->label);
     }
-    p->layers = qlora__config_find(&r, "layers_to_transform");
+    QLORA__TRY(qlora__peft_check_layers(&r, p));
     QLORA__TRY(qlora__peft_check_object(&r, "rank_pattern", &p->rank_pattern));
     return qlora__peft_check_object(&r, "alpha_pattern", &p->alpha_pattern);
 }
@@ -8136,7 +10389,6 @@ static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora__env* env, cons
 // ---- writing GGUF adapters ----------------------------------------------------------------------
 
 #define QLORA__GGUF_ALIGN 32u
-#define QLORA__GGUF_NAME 64
 
 // A matrix of `rows` x `cols` floats, row-major: A as [rank, in], B as [out, rank].
 typedef struct qlora__gguf_entry {
@@ -10946,6 +13198,27 @@ static void qlora__ctx_desc_fault(const qlora_ctx_desc* d, char* text, size_t si
     }
 }
 
+// Fails if the caller asked for a GPU that cannot be used: by require_backend, or by naming a
+// device or handles of its own. ctx->reason says why not.
+static qlora_result qlora__cpu_suffices(qlora_ctx* ctx) {
+    const qlora_ctx_desc* d = &ctx->desc;
+    if (d->require_backend == QLORA_BACKEND_CUDA) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA is required but not available: %.600s",
+                           ctx->reason);
+    }
+    const char* asked = d->cu_context != NULL  ? "cu_context is set"
+                        : d->cu_stream != NULL ? "cu_stream is set"
+                        : d->workspace != NULL ? "workspace is set"
+                                               : NULL;
+    if (d->require_backend != QLORA_BACKEND_CPU && (asked != NULL || d->device != 0)) {
+        char device[48];
+        snprintf(device, sizeof device, "device is %d", (int)d->device);
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "desc.%s, but CUDA is not available: %.600s",
+                           asked != NULL ? asked : device, ctx->reason);
+    }
+    return QLORA_OK;
+}
+
 #ifndef QLORA_NO_CUDA
 
 // Frees everything that qlora__gpu_open_tools created. The device's context must be current.
@@ -11082,11 +13355,7 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
     if (r == QLORA_ERR_MEMORY) {
         return r;
     }
-    if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA is required but not available: %.600s",
-                           ctx->reason);
-    }
-    return QLORA_OK;
+    return qlora__cpu_suffices(ctx);
 }
 
 #else
@@ -11101,11 +13370,7 @@ static void qlora__gpu_close(qlora_ctx* ctx) {
 
 static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
     snprintf(ctx->reason, sizeof ctx->reason, "built with QLORA_NO_CUDA");
-    if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA is required but not available: %s",
-                           ctx->reason);
-    }
-    return QLORA_OK;
+    return qlora__cpu_suffices(ctx);
 }
 
 #endif
@@ -11180,8 +13445,7 @@ qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, i
         return QLORA_ERR_ARGUMENT;
     }
     qlora_ctx_desc resolved = qlora__ctx_desc_defaults(desc);
-    qlora_ctx* ctx =
-        (qlora_ctx*)resolved.allocator.alloc(sizeof *ctx, 64, resolved.allocator.user);
+    qlora_ctx* ctx = (qlora_ctx*)resolved.allocator.alloc(sizeof *ctx, 64, resolved.allocator.user);
     if (ctx == NULL) {
         qlora__tell(desc, "qlora_ctx_create: cannot allocate host memory for the context");
         return QLORA_ERR_MEMORY;
@@ -11210,8 +13474,8 @@ qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, i
 
 // Lists the objects that still exist, as "2 tensors, 1 model"; empty if there are none.
 static void qlora__living_text(const qlora_ctx* ctx, char* text, size_t size) {
-    static const char* const names[] = {"tensor", "clip", "graph", "model", "trainer",
-                                        "generation"};
+    static const char* const names[] = {"tensor", "clip",    "graph",
+                                        "model",  "trainer", "generation"};
     size_t used = 0;
     text[0] = '\0';
     for (int i = 0; i < QLORA__KINDS; i++) {
@@ -11286,8 +13550,9 @@ qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math) {
 
 static qlora_result qlora__ctx_set_stream(qlora_ctx* ctx, void* stream) {
     if (qlora__on_cpu(ctx)) {
-        return stream == NULL ? QLORA_OK : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                                       "a CPU context has no CUDA streams");
+        return stream == NULL
+                   ? QLORA_OK
+                   : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "a CPU context has no CUDA streams");
     }
 #ifndef QLORA_NO_CUDA
     qlora__gpu* gpu = ctx->gpu;
@@ -17436,11 +19701,13 @@ struct qlora_model {
     qlora_dtype compute;
     qlora_math math; // that of the context when the model was opened
     bool use_adapters;
-    int64_t trainers;    // number that exist
-    int64_t generations; // number that exist
-    bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
-    int64_t elements;    // of the parameter arena, including gaps
-    int64_t positions;   // rows of the rope tables
+    int64_t trainers;     // number that exist
+    int64_t generations;  // number that exist
+    bool micro_begun;     // a micro-batch is being computed in slices: its activations are in use
+    int64_t elements;     // of the parameter arena, including gaps
+    int64_t positions;    // rows of the rope tables
+    uint64_t base_config; // hashes that tell one base model from another
+    uint64_t base_weights;
     qlora__buffer* arena;
     qlora__layer* layers;
     // base
@@ -17931,38 +20198,37 @@ static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, i
     return QLORA_OK;
 }
 
-// Checks that every tensor of the adapter belongs to a module of the model. Those of a vision part
-// are left out, with a message.
-static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m) {
+// Every matrix of an adapter folder must belong to a module of the model: what is not used would
+// change the results in PEFT. Those of a vision part are left out, with a message: it is not run.
+static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m,
+                                            const qlora__peft* peft) {
     static const char* const vision[] = {"vision_tower.", "visual.", "multi_modal_projector."};
-    const qlora__folder* tensors = &m->source->peft.tensors;
-    uint32_t unused = 0;
-    uint32_t used = 0;
-    const char* stray = NULL;
-    for (uint32_t i = 0; i < tensors->count; i++) {
-        const char* name = tensors->entries[i].name;
-        bool seen = false;
-        for (size_t k = 0; k < sizeof vision / sizeof vision[0]; k++) {
-            seen = seen || strncmp(name, vision[k], strlen(vision[k])) == 0;
+    uint32_t left_out = 0;
+    for (uint32_t i = 0; i < peft->tensors.count; i++) {
+        const char* name = peft->tensors.entries[i].name;
+        bool known = false;
+        for (size_t k = 0; k < sizeof vision / sizeof vision[0] && m->plan.config.wrapped; k++) {
+            known = known || strncmp(name, vision[k], strlen(vision[k])) == 0;
         }
-        unused += seen ? 1u : 0u;
-        stray =
-            !seen && strncmp(name, "layers.", 7) != 0 ? tensors->entries[i].tensor->name : stray;
-    }
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
-            used += m->layers[l].projections[i].rank > 0 ? 2u : 0u;
+        left_out += known ? 1u : 0u;
+        for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
+            for (int k = 0; k < m->arch->layout->count && !known; k++) {
+                char module[160];
+                int n = snprintf(module, sizeof module, "layers.%lld.%s.", (long long)l,
+                                 m->arch->layout->rows[k].module);
+                known = n > 0 && strncmp(name, module, (size_t)n) == 0 &&
+                        m->layers[l].projections[k].rank > 0;
+            }
+        }
+        if (!known) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s does not belong to a projection of this model",
+                               peft->tensors.dir, peft->tensors.entries[i].tensor->name);
         }
     }
-    if (stray != NULL || used + unused != tensors->count) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s has %u tensors, of which %u belong to projections of this model%s%s",
-                           tensors->dir, tensors->count, used,
-                           stray != NULL ? "; another one is " : "", stray != NULL ? stray : "");
-    }
-    if (unused > 0) {
-        QLORA__LOG(ctx, WARN, MODEL, "%s: %u tensors of the vision part are not used", tensors->dir,
-                   unused);
+    if (left_out > 0) {
+        QLORA__LOG(ctx, WARN, MODEL, "%s: %u tensors of the vision part are not used",
+                   peft->tensors.dir, left_out);
     }
     return QLORA_OK;
 }
@@ -17989,7 +20255,7 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
             }
         }
     }
-    return desc->adapter != NULL ? qlora__adapter_all_used(ctx, m) : QLORA_OK;
+    return desc->adapter != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }
 
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
@@ -18100,8 +20366,46 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     }
 }
 
-// Fills in the defaults of a config that does not come from a file, and checks it.
-static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_config* c) {
+// Checks what a family adds to Llama's block.
+static qlora_result qlora__config_check_family(qlora_ctx* ctx, const qlora_model_config* c) {
+    const qlora__arch* arch = qlora__arch_of(c->family);
+    const struct {
+        const char* name;
+        double value;
+    } factors[] = {{"config.embedding_scale", c->embedding_scale},
+                   {"config.residual_scale", c->residual_scale},
+                   {"config.attention_scale", c->attention_scale},
+                   {"config.logits_divisor", c->logits_divisor},
+                   {"config.attention_cap", c->attention_cap},
+                   {"config.logits_cap", c->logits_cap},
+                   {"config.query_beta", c->query_beta},
+                   {"config.query_period", c->query_period},
+                   {"config.norm_offset", c->norm_offset}};
+    for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++) {
+        QLORA__TRY(qlora__need_real(ctx, factors[i].name, factors[i].value, 0.0, 1e30));
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "config.rope_dims", c->rope_dims, 0, c->head_dim));
+    if (c->rope_dims % 2 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "config.rope_dims is %lld; it must be even",
+                           (long long)c->rope_dims);
+    }
+    if (c->query_beta > 0.0 && !(c->query_period > 0.0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "config.query_period is %g; with query_beta it must be positive",
+                           c->query_period);
+    }
+    bool scaled = c->residual_scale < 1.0 || c->residual_scale > 1.0;
+    if (c->residual_scale > 0.0 && scaled && arch->norms->module[QLORA__NORM_MLP_OUT] != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "config.residual_scale is %g; with norms after attention and MLP it "
+                           "must be 1",
+                           c->residual_scale);
+    }
+    return QLORA_OK;
+}
+
+// Fills in the defaults of a config that comes from the caller, and checks it.
+static qlora_result qlora__config_check(qlora_ctx* ctx, qlora_model_config* c) {
     if (c->kv_heads == 0) {
         c->kv_heads = c->heads;
     }
@@ -18139,6 +20443,8 @@ static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_confi
                            c->rms_eps);
     }
     QLORA__TRY(qlora__need_whole(ctx, "config.window", c->window, 0, INT64_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "config.max_positions", c->max_positions, 0, INT64_MAX));
+    QLORA__TRY(qlora__config_check_family(ctx, c));
     return qlora__need_whole(ctx, "config.stop_count", c->stop_count, 0, QLORA_MAX_STOP_IDS);
 }
 
@@ -18191,14 +20497,28 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
     return qlora__need_real(ctx, "desc.weight_std", (double)d->weight_std, 0.0, 1e300);
 }
 
-// Fills in the defaults of the capacity settings.
-static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, qlora_model_desc* d) {
+// Checks that a model has seen texts of this length.
+static qlora_result qlora__positions_check(qlora_ctx* ctx, const char* name, int64_t value,
+                                           int64_t positions) {
+    return value <= positions ? QLORA_OK
+                              : qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                                            "%s is %lld, but the model has %lld positions "
+                                            "(max_position_embeddings)",
+                                            name, (long long)value, (long long)positions);
+}
+
+// Fills in the defaults of the capacity settings. A config without max_positions has no limit.
+static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, const qlora_model_config* c,
+                                            qlora_model_desc* d) {
+    int64_t positions = c->max_positions > 0 ? c->max_positions : INT64_MAX;
     d->tokens = d->tokens != 0 ? d->tokens : 2048;
     d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
-    d->max_length = d->max_length != 0 ? d->max_length : d->tokens;
+    d->max_length = d->max_length != 0 ? d->max_length : qlora__min(d->tokens, positions);
     d->head_chunk = qlora__min(d->head_chunk != 0 ? d->head_chunk : 1024, d->tokens);
     QLORA__TRY(qlora__need_whole(ctx, "desc.max_sequences", d->max_sequences, 1, d->tokens));
-    return qlora__need_whole(ctx, "desc.max_length", d->max_length, 1, d->tokens);
+    QLORA__TRY(qlora__need_whole(ctx, "desc.max_length", d->max_length, 1, d->tokens));
+    QLORA__TRY(qlora__positions_check(ctx, "desc.max_length", d->max_length, positions));
+    return qlora__positions_check(ctx, "desc.generate_tokens", d->generate_tokens, positions);
 }
 
 static void qlora__model_free(qlora_model* m) {
@@ -18260,30 +20580,54 @@ static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
+// capability 0: the CPU.
+static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t capability) {
+    if (mode == QLORA_MODE_BF16 && capability == 0) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.mode is BF16, which needs a GPU; use F32 or AUTO on the CPU");
+    }
+    if (mode == QLORA_MODE_BF16 && capability < 80) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.mode is BF16, which needs compute capability 8.0 or later; this "
+                           "is %d.%d; use F32 or AUTO",
+                           (int)capability / 10, (int)capability % 10);
+    }
+    return QLORA_OK;
+}
+
+// Longrope has two sets of factors. transformers chooses between them in every pass; a model does it
+// once, by the longest sequence it is planned for, so that a text does not change its meaning while
+// it grows.
+static void qlora__rope_choose(qlora_rope_desc* rope, int64_t max_length) {
+    rope->use_long =
+        rope->type == QLORA_ROPE_LONGROPE && (double)max_length > rope->original_max_position;
+}
+
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          const qlora_plan_desc* machine, qlora_model* m) {
     qlora_model_config* c = &m->plan.config;
-    QLORA__TRY(qlora__capacity_resolve(ctx, &m->desc));
     m->plan.source = qlora__source_name(desc);
     if (desc->plan != NULL && desc->plan->source != m->plan.source) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.plan was made for another model folder or adapter");
     }
-    if (desc->dir != NULL && desc->plan != NULL) {
-        *c = desc->plan->config;
-    } else if (desc->dir != NULL) {
+    if (desc->dir != NULL && desc->plan == NULL) {
         QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, c));
     } else {
-        *c = *desc->config;
-        QLORA__TRY(qlora__random_config_check(ctx, c));
+        // A plan is the caller's memory too, so that its config is checked as well.
+        qlora_model_config given = desc->dir != NULL ? desc->plan->config : *desc->config;
+        QLORA__TRY(qlora__config_check(ctx, &given));
+        *c = given;
     }
     m->arch = qlora__arch_of(c->family);
     qlora__config_resolve(c);
-    c->rope.use_long = (double)m->desc.max_length > c->rope.original_max_position;
-    c->rope_sliding.use_long = (double)m->desc.max_length > c->rope_sliding.original_max_position;
+    QLORA__TRY(qlora__capacity_resolve(ctx, c, &m->desc));
+    qlora__rope_choose(&c->rope, m->desc.max_length);
+    qlora__rope_choose(&c->rope_sliding, m->desc.max_length);
     m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
     QLORA__TRY(qlora__targets_resolve(ctx, m));
+    QLORA__TRY(qlora__mode_check(ctx, desc->mode, machine->capability));
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
                        (desc->mode == QLORA_MODE_AUTO && machine->capability >= 80);
     m->plan.mode = wants_16bit ? QLORA_MODE_BF16 : QLORA_MODE_F32;
@@ -18404,6 +20748,8 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     return QLORA_OK;
 }
 
+// Fills in what this machine has. The CPU's limit is the memory that is available now and what this
+// context holds of it; a CPU context that plans for a GPU has no limit of its own.
 static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_desc* given) {
     qlora_plan_desc d;
     memset(&d, 0, sizeof d);
@@ -18420,9 +20766,11 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
             d.bytes = (free_bytes > margin ? free_bytes - margin : 0) + ctx->device_bytes;
         }
     }
-#else
-    (void)ctx;
 #endif
+    if (d.bytes == 0 && d.capability == 0 && qlora__on_cpu(ctx)) {
+        uint64_t left = qlora__os_memory("");
+        d.bytes = left != 0 ? left + ctx->device_bytes : 0;
+    }
     return d;
 }
 
@@ -18460,9 +20808,9 @@ static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, 
         (double)p->activations / gib, (double)other / gib, (long long)p->tokens, remedy);
 }
 
-// Chooses the fewest recomputed layers that fit, then as many cached layers as fit. The memory is
-// monotonic in both, so bisection finds them.
-static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes) {
+// Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many
+// cached layers as fit. The memory is monotonic in both, so bisection finds them.
+static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes, bool fill) {
     int64_t layers = m->plan.config.layers;
     bool auto_recompute = m->desc.recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
     int64_t low = m->desc.recompute == QLORA_CHOICE_ON && qlora__trains(m) ? layers : 0;
@@ -18482,7 +20830,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t 
         }
     }
     bool has_nf4 = m->layers[0].projections[0].is_nf4;
-    if (m->desc.cache == QLORA_CHOICE_AUTO && bytes != 0 && low == 0 && has_nf4) {
+    if (m->desc.cache == QLORA_CHOICE_AUTO && fill && low == 0 && has_nf4) {
         int64_t most = layers;
         while (cached < most) {
             int64_t middle = (cached + most + 1) / 2;
@@ -18508,7 +20856,9 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
     m->plan.context = other                ? QLORA__SCRATCH_BYTES + 2 * QLORA__WORKSPACE_BYTES
                       : qlora__on_cpu(ctx) ? ctx->scratch->bytes
                                            : ctx->device_bytes;
-    qlora_result r = qlora__plan_choose(ctx, m, machine.bytes);
+    // Other programs also use the memory of the CPU: what was not asked for is left to them.
+    bool fill = machine.bytes != 0 && (!qlora__on_cpu(ctx) || (given != NULL && given->bytes != 0));
+    qlora_result r = qlora__plan_choose(ctx, m, machine.bytes, fill);
     if (r != QLORA_OK) {
         qlora__model_free(m);
         return r;
@@ -18586,6 +20936,100 @@ static qlora_result qlora__config_read_public(qlora_ctx* ctx, const char* dir,
 qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out) {
     QLORA__ENTER(ctx, "qlora_config_read");
     return qlora__leave(ctx, qlora__config_read_public(ctx, dir, out));
+}
+
+//@@ src/model/identity.h
+
+// ---- the identity of a base model ---------------------------------------------------------------
+
+// A checkpoint continues only on the base that it was trained on. Two hashes stand for that base:
+// one of what its config means for the computation, one of its weights. They are compared, never
+// the paths: a folder may move, and another folder may take its place.
+
+#define QLORA__IDENTITY_WHOLE ((uint64_t)1 << 20) // tensors up to this size are hashed entirely
+#define QLORA__IDENTITY_BLOCKS 64                 // of a larger one, as many blocks, evenly spread
+#define QLORA__IDENTITY_BLOCK 4096
+
+static void qlora__identity_rope(qlora__hash* h, const qlora_rope_desc* r) {
+    const double numbers[] = {(double)r->type,     r->theta,
+                              r->factor,           r->low_freq_factor,
+                              r->high_freq_factor, r->original_max_position,
+                              r->beta_fast,        r->beta_slow,
+                              r->attention_factor, r->mscale,
+                              r->mscale_all_dim,   r->no_truncate ? 1.0 : 0.0};
+    qlora__hash_add(h, numbers, sizeof numbers);
+    qlora__hash_add(h, r->short_factor, sizeof r->short_factor);
+    qlora__hash_add(h, r->long_factor, sizeof r->long_factor);
+}
+
+// Every field that changes what the model computes. The ids of special tokens, the declared length
+// and the type of the weights in the files do not.
+static uint64_t qlora__identity_config(const qlora_model_config* c) {
+    const int64_t sizes[] = {(int64_t)c->family, c->vocab,  c->hidden,   c->intermediate,
+                             c->layers,          c->heads,  c->kv_heads, c->head_dim,
+                             c->window,          c->tied,   c->qkv_bias, c->o_bias,
+                             c->mlp_bias,        c->qk_norm};
+    qlora__hash h;
+    qlora__hash_begin(&h);
+    const double factors[] = {c->rms_eps,         c->embedding_scale,  c->residual_scale,
+                              c->attention_scale, c->logits_divisor,   c->attention_cap,
+                              c->logits_cap,      c->query_beta,       c->query_period,
+                              c->norm_offset,     (double)c->rope_dims};
+    qlora__hash_add(&h, sizes, sizeof sizes);
+    qlora__hash_add(&h, factors, sizeof factors);
+    qlora__identity_rope(&h, &c->rope);
+    qlora__identity_rope(&h, &c->rope_sliding);
+    qlora__hash_add(&h, c->sliding, (size_t)c->layers);
+    qlora__hash_add(&h, c->no_rope, (size_t)c->layers);
+    return qlora__hash_end(&h);
+}
+
+static void qlora__identity_bytes(qlora__hash* h, const uint8_t* data, uint64_t bytes) {
+    if (bytes <= QLORA__IDENTITY_WHOLE) {
+        qlora__hash_add(h, data, (size_t)bytes);
+        return;
+    }
+    uint64_t last = bytes - QLORA__IDENTITY_BLOCK;
+    for (uint64_t i = 0; i < QLORA__IDENTITY_BLOCKS; i++) {
+        uint64_t at = last / (QLORA__IDENTITY_BLOCKS - 1) * i;
+        at = i == QLORA__IDENTITY_BLOCKS - 1 ? last : at;
+        qlora__hash_add(h, data + at, QLORA__IDENTITY_BLOCK);
+    }
+}
+
+static void qlora__identity_tensor(qlora__hash* h, const char* name, const qlora__st_tensor* t) {
+    uint64_t facts[2] = {(uint64_t)t->dtype, t->bytes};
+    qlora__hash_add(h, name, strlen(name) + 1);
+    qlora__hash_add(h, facts, sizeof facts);
+    qlora__hash_add(h, t->shape, t->rank * sizeof t->shape[0]);
+    if (t->view == NULL) {
+        qlora__identity_bytes(h, t->data, t->bytes);
+        return;
+    }
+    // of a GGUF file: as it stores them
+    for (uint32_t i = 0; i < t->view->count; i++) {
+        qlora__identity_bytes(h, t->view->parts[i]->data, t->view->parts[i]->bytes);
+    }
+}
+
+// The tensors in the order of their names: how they are spread over files does not matter.
+static uint64_t qlora__identity_folder(const qlora__folder* folder) {
+    qlora__hash h;
+    qlora__hash_begin(&h);
+    for (uint32_t i = 0; i < folder->count; i++) {
+        const qlora__folder_entry* entry = &folder->entries[folder->by_name[i]];
+        qlora__identity_tensor(&h, entry->name, entry->tensor);
+    }
+    return qlora__hash_end(&h);
+}
+
+// Weights that are generated are as good as the numbers they come from.
+static uint64_t qlora__identity_random(uint64_t seed, float deviation) {
+    qlora__hash h;
+    qlora__hash_begin(&h);
+    qlora__hash_add(&h, &seed, sizeof seed);
+    qlora__hash_add(&h, &deviation, sizeof deviation);
+    return qlora__hash_end(&h);
 }
 
 //@@ src/model/load.h
@@ -18694,6 +21138,7 @@ static qlora_result qlora__load_named(qlora_ctx* ctx, qlora__stager* s, const ql
     const qlora__st_tensor* t = NULL;
     QLORA__TRY(qlora__folder_need(&ctx->env, folder, name, out->rows == 1 ? out->cols : out->rows,
                                   out->rows == 1 ? -1 : out->cols, &t));
+    QLORA__TRY(qlora__folder_make(&ctx->env, folder, &t));
     return qlora__load_dense(ctx, s, t, out);
 }
 
@@ -18789,6 +21234,7 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     snprintf(name, sizeof name, "%.180s.weight", module);
     qlora__linear_source source;
     QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+    QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
     if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
     } else if (p->is_nf4) {
@@ -18862,6 +21308,8 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     memset(&stager, 0, sizeof stager);
     stager.m = m;
     stager.total = qlora__folder_bytes(folder);
+    m->base_config = qlora__identity_config(&m->plan.config);
+    m->base_weights = qlora__identity_folder(folder);
     qlora_result r = qlora__stager_open(ctx, &stager);
     if (r == QLORA_OK) {
         r = qlora__load_folder(ctx, &stager, folder);
@@ -18875,6 +21323,8 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     float deviation = m->desc.weight_std > 0.0f ? m->desc.weight_std : 0.02f;
     uint64_t seed = m->desc.seed;
+    m->base_config = qlora__identity_config(c);
+    m->base_weights = qlora__identity_random(seed, deviation);
     QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &m->embed));
     if (!c->tied) {
         QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &m->head));
@@ -19572,10 +22022,10 @@ static qlora_result qlora__layer_gated(const qlora__pass* pass, const qlora_tens
 // The gated activation and down_proj.
 static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
-    int64_t I = m->plan.config.intermediate;
-    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, I);
-    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, I, I);
-    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, I);
+    int64_t width = m->plan.config.intermediate;
+    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
+    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
     QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
     return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1));
 }
@@ -19848,14 +22298,14 @@ static qlora_result qlora__layer_gated_backward(const qlora__pass* pass, const q
 static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
-    int64_t I = m->plan.config.intermediate;
+    int64_t width = m->plan.config.intermediate;
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, &stack));
-    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, I);
-    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, I, I);
-    qlora_tensor x = qlora__window(&m->s, pass->rows, 0, I + stack.pad);
-    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, I);
-    qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, I);
+    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
+    qlora_tensor x = qlora__window(&m->s, pass->rows, 0, width + stack.pad);
+    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
+    qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, width);
     qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor dy_inner = qlora__window(&m->d_out, pass->rows, 0, stack.out);
     if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
@@ -20301,18 +22751,22 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
         } else {
             r = qlora__peft_open(&ctx->env, dir, &s->own);
             s->peft = r == QLORA_OK ? &s->own : NULL;
+            r = r == QLORA_OK ? qlora__adapter_all_used(ctx, m, s->peft) : r;
         }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
     }
-    if (r == QLORA_OK && m->desc.train_norms) {
-        char path[QLORA__PATH_ROOM];
-        bool exists = false;
-        r = qlora__path_join(&ctx->env, dir, QLORA__NORMS_FILE, path);
-        r = r == QLORA_OK ? qlora__file_exists(&ctx->env, path, &exists) : r;
-        if (r == QLORA_OK && exists) {
-            r = qlora__st_open(&ctx->env, path, &s->norms);
-            s->has_norms = r == QLORA_OK;
-        }
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    r = r == QLORA_OK ? qlora__path_join(&ctx->env, dir, QLORA__NORMS_FILE, path) : r;
+    r = r == QLORA_OK ? qlora__file_exists(&ctx->env, path, &exists) : r;
+    if (r == QLORA_OK && exists && !m->desc.train_norms) {
+        r = qlora__fail(ctx, QLORA_ERR_FORMAT,
+                        "%s holds trained norms, which belong to the adapter; open the model with "
+                        "desc.train_norms",
+                        path);
+    } else if (r == QLORA_OK && exists) {
+        r = qlora__st_open(&ctx->env, path, &s->norms);
+        s->has_norms = r == QLORA_OK;
     }
     if (r != QLORA_OK) {
         qlora__adapter_source_close(ctx, s);
@@ -20507,7 +22961,10 @@ static qlora_result qlora__model_build(qlora_ctx* ctx, const qlora_model_desc* d
     }
     qlora_plan_desc machine = qlora__machine_resolve(ctx, NULL);
     QLORA__TRY(qlora__skeleton(ctx, desc, &machine, out));
-    return qlora__model_adopt_plan(ctx, *out, desc->plan);
+    QLORA__TRY(qlora__model_adopt_plan(ctx, *out, desc->plan));
+    // A GPU refuses memory that it does not have; a CPU may promise it and kill the program later.
+    bool fits = !qlora__on_cpu(ctx) || qlora__plan_fits(*out, machine.bytes);
+    return fits ? QLORA_OK : qlora__plan_too_large(ctx, *out, machine.bytes);
 }
 
 static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
@@ -20518,10 +22975,6 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
     QLORA__TRY(qlora__not_in_capture(ctx, "opening a model"));
     qlora_model* m = NULL;
     qlora_result r = qlora__model_build(ctx, desc, &m);
-    if (r == QLORA_OK && m->compute == QLORA_BF16 && qlora__on_cpu(ctx)) {
-        r = qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                        "desc.mode is BF16, which needs a GPU; use F32 or AUTO on the CPU");
-    }
     if (r == QLORA_OK) {
         bool was_sealed = qlora__cache_set_sealed(ctx, false);
         r = qlora__model_start(ctx, m, desc);
@@ -20828,21 +23281,21 @@ static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlor
     item->size = size;
 }
 
-// Writes the list as one file, atomically, with only one tensor in host memory at a time.
-static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
-                                      const char* path, const char* const* metadata,
-                                      bool checksum) {
+// Writes the list under the temporary name of its file, with only one tensor in host memory at a
+// time. The file is on disk then, and *w can publish it.
+static qlora_result qlora__save_prepare(qlora_ctx* ctx, const qlora__save_list* list,
+                                        const char* path, const char* const* metadata,
+                                        bool checksum, qlora__st_writer* w) {
     size_t room = (size_t)list->longest * 4;
     float* values = (float*)qlora__alloc(ctx, room + 4);
     if (values == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    qlora__st_writer w;
     qlora_result r =
-        qlora__st_write_begin(&ctx->env, path, list->entries, list->count, metadata, checksum, &w);
+        qlora__st_write_begin(&ctx->env, path, list->entries, list->count, metadata, checksum, w);
     bool begun = r == QLORA_OK;
     for (uint32_t i = 0; i < list->count && r == QLORA_OK; i++) {
-        const qlora__save_item* item = &list->items[w.order[i]];
+        const qlora__save_item* item = &list->items[w->order[i]];
         const void* bytes = item->bytes;
         if (item->arena != NULL) {
             qlora_tensor window;
@@ -20851,15 +23304,24 @@ static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* li
             r = qlora__floats_out(ctx, window.data, n, values);
             bytes = values;
         }
-        r = r == QLORA_OK ? qlora__st_write(&ctx->env, &w, bytes, item->size) : r;
+        r = r == QLORA_OK ? qlora__st_write(&ctx->env, w, bytes, item->size) : r;
     }
     if (r == QLORA_OK) {
-        r = qlora__st_write_commit(&ctx->env, &w);
+        r = qlora__st_write_finish(&ctx->env, w);
     } else if (begun) {
-        qlora__st_write_abort(&ctx->env, &w);
+        qlora__st_write_abort(&ctx->env, w);
     }
     qlora__free(ctx, values, room + 4);
     return r;
+}
+
+// Writes the list as one file, atomically.
+static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
+                                      const char* path, const char* const* metadata,
+                                      bool checksum) {
+    qlora__st_writer w;
+    QLORA__TRY(qlora__save_prepare(ctx, list, path, metadata, checksum, &w));
+    return qlora__st_write_publish(&ctx->env, &w);
 }
 
 // ---- PEFT folders -------------------------------------------------------------------------------
@@ -21009,39 +23471,55 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
-// Removes an existing adapter_config.json if it differs from the new one, so that new weights are
-// never stored next to an old config.
-static qlora_result qlora__peft_retire_config(qlora_ctx* ctx, const char* dir,
-                                              const qlora__peft_desc* desc) {
+// Whether a file of a folder exists.
+static qlora_result qlora__adapter_has(qlora_ctx* ctx, const char* dir, const char* name,
+                                       bool* out) {
+    char path[QLORA__PATH_ROOM];
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, name, path));
+    return qlora__file_exists(&ctx->env, path, out);
+}
+
+// Removes a file of a folder if it exists, and waits until that is on disk.
+static qlora_result qlora__adapter_retire(qlora_ctx* ctx, const char* dir, const char* name) {
     char path[QLORA__PATH_ROOM];
     bool exists = false;
-    QLORA__TRY(qlora__path_join(&ctx->env, dir, "adapter_config.json", path));
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, name, path));
     QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (!exists) {
         return QLORA_OK;
     }
+    int code = ctx->env.files.remove(path, ctx->env.files.user);
+    return code == 0 ? qlora__dir_sync(&ctx->env, dir)
+                     : qlora__fail(ctx, QLORA_ERR_FILE, "cannot remove %s: %s (%d)", path,
+                                   qlora__errno_text(code), code);
+}
+
+// Whether adapter_config.json exists and has the text that would be written.
+static qlora_result qlora__peft_config_stays(qlora_ctx* ctx, const char* dir,
+                                             const qlora__peft_desc* desc, bool* out) {
+    char path[QLORA__PATH_ROOM];
+    *out = false;
+    QLORA__TRY(qlora__adapter_has(ctx, dir, "adapter_config.json", out));
+    if (!*out) {
+        return QLORA_OK;
+    }
     qlora__map map;
     qlora__string text;
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, "adapter_config.json", path));
     QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
     qlora__string_begin(&ctx->env, &text);
     qlora__peft_write_text(&text, desc);
-    bool same = text.result == QLORA_OK && text.size == map.size && text.size > 0 &&
-                memcmp(text.data, map.data, text.size) == 0;
+    *out = text.result == QLORA_OK && text.size == map.size && text.size > 0 &&
+           memcmp(text.data, map.data, text.size) == 0;
     qlora_result r = text.result;
     qlora__string_free(&text);
     qlora__map_close(&ctx->env, &map);
-    if (r == QLORA_OK && !same) {
-        int code = ctx->env.files.remove(path, ctx->env.files.user);
-        r = code == 0 ? qlora__dir_sync(&ctx->env, dir)
-                      : qlora__fail(ctx, QLORA_ERR_FILE, "cannot remove %s: %s (%d)", path,
-                                    qlora__errno_text(code), code);
-    }
     return r;
 }
 
-// Writes adapter_model.safetensors with the matrices, or the file with the norms.
-static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_model* m,
-                                                 const char* dir, bool norms) {
+// Prepares adapter_model.safetensors with the matrices, or the file with the norms.
+static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m, const char* dir,
+                                           bool norms, qlora__st_writer* w) {
     char path[QLORA__PATH_ROOM];
     qlora__save_list list;
     QLORA__TRY(qlora__path_join(&ctx->env, dir,
@@ -21053,31 +23531,69 @@ static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_mod
             qlora__save_add(&list, norms ? "" : "base_model.model.", &m->parameters, &t);
         }
     }
-    qlora_result r = qlora__save_write(ctx, &list, path, NULL, false);
+    qlora_result r = qlora__save_prepare(ctx, &list, path, NULL, false, w);
     qlora__save_close(ctx, &list);
     return r;
 }
 
-// Writes the weights before the config, so that a config is never stored without its weights. A
-// LoRA adapter in PEFT format cannot contain norms, so trained norms are stored in a separate file
-// under their names in the base.
+// The files of an adapter that is being written: the matrices and the norms, complete under
+// temporary names.
+typedef struct qlora__adapter_files {
+    qlora__st_writer writers[2];
+    bool ready[2];
+} qlora__adapter_files;
+
+static const char* const qlora__adapter_names[2] = {"adapter_model.safetensors", QLORA__NORMS_FILE};
+
+// Exchanges the files of a folder. As long as several of them change, there is no config, and
+// without it the folder does not load: a crash leaves the old adapter, the new one, or none, but
+// never a mixture. Where only the matrices change, one rename is enough.
+static qlora_result qlora__adapter_publish(qlora_ctx* ctx, const char* dir,
+                                           const qlora__peft_desc* desc, qlora__adapter_files* f) {
+    bool stays = false;
+    bool norms = false;
+    bool lora = f->ready[0];
+    if (lora) {
+        QLORA__TRY(qlora__peft_config_stays(ctx, dir, desc, &stays));
+        QLORA__TRY(qlora__adapter_has(ctx, dir, QLORA__NORMS_FILE, &norms));
+    }
+    bool alone = stays && !norms && !f->ready[1];
+    QLORA__TRY(alone ? QLORA_OK : qlora__adapter_retire(ctx, dir, "adapter_config.json"));
+    for (int i = 1; i >= 0; i--) {
+        if (f->ready[i]) {
+            f->ready[i] = false;
+            QLORA__TRY(qlora__st_write_publish(&ctx->env, &f->writers[i]));
+        } else {
+            QLORA__TRY(qlora__adapter_retire(ctx, dir, qlora__adapter_names[i]));
+        }
+    }
+    return lora && !alone ? qlora__peft_write_config(&ctx->env, dir, desc) : QLORA_OK;
+}
+
+// Writes an adapter folder, which is one unit. A LoRA adapter in PEFT format cannot contain norms,
+// so trained norms are stored in a separate file under their names in the base; those of an earlier
+// save are removed.
 static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, const char* dir,
                                          const char* base_name) {
     qlora__peft_tables tables;
+    qlora__adapter_files files;
+    const bool wanted[2] = {qlora__has_lora(m), m->desc.train_norms};
+    memset(&files, 0, sizeof files);
     QLORA__TRY(qlora__dir_make(&ctx->env, dir));
-    bool lora = qlora__has_lora(m);
     qlora_result r = qlora__peft_describe(ctx, m, base_name, &tables);
-    if (r == QLORA_OK && lora) {
-        r = qlora__peft_retire_config(ctx, dir, &tables.desc);
+    for (int i = 0; i < 2 && r == QLORA_OK; i++) {
+        if (wanted[i]) {
+            r = qlora__adapter_prepare(ctx, m, dir, i == 1, &files.writers[i]);
+            files.ready[i] = r == QLORA_OK;
+        }
     }
-    if (r == QLORA_OK && lora) {
-        r = qlora__adapter_write_tensors(ctx, m, dir, false);
+    if (r == QLORA_OK) {
+        r = qlora__adapter_publish(ctx, dir, &tables.desc, &files);
     }
-    if (r == QLORA_OK && m->desc.train_norms) {
-        r = qlora__adapter_write_tensors(ctx, m, dir, true);
-    }
-    if (r == QLORA_OK && lora) {
-        r = qlora__peft_write_config(&ctx->env, dir, &tables.desc);
+    for (int i = 0; i < 2; i++) {
+        if (files.ready[i]) {
+            qlora__st_write_abort(&ctx->env, &files.writers[i]);
+        }
     }
     qlora__peft_tables_free(ctx, &tables);
     return r;
@@ -22811,7 +25327,13 @@ static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name
 
 // The numbers stored in a checkpoint. SAME: a different value is an error, because it would change
 // the results or their meaning; NOTED: a different value is logged; BACK: the value is restored.
-typedef enum qlora__state_kind { QLORA__SAME, QLORA__NOTED, QLORA__BACK } qlora__state_kind;
+// PRINT: a hash, of which only the difference can be told.
+typedef enum qlora__state_kind {
+    QLORA__SAME,
+    QLORA__PRINT,
+    QLORA__NOTED,
+    QLORA__BACK
+} qlora__state_kind;
 
 typedef struct qlora__state_row {
     const char* name;
@@ -22883,7 +25405,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     // kernels depends.
     qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
     s->count = 0;
-    qlora__state_add(s, "state_format", QLORA__SAME, 1);
+    qlora__state_add(s, "state_format", QLORA__SAME, 2);
     qlora__state_add(s, "mode", QLORA__SAME, (int64_t)m->plan.mode);
     qlora__state_add(s, "math", QLORA__SAME, (int64_t)m->math);
     qlora__state_add(s, "base", QLORA__SAME, (int64_t)m->desc.base);
@@ -22896,7 +25418,9 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "heads", QLORA__SAME, c->heads);
     qlora__state_add(s, "kv_heads", QLORA__SAME, c->kv_heads);
     qlora__state_add(s, "head_dim", QLORA__SAME, c->head_dim);
-    qlora__state_add(s, "random_seed", QLORA__SAME, m->dir == NULL ? (int64_t)m->desc.seed : 0);
+    qlora__state_add(s, "base_config", QLORA__PRINT, (int64_t)m->base_config);
+    qlora__state_add(s, "base_weights", QLORA__PRINT, (int64_t)m->base_weights);
+    qlora__state_add(s, "long_rope", QLORA__SAME, c->rope.use_long ? 1 : 0);
     qlora__state_add(s, "train_norms", QLORA__SAME, m->desc.train_norms ? 1 : 0);
     qlora__state_add_real(s, "dropout", QLORA__SAME, (double)m->desc.dropout);
     qlora__state_add(s, "dropout_seed", QLORA__SAME, (int64_t)d->seed);
@@ -23165,6 +25689,11 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
         }
         if (row->kind == QLORA__BACK) {
             *row->back = value;
+        } else if (value != row->value && row->kind == QLORA__PRINT) {
+            return qlora__fail(
+                ctx, QLORA_ERR_STATE, "%s was saved for another base model: %s", st->label,
+                strcmp(row->name, "base_config") == 0 ? "its config computes something else"
+                                                      : "its weights are not the same");
         } else if (value != row->value && row->kind == QLORA__SAME) {
             return qlora__fail(ctx, QLORA_ERR_STATE,
                                "%s was saved with %s = %g, but this trainer has %g, so results "
@@ -23376,6 +25905,7 @@ struct qlora_generation {
     float* weights; // [V], for sampling
     int32_t* order; // [V]
     uint16_t* raw;  // [V]
+    uint8_t* seen;  // [V]: 1 if the text contains the token
     int32_t* ints;
 };
 
@@ -23420,7 +25950,8 @@ static int64_t qlora__sample_keep(const qlora_generation* g, int64_t vocab, doub
     double stop_at = g->desc.top_k > 0 ? 1e300 : part * whole;
     int64_t kept = 0;
     double out = 0.0;
-    while (kept < most && (kept == 0 || out < stop_at)) {
+    while (kept < most &&
+           (kept == 0 || (out < stop_at && (g->desc.top_k > 0 || w[heap[0]] >= g->desc.min_p)))) {
         int64_t last = vocab - 1 - kept;
         int32_t top = heap[0];
         heap[0] = heap[last];
@@ -23434,6 +25965,10 @@ static int64_t qlora__sample_keep(const qlora_generation* g, int64_t vocab, doub
     while (count < kept && (count == 0 || run < (g->desc.top_k > 0 ? part * out : stop_at))) {
         run += (double)w[heap[vocab - 1 - count]];
         count++;
+    }
+    while (count > 1 && w[heap[vocab - count]] < g->desc.min_p) { // the largest weight is 1
+        count--;
+        run -= (double)w[heap[vocab - 1 - count]];
     }
     *sum = run;
     return count;
@@ -23449,8 +25984,18 @@ static double qlora__sample_number(uint64_t seed, int64_t position) {
     return ((double)(words[0] >> 5) * 67108864.0 + (double)(words[1] >> 6)) / 9007199254740992.0;
 }
 
+// Applies the repetition penalty to the logits of one token, which are used only once.
+static void qlora__sample_penalise(qlora_generation* g, int64_t vocab) {
+    float penalty = g->desc.repetition_penalty;
+    for (int64_t i = 0; penalty > 0.0f && i < vocab; i++) {
+        float logit = g->logits[i];
+        g->logits[i] = g->seen[i] == 0 ? logit : logit > 0.0f ? logit / penalty : logit * penalty;
+    }
+}
+
 // Chooses the token after `position` from g->logits.
-static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t position) {
+static int32_t qlora__sample(qlora_generation* g, int64_t vocab, int64_t position) {
+    qlora__sample_penalise(g, vocab);
     const float* logits = g->logits;
     float* w = g->weights;
     int32_t best = 0;
@@ -23466,7 +26011,7 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
         w[i] = (float)exp(((double)logits[i] - top) / (double)g->desc.temperature);
         sum += (double)w[i];
     }
-    bool all = g->desc.top_k == 0 && !(g->desc.top_p > 0.0f);
+    bool all = g->desc.top_k == 0 && !(g->desc.top_p > 0.0f) && !(g->desc.min_p > 0.0f);
     int64_t count = all ? vocab : qlora__sample_keep(g, vocab, &sum);
     double left = qlora__sample_number(g->desc.seed, position) * sum;
     int32_t token = best;
@@ -23565,6 +26110,12 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.top_p is %g; it must be from 0 to 1",
                            (double)d->top_p);
     }
+    if (!(d->min_p >= 0.0f && d->min_p <= 1.0f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.min_p is %g; it must be from 0 to 1",
+                           (double)d->min_p);
+    }
+    QLORA__TRY(
+        qlora__need_real(ctx, "desc.repetition_penalty", (double)d->repetition_penalty, 0.0, 1e6));
     return qlora__generate_stops_check(ctx, d);
 }
 
@@ -23589,7 +26140,7 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->desc.prompt = NULL;
     g->desc.stops = NULL;
     g->waiting = -1;
-    g->bytes = (vocab * 3 + ints + stop_count) * 4 + vocab * 2;
+    g->bytes = (vocab * 3 + ints + stop_count) * 4 + vocab * 3;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
         qlora__generation_free(g);
@@ -23601,6 +26152,8 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->ints = g->order + vocab;
     g->stops = g->ints + ints;
     g->raw = (uint16_t*)(void*)(g->stops + stop_count);
+    g->seen = (uint8_t*)(g->raw + vocab);
+    memset(g->seen, 0, vocab);
     g->stop_count = (int64_t)stop_count;
     for (size_t i = 0; i < stop_count; i++) {
         g->stops[i] = stops[i];
@@ -23667,6 +26220,9 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
     for (int64_t at = 0; at < count; at += rows) {
         rows = g->length == 0 ? qlora__min(count, g->m->plan.tokens) : 1;
         QLORA__TRY(qlora__generate_run(g, ids + at, rows));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        g->seen[ids[i]] = 1;
     }
     QLORA__TRY(qlora__generate_logits(g, rows));
     g->broken = false;
@@ -23837,4 +26393,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 0be3f19d0f029082
+//@@ end 27b91fa6f8c6de87

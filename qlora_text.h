@@ -1,5 +1,3 @@
-//@@ src/text/manual.h
-
 /* qlora_text.h - v0.2.0 - tokenizers, chat formats and training data - SPDX: MIT-0 OR Unlicense
 
    Do this in ONE C or C++ file:
@@ -16,23 +14,31 @@
        text/api             declarations: text, arrays, tokenizers, chats, data
        platform             files and memory of the operating system; shared with qlora.h
        core                 errors, log, memory, files; shared with qlora.h
-       formats              JSON, regular expressions, stop ids; shared with qlora.h
+       formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h
        text/base            the text object, growing arrays, whole files
+       text/folder          files of a model folder, also made from a GGUF file
        text/classes         classes of characters
        text/unicode_tables  generated tables
        text/unicode         UTF-8, normalisation
        text/values          JSON values as the loaders use them
        text/maps            hash tables: byte strings, pairs of numbers
+       text/view            a text to be split, by characters
+       text/pattern         regular expressions: compiling
+       text/pattern_match   regular expressions: matching
        text/split           pre-tokenizers
        text/bpe             one word to ids
        text/normalize       normalizers
        text/load_model      tokenizer.json: tokens and merges
        text/load            tokenizer.json: the steps around them
+       text/load_scored     vocabularies whose tokens have scores
+       text/load_gguf       the tokenizer in a GGUF file
        text/load_bin        tokenizer.bin of llama2.c; opening and asking
        text/encode          text to ids
        text/decode          ids to text
        text/chat            chat formats
-       text/data            training files to samples
+       text/data            samples, messages
+       text/records         one record of a JSON file to a sample
+       text/data_files      training files to samples
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
 
@@ -60,19 +66,29 @@
        SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), and the
        tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the `tokenizers` library.
        Anything in the file that is not supported is reported by name and rejected when it is
-       loaded: a model other than BPE, an unknown regular expression, an unknown normalizer.
+       loaded: a model other than BPE, an unknown normalizer, a part of a regular expression.
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.
 
    DATA
-       .jsonl or .ndjson (one object per line), .json (an array of objects, or as .jsonl), .txt.
+       .jsonl or .ndjson (one object per line), .json (an array of objects, {"data": [...]}, or as
+       .jsonl), .txt; desc.format overrides the ending.
 
        {"text"}                            all of it is trained
        {"prompt", "completion"}            two strings, joined as they are; the completion is
                                            trained (two lists of messages: see messages)
        {"messages": [{"role", "content"}]} in the chat format; assistant turns are trained
-       {"conversations": [{"from", "value"}], "system"}           the same (ShareGPT)
-       {"instruction", "input", "output", "system", "history"}    the same (Alpaca)
+       {"conversations": [{"from", "value"}]}                 the same (ShareGPT)
+       {"instruction", "input", "output", "history"}          the same (Alpaca)
+       {"question", "answer"}, {"input", "output"}            the same
        {"input_ids", "labels"}             taken as they are
+
+       "response" is accepted for "completion", "output" and "answer", and "context" for "input"
+       (Dolly, SQuAD). "system" becomes the first message. In a message, "weight" or "train" 0 or
+       false means that this turn is not trained. Padding that an "attention_mask" marks is
+       dropped. null is the same as no value. A name above with another type is an error, and so is
+       a record that fits two forms, unless desc.format names one of them; all other names have no
+       effect and are listed by qlora_text_data_query. What would change the text or its training
+       but is not supported (tool_calls, reasoning_content, other weights, images) is an error.
 
        .txt: documents are separated by lines that contain only <|endoftext|>; a file without
        such a line is one document. A document longer than desc.chunk_tokens is split into
@@ -98,6 +114,12 @@
        A text object and everything opened from it are used by one thread at a time. Different text
        objects are independent.
 */
+
+#if !defined(__cplusplus) && (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L) &&         \
+    !defined(_MSC_VER)
+#error "qlora_text.h needs C99 or C++11: compile with -std=c99 or later"
+#include <stop> /* there is no such file: the compiler stops here */
+#endif
 
 //@@ src/qlora_text.h
 
@@ -252,7 +274,7 @@ typedef struct qlora_device_allocator {
 
 typedef enum qlora_file_mode {
     QLORA_FILE_READ = 0,
-    QLORA_FILE_CREATE = 1 // for writing; truncates an existing file
+    QLORA_FILE_CREATE = 1 // a new file for writing; EEXIST if the name exists, even as a link
 } qlora_file_mode;
 
 // Set all functions or none. Those that return int return 0 or an errno value. read and write
@@ -440,21 +462,33 @@ typedef struct qlora_text_data qlora_text_data;
 
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
-    const char* path;      // ends in .jsonl, .ndjson, .json or .txt
+    const char* path;      // ends in .jsonl, .ndjson, .json or .txt, in any case
     qlora_text_chat* chat; // required; its tokenizer is used
     size_t chunk_tokens;   // .txt: longest sample, BOS included; 0 = no limit, else at least 2
     bool train_prompt;     // train on everything
     bool last_turn_only;   // train on the last assistant turn only
+    // One of qlora_text_data_formats: what the file is (jsonl, ndjson, json, txt), or the only form
+    // of record that is read from a JSON file (text, messages, ...). NULL = from the ending and the
+    // names in each record.
+    const char* format;
     uint32_t reserved_must_be_zero1;
 } qlora_text_data_desc;
 
 QLORA_API qlora_result qlora_text_data_open(qlora_text* text, const qlora_text_data_desc* desc,
                                             qlora_text_data** out);
-// The same from memory; desc->path is used in messages, and its ending says what the data is.
+// The same from memory; desc->path is used in messages, and its ending says what the data is. The
+// path "-" stands for standard input, which is JSON unless desc->format is set.
 QLORA_API qlora_result qlora_text_data_load(qlora_text* text, const qlora_text_data_desc* desc,
                                             const void* data, size_t size, qlora_text_data** out);
 QLORA_API qlora_result qlora_text_data_close(qlora_text_data* data); // NULL is fine
+QLORA_API const char* qlora_text_data_formats(size_t index); // every name; NULL after the last one
 QLORA_API size_t qlora_text_data_count(const qlora_text_data* data);
+
+typedef struct qlora_text_data_info {
+    size_t count;        // samples
+    const char* ignored; // names in the records that were not used: "id, source"; "" = none
+} qlora_text_data_info;
+QLORA_API qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out);
 
 typedef struct qlora_text_sample {
     const int32_t* ids;    // valid until the data is closed
@@ -503,8 +537,10 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
 
 #ifdef _WIN32
 #include <direct.h>
+#include <fcntl.h>
 #include <io.h>
 #include <process.h>
+#include <sys/stat.h>
 #include <wchar.h>
 #else
 #include <dlfcn.h>
@@ -564,7 +600,10 @@ typedef void (*qlora__thread_fn)(void* user);
 #ifdef __cplusplus
 extern "C" {
 #endif
-__declspec(dllimport) void* __stdcall LoadLibraryA(const char*);
+__declspec(dllimport) void* __stdcall LoadLibraryExA(const char*, void*, unsigned long);
+__declspec(dllimport) unsigned long __stdcall GetEnvironmentVariableA(const char*, char*,
+                                                                      unsigned long);
+__declspec(dllimport) int __stdcall GlobalMemoryStatusEx(void*); // MEMORYSTATUSEX*
 __declspec(dllimport) void* __stdcall GetProcAddress(void*, const char*);
 __declspec(dllimport) unsigned long __stdcall GetLastError(void);
 __declspec(dllimport) int __stdcall QueryPerformanceCounter(void*); // LARGE_INTEGER*
@@ -573,7 +612,7 @@ __declspec(dllimport) unsigned long __stdcall GetActiveProcessorCount(unsigned s
 __declspec(dllimport) void __stdcall AcquireSRWLockExclusive(void*);
 __declspec(dllimport) void __stdcall ReleaseSRWLockExclusive(void*);
 __declspec(dllimport) int __stdcall SleepConditionVariableSRW(void*, void*, unsigned long,
-                                                               unsigned long);
+                                                              unsigned long);
 __declspec(dllimport) void __stdcall WakeAllConditionVariable(void*);
 __declspec(dllimport) unsigned long __stdcall WaitForSingleObject(void*, unsigned long);
 __declspec(dllimport) int __stdcall CloseHandle(void*);
@@ -593,10 +632,51 @@ __declspec(dllimport) int __stdcall UnmapViewOfFile(const void*);
 #endif
 #endif
 
+// Whether a path does not depend on the current folder or drive: "C:\\x" or "\\\\server\\x".
+static QLORA__UNUSED bool qlora__path_is_whole(const char* path) {
+    bool drive = path[0] != '\0' && path[1] == ':' && (path[2] == '\\' || path[2] == '/');
+    return drive || (path[0] == '\\' && path[1] == '\\');
+}
+
+// Looks for a library in the folders of PATH, where CUDA's installer puts its own. Entries that
+// depend on the current folder are left out.
+static QLORA__UNUSED void* qlora__library_in_path(const char* name) {
+    static const char variable[] = "PATH";
+    char path[32768];
+    char file[1200];
+    void* library = NULL;
+    unsigned long size = GetEnvironmentVariableA(variable, path, (unsigned long)sizeof path);
+    if (size == 0 || size >= sizeof path) {
+        return NULL;
+    }
+    for (char* at = path; *at != '\0' && library == NULL;) {
+        char* end = at + strcspn(at, ";");
+        char* next = *end != '\0' ? end + 1 : end;
+        *end = '\0';
+        int n = snprintf(file, sizeof file, "%s\\%s", at, name);
+        if (qlora__path_is_whole(at) && n > 0 && (size_t)n < sizeof file) {
+            library = (void*)LoadLibraryExA(file, NULL, 0x1100UL); // its folder, then the defaults
+        }
+        at = next;
+    }
+    return library;
+}
+
+// LoadLibraryA would also look in the current folder, where anybody may have put a file.
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
-    void* library = (void*)LoadLibraryA(name);
+    bool whole = qlora__path_is_whole(name);
+    if (!whole && strpbrk(name, "/\\:") != NULL) {
+        snprintf(why, size, "%s is a relative path; give an absolute one, or a name alone", name);
+        return NULL;
+    }
+    // the program's folder and the system's; for a path, also the folder it names
+    void* library = (void*)LoadLibraryExA(name, NULL, whole ? 0x1100UL : 0x1000UL);
+    unsigned long code = library == NULL ? GetLastError() : 0;
+    if (library == NULL && !whole) {
+        library = qlora__library_in_path(name);
+    }
     if (library == NULL) {
-        snprintf(why, size, "%s: error %lu", name, GetLastError());
+        snprintf(why, size, "%s: error %lu", name, code);
     }
     return library;
 }
@@ -615,6 +695,19 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
+}
+
+// Bytes of physical memory that are available; 0 = not known.
+static QLORA__UNUSED uint64_t qlora__os_memory(const char* root) {
+    struct {
+        uint32_t size;
+        uint32_t load;
+        uint64_t bytes[7]; // the second is the available physical memory
+    } status;
+    (void)root;
+    memset(&status, 0, sizeof status);
+    status.size = (uint32_t)sizeof status;
+    return GlobalMemoryStatusEx((void*)&status) ? status.bytes[1] : 0;
 }
 
 typedef struct qlora__mutex {
@@ -684,7 +777,17 @@ static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, 
     if (!qlora__wide(path, wide)) {
         return ENAMETOOLONG;
     }
-    FILE* f = _wfopen(wide, mode == QLORA_FILE_READ ? L"rb" : L"wb");
+    FILE* f = NULL;
+    if (mode == QLORA_FILE_READ) {
+        f = _wfopen(wide, L"rb");
+    } else {
+        int fd = _wopen(wide, _O_WRONLY | _O_CREAT | _O_EXCL | _O_BINARY | _O_NOINHERIT,
+                        _S_IREAD | _S_IWRITE);
+        f = fd >= 0 ? _fdopen(fd, "wb") : NULL;
+        if (fd >= 0 && f == NULL) {
+            _close(fd);
+        }
+    }
     if (f == NULL) {
         return errno != 0 ? errno : EIO;
     }
@@ -806,7 +909,12 @@ static QLORA__UNUSED void qlora__os_unmap(const void* data, uint64_t bytes, void
 
 // POSIX: shared libraries, clock, threads and files.
 
+// A path that depends on the current folder would let whoever can write there run code here.
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
+    if (name[0] != '/' && strchr(name, '/') != NULL) {
+        snprintf(why, size, "%s is a relative path; give an absolute one, or a name alone", name);
+        return NULL;
+    }
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char* text = dlerror();
@@ -828,6 +936,96 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 && n < 4096 ? (int32_t)n : 1;
+}
+
+// Reads a small text file, such as those of /proc; "" if there is none.
+static QLORA__UNUSED void qlora__os_text(const char* root, const char* folder, const char* name,
+                                         char* out, size_t size) {
+    char path[1200];
+    size_t used = 0;
+    int n = snprintf(path, sizeof path, "%s%s%s", root, folder, name);
+    int fd = n > 0 && (size_t)n < sizeof path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    while (fd >= 0 && used < size - 1) {
+        ssize_t got = read(fd, out + used, size - 1 - used);
+        if (got <= 0) {
+            break;
+        }
+        used += (size_t)got;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    out[used] = '\0';
+}
+
+// The number after a key at the start of a line; UINT64_MAX if there is none ("max" in a cgroup).
+static QLORA__UNUSED uint64_t qlora__os_number(const char* text, const char* key) {
+    size_t length = strlen(key);
+    while (text != NULL && strncmp(text, key, length) != 0) {
+        text = strchr(text, '\n');
+        text = text != NULL ? text + 1 : NULL;
+    }
+    text = text != NULL ? text + length : "";
+    while (*text == ' ') {
+        text++;
+    }
+    uint64_t value = *text >= '0' && *text <= '9' ? 0 : UINT64_MAX;
+    for (; *text >= '0' && *text <= '9' && value < UINT64_MAX / 16; text++) {
+        value = value * 10 + (uint64_t)(*text - '0');
+    }
+    return value;
+}
+
+// What one cgroup leaves: its limit less what it uses, without the file cache that it can drop.
+static QLORA__UNUSED uint64_t qlora__os_cgroup(const char* root, const char* folder, bool second) {
+    char text[8192];
+    qlora__os_text(root, folder, second ? "/memory.max" : "/memory.limit_in_bytes", text,
+                   sizeof text);
+    uint64_t limit = qlora__os_number(text, "");
+    qlora__os_text(root, folder, second ? "/memory.current" : "/memory.usage_in_bytes", text,
+                   sizeof text);
+    uint64_t used = qlora__os_number(text, "");
+    qlora__os_text(root, folder, "/memory.stat", text, sizeof text);
+    uint64_t cache = qlora__os_number(text, second ? "inactive_file " : "total_inactive_file ");
+    if (limit == UINT64_MAX || used == UINT64_MAX) {
+        return UINT64_MAX;
+    }
+    used -= cache != UINT64_MAX && cache < used ? cache : 0;
+    return limit > used ? limit - used : 0;
+}
+
+// Bytes of memory that this process can still take without swapping: what the system has available
+// and what every cgroup that it is in allows; at least 1. 0 = not known. Tests give another root
+// than "".
+static QLORA__UNUSED uint64_t qlora__os_memory(const char* root) {
+    char text[8192];
+    qlora__os_text(root, "/proc/meminfo", "", text, sizeof text);
+    uint64_t most = qlora__os_number(text, "MemAvailable:");
+    most = most != UINT64_MAX ? most * 1024 : UINT64_MAX;
+    qlora__os_text(root, "/proc/self/cgroup", "", text, sizeof text);
+    for (char* line = text; *line != '\0';) { // number:controllers:folder
+        char folder[1024];
+        char* end = line + strcspn(line, "\n");
+        char* next = *end != '\0' ? end + 1 : end;
+        *end = '\0';
+        bool second = strncmp(line, "0::", 3) == 0;
+        char* first = strstr(line, ":memory:");
+        const char* own = second ? line + 3 : first != NULL ? first + 8 : NULL;
+        const char* base = second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+        int n = own != NULL ? snprintf(folder, sizeof folder, "%s%s", base, own) : -1;
+        bool inside = n > 0 && (size_t)n < sizeof folder;
+        while (inside) { // up to the root, which in a container is the container's own
+            uint64_t left = qlora__os_cgroup(root, folder, second);
+            most = left < most ? left : most;
+            char* slash = strrchr(folder, '/');
+            inside = slash != NULL && (size_t)(slash - folder) >= strlen(base);
+            if (inside) {
+                *slash = '\0';
+            }
+        }
+        line = next;
+    }
+    return most == UINT64_MAX ? 0 : most > 0 ? most : 1;
 }
 
 typedef pthread_mutex_t qlora__mutex;
@@ -884,7 +1082,7 @@ static QLORA__UNUSED int qlora__os_fd(void* file) {
 static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
                                         void* user) {
     (void)user;
-    int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC;
+    int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_EXCL;
     int fd = open(path, flags | O_CLOEXEC, 0666);
     if (fd < 0) {
         return errno;
@@ -1457,6 +1655,10 @@ static QLORA__UNUSED qlora_result qlora__out_begin(qlora__env* env, const char* 
     memcpy(temporary, path, length);
     memcpy(temporary + length, ".tmp", 5);
     int code = env->files.open(temporary, QLORA_FILE_CREATE, &out->file, env->files.user);
+    if (code == EEXIST) { // left by a crash, or a link: the name is removed, never what it names
+        env->files.remove(temporary, env->files.user);
+        code = env->files.open(temporary, QLORA_FILE_CREATE, &out->file, env->files.user);
+    }
     if (code != 0) {
         out->file = NULL; // nothing to remove
         return qlora__out_fail(env, out, "create", code);
@@ -1480,7 +1682,9 @@ static QLORA__UNUSED qlora_result qlora__out_write(qlora__env* env, qlora__out* 
     return QLORA_OK;
 }
 
-static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out* out) {
+// Completes the temporary file: everything that was written is on disk. It still has to be
+// published.
+static QLORA__UNUSED qlora_result qlora__out_finish(qlora__env* env, qlora__out* out) {
     const qlora_files* files = &env->files;
     int code = files->sync(out->file, files->user);
     if (code != 0) {
@@ -1488,9 +1692,13 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     }
     code = files->close(out->file, files->user);
     out->file = NULL;
-    if (code == 0) {
-        code = files->rename(out->temporary, out->path, files->user);
-    }
+    return code == 0 ? QLORA_OK : qlora__out_fail(env, out, "close", code);
+}
+
+// Gives a finished file its final name.
+static QLORA__UNUSED qlora_result qlora__out_publish(qlora__env* env, qlora__out* out) {
+    const qlora_files* files = &env->files;
+    int code = files->rename(out->temporary, out->path, files->user);
     if (code != 0) {
         return qlora__out_fail(env, out, "replace", code);
     }
@@ -1506,6 +1714,11 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     }
     qlora__out_forget(env, out);
     return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out* out) {
+    QLORA__TRY(qlora__out_finish(env, out));
+    return qlora__out_publish(env, out);
 }
 
 // Writes a small file atomically.
@@ -3121,6 +3334,556 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
 
 #endif // QLORA__PART_STOP_IDS
 
+//@@ src/formats/gguf_read.h
+
+#ifndef QLORA__PART_GGUF_READ
+#define QLORA__PART_GGUF_READ
+
+// ---- reading GGUF: header and metadata ----------------------------------------------------------
+
+// The types of values, by their number in the file. X(name, bytes); 0 = its size varies.
+#define QLORA__GGUF_VALUES(X)                                                                      \
+    X(U8, 1)                                                                                       \
+    X(I8, 1)                                                                                       \
+    X(U16, 2)                                                                                      \
+    X(I16, 2)                                                                                      \
+    X(U32, 4)                                                                                      \
+    X(I32, 4)                                                                                      \
+    X(F32, 4)                                                                                      \
+    X(BOOL, 1)                                                                                     \
+    X(STRING, 0)                                                                                   \
+    X(ARRAY, 0)                                                                                    \
+    X(U64, 8)                                                                                      \
+    X(I64, 8)                                                                                      \
+    X(F64, 8)
+
+#define QLORA__GGUF_ENUM(name, bytes) QLORA__GGUF_##name,
+typedef enum qlora__gguf_kind {
+    QLORA__GGUF_VALUES(QLORA__GGUF_ENUM) QLORA__GGUF_KIND_COUNT
+} qlora__gguf_kind;
+#undef QLORA__GGUF_ENUM
+
+// Longer keys are not valid; a key of this length does not occur.
+#define QLORA__GGUF_MAX_KEY 65535u
+#define QLORA__GGUF_MAX_ALIGN ((uint64_t)1 << 30)
+
+// A value of the metadata. `data` and `key` point into the file and are not terminated.
+typedef struct qlora__gguf_value {
+    const char* key;
+    const uint8_t* data; // the number, the characters, or the first element
+    uint64_t bytes;      // of data
+    uint64_t count;      // elements of an array, else 1
+    uint32_t key_size;
+    qlora__gguf_kind kind;
+    qlora__gguf_kind element; // of an array; else the same as `kind`
+} qlora__gguf_value;
+
+typedef struct qlora__gguf {
+    const char* label;
+    const uint8_t* file;
+    uint64_t size;
+    uint64_t tensor_count; // announced; the table is checked by those who need it
+    uint64_t table;        // where the table of tensors begins
+    uint64_t alignment;
+    qlora__gguf_value* values; // in file order
+    uint32_t* by_key;
+    uint32_t count;
+    size_t block; // bytes of values and by_key
+} qlora__gguf;
+
+// Reads forwards through the file. A read that does not fit sets `ended` and returns zeros, so
+// that a caller can check once.
+typedef struct qlora__gguf_cursor {
+    const uint8_t* file;
+    uint64_t at;
+    uint64_t size;
+    bool ended;
+} qlora__gguf_cursor;
+
+// The next n bytes, or NULL.
+static const uint8_t* qlora__gguf_take(qlora__gguf_cursor* c, uint64_t n) {
+    if (c->ended || n > c->size - c->at) {
+        c->ended = true;
+        return NULL;
+    }
+    c->at += n;
+    return c->file + (c->at - n);
+}
+
+// A little-endian number of `bytes` bytes.
+static uint64_t qlora__gguf_bits(const uint8_t* p, uint32_t bytes) {
+    uint64_t value = 0;
+    for (uint32_t i = bytes; i > 0; i--) {
+        value = value << 8 | p[i - 1];
+    }
+    return value;
+}
+
+static uint64_t qlora__gguf_number(qlora__gguf_cursor* c, uint32_t bytes) {
+    const uint8_t* p = qlora__gguf_take(c, bytes);
+    return p != NULL ? qlora__gguf_bits(p, bytes) : 0;
+}
+
+static uint32_t qlora__gguf_kind_bytes(qlora__gguf_kind kind) {
+#define QLORA__GGUF_SIZE(name, bytes) bytes,
+    static const uint8_t sizes[] = {QLORA__GGUF_VALUES(QLORA__GGUF_SIZE)};
+#undef QLORA__GGUF_SIZE
+    return sizes[kind];
+}
+
+static const char* qlora__gguf_kind_name(qlora__gguf_kind kind) {
+#define QLORA__GGUF_NAMED(name, bytes) #name,
+    static const char* const names[] = {QLORA__GGUF_VALUES(QLORA__GGUF_NAMED)};
+#undef QLORA__GGUF_NAMED
+    return names[kind];
+}
+
+static void qlora__gguf_free(qlora__env* env, qlora__gguf* g) {
+    qlora__env_free(env, g->values, g->block);
+    memset(g, 0, sizeof *g);
+}
+
+// The part of a key that a message shows.
+static int qlora__gguf_shown(uint64_t size) {
+    return size < 80 ? (int)size : 80;
+}
+
+static qlora_result qlora__gguf_cut(qlora__env* env, const qlora__gguf* g, const char* where) {
+    return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                           "%s: the file ends inside %s, after %llu bytes; it is truncated",
+                           g->label, where, (unsigned long long)g->size);
+}
+
+// The characters of a string; *size is their number.
+static qlora_result qlora__gguf_chars(qlora__env* env, const qlora__gguf* g, qlora__gguf_cursor* c,
+                                      const char* what, const uint8_t** out, uint64_t* size) {
+    uint64_t n = qlora__gguf_number(c, 8);
+    const uint8_t* p = qlora__gguf_take(c, n);
+    if (p == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s has %llu bytes, more than the file contains", g->label, what,
+                               (unsigned long long)n);
+    }
+    *out = p;
+    *size = n;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_bad_kind(qlora__env* env, const qlora__gguf* g,
+                                         const qlora__gguf_value* v, const char* what,
+                                         uint64_t kind) {
+    return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                           "%s: %.*s: %s %llu does not exist; the last one is %d", g->label,
+                           qlora__gguf_shown(v->key_size), v->key, what, (unsigned long long)kind,
+                           (int)QLORA__GGUF_KIND_COUNT - 1);
+}
+
+static qlora_result qlora__gguf_read_array(qlora__env* env, const qlora__gguf* g,
+                                           qlora__gguf_cursor* c, qlora__gguf_value* v) {
+    uint64_t element = qlora__gguf_number(c, 4);
+    v->count = qlora__gguf_number(c, 8);
+    if (c->ended) {
+        return qlora__gguf_cut(env, g, "an array");
+    }
+    if (element >= QLORA__GGUF_KIND_COUNT) {
+        return qlora__gguf_bad_kind(env, g, v, "element type", element);
+    }
+    v->element = (qlora__gguf_kind)element;
+    if (v->element == QLORA__GGUF_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %.*s is an array of arrays, which GGUF does not allow",
+                               g->label, qlora__gguf_shown(v->key_size), v->key);
+    }
+    uint64_t least = v->element == QLORA__GGUF_STRING ? 8 : qlora__gguf_kind_bytes(v->element);
+    if (v->count > (c->size - c->at) / least) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %.*s has %llu elements, more than the file can contain",
+            g->label, qlora__gguf_shown(v->key_size), v->key, (unsigned long long)v->count);
+    }
+    v->data = c->file + c->at;
+    if (v->element != QLORA__GGUF_STRING) {
+        v->bytes = v->count * least;
+        qlora__gguf_take(c, v->bytes);
+        return QLORA_OK;
+    }
+    uint64_t begin = c->at;
+    for (uint64_t i = 0; i < v->count; i++) {
+        const uint8_t* text = NULL;
+        uint64_t size = 0;
+        QLORA__TRY(qlora__gguf_chars(env, g, c, "a string of an array", &text, &size));
+    }
+    v->bytes = c->at - begin;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_value(qlora__env* env, const qlora__gguf* g,
+                                           qlora__gguf_cursor* c, qlora__gguf_value* v) {
+    const uint8_t* key = NULL;
+    uint64_t size = 0;
+    memset(v, 0, sizeof *v);
+    QLORA__TRY(qlora__gguf_chars(env, g, c, "a key", &key, &size));
+    v->key = (const char*)key;
+    if (size == 0 || size > QLORA__GGUF_MAX_KEY || memchr(key, 0, (size_t)size) != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: a key has %llu bytes; it must have 1 to %u and no zero byte",
+                               g->label, (unsigned long long)size, QLORA__GGUF_MAX_KEY);
+    }
+    v->key_size = (uint32_t)size;
+    uint64_t kind = qlora__gguf_number(c, 4);
+    if (c->ended) {
+        return qlora__gguf_cut(env, g, "the metadata");
+    }
+    if (kind >= QLORA__GGUF_KIND_COUNT) {
+        return qlora__gguf_bad_kind(env, g, v, "type", kind);
+    }
+    v->kind = (qlora__gguf_kind)kind;
+    v->element = v->kind;
+    v->count = 1;
+    if (v->kind == QLORA__GGUF_ARRAY) {
+        QLORA__TRY(qlora__gguf_read_array(env, g, c, v));
+    } else if (v->kind == QLORA__GGUF_STRING) {
+        QLORA__TRY(qlora__gguf_chars(env, g, c, "a string", &v->data, &v->bytes));
+    } else {
+        v->bytes = qlora__gguf_kind_bytes(v->kind);
+        v->data = qlora__gguf_take(c, v->bytes);
+        if (v->data == NULL) {
+            return qlora__gguf_cut(env, g, "the metadata");
+        }
+    }
+    for (uint64_t i = 0; v->element == QLORA__GGUF_BOOL && i < v->count; i++) {
+        if (v->data[i] > 1) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %.*s: a BOOL is %u; it must be 0 or 1", g->label,
+                                   qlora__gguf_shown(v->key_size), v->key, v->data[i]);
+        }
+    }
+    return QLORA_OK;
+}
+
+static int qlora__gguf_key_order(const qlora__gguf_value* a, const char* key, size_t size) {
+    size_t n = a->key_size < size ? a->key_size : size;
+    int order = memcmp(a->key, key, n);
+    return order != 0 ? order : a->key_size < size ? -1 : a->key_size > size ? 1 : 0;
+}
+
+static bool qlora__gguf_key_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__gguf_value* v = (const qlora__gguf_value*)user;
+    return qlora__gguf_key_order(&v[a], v[b].key, v[b].key_size) < 0;
+}
+
+// NULL if there is no such key.
+static const qlora__gguf_value* qlora__gguf_find(const qlora__gguf* g, const char* key) {
+    uint32_t low = 0;
+    uint32_t high = g->count;
+    size_t size = strlen(key);
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        const qlora__gguf_value* v = &g->values[g->by_key[middle]];
+        int order = qlora__gguf_key_order(v, key, size);
+        if (order == 0) {
+            return v;
+        }
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return NULL;
+}
+
+static qlora_result qlora__gguf_read_values(qlora__env* env, qlora__gguf* g, qlora__gguf_cursor* c,
+                                            uint64_t count) {
+    // The smallest pair has a key of one byte and a value of one.
+    if (count > (c->size - c->at) / 14 || count > INT32_MAX) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %llu keys are announced, more than the file can contain",
+                               g->label, (unsigned long long)count);
+    }
+    size_t bytes = (size_t)count * (sizeof *g->values + sizeof *g->by_key);
+    if (count > 0) {
+        g->values = (qlora__gguf_value*)qlora__env_alloc(env, bytes);
+        if (g->values == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        g->block = bytes;
+        g->by_key = (uint32_t*)(void*)(g->values + count);
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        QLORA__TRY(qlora__gguf_read_value(env, g, c, &g->values[i]));
+        g->by_key[i] = (uint32_t)i;
+    }
+    g->count = (uint32_t)count;
+    qlora__sort(g->by_key, g->count, qlora__gguf_key_less, g->values);
+    for (uint32_t i = 1; i < g->count; i++) {
+        const qlora__gguf_value* v = &g->values[g->by_key[i]];
+        if (qlora__gguf_key_order(&g->values[g->by_key[i - 1]], v->key, v->key_size) == 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the key %.*s occurs twice", g->label,
+                                   qlora__gguf_shown(v->key_size), v->key);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_version(qlora__env* env, const qlora__gguf* g,
+                                             qlora__gguf_cursor* c) {
+    const uint8_t* magic = qlora__gguf_take(c, 4);
+    uint64_t version = qlora__gguf_number(c, 4);
+    if (magic == NULL || memcmp(magic, "GGUF", 4) != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: this is not a GGUF file: it does not begin with \"GGUF\"",
+                               g->label);
+    }
+    if (c->ended) {
+        return qlora__gguf_cut(env, g, "the header");
+    }
+    if (version != 0 && (version & 0xFFFF) == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: this is a big-endian GGUF file; only little-endian ones are "
+                               "supported",
+                               g->label);
+    }
+    if (version != 2 && version != 3) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: GGUF version %llu is not supported; supported are 2 and 3",
+                               g->label, (unsigned long long)version);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_alignment(qlora__env* env, qlora__gguf* g) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, "general.alignment");
+    g->alignment = 32;
+    if (v == NULL) {
+        return QLORA_OK;
+    }
+    if (v->kind != QLORA__GGUF_U32) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: general.alignment has type %s; it must be U32", g->label,
+                               qlora__gguf_kind_name(v->kind));
+    }
+    g->alignment = qlora__gguf_bits(v->data, 4);
+    if (g->alignment == 0 || (g->alignment & (g->alignment - 1)) != 0 ||
+        g->alignment > QLORA__GGUF_MAX_ALIGN) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: general.alignment is %llu; it must be a power of two up to "
+                               "2^30",
+                               g->label, (unsigned long long)g->alignment);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_all(qlora__env* env, qlora__gguf* g) {
+    qlora__gguf_cursor c;
+    memset(&c, 0, sizeof c);
+    c.file = g->file;
+    c.size = g->size;
+    QLORA__TRY(qlora__gguf_read_version(env, g, &c));
+    g->tensor_count = qlora__gguf_number(&c, 8);
+    uint64_t count = qlora__gguf_number(&c, 8);
+    if (c.ended) {
+        return qlora__gguf_cut(env, g, "the header");
+    }
+    QLORA__TRY(qlora__gguf_read_values(env, g, &c, count));
+    g->table = c.at;
+    return qlora__gguf_read_alignment(env, g);
+}
+
+// Reads the header and the metadata of a file in memory, which must outlive *g. Call
+// qlora__gguf_free afterwards. After a failure there is nothing to free.
+static QLORA__UNUSED qlora_result qlora__gguf_parse(qlora__env* env, const char* label,
+                                                    const void* bytes, uint64_t size,
+                                                    qlora__gguf* g) {
+    memset(g, 0, sizeof *g);
+    g->label = label;
+    g->file = (const uint8_t*)bytes;
+    g->size = size;
+    qlora_result result = qlora__gguf_read_all(env, g);
+    if (result != QLORA_OK) {
+        qlora__gguf_free(env, g);
+    }
+    return result;
+}
+
+// ---- values -------------------------------------------------------------------------------------
+
+static qlora_result qlora__gguf_wrong(qlora__env* env, const qlora__gguf* g, const char* key,
+                                      const qlora__gguf_value* v, const char* wanted) {
+    if (v == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s is missing", g->label, key);
+    }
+    return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s has type %s%s; it must be %s", g->label,
+                           key, v->kind == QLORA__GGUF_ARRAY ? "ARRAY of " : "",
+                           qlora__gguf_kind_name(v->element), wanted);
+}
+
+// Element `index` as an integer; false if it is not one, or does not fit.
+static QLORA__UNUSED bool qlora__gguf_integer(const qlora__gguf_value* v, uint64_t index,
+                                              int64_t* out) {
+    uint32_t bytes = qlora__gguf_kind_bytes(v->element);
+    bool is_signed = v->element == QLORA__GGUF_I8 || v->element == QLORA__GGUF_I16 ||
+                     v->element == QLORA__GGUF_I32 || v->element == QLORA__GGUF_I64;
+    bool is_unsigned = v->element == QLORA__GGUF_U8 || v->element == QLORA__GGUF_U16 ||
+                       v->element == QLORA__GGUF_U32 || v->element == QLORA__GGUF_U64;
+    if ((!is_signed && !is_unsigned) || index >= v->count) {
+        return false;
+    }
+    uint64_t bits = qlora__gguf_bits(v->data + index * bytes, bytes);
+    uint64_t sign = (uint64_t)1 << (8 * bytes - 1);
+    if (is_signed && (bits & sign) != 0) {
+        // minus the distance from 2^n, without a conversion that overflows
+        *out = -(int64_t)((~bits & (sign - 1))) - 1;
+        return true;
+    }
+    *out = (int64_t)(bits & INT64_MAX);
+    return bits <= INT64_MAX;
+}
+
+// Element `index` as a real number; false if it is not an F32 or F64.
+static QLORA__UNUSED bool qlora__gguf_real(const qlora__gguf_value* v, uint64_t index,
+                                           double* out) {
+    if (index >= v->count) {
+        return false;
+    }
+    if (v->element == QLORA__GGUF_F32) {
+        uint32_t bits = (uint32_t)qlora__gguf_bits(v->data + index * 4, 4);
+        float number;
+        memcpy(&number, &bits, sizeof number);
+        *out = (double)number;
+        return true;
+    }
+    if (v->element == QLORA__GGUF_F64) {
+        uint64_t bits = qlora__gguf_bits(v->data + index * 8, 8);
+        memcpy(out, &bits, sizeof *out);
+        return true;
+    }
+    return false;
+}
+
+// An integer within [least, most]. If it is absent, the result is `fallback`; a negative fallback
+// makes that an error. An array is accepted when all its elements are equal.
+static QLORA__UNUSED qlora_result qlora__gguf_get_int(qlora__env* env, const qlora__gguf* g,
+                                                      const char* key, int64_t fallback,
+                                                      int64_t least, int64_t most, int64_t* out) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    int64_t number = fallback;
+    if (v == NULL && fallback >= 0) {
+        *out = fallback;
+        return QLORA_OK;
+    }
+    if (v == NULL || v->count == 0 || !qlora__gguf_integer(v, 0, &number)) {
+        return qlora__gguf_wrong(env, g, key, v, "an integer");
+    }
+    for (uint64_t i = 1; i < v->count; i++) {
+        int64_t other = 0;
+        if (!qlora__gguf_integer(v, i, &other) || other != number) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: %s differs between the layers (%lld, then %lld), which is "
+                                   "not supported",
+                                   g->label, key, (long long)number, (long long)other);
+        }
+    }
+    if (number < least || number > most) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s is %lld; it must be an integer from %lld to %lld", g->label,
+                               key, (long long)number, (long long)least, (long long)most);
+    }
+    *out = number;
+    return QLORA_OK;
+}
+
+// A positive number. If it is absent, the result is `fallback`; a negative fallback makes that an
+// error.
+static QLORA__UNUSED qlora_result qlora__gguf_get_positive(qlora__env* env, const qlora__gguf* g,
+                                                           const char* key, double fallback,
+                                                           double* out) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    double number = 0.0;
+    if (v == NULL && fallback >= 0.0) {
+        *out = fallback;
+        return QLORA_OK;
+    }
+    if (v == NULL || v->kind == QLORA__GGUF_ARRAY || !qlora__gguf_real(v, 0, &number)) {
+        return qlora__gguf_wrong(env, g, key, v, "F32 or F64");
+    }
+    if (!(number > 0.0) || number > 1e30) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s is %g; it must be positive and at most 1e30", g->label, key,
+                               number);
+    }
+    *out = number;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__gguf_get_bool(qlora__env* env, const qlora__gguf* g,
+                                                       const char* key, bool fallback, bool* out) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    if (v != NULL && v->kind != QLORA__GGUF_BOOL) {
+        return qlora__gguf_wrong(env, g, key, v, "BOOL");
+    }
+    *out = v != NULL ? v->data[0] != 0 : fallback;
+    return QLORA_OK;
+}
+
+// A string, which is not terminated. If it is absent, *out is NULL, or an error if it is needed.
+static QLORA__UNUSED qlora_result qlora__gguf_get_string(qlora__env* env, const qlora__gguf* g,
+                                                         const char* key, bool need,
+                                                         const char** out, size_t* size) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    *out = NULL;
+    *size = 0;
+    if (v == NULL && !need) {
+        return QLORA_OK;
+    }
+    if (v == NULL || v->kind != QLORA__GGUF_STRING) {
+        return qlora__gguf_wrong(env, g, key, v, "STRING");
+    }
+    *out = (const char*)v->data;
+    *size = (size_t)v->bytes;
+    return QLORA_OK;
+}
+
+// An array of `element`; if it is absent, *out is NULL, or an error if it is needed.
+static QLORA__UNUSED qlora_result qlora__gguf_get_array(qlora__env* env, const qlora__gguf* g,
+                                                        const char* key, qlora__gguf_kind element,
+                                                        bool need, const qlora__gguf_value** out) {
+    char wanted[32];
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    *out = v;
+    if (v == NULL && !need) {
+        return QLORA_OK;
+    }
+    if (v == NULL || v->kind != QLORA__GGUF_ARRAY || v->element != element) {
+        snprintf(wanted, sizeof wanted, "ARRAY of %s", qlora__gguf_kind_name(element));
+        return qlora__gguf_wrong(env, g, key, v, wanted);
+    }
+    return QLORA_OK;
+}
+
+// Goes through the strings of an array: start with *at = 0 and call it once per element. The array
+// has been checked when the file was read.
+static QLORA__UNUSED const char* qlora__gguf_next_string(const qlora__gguf_value* v, uint64_t* at,
+                                                         size_t* size) {
+    uint64_t n = qlora__gguf_bits(v->data + *at, 8);
+    const uint8_t* text = v->data + *at + 8;
+    *at += 8 + n;
+    *size = (size_t)n;
+    return (const char*)text;
+}
+
+static QLORA__UNUSED bool qlora__gguf_is(const char* text, size_t size, const char* word) {
+    return text != NULL && strlen(word) == size && memcmp(text, word, size) == 0;
+}
+
+// Whether a path names a GGUF file, by its ending.
+static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
+    size_t n = strlen(path);
+    return n >= 5 &&
+           (memcmp(path + n - 5, ".gguf", 5) == 0 || memcmp(path + n - 5, ".GGUF", 5) == 0);
+}
+
+#endif // QLORA__PART_GGUF_READ
+
 //@@ src/text/base.h
 
 struct qlora_text {
@@ -3244,7 +4007,9 @@ static qlora_result qlora__text_reserve(qlora__env* env, void** data, size_t* ca
                                (unsigned long long)limit);
     }
     size_t wanted = count + extra;
-    size_t grown = *capacity <= limit / 2 ? *capacity * 2 : limit;
+    // large arrays grow by a quarter: half of a large file's memory would otherwise be unused
+    size_t more = *capacity < ((size_t)1 << 20) / element ? *capacity : *capacity / 4;
+    size_t grown = *capacity <= limit - more ? *capacity + more : limit;
     grown = grown < wanted ? wanted : grown;
     grown = grown < 16 ? 16 : grown;
     void* moved =
@@ -3349,7 +4114,7 @@ void qlora_text_ids_free(qlora_text* text, qlora_text_ids* ids) {
 static qlora_result qlora__text_file_append(qlora__env* env, const char* path, void* file,
                                             qlora_text_bytes* out) {
     for (;;) {
-        size_t step = out->count < 65536 ? 65536 : out->count;
+        size_t step = 65536;
         QLORA__TRY(qlora__text_bytes_room(env, out, step));
         int64_t got = env->files.read(file, out->data + out->count, step, env->files.user);
         if (got < 0 || (uint64_t)got > step) {
@@ -3384,10 +4149,111 @@ static qlora_result qlora__text_file_read(qlora__env* env, const char* path, qlo
     return r;
 }
 
-// Reads folder/name, if there is such a file.
+//@@ src/text/folder.h
+
+// ---- the files of a model folder, and of a GGUF file in their place -----------------------------
+
+// The text of the token whose id a key holds, as a member of a JSON object; nothing if there is no
+// such key or token.
+static void qlora__text_gguf_token(const qlora__gguf* g, const char* key, const char* name,
+                                   qlora__json_writer* w, qlora__string* text) {
+    const qlora__gguf_value* id = qlora__gguf_find(g, key);
+    const qlora__gguf_value* tokens = qlora__gguf_find(g, "tokenizer.ggml.tokens");
+    int64_t number = 0;
+    uint64_t at = 0;
+    size_t size = 0;
+    if (id == NULL || tokens == NULL || tokens->element != QLORA__GGUF_STRING ||
+        !qlora__gguf_integer(id, 0, &number) || number < 0 || (uint64_t)number >= tokens->count) {
+        return;
+    }
+    const char* token = NULL;
+    for (int64_t i = 0; i <= number; i++) {
+        token = qlora__gguf_next_string(tokens, &at, &size);
+    }
+    qlora__json_write_key(w, name);
+    qlora__json_write_quoted(text, token, size);
+}
+
+// tokenizer_config.json: the names of the special tokens.
+static void qlora__text_gguf_config(const qlora__gguf* g, qlora__json_writer* w,
+                                    qlora__string* text) {
+    qlora__text_gguf_token(g, "tokenizer.ggml.bos_token_id", "bos_token", w, text);
+    qlora__text_gguf_token(g, "tokenizer.ggml.eos_token_id", "eos_token", w, text);
+    qlora__text_gguf_token(g, "tokenizer.ggml.unknown_token_id", "unk_token", w, text);
+    qlora__text_gguf_token(g, "tokenizer.ggml.padding_token_id", "pad_token", w, text);
+}
+
+// config.json: the ids at which generation ends.
+static void qlora__text_gguf_stops(const qlora__gguf* g, qlora__json_writer* w) {
+    static const char* const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    qlora__json_write_open(w, "eos_token_id", '[');
+    int64_t seen[3] = {-1, -1, -1};
+    for (int i = 0; i < 3; i++) {
+        const qlora__gguf_value* v = qlora__gguf_find(g, keys[i]);
+        int64_t id = -1;
+        bool is_id = v != NULL && qlora__gguf_integer(v, 0, &id) && id >= 0 && id <= INT32_MAX;
+        if (is_id && id != seen[0] && id != seen[1]) {
+            qlora__json_write_int(w, NULL, id);
+            seen[i] = id;
+        }
+    }
+    qlora__json_write_close(w, ']');
+}
+
+// What a file of a model folder would contain, made from the metadata.
+static qlora_result qlora__text_gguf_make(qlora__env* env, const qlora__gguf* g, const char* name,
+                                          qlora_text_bytes* out, bool* found) {
+    qlora__string text;
+    qlora__json_writer w;
+    bool config = strcmp(name, "tokenizer_config.json") == 0;
+    if (strcmp(name, "chat_template.jinja") == 0) {
+        const char* chat = NULL;
+        size_t size = 0;
+        QLORA__TRY(qlora__gguf_get_string(env, g, "tokenizer.chat_template", false, &chat, &size));
+        *found = chat != NULL;
+        return *found ? qlora__text_bytes_add(env, out, chat, size) : QLORA_OK;
+    }
+    *found = config || strcmp(name, "config.json") == 0;
+    if (!*found) {
+        return QLORA_OK;
+    }
+    qlora__string_begin(env, &text);
+    qlora__json_write_begin(&w, &text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    if (config) {
+        qlora__text_gguf_config(g, &w, &text);
+    } else {
+        qlora__text_gguf_stops(g, &w);
+    }
+    qlora__json_write_close(&w, '}');
+    qlora_result r = text.result;
+    r = r == QLORA_OK ? qlora__text_bytes_add(env, out, text.data, text.size) : r;
+    qlora__string_free(&text);
+    return r;
+}
+
+static qlora_result qlora__text_gguf_read(qlora__env* env, const char* path, const char* name,
+                                          qlora_text_bytes* out, bool* found) {
+    qlora__map map;
+    qlora__gguf g;
+    QLORA__TRY(qlora__map_open(env, path, &map));
+    qlora_result r = qlora__gguf_parse(env, path, map.data, map.size, &g);
+    if (r == QLORA_OK) {
+        r = qlora__text_gguf_make(env, &g, name, out, found);
+        qlora__gguf_free(env, &g);
+    }
+    qlora__map_close(env, &map);
+    return r;
+}
+
+// Reads folder/name, if there is such a file. `folder` may also be a GGUF file.
 static qlora_result qlora__text_folder_read(qlora__env* env, const char* folder, const char* name,
                                             qlora_text_bytes* out, bool* found) {
     char path[QLORA__PATH_ROOM];
+    if (qlora__gguf_path(folder)) {
+        return qlora__text_gguf_read(env, folder, name, out, found);
+    }
     QLORA__TRY(qlora__path_join(env, folder, name, path));
     return qlora__text_file_read(env, path, out, found);
 }
@@ -5219,7 +6085,7 @@ static void qlora__text_words_free(qlora__env* env, qlora__text_words* words) {
     memset(words, 0, sizeof(*words));
 }
 
-//@@ src/text/split.h
+//@@ src/text/view.h
 
 // A text to be split. After the ByteLevel step, every byte is one character: code_of_byte is set.
 typedef struct qlora__text_view {
@@ -5261,6 +6127,1105 @@ static size_t qlora__text_run(const qlora__text_view* v, size_t at, unsigned mas
     }
     return at;
 }
+
+//@@ src/text/pattern.h
+
+// ---- regular expressions of pre-tokenizers ------------------------------------------------------
+
+// A pattern is compiled to a small program for a machine that tries the alternatives in order and
+// goes back to the last choice when it fails, as Oniguruma does (the engine of the `tokenizers`
+// library). Supported: literals, ., [sets], \d \w \s \p{..} and their opposites, \b \B ^ $ \A \z
+// \Z, groups, (?i:..), (?=..), (?!..), (?>..), |, and * + ? {n,m}, also lazy; * + ? also
+// possessive. Anything else is refused by name. Choices are kept on a stack of our own, so nothing
+// recurses, and every match has a limited number of steps, so nothing hangs.
+
+#define QLORA__PATTERN_STEPS 4096
+#define QLORA__PATTERN_SETS 256
+#define QLORA__PATTERN_RANGES 128 // of one set
+#define QLORA__PATTERN_GROUPS 32
+#define QLORA__PATTERN_REPEAT 1000
+
+typedef enum qlora__pattern_op {
+    QLORA__PATTERN_SET,   // one character of set `a`
+    QLORA__PATTERN_RUN,   // `least` to `most` characters of set `a`, in the way `mode`
+    QLORA__PATTERN_SPLIT, // continue with the next step; if that fails, at this + a
+    QLORA__PATTERN_LAZY,  // continue at this + a; if that fails, with the next step
+    QLORA__PATTERN_JUMP,  // continue at this + a
+    QLORA__PATTERN_LOOK,  // look-ahead until LOOK_END at this + a; mode 1: negative
+    QLORA__PATTERN_LOOK_END,
+    QLORA__PATTERN_ATOMIC, // forget the choices between this and its end
+    QLORA__PATTERN_ATOMIC_END,
+    QLORA__PATTERN_LINE_BEGIN,
+    QLORA__PATTERN_LINE_END,
+    QLORA__PATTERN_TEXT_BEGIN,
+    QLORA__PATTERN_TEXT_END,
+    QLORA__PATTERN_LAST_LINE, // \Z: the end, or before a final line end
+    QLORA__PATTERN_WORD,      // \b; mode 1: \B
+    QLORA__PATTERN_MATCH
+} qlora__pattern_op;
+
+enum { QLORA__PATTERN_GREEDY, QLORA__PATTERN_RELUCTANT, QLORA__PATTERN_POSSESSIVE };
+
+typedef struct qlora__pattern_step {
+    qlora__pattern_op op;
+    int32_t a;
+    int32_t least;
+    int32_t most; // -1: no limit
+    int32_t mode;
+} qlora__pattern_step;
+
+// A set of characters: classes, parts of classes, and ranges.
+typedef struct qlora__pattern_set {
+    uint32_t ascii[4]; // the answer for the first 128 code points
+    unsigned mask;     // classes that belong to it as a whole
+    unsigned parts;    // QLORA__PATTERN_LU .. of the classes that have parts
+    uint32_t ranges[QLORA__PATTERN_RANGES][2];
+    uint32_t count;
+    bool negated;
+} qlora__pattern_set;
+
+// A class of text/classes.h may hold two general categories; these are the ones that patterns tell
+// apart, and the members of the rarer one.
+enum {
+    QLORA__PATTERN_LU = 1,
+    QLORA__PATTERN_LT = 2,
+    QLORA__PATTERN_LM = 4,
+    QLORA__PATTERN_LO = 8,
+    QLORA__PATTERN_ND = 16,
+    QLORA__PATTERN_NL = 32,
+    QLORA__PATTERN_Z = 64,       // white space that is a separator
+    QLORA__PATTERN_CONTROL = 128 // white space that is a control character
+};
+
+// Oniguruma counts these numbers of Latin-1 as word characters in \w and \b, but not in a set.
+static const uint32_t qlora__pattern_words[][2] = {{0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}};
+
+static bool qlora__pattern_in(const uint32_t (*ranges)[2], size_t count, uint32_t code) {
+    for (size_t i = 0; i < count; i++) {
+        if (code >= ranges[i][0] && code <= ranges[i][1]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// The part of its class that a character belongs to; 0 if its class has no parts that differ.
+static unsigned qlora__pattern_part(unsigned bit, uint32_t code) {
+    static const uint32_t title[][2] = {
+        {0x1C5, 0x1C5},   {0x1C8, 0x1C8},   {0x1CB, 0x1CB},   {0x1F2, 0x1F2},   {0x1F88, 0x1F8F},
+        {0x1F98, 0x1F9F}, {0x1FA8, 0x1FAF}, {0x1FBC, 0x1FBC}, {0x1FCC, 0x1FCC}, {0x1FFC, 0x1FFC}};
+    static const uint32_t letters[][2] = {
+        {0x16EE, 0x16F0},   {0x2160, 0x2182},   {0x2185, 0x2188},   {0x3007, 0x3007},
+        {0x3021, 0x3029},   {0x3038, 0x303A},   {0xA6E6, 0xA6EF},   {0x10140, 0x10174},
+        {0x10341, 0x10341}, {0x1034A, 0x1034A}, {0x103D1, 0x103D5}, {0x12400, 0x1246E}};
+    if (bit == QLORA__TEXT_BIT(UPPER)) {
+        return qlora__pattern_in(title, QLORA__TEXT_COUNT(title), code) ? QLORA__PATTERN_LT
+                                                                        : QLORA__PATTERN_LU;
+    }
+    if (bit == QLORA__TEXT_BIT(DIGIT)) {
+        return qlora__pattern_in(letters, QLORA__TEXT_COUNT(letters), code) ? QLORA__PATTERN_NL
+                                                                            : QLORA__PATTERN_ND;
+    }
+    if (bit == QLORA__TEXT_BIT(SPACE)) {
+        return (code >= 9 && code <= 13) || code == 0x85 ? QLORA__PATTERN_CONTROL
+                                                         : QLORA__PATTERN_Z;
+    }
+    return 0;
+}
+
+static bool qlora__pattern_has(const qlora__pattern_set* set, unsigned bit, uint32_t code) {
+    bool in = (set->mask & bit) != 0 || (set->parts & qlora__pattern_part(bit, code)) != 0 ||
+              qlora__pattern_in(set->ranges, set->count, code);
+    return in != set->negated;
+}
+
+// A choice to come back to, or a mark that a look-ahead or an atomic group left.
+typedef struct qlora__pattern_frame {
+    size_t at;
+    size_t begin; // of a run; a mark: the frame of the mark before it
+    int32_t step;
+    int32_t kind;
+} qlora__pattern_frame;
+
+enum {
+    QLORA__PATTERN_CHOICE,  // continue at step
+    QLORA__PATTERN_SHORTER, // a greedy run: give back one character, down to `begin`
+    QLORA__PATTERN_LONGER,  // a lazy run: take one more
+    QLORA__PATTERN_MARK,    // forgotten when it is reached
+    QLORA__PATTERN_MARK_NOT // a negative look-ahead: when everything in it failed, it holds
+};
+
+typedef struct qlora__pattern {
+    qlora__pattern_step* steps;
+    qlora__pattern_set* sets;
+    int32_t count;
+    int32_t set_count;
+    size_t step_capacity;
+    size_t set_capacity;
+    qlora__pattern_frame* frames;
+    size_t frame_capacity;
+    uint64_t left; // steps that the present text may still take
+} qlora__pattern;
+
+static void qlora__pattern_free(qlora__env* env, qlora__pattern* p) {
+    if (p != NULL) {
+        qlora__env_free(env, p->steps, p->step_capacity * sizeof *p->steps);
+        qlora__env_free(env, p->sets, p->set_capacity * sizeof *p->sets);
+        qlora__env_free(env, p->frames, p->frame_capacity * sizeof *p->frames);
+        qlora__env_free(env, p, sizeof *p);
+    }
+}
+
+// ---- compiling ----------------------------------------------------------------------------------
+
+typedef struct qlora__pattern_group {
+    int32_t begin;  // first step of the group
+    int32_t branch; // first step of the current alternative
+    int32_t jumps;  // last jump to the end of the group; each links to the previous one, -1 ends
+    int32_t kind;   // the op that was opened for it, or -1
+    int64_t width;  // least number of characters of the current alternative
+    int64_t least;  // and of the shortest one so far; -1: none yet
+    bool any_case;
+} qlora__pattern_group;
+
+typedef struct qlora__pattern_parser {
+    qlora__env* env;
+    qlora__pattern* out;
+    const uint8_t* classes;
+    const char* text;
+    size_t size;
+    size_t at;
+    qlora__pattern_group groups[QLORA__PATTERN_GROUPS];
+    int depth;
+    qlora__pattern_set set; // being built
+} qlora__pattern_parser;
+
+static qlora_result qlora__pattern_refuse(const qlora__pattern_parser* p, const char* what) {
+    return qlora__env_fail(p->env, QLORA_ERR_UNSUPPORTED,
+                           "the regular expression %.200s has, at byte %llu, %s, which is not "
+                           "supported",
+                           p->text, (unsigned long long)p->at, what);
+}
+
+static bool qlora__pattern_is(const qlora__pattern_parser* p, const char* word) {
+    size_t n = strlen(word);
+    return p->size - p->at >= n && memcmp(p->text + p->at, word, n) == 0;
+}
+
+// Skips `word` if it comes next.
+static bool qlora__pattern_accept(qlora__pattern_parser* p, const char* word) {
+    bool found = qlora__pattern_is(p, word);
+    p->at += found ? strlen(word) : 0;
+    return found;
+}
+
+// Makes room for `n` steps at a place. Every jump inside the moved piece is relative and stays
+// inside it.
+static qlora_result qlora__pattern_open(qlora__pattern_parser* p, int32_t at, int32_t n) {
+    qlora__pattern* out = p->out;
+    if (n > QLORA__PATTERN_STEPS - out->count) {
+        return qlora__pattern_refuse(p, "more than 4096 steps");
+    }
+    void* data = out->steps;
+    qlora_result r = qlora__text_reserve(p->env, &data, &out->step_capacity, (size_t)out->count,
+                                         (size_t)n, sizeof *out->steps);
+    out->steps = (qlora__pattern_step*)data;
+    QLORA__TRY(r);
+    memmove(out->steps + at + n, out->steps + at, (size_t)(out->count - at) * sizeof *out->steps);
+    memset(out->steps + at, 0, (size_t)n * sizeof *out->steps);
+    out->count += n;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__pattern_insert(qlora__pattern_parser* p, int32_t at,
+                                          qlora__pattern_op op, int32_t a, int32_t mode) {
+    QLORA__TRY(qlora__pattern_open(p, at, 1));
+    p->out->steps[at].op = op;
+    p->out->steps[at].a = a;
+    p->out->steps[at].mode = mode;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__pattern_append(qlora__pattern_parser* p, qlora__pattern_op op, int32_t a,
+                                          int32_t mode) {
+    return qlora__pattern_insert(p, p->out->count, op, a, mode);
+}
+
+// ---- sets ---------------------------------------------------------------------------------------
+
+static qlora_result qlora__pattern_range(qlora__pattern_parser* p, uint32_t low, uint32_t high) {
+    qlora__pattern_set* set = &p->set;
+    if (low > high) {
+        return qlora__pattern_refuse(p, "a range whose end is before its start");
+    }
+    if (set->count == QLORA__PATTERN_RANGES) {
+        return qlora__pattern_refuse(p, "a set of more than 128 ranges");
+    }
+    set->ranges[set->count][0] = low;
+    set->ranges[set->count][1] = high;
+    set->count++;
+    return QLORA_OK;
+}
+
+// A character or a range, in both cases if case is ignored: only ASCII letters have a simple rule.
+static qlora_result qlora__pattern_chars(qlora__pattern_parser* p, uint32_t low, uint32_t high) {
+    QLORA__TRY(qlora__pattern_range(p, low, high));
+    if (!p->groups[p->depth].any_case) {
+        return QLORA_OK;
+    }
+    if (high >= 0x80) {
+        return qlora__pattern_refuse(p, "a character beyond ASCII where case is ignored");
+    }
+    for (uint32_t c = low; c <= high; c++) {
+        uint32_t lower = c | 0x20u;
+        if (lower < 'a' || lower > 'z') {
+            continue;
+        }
+        QLORA__TRY(qlora__pattern_range(p, c ^ 0x20u, c ^ 0x20u));
+        if (lower == 's' || lower == 'k') { // the long s, and the Kelvin sign
+            uint32_t other = lower == 's' ? 0x17Fu : 0x212Au;
+            QLORA__TRY(qlora__pattern_range(p, other, other));
+        }
+    }
+    return QLORA_OK;
+}
+
+typedef struct qlora__pattern_property {
+    const char* name;
+    unsigned mask;
+    unsigned parts;
+} qlora__pattern_property;
+
+static const qlora__pattern_property qlora__pattern_properties[] = {
+    {"L", QLORA__TEXT_L, 0},
+    {"Lu", 0, QLORA__PATTERN_LU},
+    {"Lt", 0, QLORA__PATTERN_LT},
+    {"Ll", QLORA__TEXT_BIT(LOWER), 0},
+    {"Lm", 0, QLORA__PATTERN_LM},
+    {"Lo", 0, QLORA__PATTERN_LO},
+    {"M", QLORA__TEXT_M, 0},
+    {"N", QLORA__TEXT_N, 0},
+    {"Nd", 0, QLORA__PATTERN_ND},
+    {"Nl", 0, QLORA__PATTERN_NL},
+    {"No", QLORA__TEXT_BIT(NUMBER), 0},
+    {"P", QLORA__TEXT_P, 0},
+    {"Pc", QLORA__TEXT_BIT(CONNECTOR), 0},
+    {"S", QLORA__TEXT_S, 0},
+    {"Z", 0, QLORA__PATTERN_Z},
+    {"C", QLORA__TEXT_BIT(OTHER) | QLORA__TEXT_BIT(JOINER), QLORA__PATTERN_CONTROL},
+    {"Letter", QLORA__TEXT_L, 0},
+    {"Mark", QLORA__TEXT_M, 0},
+    {"Number", QLORA__TEXT_N, 0},
+    {"Punctuation", QLORA__TEXT_P, 0},
+    {"Symbol", QLORA__TEXT_S, 0},
+};
+
+// Adds a property, or its opposite. The opposite of a property is one of classes and parts, too.
+static void qlora__pattern_add(qlora__pattern_set* set, unsigned mask, unsigned parts,
+                               bool opposite) {
+    static const struct {
+        unsigned bit;
+        unsigned parts;
+    } shared[] = {{QLORA__TEXT_BIT(UPPER), QLORA__PATTERN_LU | QLORA__PATTERN_LT},
+                  {QLORA__TEXT_BIT(DIGIT), QLORA__PATTERN_ND | QLORA__PATTERN_NL},
+                  {QLORA__TEXT_BIT(LETTER), QLORA__PATTERN_LM | QLORA__PATTERN_LO},
+                  {QLORA__TEXT_BIT(SPACE), QLORA__PATTERN_Z | QLORA__PATTERN_CONTROL}};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(shared); i++) {
+        parts |= (mask & shared[i].bit) != 0 ? shared[i].parts : 0u;
+        mask &= ~shared[i].bit;
+    }
+    if (opposite) {
+        mask = ~mask & 0x7FFFu;
+        parts = ~parts & 0xFFu;
+        for (size_t i = 0; i < QLORA__TEXT_COUNT(shared); i++) {
+            mask &= ~shared[i].bit;
+        }
+    }
+    set->mask |= mask;
+    set->parts |= parts;
+}
+
+// \p{..}, \P{..} and \p{^..}; the position is after the p.
+static qlora_result qlora__pattern_parse_property(qlora__pattern_parser* p, bool opposite) {
+    char name[32];
+    size_t n = 0;
+    if (!qlora__pattern_accept(p, "{")) {
+        return qlora__pattern_refuse(p, "\\p without a name in braces");
+    }
+    opposite = qlora__pattern_accept(p, "^") ? !opposite : opposite;
+    while (p->at + n < p->size && p->text[p->at + n] != '}' && n + 1 < sizeof name) {
+        name[n] = p->text[p->at + n];
+        n++;
+    }
+    name[n] = '\0';
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__pattern_properties); i++) {
+        const qlora__pattern_property* property = &qlora__pattern_properties[i];
+        if (strcmp(property->name, name) == 0) {
+            p->at += n + 1;
+            qlora__pattern_add(&p->set, property->mask, property->parts, opposite);
+            return QLORA_OK;
+        }
+    }
+    char what[64];
+    snprintf(what, sizeof what, "the property %s", name);
+    return qlora__pattern_refuse(p, what);
+}
+
+// \xHH, \x{H...} and \uHHHH; the position is after the letter.
+static qlora_result qlora__pattern_parse_hex(qlora__pattern_parser* p, size_t digits,
+                                             uint32_t* out) {
+    bool braces = qlora__pattern_accept(p, "{");
+    size_t most = braces ? 6 : digits;
+    uint32_t code = 0;
+    size_t n = 0;
+    while (n < most && p->at < p->size) {
+        static const char hex[] = "0123456789abcdef0123456789ABCDEF";
+        const char* found = (const char*)memchr(hex, p->text[p->at], 32);
+        if (found == NULL) {
+            break;
+        }
+        code = code * 16 + (uint32_t)((found - hex) % 16);
+        p->at++;
+        n++;
+    }
+    if (n == 0 || (!braces && n != digits) || (braces && !qlora__pattern_accept(p, "}")) ||
+        code >= QLORA__TEXT_CODES) {
+        return qlora__pattern_refuse(p, "a hexadecimal escape that is not a code point");
+    }
+    *out = code;
+    return QLORA_OK;
+}
+
+// One item of a set after a backslash: a class is added to the set (*is_class), a character is
+// returned.
+static qlora_result qlora__pattern_parse_escape(qlora__pattern_parser* p, bool* is_class,
+                                                uint32_t* code) {
+    static const char letters[] = "rntfvae";
+    static const char meaning[] = "\r\n\t\f\v\a\x1b";
+    if (p->at == p->size) {
+        return qlora__pattern_refuse(p, "a backslash at its end");
+    }
+    char c = p->text[p->at];
+    *is_class = true;
+    p->at++;
+    if (c == 'p' || c == 'P') {
+        return qlora__pattern_parse_property(p, c == 'P');
+    }
+    if (c == 'd' || c == 'D') {
+        qlora__pattern_add(&p->set, 0, QLORA__PATTERN_ND, c == 'D');
+        return QLORA_OK;
+    }
+    if (c == 'w' || c == 'W') {
+        qlora__pattern_add(&p->set, QLORA__TEXT_W, 0, c == 'W');
+        return QLORA_OK;
+    }
+    if (c == 's' || c == 'S') {
+        qlora__pattern_add(&p->set, QLORA__TEXT_WS, 0, c == 'S');
+        return QLORA_OK;
+    }
+    *is_class = false;
+    if (c == 'x' || c == 'u') {
+        return qlora__pattern_parse_hex(p, c == 'x' ? 2 : 4, code);
+    }
+    const char* letter = strchr(letters, c);
+    if (letter != NULL && c != '\0') {
+        *code = (uint8_t)meaning[letter - letters];
+        return QLORA_OK;
+    }
+    bool plain = (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z');
+    if (!plain || (uint8_t)c < 0x20 || (uint8_t)c >= 0x7F) {
+        p->at--;
+        char what[32];
+        snprintf(what, sizeof what, "the escape \\%c", (uint8_t)c < 0x7F && c > 0x20 ? c : '?');
+        return qlora__pattern_refuse(p, what);
+    }
+    *code = (uint8_t)c;
+    return QLORA_OK;
+}
+
+// The character at the position, which is not a backslash.
+static qlora_result qlora__pattern_parse_char(qlora__pattern_parser* p, uint32_t* code) {
+    size_t n = qlora__text_utf8((const unsigned char*)p->text + p->at, p->size - p->at, code);
+    if (n == 0) {
+        return qlora__pattern_refuse(p, "bytes that are not UTF-8");
+    }
+    p->at += n;
+    return QLORA_OK;
+}
+
+// A member of a set: a class, a character or a range.
+static qlora_result qlora__pattern_parse_member(qlora__pattern_parser* p) {
+    uint32_t low = 0;
+    uint32_t high = 0;
+    bool is_class = false;
+    if (qlora__pattern_is(p, "[") || qlora__pattern_is(p, "&&")) {
+        return qlora__pattern_refuse(p, "a set inside a set");
+    }
+    if (qlora__pattern_accept(p, "\\")) {
+        QLORA__TRY(qlora__pattern_parse_escape(p, &is_class, &low));
+    } else {
+        QLORA__TRY(qlora__pattern_parse_char(p, &low));
+    }
+    if (is_class) {
+        return QLORA_OK;
+    }
+    if (!qlora__pattern_is(p, "-") || p->size - p->at < 2 || p->text[p->at + 1] == ']') {
+        return qlora__pattern_chars(p, low, low);
+    }
+    p->at++;
+    if (qlora__pattern_accept(p, "\\")) {
+        QLORA__TRY(qlora__pattern_parse_escape(p, &is_class, &high));
+    } else {
+        QLORA__TRY(qlora__pattern_parse_char(p, &high));
+    }
+    if (is_class) {
+        return qlora__pattern_refuse(p, "a range that ends in a class");
+    }
+    return qlora__pattern_chars(p, low, high);
+}
+
+// Ends the set that was built: a step that matches one of its characters.
+static qlora_result qlora__pattern_add_set(qlora__pattern_parser* p) {
+    qlora__pattern* out = p->out;
+    qlora__pattern_set* set = &p->set;
+    unsigned letters = set->parts & (QLORA__PATTERN_LM | QLORA__PATTERN_LO);
+    if (letters == QLORA__PATTERN_LM || letters == QLORA__PATTERN_LO) {
+        return qlora__pattern_refuse(p, "one of \\p{Lm} and \\p{Lo} without the other");
+    }
+    set->mask |= letters != 0 ? QLORA__TEXT_BIT(LETTER) : 0u;
+    for (uint32_t c = 0; c < 128; c++) {
+        if (qlora__pattern_has(set, 1u << (p->classes[c] & 15), c)) {
+            set->ascii[c / 32] |= 1u << c % 32;
+        }
+    }
+    if (out->set_count == QLORA__PATTERN_SETS) {
+        return qlora__pattern_refuse(p, "more than 256 sets");
+    }
+    void* data = out->sets;
+    qlora_result r = qlora__text_reserve(p->env, &data, &out->set_capacity, (size_t)out->set_count,
+                                         1, sizeof *out->sets);
+    out->sets = (qlora__pattern_set*)data;
+    QLORA__TRY(r);
+    out->sets[out->set_count] = *set;
+    out->set_count++;
+    return qlora__pattern_append(p, QLORA__PATTERN_SET, out->set_count - 1, 0);
+}
+
+static void qlora__pattern_new_set(qlora__pattern_parser* p) {
+    memset(&p->set, 0, sizeof p->set);
+}
+
+// [..]; the position is after the bracket.
+static qlora_result qlora__pattern_parse_set(qlora__pattern_parser* p) {
+    qlora__pattern_new_set(p);
+    p->set.negated = qlora__pattern_accept(p, "^");
+    for (bool first = true; first || !qlora__pattern_is(p, "]"); first = false) {
+        if (p->at == p->size) {
+            return qlora__pattern_refuse(p, "a set without a closing ']'");
+        }
+        QLORA__TRY(qlora__pattern_parse_member(p));
+    }
+    p->at++;
+    return qlora__pattern_add_set(p);
+}
+
+// ---- atoms and groups ---------------------------------------------------------------------------
+
+// An anchor after a backslash, if there is one.
+static qlora_result qlora__pattern_parse_anchor(qlora__pattern_parser* p, bool* found) {
+    static const struct {
+        const char* text;
+        qlora__pattern_op op;
+        int32_t mode;
+    } anchors[] = {{"\\b", QLORA__PATTERN_WORD, 0},       {"\\B", QLORA__PATTERN_WORD, 1},
+                   {"\\A", QLORA__PATTERN_TEXT_BEGIN, 0}, {"\\z", QLORA__PATTERN_TEXT_END, 0},
+                   {"\\Z", QLORA__PATTERN_LAST_LINE, 0},  {"^", QLORA__PATTERN_LINE_BEGIN, 0},
+                   {"$", QLORA__PATTERN_LINE_END, 0}};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(anchors); i++) {
+        if (qlora__pattern_accept(p, anchors[i].text)) {
+            *found = true;
+            return qlora__pattern_append(p, anchors[i].op, 0, anchors[i].mode);
+        }
+    }
+    *found = false;
+    return QLORA_OK;
+}
+
+// A character, a set, a class or an anchor; *width is the number of characters it takes.
+static qlora_result qlora__pattern_parse_atom(qlora__pattern_parser* p, int64_t* width) {
+    bool anchor = false;
+    bool is_class = false;
+    uint32_t code = 0;
+    QLORA__TRY(qlora__pattern_parse_anchor(p, &anchor));
+    *width = anchor ? 0 : 1;
+    if (anchor) {
+        return QLORA_OK;
+    }
+    if (qlora__pattern_accept(p, "[")) {
+        return qlora__pattern_parse_set(p);
+    }
+    qlora__pattern_new_set(p);
+    if (qlora__pattern_accept(p, ".")) {
+        p->set.negated = true;
+        QLORA__TRY(qlora__pattern_range(p, '\n', '\n'));
+        return qlora__pattern_add_set(p);
+    }
+    if (p->text[p->at] == '*' || p->text[p->at] == '+' || p->text[p->at] == '?') {
+        return qlora__pattern_refuse(p, "a quantifier with nothing before it");
+    }
+    if (qlora__pattern_is(p, "\\w") || qlora__pattern_is(p, "\\W")) {
+        p->set.negated = qlora__pattern_is(p, "\\W");
+        p->at += 2;
+        qlora__pattern_add(&p->set, QLORA__TEXT_W, 0, false);
+        for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__pattern_words); i++) {
+            QLORA__TRY(
+                qlora__pattern_range(p, qlora__pattern_words[i][0], qlora__pattern_words[i][1]));
+        }
+        return qlora__pattern_add_set(p);
+    }
+    if (qlora__pattern_accept(p, "\\")) {
+        QLORA__TRY(qlora__pattern_parse_escape(p, &is_class, &code));
+    } else {
+        QLORA__TRY(qlora__pattern_parse_char(p, &code));
+    }
+    if (!is_class) {
+        QLORA__TRY(qlora__pattern_chars(p, code, code));
+    }
+    return qlora__pattern_add_set(p);
+}
+
+// The start of a group; the position is after the parenthesis.
+static qlora_result qlora__pattern_begin(qlora__pattern_parser* p) {
+    static const struct {
+        const char* text;
+        int32_t kind;
+        int32_t mode;
+        bool any_case;
+    } kinds[] = {{"?:", -1, 0, false},
+                 {"?i:", -1, 0, true},
+                 {"?=", QLORA__PATTERN_LOOK, 0, false},
+                 {"?!", QLORA__PATTERN_LOOK, 1, false},
+                 {"?>", QLORA__PATTERN_ATOMIC, 0, false}};
+    if (p->depth + 1 == QLORA__PATTERN_GROUPS) {
+        return qlora__pattern_refuse(p, "groups nested more than 31 deep");
+    }
+    qlora__pattern_group* g = &p->groups[p->depth + 1];
+    memset(g, 0, sizeof *g);
+    g->begin = p->out->count;
+    g->jumps = -1;
+    g->kind = -1;
+    g->least = -1;
+    g->any_case = p->groups[p->depth].any_case;
+    bool known = !qlora__pattern_is(p, "?");
+    for (size_t i = 0; !known && i < QLORA__TEXT_COUNT(kinds); i++) {
+        if (qlora__pattern_accept(p, kinds[i].text)) {
+            known = true;
+            g->kind = kinds[i].kind;
+            g->any_case = g->any_case || kinds[i].any_case;
+            if (g->kind >= 0) {
+                QLORA__TRY(qlora__pattern_append(p, (qlora__pattern_op)g->kind, 0, kinds[i].mode));
+            }
+        }
+    }
+    if (!known) {
+        return qlora__pattern_refuse(p, "a (?..) group other than (?:, (?i:, (?=, (?! and (?>");
+    }
+    g->branch = p->out->count;
+    p->depth++;
+    return QLORA_OK;
+}
+
+// Ends an alternative: the steps so far become one of two branches.
+static qlora_result qlora__pattern_alternative(qlora__pattern_parser* p) {
+    qlora__pattern_group* g = &p->groups[p->depth];
+    int32_t size = p->out->count - g->branch;
+    QLORA__TRY(qlora__pattern_insert(p, g->branch, QLORA__PATTERN_SPLIT, size + 2, 0));
+    QLORA__TRY(qlora__pattern_append(p, QLORA__PATTERN_JUMP, g->jumps, 0));
+    g->jumps = p->out->count - 1;
+    g->branch = p->out->count;
+    g->least = g->least < 0 || g->width < g->least ? g->width : g->least;
+    g->width = 0;
+    return QLORA_OK;
+}
+
+// The end of a group; *width is the least number of characters it takes.
+static qlora_result qlora__pattern_end(qlora__pattern_parser* p, int64_t* width) {
+    qlora__pattern_group* g = &p->groups[p->depth];
+    for (int32_t jump = g->jumps; jump >= 0;) {
+        int32_t before = p->out->steps[jump].a;
+        p->out->steps[jump].a = p->out->count - jump;
+        jump = before;
+    }
+    *width = g->least < 0 || g->width < g->least ? g->width : g->least;
+    if (g->kind >= 0) {
+        p->out->steps[g->begin].a = p->out->count - g->begin;
+        QLORA__TRY(qlora__pattern_append(
+            p, g->kind == QLORA__PATTERN_LOOK ? QLORA__PATTERN_LOOK_END : QLORA__PATTERN_ATOMIC_END,
+            0, 0));
+        *width = g->kind == QLORA__PATTERN_LOOK ? 0 : *width;
+    }
+    return QLORA_OK;
+}
+
+// ---- quantifiers --------------------------------------------------------------------------------
+
+// {n}, {n,}, {n,m} or {,m}; false, without moving, if it is none of them: then it is literal.
+static bool qlora__pattern_parse_counts(qlora__pattern_parser* p, int32_t* least, int32_t* most) {
+    size_t at = p->at + 1;
+    int32_t numbers[2] = {0, 0};
+    int digits[2] = {0, 0};
+    int which = 0;
+    for (; at < p->size && p->text[at] != '}'; at++) {
+        char c = p->text[at];
+        if (c == ',' && which == 0) {
+            which = 1;
+        } else if (c >= '0' && c <= '9' && numbers[which] <= QLORA__PATTERN_REPEAT) {
+            numbers[which] = numbers[which] * 10 + (c - '0');
+            digits[which]++;
+        } else {
+            return false;
+        }
+    }
+    if (at == p->size || (digits[0] == 0 && digits[1] == 0)) {
+        return false;
+    }
+    *least = numbers[0];
+    *most = which == 0 ? numbers[0] : digits[1] > 0 ? numbers[1] : -1;
+    p->at = at + 1;
+    return true;
+}
+
+// Reads a quantifier; *least is -1 if there is none.
+static qlora_result qlora__pattern_parse_quantifier(qlora__pattern_parser* p, int32_t* least,
+                                                    int32_t* most, int32_t* mode) {
+    bool counted = false;
+    *least = -1;
+    *most = -1;
+    *mode = QLORA__PATTERN_GREEDY;
+    if (qlora__pattern_accept(p, "*")) {
+        *least = 0;
+    } else if (qlora__pattern_accept(p, "+")) {
+        *least = 1;
+    } else if (qlora__pattern_accept(p, "?")) {
+        *least = 0;
+        *most = 1;
+    } else if (qlora__pattern_is(p, "{")) {
+        counted = qlora__pattern_parse_counts(p, least, most);
+    }
+    if (*least < 0) {
+        return QLORA_OK;
+    }
+    if (*least > QLORA__PATTERN_REPEAT || *most > QLORA__PATTERN_REPEAT ||
+        (*most >= 0 && *most < *least)) {
+        return qlora__pattern_refuse(p, "a repetition that is not within 0 to 1000");
+    }
+    if (!counted && qlora__pattern_accept(p, "+")) {
+        *mode = QLORA__PATTERN_POSSESSIVE;
+    } else if (qlora__pattern_accept(p, "?")) {
+        *mode = QLORA__PATTERN_RELUCTANT;
+    }
+    if (qlora__pattern_is(p, "*") || qlora__pattern_is(p, "+") || qlora__pattern_is(p, "?")) {
+        return qlora__pattern_refuse(p, "a quantifier after a quantifier");
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__pattern_copy(qlora__pattern_parser* p, int32_t from, int32_t size) {
+    int32_t at = p->out->count;
+    QLORA__TRY(qlora__pattern_open(p, at, size));
+    memcpy(p->out->steps + at, p->out->steps + from, (size_t)size * sizeof *p->out->steps);
+    return QLORA_OK;
+}
+
+// Repeats the steps from `atom` on: `least` copies, then optional ones.
+static qlora_result qlora__pattern_repeat(qlora__pattern_parser* p, int32_t atom, int32_t least,
+                                          int32_t most, int32_t mode) {
+    int32_t size = p->out->count - atom;
+    qlora__pattern_op choice =
+        mode == QLORA__PATTERN_RELUCTANT ? QLORA__PATTERN_LAZY : QLORA__PATTERN_SPLIT;
+    for (int32_t i = 1; i < least; i++) {
+        QLORA__TRY(qlora__pattern_copy(p, atom, size));
+    }
+    int32_t first = p->out->count; // of the optional part
+    if (least == 0) {
+        first = atom;
+    } else if (most != least) {
+        QLORA__TRY(qlora__pattern_copy(p, atom, size));
+    }
+    if (most < 0) {
+        QLORA__TRY(qlora__pattern_insert(p, first, choice, size + 2, 0));
+        QLORA__TRY(qlora__pattern_append(p, QLORA__PATTERN_JUMP, -size - 1, 0));
+    } else if (most > least) {
+        // Each option is followed by the next one: leaving one leaves all.
+        int32_t options = most - least;
+        for (int32_t i = 1; i < options; i++) {
+            QLORA__TRY(qlora__pattern_copy(p, first, size));
+        }
+        for (int32_t i = options; i > 0; i--) {
+            int32_t at = first + (i - 1) * size;
+            QLORA__TRY(qlora__pattern_insert(p, at, choice, p->out->count - at + 1, 0));
+        }
+    } else if (most == 0) {
+        p->out->count = atom;
+    }
+    if (mode == QLORA__PATTERN_POSSESSIVE) {
+        size = p->out->count - atom;
+        QLORA__TRY(qlora__pattern_insert(p, atom, QLORA__PATTERN_ATOMIC, size + 1, 0));
+        return qlora__pattern_append(p, QLORA__PATTERN_ATOMIC_END, 0, 0);
+    }
+    return QLORA_OK;
+}
+
+// Applies the quantifier that follows the steps from `atom` on, and counts their width.
+static qlora_result qlora__pattern_quantify(qlora__pattern_parser* p, int32_t atom, int64_t width) {
+    int32_t least = 0;
+    int32_t most = 0;
+    int32_t mode = 0;
+    QLORA__TRY(qlora__pattern_parse_quantifier(p, &least, &most, &mode));
+    qlora__pattern_group* g = &p->groups[p->depth];
+    if (least < 0) {
+        g->width += width;
+        return QLORA_OK;
+    }
+    if (width == 0) {
+        return qlora__pattern_refuse(p, "a repetition of what may be empty");
+    }
+    g->width += width * least;
+    qlora__pattern_step* step = &p->out->steps[atom];
+    if (p->out->count == atom + 1 && step->op == QLORA__PATTERN_SET) {
+        step->op = QLORA__PATTERN_RUN;
+        step->least = least;
+        step->most = most;
+        step->mode = mode;
+        return QLORA_OK;
+    }
+    return qlora__pattern_repeat(p, atom, least, most, mode);
+}
+
+static qlora_result qlora__pattern_parse(qlora__pattern_parser* p) {
+    while (p->at < p->size) {
+        int32_t atom = p->out->count;
+        int64_t width = 0;
+        if (qlora__pattern_accept(p, "(")) {
+            QLORA__TRY(qlora__pattern_begin(p));
+            continue;
+        }
+        if (qlora__pattern_accept(p, "|")) {
+            QLORA__TRY(qlora__pattern_alternative(p));
+            continue;
+        }
+        if (qlora__pattern_is(p, ")")) {
+            if (p->depth == 0) {
+                return qlora__pattern_refuse(p, "an unmatched ')'");
+            }
+            p->at++;
+            atom = p->groups[p->depth].begin;
+            QLORA__TRY(qlora__pattern_end(p, &width));
+            p->depth--;
+        } else {
+            QLORA__TRY(qlora__pattern_parse_atom(p, &width));
+        }
+        QLORA__TRY(qlora__pattern_quantify(p, atom, width));
+    }
+    if (p->depth > 0) {
+        return qlora__pattern_refuse(p, "an unmatched '('");
+    }
+    int64_t width = 0;
+    QLORA__TRY(qlora__pattern_end(p, &width));
+    return qlora__pattern_append(p, QLORA__PATTERN_MATCH, 0, 0);
+}
+
+// Compiles a pattern. `classes` is the table of text/unicode.h.
+static qlora_result qlora__pattern_compile(qlora__env* env, const char* text, size_t size,
+                                           const uint8_t* classes, qlora__pattern** out) {
+    qlora__pattern_parser p;
+    memset(&p, 0, sizeof p);
+    p.env = env;
+    p.classes = classes;
+    p.text = text;
+    p.size = size;
+    p.groups[0].jumps = -1;
+    p.groups[0].kind = -1;
+    p.groups[0].least = -1;
+    p.out = (qlora__pattern*)qlora__text_zalloc(env, 1, sizeof *p.out);
+    if (p.out == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__pattern_parse(&p);
+    if (r != QLORA_OK) {
+        qlora__pattern_free(env, p.out);
+        return r;
+    }
+    *out = p.out;
+    return QLORA_OK;
+}
+
+//@@ src/text/pattern_match.h
+
+// ---- matching a compiled pattern ----------------------------------------------------------------
+
+// The machine: a position in the text and in the program, and the choices to come back to.
+typedef struct qlora__pattern_run {
+    qlora__env* env;
+    qlora__pattern* p;
+    const qlora__text_view* v;
+    size_t begin; // of the text that is searched
+    size_t at;
+    int32_t step;
+    size_t depth; // frames in use
+    size_t mark;  // the last mark, or SIZE_MAX
+} qlora__pattern_run;
+
+// The length of the character at a position if the set has it, else 0.
+static size_t qlora__pattern_one(const qlora__text_view* v, size_t at,
+                                 const qlora__pattern_set* set) {
+    if (at >= v->end) {
+        return 0;
+    }
+    unsigned char c = v->s[at];
+    if (c < 0x80 && v->code_of_byte == NULL) {
+        return set->ascii[c / 32] >> c % 32 & 1;
+    }
+    size_t length = 1;
+    uint32_t code = 0;
+    unsigned bit = qlora__text_class_at(v, at, &length);
+    if (v->code_of_byte != NULL) {
+        code = v->code_of_byte[c];
+    } else if (qlora__text_utf8(v->s + at, v->end - at, &code) == 0) {
+        code = QLORA__TEXT_CODES + c; // an invalid byte is in no range
+    }
+    return qlora__pattern_has(set, bit, code) ? length : 0;
+}
+
+// The start of the character before a position. An invalid byte is a character of its own.
+static size_t qlora__pattern_before(const qlora__pattern_run* r, size_t at) {
+    size_t back = at - 1;
+    uint32_t code;
+    while (r->v->code_of_byte == NULL && back > r->begin && at - back < 4 &&
+           (r->v->s[back] & 0xC0) == 0x80) {
+        back--;
+    }
+    bool whole = qlora__text_utf8(r->v->s + back, at - back, &code) == at - back;
+    return whole ? back : at - 1;
+}
+
+static bool qlora__pattern_line_end(const qlora__text_view* v, size_t at) {
+    return v->code_of_byte == NULL && v->s[at] == '\n';
+}
+
+static bool qlora__pattern_is_word(const qlora__pattern_run* r, size_t at) {
+    size_t length;
+    uint32_t code = 0;
+    if (qlora__text_class_at(r->v, at, &length) & QLORA__TEXT_W) {
+        return true;
+    }
+    return length == 2 && qlora__text_utf8(r->v->s + at, length, &code) == 2 &&
+           qlora__pattern_in(qlora__pattern_words, QLORA__TEXT_COUNT(qlora__pattern_words), code);
+}
+
+static qlora_result qlora__pattern_push(qlora__pattern_run* r, int32_t kind, int32_t step,
+                                        size_t at, size_t begin) {
+    void* data = r->p->frames;
+    qlora_result result = qlora__text_reserve(r->env, &data, &r->p->frame_capacity, r->depth, 1,
+                                              sizeof *r->p->frames);
+    r->p->frames = (qlora__pattern_frame*)data;
+    QLORA__TRY(result);
+    qlora__pattern_frame* f = &r->p->frames[r->depth];
+    f->kind = kind;
+    f->step = step;
+    f->at = at;
+    f->begin = begin;
+    if (kind >= QLORA__PATTERN_MARK) {
+        f->begin = r->mark;
+        r->mark = r->depth;
+    }
+    r->depth++;
+    return QLORA_OK;
+}
+
+// Goes back to the last choice; false if there is none.
+static bool qlora__pattern_back(qlora__pattern_run* r) {
+    while (r->depth > 0) {
+        qlora__pattern_frame* f = &r->p->frames[r->depth - 1];
+        r->step = f->step;
+        r->at = f->at;
+        if (f->kind == QLORA__PATTERN_SHORTER) {
+            r->at = qlora__pattern_before(r, f->at);
+            f->at = r->at;
+            r->depth -= r->at <= f->begin ? 1 : 0;
+            return true;
+        }
+        if (f->kind == QLORA__PATTERN_LONGER) {
+            const qlora__pattern_step* s = &r->p->steps[f->step - 1];
+            size_t n = qlora__pattern_one(r->v, f->at, &r->p->sets[s->a]);
+            f->begin -= 1; // how many more it may take
+            f->at += n;
+            r->at = f->at;
+            r->depth -= n == 0 || f->begin == 0 ? 1 : 0;
+            if (n > 0) {
+                return true;
+            }
+            continue;
+        }
+        r->depth--;
+        if (f->kind == QLORA__PATTERN_CHOICE) {
+            return true;
+        }
+        r->mark = f->begin;
+        if (f->kind == QLORA__PATTERN_MARK_NOT) {
+            return true; // what must not follow does not: continue after it
+        }
+    }
+    return false;
+}
+
+static qlora_result qlora__pattern_take_run(qlora__pattern_run* r, const qlora__pattern_step* s,
+                                            bool* fits) {
+    const qlora__pattern_set* set = &r->p->sets[s->a];
+    int32_t count = 0;
+    size_t floor = r->at; // the end of the shortest run
+    size_t at = r->at;
+    int32_t most = s->mode == QLORA__PATTERN_RELUCTANT ? s->least : s->most;
+    while (most < 0 || count < most) {
+        size_t n = qlora__pattern_one(r->v, at, set);
+        if (n == 0) {
+            break;
+        }
+        at += n;
+        count++;
+        floor = count <= s->least ? at : floor;
+        r->p->left -= r->p->left > 0 ? 1 : 0;
+    }
+    *fits = count >= s->least;
+    r->at = at;
+    r->step++;
+    if (!*fits || s->mode == QLORA__PATTERN_POSSESSIVE) {
+        return QLORA_OK;
+    }
+    if (s->mode == QLORA__PATTERN_RELUCTANT) {
+        size_t more = s->most < 0 ? SIZE_MAX : (size_t)(s->most - s->least);
+        return more > 0 ? qlora__pattern_push(r, QLORA__PATTERN_LONGER, r->step, at, more)
+                        : QLORA_OK;
+    }
+    return at > floor ? qlora__pattern_push(r, QLORA__PATTERN_SHORTER, r->step, at, floor)
+                      : QLORA_OK;
+}
+
+// Whether an anchor holds at the present position.
+static bool qlora__pattern_holds(const qlora__pattern_run* r, const qlora__pattern_step* s) {
+    const qlora__text_view* v = r->v;
+    bool first = r->at == r->begin;
+    bool last = r->at >= v->end;
+    switch (s->op) {
+    case QLORA__PATTERN_LINE_BEGIN:
+        return first || qlora__pattern_line_end(v, r->at - 1);
+    case QLORA__PATTERN_LINE_END:
+        return last || qlora__pattern_line_end(v, r->at);
+    case QLORA__PATTERN_TEXT_BEGIN:
+        return first;
+    case QLORA__PATTERN_TEXT_END:
+        return last;
+    case QLORA__PATTERN_LAST_LINE:
+        return last || (r->at + 1 == v->end && qlora__pattern_line_end(v, r->at));
+    default: { // WORD
+        bool before = !first && qlora__pattern_is_word(r, qlora__pattern_before(r, r->at));
+        bool after = !last && qlora__pattern_is_word(r, r->at);
+        return (before != after) != (s->mode != 0);
+    }
+    }
+}
+
+// The end of a look-ahead or an atomic group: forgets the choices made inside.
+static void qlora__pattern_forget(qlora__pattern_run* r) {
+    r->depth = r->mark;
+    r->mark = r->p->frames[r->depth].begin;
+}
+
+// Executes one step; *fits is false if it fails.
+static qlora_result qlora__pattern_execute(qlora__pattern_run* r, bool* fits) {
+    const qlora__pattern_step* s = &r->p->steps[r->step];
+    size_t n = 0;
+    *fits = true;
+    switch (s->op) {
+    case QLORA__PATTERN_SET:
+        n = qlora__pattern_one(r->v, r->at, &r->p->sets[s->a]);
+        r->at += n;
+        r->step++;
+        *fits = n > 0;
+        return QLORA_OK;
+    case QLORA__PATTERN_RUN:
+        return qlora__pattern_take_run(r, s, fits);
+    case QLORA__PATTERN_SPLIT:
+        r->step++;
+        return qlora__pattern_push(r, QLORA__PATTERN_CHOICE, r->step - 1 + s->a, r->at, 0);
+    case QLORA__PATTERN_LAZY:
+        r->step += s->a;
+        return qlora__pattern_push(r, QLORA__PATTERN_CHOICE, r->step - s->a + 1, r->at, 0);
+    case QLORA__PATTERN_JUMP:
+        r->step += s->a;
+        return QLORA_OK;
+    case QLORA__PATTERN_LOOK:
+        r->step++;
+        return qlora__pattern_push(r, s->mode != 0 ? QLORA__PATTERN_MARK_NOT : QLORA__PATTERN_MARK,
+                                   r->step + s->a, r->at, 0);
+    case QLORA__PATTERN_ATOMIC:
+        r->step++;
+        return qlora__pattern_push(r, QLORA__PATTERN_MARK, r->step, r->at, 0);
+    case QLORA__PATTERN_LOOK_END:
+        qlora__pattern_forget(r);
+        *fits = r->p->frames[r->depth].kind == QLORA__PATTERN_MARK; // else it must not follow
+        r->at = r->p->frames[r->depth].at;
+        r->step++;
+        return QLORA_OK;
+    case QLORA__PATTERN_ATOMIC_END:
+        qlora__pattern_forget(r);
+        r->step++;
+        return QLORA_OK;
+    default:
+        *fits = qlora__pattern_holds(r, s);
+        r->step++;
+        return QLORA_OK;
+    }
+}
+
+// Allows as many steps as matching a text of this size may take. The patterns of tokenizers need a
+// few per character; the limit is far above that.
+static void qlora__pattern_allow(qlora__pattern* p, size_t size) {
+    p->left = 1000000 + 256 * (uint64_t)size;
+}
+
+// The end of the match at a position; the position itself if there is none, or an empty one. The
+// text that is searched begins at `begin`.
+static qlora_result qlora__pattern_match(qlora__env* env, qlora__pattern* p,
+                                         const qlora__text_view* v, size_t begin, size_t at,
+                                         size_t* end) {
+    qlora__pattern_run r;
+    memset(&r, 0, sizeof r);
+    r.env = env;
+    r.p = p;
+    r.v = v;
+    r.begin = begin;
+    r.at = at;
+    r.mark = SIZE_MAX;
+    *end = at;
+    while (p->steps[r.step].op != QLORA__PATTERN_MATCH) {
+        bool fits = true;
+        QLORA__TRY(qlora__pattern_execute(&r, &fits));
+        if (!fits && !qlora__pattern_back(&r)) {
+            return QLORA_OK;
+        }
+        if (p->left == 0) {
+            return qlora__env_fail(env, QLORA_ERR_LIMIT,
+                                   "a regular expression of the tokenizer takes too many steps on "
+                                   "this text");
+        }
+        p->left--;
+    }
+    *end = r.at;
+    return QLORA_OK;
+}
+
+//@@ src/text/split.h
 
 static bool qlora__text_is(const qlora__text_view* v, size_t at, char c) {
     return at < v->end && v->s[at] == (unsigned char)c;
@@ -5580,8 +7545,8 @@ static const qlora__text_pattern qlora__text_patterns[] = {
      qlora__text_match_chinese, 0},
     {QLORA__TEXT_R_DEEPSEEK3, qlora__text_match_deepseek3, 0},
     {"[0-9][0-9][0-9]", qlora__text_match_ascii3, 0}, // Falcon
-    {"\\w+|[^\\w\\s]+", qlora__text_match_words, 0}   // the Whitespace step
-};
+    // The Whitespace step: \w+|[^\w\s]+ in another engine, whose \w differs.
+    {"Whitespace", qlora__text_match_words, 0}};
 
 static const qlora__text_pattern* qlora__text_pattern_find(const char* regex) {
     for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_patterns); i++) {
@@ -5652,8 +7617,9 @@ enum {
 
 typedef struct qlora__text_step {
     int kind;
-    const qlora__text_pattern* pattern;
-    unsigned mask; // classes of P_CLASS
+    const qlora__text_pattern* pattern; // P_REGEX: a known pattern,
+    qlora__pattern* program;            // or, owned, any other one
+    unsigned mask;                      // classes of P_CLASS
     int behavior;
     bool invert;
     bool always; // Metaspace: before every piece, not only the first
@@ -5673,7 +7639,7 @@ typedef struct qlora__text_steps {
     size_t count;
 } qlora__text_steps;
 
-// The end of a match of the step at a position, or the position.
+// The end of a match of the step at a position, or the position. Not for programs.
 static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__text_view* v,
                                      size_t at) {
     size_t length;
@@ -5692,14 +7658,31 @@ static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__
     return bit & step->mask ? at + length : at;
 }
 
-// Matches and the text between them, in order: together, the whole piece.
+// The same for a step of any kind; the text that is searched begins at `begin`.
+static qlora_result qlora__text_step_end(qlora__env* env, const qlora__text_step* step,
+                                         const qlora__text_view* v, size_t begin, size_t at,
+                                         size_t* end) {
+    if (step->program != NULL) {
+        return qlora__pattern_match(env, step->program, v, begin, at, end);
+    }
+    *end = qlora__text_step_match(step, v, at);
+    return QLORA_OK;
+}
+
+// Matches and the text between them, in order: together, the text from *begin to the end of the
+// first match at or after `stop`, or to the end of the piece. *begin moves there. The whole piece,
+// which a pattern may look back into, begins at `first`.
 static qlora_result qlora__text_step_find(qlora__env* env, const qlora__text_step* step,
-                                          const qlora__text_view* v, size_t begin,
-                                          qlora__text_pieces* out) {
-    size_t at = begin;
-    size_t gap = begin;
-    while (at < v->end) {
-        size_t end = qlora__text_step_match(step, v, at);
+                                          const qlora__text_view* v, size_t first, size_t* begin,
+                                          size_t stop, qlora__text_pieces* out) {
+    size_t at = *begin;
+    size_t gap = *begin;
+    if (step->program != NULL) {
+        qlora__pattern_allow(step->program, v->end - at);
+    }
+    while (at < v->end && (at < stop || at > gap)) {
+        size_t end = at;
+        QLORA__TRY(qlora__text_step_end(env, step, v, first, at, &end));
         if (end > at) {
             if (at > gap) {
                 QLORA__TRY(qlora__text_pieces_add(env, out, gap, at, step->invert));
@@ -5713,6 +7696,7 @@ static qlora_result qlora__text_step_find(qlora__env* env, const qlora__text_ste
             at += length;
         }
     }
+    *begin = at;
     return at == gap ? QLORA_OK : qlora__text_pieces_add(env, out, gap, at, step->invert);
 }
 
@@ -6228,6 +8212,7 @@ static void qlora__text_steps_free(qlora__env* env, qlora__text_steps* steps) {
         qlora__text_step* step = &steps->data[i];
         qlora__env_free(env, step->a, step->a_size + 1);
         qlora__env_free(env, step->b, step->b_size + 1);
+        qlora__pattern_free(env, step->program);
     }
     steps->count = 0;
 }
@@ -6470,36 +8455,27 @@ static bool qlora__text_merge_halves(const qlora__json* json, const qlora__json_
     return false;
 }
 
-static qlora_result qlora__text_load_merge(qlora__env* env, qlora_text_tok* tok,
-                                           const qlora__json* json, const qlora__json_token* merge,
-                                           uint32_t rank) {
-    qlora__text_span halves[2];
-    memset(halves, 0, sizeof(halves));
-    if (!qlora__text_merge_halves(json, merge, halves)) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "is neither \"a b\" nor [\"a\", \"b\"]");
-    }
+// Adds a merge of two tokens as the file spells them.
+static qlora_result qlora__text_put_merge(qlora__env* env, qlora_text_tok* tok,
+                                          const char* const halves[2], const size_t sizes[2],
+                                          uint32_t rank) {
     qlora_text_bytes* raw = &tok->buffers[0];
     raw->count = 0;
     int32_t ids[2];
     size_t begin = 0;
     for (size_t i = 0; i < 2; i++) {
-        const char* half = json->strings + halves[i].at;
         bool known = true;
         if (tok->byte_level) {
-            QLORA__TRY(qlora__text_unstand(env, tok, half, halves[i].size, raw, &known));
+            QLORA__TRY(qlora__text_unstand(env, tok, halves[i], sizes[i], raw, &known));
         } else {
-            QLORA__TRY(qlora__text_bytes_add(env, raw, half, halves[i].size));
+            QLORA__TRY(qlora__text_bytes_add(env, raw, halves[i], sizes[i]));
         }
-        if (!known) {
-            return QLORA_OK; // never needed: no text has such characters at this point
-        }
-        ids[i] = raw->count > begin
-                     ? qlora__text_words_find(&tok->words, raw->data + begin, raw->count - begin)
-                     : -1;
+        ids[i] =
+            known ? qlora__text_words_find(&tok->words, raw->data + begin, raw->count - begin) : -1;
         if (ids[i] < 0) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                    "uses \"%.*s\", which is not in the vocabulary",
-                                   (int)(halves[i].size < 60 ? halves[i].size : 60), half);
+                                   (int)(sizes[i] < 60 ? sizes[i] : 60), halves[i]);
         }
         begin = raw->count;
     }
@@ -6510,6 +8486,19 @@ static qlora_result qlora__text_load_merge(qlora__env* env, qlora_text_tok* tok,
     }
     return qlora__text_pairs_put(env, &tok->merges, (uint32_t)ids[0], (uint32_t)ids[1], rank,
                                  (uint32_t)joined);
+}
+
+static qlora_result qlora__text_load_merge(qlora__env* env, qlora_text_tok* tok,
+                                           const qlora__json* json, const qlora__json_token* merge,
+                                           uint32_t rank) {
+    qlora__text_span halves[2];
+    memset(halves, 0, sizeof(halves));
+    if (!qlora__text_merge_halves(json, merge, halves)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "is neither \"a b\" nor [\"a\", \"b\"]");
+    }
+    const char* const texts[2] = {json->strings + halves[0].at, json->strings + halves[1].at};
+    const size_t sizes[2] = {halves[0].size, halves[1].size};
+    return qlora__text_put_merge(env, tok, texts, sizes, rank);
 }
 
 static qlora_result qlora__text_load_merges(qlora__env* env, qlora_text_tok* tok,
@@ -6693,10 +8682,22 @@ static qlora_result qlora__text_step_string(qlora__env* env, const qlora__json* 
                             out, size);
 }
 
-// {"String": x} goes to step->a; {"Regex": x} to the pattern, if it is known and allowed here.
+// A known expression has a function of its own, which is faster; any other one is compiled. After
+// ByteLevel, characters stand for bytes: only the compiled form knows that.
+static qlora_result qlora__text_step_regex(qlora__env* env, const qlora_text_tok* tok,
+                                           const char* text, size_t size, qlora__text_step* step) {
+    bool plain = strlen(text) == size;
+    step->pattern = plain && !tok->byte_level ? qlora__text_pattern_find(text) : NULL;
+    if (step->pattern != NULL) {
+        return QLORA_OK;
+    }
+    return qlora__pattern_compile(env, text, size, tok->classes, &step->program);
+}
+
+// {"String": x} goes to step->a; {"Regex": x} to the pattern or the program, if it is allowed here.
 static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json* json,
                                              const qlora__json_token* node, bool regex,
-                                             qlora__text_step* step) {
+                                             const qlora_text_tok* tok, qlora__text_step* step) {
     const qlora__json_token* pattern = qlora__text_json_get(json, node, "pattern");
     const qlora__json_token* string = qlora__text_json_get(json, pattern, "String");
     const qlora__json_token* expression = qlora__text_json_get(json, pattern, "Regex");
@@ -6709,12 +8710,13 @@ static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json*
     }
     if (qlora__text_json_string(expression)) {
         const char* text = qlora__text_json_text(json, expression);
-        if (regex && strlen(text) == qlora__text_json_size(expression)) {
-            step->pattern = qlora__text_pattern_find(text);
+        size_t size = qlora__text_json_size(expression);
+        if (!regex) {
+            return qlora__env_fail(
+                env, QLORA_ERR_UNSUPPORTED,
+                "a normalizer with a regular expression is not supported: %.300s", text);
         }
-        return step->pattern != NULL ? QLORA_OK
-                                     : qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                                       "unknown regular expression: %.300s", text);
+        return qlora__text_step_regex(env, tok, text, size, step);
     }
     return qlora__env_fail(env, QLORA_ERR_FORMAT, "a step has no \"pattern\"");
 }
@@ -6750,7 +8752,7 @@ static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok*
             QLORA__TRY(
                 qlora__text_step_string(env, json, nodes[i], "prepend", &step->a, &step->a_size));
         } else if (step->kind == QLORA__TEXT_N_REPLACE) {
-            QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], false, step));
+            QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], false, tok, step));
             QLORA__TRY(
                 qlora__text_step_string(env, json, nodes[i], "content", &step->b, &step->b_size));
         } else if (step->kind == QLORA__TEXT_N_STRIP) {
@@ -6842,7 +8844,7 @@ static qlora_result qlora__text_load_classes(qlora__env* env, qlora_text_tok* to
     step->mask = kinds[k].mask;
     step->behavior = kinds[k].behavior;
     if (step->kind == QLORA__TEXT_P_REGEX) {
-        step->pattern = qlora__text_pattern_find("\\w+|[^\\w\\s]+");
+        step->pattern = qlora__text_pattern_find("Whitespace");
         step->invert = true;
     }
     if (qlora__text_json_true(qlora__text_json_get(json, node, "individual_digits"))) {
@@ -6872,14 +8874,13 @@ static qlora_result qlora__text_load_splitter_step(qlora__env* env, qlora_text_t
     if (qlora__text_json_is(json, type, "Split")) {
         qlora__text_step* step = NULL;
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
-        QLORA__TRY(qlora__text_step_pattern(env, json, node, true, step));
-        step->kind = step->pattern != NULL ? QLORA__TEXT_P_REGEX : QLORA__TEXT_P_STRING;
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, true, tok, step));
+        step->kind = step->a == NULL ? QLORA__TEXT_P_REGEX : QLORA__TEXT_P_STRING;
         step->invert = qlora__text_json_true(qlora__text_json_get(json, node, "invert"));
-        // after ByteLevel the characters differ: only this expression keeps its meaning
-        if (tok->byte_level &&
-            (step->pattern == NULL || step->pattern->match != qlora__text_match_ascii3)) {
+        if (tok->byte_level && step->kind == QLORA__TEXT_P_STRING) {
             return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                   "pre_tokenizer: a Split after ByteLevel is not supported");
+                                   "pre_tokenizer: a Split on a string after ByteLevel is not "
+                                   "supported");
         }
         return qlora__text_load_behavior(env, json, node, &step->behavior);
     }
@@ -6924,7 +8925,7 @@ static qlora_result qlora__text_load_decoder_step(qlora__env* env, qlora_text_to
     qlora__text_step* step = NULL;
     QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, kinds[k].kind, &step));
     if (step->kind == QLORA__TEXT_D_REPLACE) {
-        QLORA__TRY(qlora__text_step_pattern(env, json, node, false, step));
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, false, tok, step));
         return qlora__text_step_string(env, json, node, "content", &step->b, &step->b_size);
     }
     if (step->kind == QLORA__TEXT_D_METASPACE) {
@@ -7207,9 +9208,9 @@ static qlora_result qlora__text_load_json(qlora__env* env, qlora_text_tok* tok, 
     return r == QLORA_OK ? r : qlora__env_wrap(env, r, "%s: ", name);
 }
 
-//@@ src/text/load_bin.h
+//@@ src/text/load_scored.h
 
-// ---- the .bin form: int32 longest token; then per id float score, int32 length, bytes
+// ---- vocabularies whose tokens have scores: SentencePiece models --------------------------------
 
 typedef struct qlora__text_scored {
     float score;
@@ -7221,6 +9222,510 @@ static int qlora__text_scored_compare(const void* a, const void* b) {
     float y = ((const qlora__text_scored*)b)->score;
     return x > y ? -1 : x < y ? 1 : 0;
 }
+
+// Every split of a token into two others is a merge; a better score is a lower rank.
+static qlora_result qlora__text_load_scored_merges(qlora__env* env, qlora_text_tok* tok,
+                                                   qlora__text_scored* scored, size_t count) {
+    qsort(scored, count, sizeof(scored[0]), qlora__text_scored_compare);
+    uint32_t rank = 0;
+    for (size_t i = 0; i < count; i++) {
+        rank += i > 0 && scored[i].score < scored[i - 1].score ? 1 : 0;
+        qlora__text_span span = tok->spans[scored[i].id];
+        for (uint32_t left = 1; left < span.size; left++) {
+            const char* name = tok->names.data + span.at;
+            int32_t a = qlora__text_words_find(&tok->words, name, left);
+            int32_t b =
+                a < 0 ? -1 : qlora__text_words_find(&tok->words, name + left, span.size - left);
+            if (b >= 0) {
+                QLORA__TRY(qlora__text_pairs_put(env, &tok->merges, (uint32_t)a, (uint32_t)b, rank,
+                                                 (uint32_t)scored[i].id));
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+//@@ src/text/load_gguf.h
+
+// ---- the tokenizer in a GGUF file ---------------------------------------------------------------
+
+// The patterns behind the names of tokenizer.ggml.pre. Several patterns of one name are applied in
+// turn, each to the pieces that the one before left.
+#define QLORA__TEXT_GGUF_PATTERNS 6
+
+typedef struct qlora__text_pre {
+    const char* names; // separated and surrounded by blanks
+    const char* patterns[QLORA__TEXT_GGUF_PATTERNS];
+    bool ignore_merges;
+    bool add_bos;
+} qlora__text_pre;
+
+#define QLORA__TEXT_G_GPT2 "'s|'t|'re|'ve|'m|'ll|'d" QLORA__TEXT_R_GPT2
+#define QLORA__TEXT_G_LLAMA3 QLORA__TEXT_R_ASCII QLORA__TEXT_R_WORD "\\p{N}{1,3}" QLORA__TEXT_R_REST
+#define QLORA__TEXT_G_CJK "[\\x{4e00}-\\x{9fa5}\\x{800}-\\x{4e00}\\x{ac00}-\\x{d7ff}]+"
+#define QLORA__TEXT_G_KANA "[\\x{4e00}-\\x{9fa5}\\x{3040}-\\x{309f}\\x{30a0}-\\x{30ff}]+"
+// Cased letters, as the pattern of the first DeepSeek models lists them.
+#define QLORA__TEXT_G_CASED                                                                        \
+    "\\x{41}-\\x{5a}\\x{61}-\\x{7a}\\x{b5}\\x{c0}-\\x{d6}\\x{d8}-\\x{f6}\\x{f8}-\\x{1ba}"          \
+    "\\x{1bc}-\\x{1bf}\\x{1c4}-\\x{293}\\x{295}-\\x{2af}\\x{370}-\\x{373}\\x{376}\\x{377}"         \
+    "\\x{37b}-\\x{37d}\\x{37f}\\x{386}\\x{388}-\\x{38a}\\x{38c}\\x{38e}-\\x{3a1}"                  \
+    "\\x{3a3}-\\x{3f5}\\x{3f7}-\\x{481}\\x{48a}-\\x{52f}\\x{531}-\\x{556}\\x{10a0}-\\x{10c5}"      \
+    "\\x{13a0}-\\x{13f5}\\x{13f8}-\\x{13fd}\\x{1c90}-\\x{1cba}\\x{1cbd}-\\x{1cbf}"                 \
+    "\\x{1d00}-\\x{1d2b}\\x{1d6b}-\\x{1d77}\\x{1d79}-\\x{1d9a}\\x{1e00}-\\x{1f15}"                 \
+    "\\x{1f18}-\\x{1f1d}\\x{1f20}-\\x{1f45}\\x{1f48}-\\x{1f4d}\\x{1f50}-\\x{1f57}\\x{1f59}"        \
+    "\\x{1f5b}\\x{1f5d}\\x{1f5f}-\\x{1f7d}\\x{1f80}-\\x{1fb4}\\x{1fb6}-\\x{1fbc}\\x{1fbe}"         \
+    "\\x{1fc2}-\\x{1fc4}\\x{1fc6}-\\x{1fcc}\\x{1fd0}-\\x{1fd3}\\x{1fd6}-\\x{1fdb}"                 \
+    "\\x{1fe0}-\\x{1fec}\\x{1ff2}-\\x{1ff4}\\x{1ff6}-\\x{1ffc}\\x{2102}\\x{2107}"                  \
+    "\\x{210a}-\\x{2113}\\x{2115}\\x{2119}-\\x{211d}\\x{2124}\\x{2126}\\x{2128}"                   \
+    "\\x{212a}-\\x{212d}\\x{212f}-\\x{2134}\\x{2139}\\x{213c}-\\x{213f}\\x{2145}-\\x{2149}"        \
+    "\\x{214e}\\x{2183}\\x{2184}\\x{2c00}-\\x{2c7b}\\x{2c7e}-\\x{2ce4}\\x{2ceb}-\\x{2cee}"         \
+    "\\x{2cf2}\\x{2cf3}\\x{a640}-\\x{a66d}\\x{a680}-\\x{a69b}\\x{a722}-\\x{a76f}"                  \
+    "\\x{a771}-\\x{a787}\\x{a78b}-\\x{a78e}\\x{ab70}-\\x{abbf}\\x{fb00}-\\x{fb06}"                 \
+    "\\x{fb13}-\\x{fb17}\\x{ff21}-\\x{ff3a}\\x{ff41}-\\x{ff5a}\\x{10400}-\\x{1044f}"               \
+    "\\x{104b0}-\\x{104d3}\\x{104d8}-\\x{104fb}\\x{10c80}-\\x{10cb2}\\x{10cc0}-\\x{10cf2}"         \
+    "\\x{118a0}-\\x{118df}\\x{1e900}-\\x{1e943}"
+
+static const qlora__text_pre qlora__text_pres[] = {
+    {" llama-bpe llama3 llama-v3 falcon3 pixtral lfm2 ",
+     {QLORA__TEXT_G_LLAMA3, NULL, NULL, NULL, NULL, NULL},
+     true,
+     true},
+    {" smaug-bpe dbrx glm4 chatglm-bpe ",
+     {QLORA__TEXT_G_LLAMA3, NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" qwen2 deepseek-r1-qwen stablelm2 ",
+     {QLORA__TEXT_R_ASCII QLORA__TEXT_R_WORD "\\p{N}" QLORA__TEXT_R_REST, NULL, NULL, NULL, NULL,
+      NULL},
+     false,
+     false},
+    {" qwen35 ",
+     {QLORA__TEXT_R_ASCII QLORA__TEXT_R_MARKS, NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" tekken ",
+     {QLORA__TEXT_R_CASED("") "\\p{N}" QLORA__TEXT_R_REST3, NULL, NULL, NULL, NULL, NULL},
+     true,
+     true},
+    {" gpt-4o llama4 ",
+     {QLORA__TEXT_R_CASED(QLORA__TEXT_R_ASCII "?") "\\p{N}{1,3}" QLORA__TEXT_R_REST3, NULL, NULL,
+      NULL, NULL, NULL},
+     false,
+     false},
+    {" gpt-2 phi-2 olmo exaone4 jais mpt ",
+     {QLORA__TEXT_G_GPT2, NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" refact starcoder smollm command-r exaone codeshell ",
+     {"\\p{N}", QLORA__TEXT_G_GPT2, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" seed-coder ",
+     {QLORA__TEXT_R_ASCII QLORA__TEXT_R_WORD
+      "\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\\r\\n]+" QLORA__TEXT_R_LINES,
+      NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" deepseek-v3 ",
+     {"\\p{N}{1,3}", QLORA__TEXT_G_KANA, QLORA__TEXT_R_DEEPSEEK3, NULL, NULL, NULL},
+     false,
+     false},
+    {" deepseek-llm ",
+     {"[\\r\\n]", "\\s?[" QLORA__TEXT_G_CASED "]+",
+      "\\s?[!-/:-~\\x{ff01}-\\x{ff0f}\\x{ff1a}-\\x{ff5e}\\x{2018}-\\x{201f}\\x{3000}-\\x{3002}]+",
+      "\\s+$", QLORA__TEXT_G_CJK, "\\p{N}+"},
+     false,
+     false},
+    {" deepseek-coder ",
+     {"[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", QLORA__TEXT_G_CJK, "\\p{N}", NULL},
+     false,
+     false},
+    {" default ",
+     {"[\\p{P}\\$\\+<=>\\^~\\|]+", QLORA__TEXT_G_GPT2, "\\p{N}+", "[0-9][0-9][0-9]", NULL, NULL},
+     false,
+     false},
+};
+
+static const qlora__text_pre* qlora__text_pre_find(const char* name, size_t size) {
+    char word[66];
+    if (name == NULL) {
+        name = "default";
+        size = 7;
+    }
+    if (size == 0 || size > 64) {
+        return NULL;
+    }
+    word[0] = ' ';
+    memcpy(word + 1, name, size);
+    word[size + 1] = ' ';
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_pres); i++) {
+        const char* at = qlora__text_pres[i].names;
+        size_t room = strlen(at);
+        for (size_t k = 0; k + size + 2 <= room; k++) {
+            if (memcmp(at + k, word, size + 2) == 0) {
+                return &qlora__text_pres[i];
+            }
+        }
+    }
+    return NULL;
+}
+
+// ---- tokens -------------------------------------------------------------------------------------
+
+// tokenizer.ggml.token_type
+enum {
+    QLORA__TEXT_T_NORMAL = 1,
+    QLORA__TEXT_T_UNKNOWN = 2,
+    QLORA__TEXT_T_CONTROL = 3,
+    QLORA__TEXT_T_USER = 4,
+    QLORA__TEXT_T_UNUSED = 5,
+    QLORA__TEXT_T_BYTE = 6
+};
+
+typedef struct qlora__text_gguf {
+    qlora__env* env;
+    qlora_text_tok* tok;
+    const qlora__gguf* g;
+    const qlora__gguf_value* tokens;
+    const qlora__gguf_value* types;  // NULL: all normal
+    const qlora__gguf_value* scores; // NULL: none
+    bool pieces;                     // SentencePiece, not byte-level BPE
+    bool phi3;
+} qlora__text_gguf;
+
+// A token that is found in a text before the model splits it.
+static qlora_result qlora__text_gguf_added(const qlora__text_gguf* t, int32_t id, int64_t type) {
+    qlora_text_tok* tok = t->tok;
+    void* data = tok->added;
+    qlora_result r = qlora__text_reserve(t->env, &data, &tok->added_capacity, tok->added_count, 1,
+                                         sizeof *tok->added);
+    tok->added = (qlora__text_added*)data;
+    QLORA__TRY(r);
+    qlora__text_added* added = &tok->added[tok->added_count];
+    memset(added, 0, sizeof *added);
+    added->special = type != QLORA__TEXT_T_USER;
+    added->id = id;
+    added->name = tok->spans[id];
+    const char* name = tok->names.data + added->name.at;
+    // llama.cpp treats files of this name so, whatever they say; their tokenizer.json agrees.
+    added->strip_right = t->phi3 && !qlora__gguf_is(name, added->name.size, "<unk>") &&
+                         !qlora__gguf_is(name, added->name.size, "<s>") &&
+                         !qlora__gguf_is(name, added->name.size, "<|endoftext|>");
+    tok->kinds[id] = (uint8_t)(tok->kinds[id] | QLORA__TEXT_K_ADDED |
+                               (added->special ? QLORA__TEXT_K_SPECIAL : 0));
+    tok->added_count++;
+    return qlora__text_trie_add(t->env, &tok->raw_trie, name, added->name.size,
+                                (uint32_t)tok->added_count - 1);
+}
+
+// llama.cpp takes these ends of a text or a turn for special tokens, whatever their type is.
+static bool qlora__text_gguf_is_end(const char* name, size_t size) {
+    static const char* const ends[] = {
+        "</s>",       "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>",
+        "<|eom_id|>", "<|end|>",       "<end_of_turn>",   "<EOT>",      "[EOT]"};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(ends); i++) {
+        if (qlora__gguf_is(name, size, ends[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static qlora_result qlora__text_gguf_token_add(const qlora__text_gguf* t, int32_t id,
+                                               const char* name, size_t size, int64_t type) {
+    qlora_text_tok* tok = t->tok;
+    // In byte-level files, added tokens are spelt plainly, so they are not words of the model.
+    bool word = t->pieces || type == QLORA__TEXT_T_NORMAL || type == QLORA__TEXT_T_BYTE;
+    type = qlora__text_gguf_is_end(name, size) ? (int64_t)QLORA__TEXT_T_CONTROL : type;
+    bool added = type == QLORA__TEXT_T_CONTROL || type == QLORA__TEXT_T_USER ||
+                 type == QLORA__TEXT_T_UNKNOWN;
+    if (added && size > QLORA__TEXT_MAX_ADDED) {
+        return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
+                               "token %d is special and has %llu bytes; the limit is %d", (int)id,
+                               (unsigned long long)size, QLORA__TEXT_MAX_ADDED);
+    }
+    if (word && size > 0) {
+        QLORA__TRY(qlora__text_tok_word(t->env, tok, name, size, id));
+    } else {
+        QLORA__TRY(qlora__text_tok_name(t->env, tok, id, name, size, 0));
+    }
+    return added && size > 0 ? qlora__text_gguf_added(t, id, type) : QLORA_OK;
+}
+
+static qlora_result qlora__text_gguf_tokens(const qlora__text_gguf* t) {
+    uint64_t at = 0;
+    QLORA__TRY(qlora__text_words_reserve(t->env, &t->tok->words, (size_t)t->tokens->count));
+    for (uint64_t i = 0; i < t->tokens->count; i++) {
+        size_t size = 0;
+        int64_t type = QLORA__TEXT_T_NORMAL;
+        const char* name = qlora__gguf_next_string(t->tokens, &at, &size);
+        if (t->types != NULL && (!qlora__gguf_integer(t->types, i, &type) ||
+                                 type < QLORA__TEXT_T_NORMAL || type > QLORA__TEXT_T_BYTE)) {
+            return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
+                                   "tokenizer.ggml.token_type[%llu] is %lld; it must be 1 to 6",
+                                   (unsigned long long)i, (long long)type);
+        }
+        QLORA__TRY(qlora__text_gguf_token_add(t, (int32_t)i, name, size, type));
+    }
+    for (unsigned b = 0; b < 256; b++) {
+        char byte = (char)(unsigned char)b;
+        t->tok->byte_ids[b] = qlora__text_words_find(&t->tok->words, &byte, 1);
+    }
+    return QLORA_OK;
+}
+
+// ---- models -------------------------------------------------------------------------------------
+
+// SentencePiece: any two neighbours whose text is a token are joined, the best score first.
+static qlora_result qlora__text_gguf_scores(const qlora__text_gguf* t, qlora__text_scored* scored) {
+    size_t count = 0;
+    for (uint64_t i = 0; i < t->tokens->count; i++) {
+        double score = 0.0;
+        int64_t whole = 0;
+        if (qlora__gguf_integer(t->scores, i, &whole)) { // some files have integers
+            score = (double)whole;
+        } else if (!qlora__gguf_real(t->scores, i, &score) || !(score > -1e30 && score < 1e30)) {
+            return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
+                                   "tokenizer.ggml.scores[%llu] is not a finite number",
+                                   (unsigned long long)i);
+        }
+        if (t->tok->spans[i].size > 0 && (t->tok->kinds[i] & QLORA__TEXT_K_BYTE) == 0) {
+            scored[count].score = (float)score;
+            scored[count].id = (int32_t)i;
+            count++;
+        }
+    }
+    return qlora__text_load_scored_merges(t->env, t->tok, scored, count);
+}
+
+static qlora_result qlora__text_gguf_pieces(const qlora__text_gguf* t) {
+    size_t room = (size_t)t->tokens->count;
+    qlora__text_scored* scored =
+        (qlora__text_scored*)qlora__text_zalloc(t->env, room, sizeof *scored);
+    if (scored == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__text_gguf_scores(t, scored);
+    qlora__env_free(t->env, scored, room * sizeof *scored);
+    return r;
+}
+
+// Byte-level BPE: "left right", divided at the first blank that is not the first character.
+static qlora_result qlora__text_gguf_merges(const qlora__text_gguf* t) {
+    const qlora__gguf_value* merges = NULL;
+    uint64_t at = 0;
+    QLORA__TRY(qlora__gguf_get_array(t->env, t->g, "tokenizer.ggml.merges", QLORA__GGUF_STRING,
+                                     true, &merges));
+    if (merges->count > UINT32_MAX) {
+        return qlora__env_fail(t->env, QLORA_ERR_FORMAT, "tokenizer.ggml.merges is too long");
+    }
+    QLORA__TRY(qlora__text_pairs_reserve(t->env, &t->tok->merges, (size_t)merges->count));
+    for (uint64_t i = 0; i < merges->count; i++) {
+        size_t size = 0;
+        const char* merge = qlora__gguf_next_string(merges, &at, &size);
+        const char* blank = size > 1 ? (const char*)memchr(merge + 1, ' ', size - 1) : NULL;
+        qlora_result r = QLORA_OK;
+        if (blank == NULL) {
+            r = qlora__env_fail(t->env, QLORA_ERR_FORMAT, "has no blank between its two parts");
+        } else {
+            const char* const halves[2] = {merge, blank + 1};
+            const size_t sizes[2] = {(size_t)(blank - merge), size - (size_t)(blank - merge) - 1};
+            r = qlora__text_put_merge(t->env, t->tok, halves, sizes, (uint32_t)i);
+        }
+        if (r != QLORA_OK) {
+            return qlora__env_wrap(t->env, r, "tokenizer.ggml.merges[%llu] ",
+                                   (unsigned long long)i);
+        }
+    }
+    return QLORA_OK;
+}
+
+// ---- the steps around the model -----------------------------------------------------------------
+
+// Blanks become U+2581; one is put in front of a text and after a special token.
+static qlora_result qlora__text_gguf_piece_steps(const qlora__text_gguf* t) {
+    qlora__env* env = t->env;
+    qlora_text_tok* tok = t->tok;
+    qlora__text_step* step = NULL;
+    bool prefix = true;
+    QLORA__TRY(qlora__gguf_get_bool(env, t->g, "tokenizer.ggml.add_space_prefix", true, &prefix));
+    if (prefix) {
+        QLORA__TRY(qlora__text_steps_add(env, &tok->normalizer, QLORA__TEXT_N_PREPEND, &step));
+        QLORA__TRY(qlora__text_copy(env, " ", 1, &step->a, &step->a_size));
+    }
+    QLORA__TRY(qlora__text_steps_add(env, &tok->normalizer, QLORA__TEXT_N_REPLACE, &step));
+    QLORA__TRY(qlora__text_copy(env, " ", 1, &step->a, &step->a_size));
+    QLORA__TRY(qlora__text_copy(env, "\xE2\x96\x81", 3, &step->b, &step->b_size));
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_REPLACE, &step));
+    QLORA__TRY(qlora__text_copy(env, "\xE2\x96\x81", 3, &step->a, &step->a_size));
+    QLORA__TRY(qlora__text_copy(env, " ", 1, &step->b, &step->b_size));
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_BYTE_FALLBACK, &step));
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_FUSE, &step));
+    if (!prefix) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_STRIP, &step));
+    step->start = 1;
+    return qlora__text_copy(env, " ", 1, &step->a, &step->a_size);
+}
+
+static qlora_result qlora__text_gguf_byte_steps(const qlora__text_gguf* t,
+                                                const qlora__text_pre* pre) {
+    qlora__env* env = t->env;
+    qlora_text_tok* tok = t->tok;
+    qlora__text_step* step = NULL;
+    bool prefix = false;
+    QLORA__TRY(qlora__gguf_get_bool(env, t->g, "tokenizer.ggml.add_space_prefix", false, &prefix));
+    if (prefix) {
+        QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_PREFIX_SPACE, &step));
+    }
+    for (int i = 0; i < QLORA__TEXT_GGUF_PATTERNS && pre->patterns[i] != NULL; i++) {
+        QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
+        QLORA__TRY(
+            qlora__text_step_regex(env, tok, pre->patterns[i], strlen(pre->patterns[i]), step));
+    }
+    tok->byte_level = true;
+    QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_BYTES, &step));
+    return qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_BYTES, &step);
+}
+
+// What is added before and after a text.
+static qlora_result qlora__text_gguf_ends(const qlora__text_gguf* t, bool bos_by_default) {
+    const struct {
+        const char* flag;
+        const char* key;
+        bool fallback;
+        int64_t id; // if the key is absent
+        qlora_text_ids* out;
+    } ends[] = {{"tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id", bos_by_default,
+                 t->pieces ? 1 : -1, &t->tok->prefix},
+                {"tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", false,
+                 t->pieces ? 2 : -1, &t->tok->suffix}};
+    for (int i = 0; i < 2; i++) {
+        bool add = false;
+        int64_t id = ends[i].id;
+        QLORA__TRY(qlora__gguf_get_bool(t->env, t->g, ends[i].flag, ends[i].fallback, &add));
+        if (!add) {
+            continue;
+        }
+        QLORA__TRY(qlora__gguf_get_int(t->env, t->g, ends[i].key, id, 0,
+                                       (int64_t)t->tokens->count - 1, &id));
+        QLORA__TRY(qlora__text_ids_add(t->env, ends[i].out, (int32_t)id));
+    }
+    return QLORA_OK;
+}
+
+static bool qlora__text_has_word(const char* text, size_t size, const char* word) {
+    size_t n = strlen(word);
+    for (size_t i = 0; text != NULL && i + n <= size; i++) {
+        size_t k = 0;
+        while (k < n && (text[i + k] | 0x20) == word[k]) {
+            k++;
+        }
+        if (k == n) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static qlora_result qlora__text_gguf_begin(qlora__text_gguf* t) {
+    const qlora__gguf* g = t->g;
+    const char* model = NULL;
+    const char* name = NULL;
+    size_t size = 0;
+    QLORA__TRY(qlora__gguf_get_string(t->env, g, "tokenizer.ggml.model", true, &model, &size));
+    t->pieces = qlora__gguf_is(model, size, "llama");
+    if (!t->pieces && !qlora__gguf_is(model, size, "gpt2")) {
+        return qlora__env_fail(t->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: tokenizer.ggml.model \"%.*s\" is not supported; supported are "
+                               "llama (SentencePiece) and gpt2 (byte-level BPE)",
+                               g->label, qlora__gguf_shown(size), model);
+    }
+    QLORA__TRY(qlora__gguf_get_array(t->env, g, "tokenizer.ggml.tokens", QLORA__GGUF_STRING, true,
+                                     &t->tokens));
+    if (t->tokens->count == 0 || t->tokens->count >= QLORA__TEXT_MAX_ID) {
+        return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
+                               "%s: tokenizer.ggml.tokens has %llu tokens; it must have 1 to %d",
+                               g->label, (unsigned long long)t->tokens->count,
+                               QLORA__TEXT_MAX_ID - 1);
+    }
+    t->types = qlora__gguf_find(g, "tokenizer.ggml.token_type");
+    t->scores = t->pieces ? qlora__gguf_find(g, "tokenizer.ggml.scores") : NULL;
+    const struct {
+        const char* key;
+        const qlora__gguf_value* value;
+    } lists[] = {{"tokenizer.ggml.token_type", t->types}, {"tokenizer.ggml.scores", t->scores}};
+    for (int i = 0; i < 2; i++) {
+        const qlora__gguf_value* v = lists[i].value;
+        if (v != NULL && (v->kind != QLORA__GGUF_ARRAY || v->count != t->tokens->count)) {
+            return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
+                                   "%s: %s must be an array with one number for each of the %llu "
+                                   "tokens",
+                                   g->label, lists[i].key, (unsigned long long)t->tokens->count);
+        }
+    }
+    if (t->pieces && t->scores == NULL) {
+        return qlora__env_fail(t->env, QLORA_ERR_FORMAT, "%s: tokenizer.ggml.scores is missing",
+                               g->label);
+    }
+    QLORA__TRY(qlora__gguf_get_string(t->env, g, "general.name", false, &name, &size));
+    t->phi3 = t->pieces && (qlora__text_has_word(name, size, "phi-3") ||
+                            qlora__text_has_word(name, size, "phi3"));
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_gguf_fill(qlora__text_gguf* t) {
+    qlora_text_tok* tok = t->tok;
+    const char* name = NULL;
+    size_t size = 0;
+    QLORA__TRY(qlora__text_gguf_begin(t));
+    if (t->pieces) {
+        int64_t unknown = 0;
+        memcpy(tok->cut, "\xE2\x96\x81", 3);
+        tok->cut_size = 3;
+        tok->byte_fallback = true;
+        QLORA__TRY(qlora__gguf_get_int(t->env, t->g, "tokenizer.ggml.unknown_token_id", 0, 0,
+                                       (int64_t)t->tokens->count - 1, &unknown));
+        tok->unknown = (int32_t)unknown;
+        QLORA__TRY(qlora__text_gguf_piece_steps(t));
+        QLORA__TRY(qlora__text_gguf_tokens(t));
+        QLORA__TRY(qlora__text_gguf_pieces(t));
+        tok->cut_safe = qlora__text_cut_is_safe(tok);
+        return qlora__text_gguf_ends(t, true);
+    }
+    QLORA__TRY(qlora__gguf_get_string(t->env, t->g, "tokenizer.ggml.pre", false, &name, &size));
+    const qlora__text_pre* pre = qlora__text_pre_find(name, size);
+    if (pre == NULL) {
+        return qlora__env_fail(t->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: tokenizer.ggml.pre \"%.*s\" is not known", t->g->label,
+                               qlora__gguf_shown(size), name);
+    }
+    tok->ignore_merges = pre->ignore_merges;
+    QLORA__TRY(qlora__text_gguf_byte_steps(t, pre));
+    QLORA__TRY(qlora__text_gguf_tokens(t));
+    QLORA__TRY(qlora__text_gguf_merges(t));
+    return qlora__text_gguf_ends(t, pre->add_bos);
+}
+
+// Reads the tokenizer of a GGUF file in memory.
+static qlora_result qlora__text_load_gguf(qlora__env* env, qlora_text_tok* tok, const char* label,
+                                          const void* data, uint64_t size) {
+    qlora__gguf g;
+    qlora__text_gguf t;
+    QLORA__TRY(qlora__gguf_parse(env, label, data, size, &g));
+    memset(&t, 0, sizeof t);
+    t.env = env;
+    t.tok = tok;
+    t.g = &g;
+    qlora_result r = qlora__text_gguf_fill(&t);
+    qlora__gguf_free(env, &g);
+    return r;
+}
+
+//@@ src/text/load_bin.h
+
+// ---- the .bin form: int32 longest token; then per id float score, int32 length, bytes
 
 static uint32_t qlora__text_little32(const unsigned char* p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
@@ -7264,28 +9769,6 @@ static qlora_result qlora__text_load_scored(qlora__env* env, qlora_text_tok* tok
     }
     return tok->count > 3 ? QLORA_OK
                           : qlora__env_fail(env, QLORA_ERR_FORMAT, "the file contains no tokens");
-}
-
-// Every split of a token into two others is a merge; a better score is a lower rank.
-static qlora_result qlora__text_load_scored_merges(qlora__env* env, qlora_text_tok* tok,
-                                                   qlora__text_scored* scored, size_t count) {
-    qsort(scored, count, sizeof(scored[0]), qlora__text_scored_compare);
-    uint32_t rank = 0;
-    for (size_t i = 0; i < count; i++) {
-        rank += i > 0 && scored[i].score < scored[i - 1].score ? 1 : 0;
-        qlora__text_span span = tok->spans[scored[i].id];
-        for (uint32_t left = 1; left < span.size; left++) {
-            const char* name = tok->names.data + span.at;
-            int32_t a = qlora__text_words_find(&tok->words, name, left);
-            int32_t b =
-                a < 0 ? -1 : qlora__text_words_find(&tok->words, name + left, span.size - left);
-            if (b >= 0) {
-                QLORA__TRY(qlora__text_pairs_put(env, &tok->merges, (uint32_t)a, (uint32_t)b, rank,
-                                                 (uint32_t)scored[i].id));
-            }
-        }
-    }
-    return QLORA_OK;
 }
 
 static qlora_result qlora__text_load_bin_steps(qlora__env* env, qlora_text_tok* tok) {
@@ -7345,8 +9828,10 @@ static qlora_result qlora__text_tok_load(qlora_text* text, const char* name, con
     QLORA__TRY(qlora__text_tok_new(text, &tok));
     // the .bin starts with a small number, so its fourth byte is zero
     bool binary = size >= 4 && data[3] == 0;
-    qlora_result r = binary ? qlora__text_load_bin(env, tok, name, data, size)
-                            : qlora__text_load_json(env, tok, name, data, size);
+    bool gguf = size >= 4 && memcmp(data, "GGUF", 4) == 0;
+    qlora_result r = gguf     ? qlora__text_load_gguf(env, tok, name, data, size)
+                     : binary ? qlora__text_load_bin(env, tok, name, data, size)
+                              : qlora__text_load_json(env, tok, name, data, size);
     if (r != QLORA_OK) {
         qlora__text_tok_free(env, tok);
         return r;
@@ -7362,6 +9847,14 @@ static qlora_result qlora__text_tok_open(qlora_text* text, const char* path, qlo
     static const char* const names[] = {"tokenizer.json", "tokenizer.bin", "tok512.bin"};
     qlora__env* env = &text->env;
     bool found = false;
+    if (qlora__gguf_path(path)) { // may be large: it is mapped, not read
+        qlora__map map;
+        QLORA__TRY(qlora__map_open(env, path, &map));
+        qlora_result r =
+            qlora__text_tok_load(text, path, (const char*)map.data, (size_t)map.size, out);
+        qlora__map_close(env, &map);
+        return r;
+    }
     for (size_t i = 0; !found && i < QLORA__TEXT_COUNT(names); i++) {
         QLORA__TRY(qlora__text_folder_read(env, path, names[i], file, &found));
     }
@@ -7536,28 +10029,29 @@ static qlora_result qlora__text_resplit(qlora__env* env, qlora_text_tok* tok,
     out->count = 0;
     for (size_t i = 0; i < in->count; i++) {
         view.end = in->data[i].end;
+        size_t at = in->data[i].begin;
         if (step->behavior == QLORA__TEXT_B_ISOLATED) {
-            QLORA__TRY(qlora__text_step_find(env, step, &view, in->data[i].begin, out));
+            QLORA__TRY(
+                qlora__text_step_find(env, step, &view, in->data[i].begin, &at, view.end, out));
             continue;
         }
         found->count = 0;
-        QLORA__TRY(qlora__text_step_find(env, step, &view, in->data[i].begin, found));
+        QLORA__TRY(
+            qlora__text_step_find(env, step, &view, in->data[i].begin, &at, view.end, found));
         QLORA__TRY(qlora__text_step_merge(env, step->behavior, found, out));
     }
     return QLORA_OK;
 }
 
-// Splits and encodes normalised text without added tokens.
-static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
-                                             size_t size, bool first, bool open,
-                                             qlora_text_ids* out) {
-    qlora__text_view view = qlora__text_view_of(tok, text, size);
+// Applies the splitting steps from number `from` on to the pieces in tok->pieces[0], and encodes
+// what results.
+static qlora_result qlora__text_pieces_encode(qlora__env* env, qlora_text_tok* tok,
+                                              qlora__text_view view, size_t from, bool first,
+                                              bool open, qlora_text_ids* out) {
     qlora__text_pieces* now = &tok->pieces[0];
     qlora__text_pieces* then = &tok->pieces[1];
-    now->count = 0;
-    QLORA__TRY(qlora__text_pieces_add(env, now, 0, size, false));
     size_t written = 0;
-    for (size_t i = 0; i < tok->splitter.count; i++) {
+    for (size_t i = from; i < tok->splitter.count; i++) {
         const qlora__text_step* step = &tok->splitter.data[i];
         if (step->kind == QLORA__TEXT_P_BYTES) {
             view.code_of_byte = tok->code_of_byte;
@@ -7586,6 +10080,35 @@ static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* to
         const qlora__text_piece* piece = &now->data[i];
         QLORA__TRY(qlora__text_piece_encode(env, tok, (const char*)view.s + piece->begin,
                                             piece->end - piece->begin, out));
+    }
+    return QLORA_OK;
+}
+
+enum { QLORA__TEXT_WINDOW = 1 << 16 }; // bytes that are split at a time
+
+// Splits and encodes normalised text without added tokens. If the first step only cuts, later steps
+// see each of its pieces alone; a long text is then split in windows, whose pieces would otherwise
+// take more memory than the ids.
+static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
+                                             size_t size, bool first, bool open,
+                                             qlora_text_ids* out) {
+    qlora__text_view view = qlora__text_view_of(tok, text, size);
+    qlora__text_pieces* pieces = &tok->pieces[0];
+    const qlora__text_step* cut = tok->splitter.count > 0 ? &tok->splitter.data[0] : NULL;
+    if (cut == NULL || cut->behavior != QLORA__TEXT_B_ISOLATED ||
+        cut->kind == QLORA__TEXT_P_METASPACE || cut->kind == QLORA__TEXT_P_PREFIX_SPACE ||
+        cut->kind == QLORA__TEXT_P_BYTES) {
+        pieces->count = 0;
+        QLORA__TRY(qlora__text_pieces_add(env, pieces, 0, size, false));
+        return qlora__text_pieces_encode(env, tok, view, 0, first, open, out);
+    }
+    for (size_t at = 0; at < size;) {
+        bool start = at == 0;
+        size_t stop = size - at < QLORA__TEXT_WINDOW ? size : at + QLORA__TEXT_WINDOW;
+        pieces->count = 0;
+        QLORA__TRY(qlora__text_step_find(env, cut, &view, 0, &at, stop, pieces));
+        QLORA__TRY(
+            qlora__text_pieces_encode(env, tok, view, 1, first && start, open || !start, out));
     }
     return QLORA_OK;
 }
@@ -8833,6 +11356,8 @@ struct qlora_text_data {
     qlora__text_record* records;
     size_t count;
     size_t capacity;
+    qlora_text_bytes
+        ignored; // names that no sample used, each with ", " after it; ends with a zero
 };
 
 // The state of reading one file.
@@ -8841,16 +11366,19 @@ typedef struct qlora__text_loader {
     qlora_text_tok* tok;
     qlora_text_data* data;
     const char* name; // of the file
+    const char* form; // the only form of record that is read, or NULL
     qlora__json* json;
     qlora_text_message* messages;
     size_t message_count;
     size_t message_capacity;
-    qlora_text_bytes work; // contents that were joined from parts, one after another
+    qlora_text_bytes work;  // contents that were joined from parts, one after another
+    qlora_text_ids numbers; // a list that belongs to the ids of one record
 } qlora__text_loader;
 
 static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
     qlora__text_ids_free(env, &data->ids);
     qlora__text_ids_free(env, &data->labels);
+    qlora__text_bytes_free(env, &data->ignored);
     qlora__env_free(env, data->records, data->capacity * sizeof *data->records);
     qlora__env_free(env, data, sizeof *data);
 }
@@ -8972,10 +11500,18 @@ static qlora_result qlora__text_message_parts(qlora__env* env, qlora__text_loade
     const qlora__json_token* part = parts + 1;
     *at = loader->work.count;
     for (uint32_t i = 0; i < parts->count; i++) {
+        const qlora__json_token* type = qlora__text_json_get(json, part, "type");
         const qlora__json_token* text = qlora__text_json_get(json, part, "text");
-        if (!qlora__text_json_string(text)) {
+        const char* kind = qlora__text_json_cstring(json, type);
+        if (kind != NULL && strcmp(kind, "text") != 0) {
             return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                   "contains a content part that is not text");
+                                   "has a content part of the type \"%.60s\"; only \"text\" is "
+                                   "supported",
+                                   kind);
+        }
+        if (!qlora__text_json_string(text)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "has a content part without a string in \"text\"");
         }
         QLORA__TRY(qlora__text_bytes_add(env, &loader->work, qlora__text_json_text(json, text),
                                          qlora__text_json_size(text)));
@@ -8996,6 +11532,91 @@ static bool qlora__text_is_filled(const qlora__json_token* value) {
     return !list || value->count > 0;
 }
 
+// ---- names that are not used
+
+enum { QLORA__TEXT_IGNORED_BYTES = 1024 }; // the list ends with "..." when it gets longer
+
+// Adds a name to the list of ignored ones. A name that is there already changes nothing.
+static qlora_result qlora__text_ignore(qlora__env* env, qlora_text_data* data, const char* before,
+                                       const char* name) {
+    char clean[48];
+    char entry[80];
+    qlora_text_bytes* list = &data->ignored;
+    snprintf(clean, sizeof clean, "%s", name);
+    qlora__env_clean(env, clean, sizeof clean);
+    snprintf(entry, sizeof entry, "%s%s, ", before, clean);
+    size_t size = strlen(entry);
+    for (size_t at = 0; at < list->count; at++) {
+        bool start = at == 0 || list->data[at - 1] == ' ';
+        if (start && list->count - at >= size && memcmp(list->data + at, entry, size) == 0) {
+            return QLORA_OK;
+        }
+    }
+    if (list->count > QLORA__TEXT_IGNORED_BYTES) {
+        return QLORA_OK;
+    }
+    return list->count + size > QLORA__TEXT_IGNORED_BYTES
+               ? qlora__text_bytes_add(env, list, "..., ", 5)
+               : qlora__text_bytes_add(env, list, entry, size);
+}
+
+// Reads "weight" or "train": 0 and false switch training off, 1 and true on.
+static qlora_result qlora__text_switch(qlora__env* env, const qlora__json* json,
+                                       const qlora__json_token* node, const char* name,
+                                       bool* masked) {
+    const qlora__json_token* value = qlora__text_json_get(json, node, name);
+    double number = 1.0;
+    if (qlora__text_json_absent(value) || value->kind == QLORA__JSON_TRUE) {
+        return QLORA_OK;
+    }
+    if (value->kind == QLORA__JSON_FALSE) {
+        *masked = true;
+        return QLORA_OK;
+    }
+    bool read = value->kind == QLORA__JSON_NUMBER &&
+                qlora__json_double(json, (uint32_t)(value - json->tokens), &number);
+    if (!read) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "has a \"%s\" that is neither a number nor true or false", name);
+    }
+    if (number != 0.0 && number != 1.0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "has the \"%s\" %g; only 0 and 1 are supported", name, number);
+    }
+    *masked = *masked || number == 0.0;
+    return QLORA_OK;
+}
+
+// Refuses what would change the text or its training, and lists the names that have no effect.
+static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loader* loader,
+                                              const qlora__json_token* node) {
+    static const char* const used[] = {"role", "from", "content", "value", "weight", "train"};
+    static const char* const refused[] = {
+        "reasoning_content", "reasoning",    "thinking", "tool_calls", "function_call",
+        "tool_call_id",      "train_detail", "images",   "audio",      "videos"};
+    const qlora__json* json = loader->json;
+    const qlora__json_token* key = node + 1;
+    for (uint32_t i = 0; node->kind == QLORA__JSON_OBJECT && i < node->count; i++) {
+        const char* name = qlora__text_json_text(json, key);
+        const qlora__json_token* value = qlora__text_json_next(json, key);
+        bool known = !qlora__text_is_filled(value);
+        for (size_t k = 0; k < QLORA__TEXT_COUNT(used); k++) {
+            known = known || strcmp(name, used[k]) == 0;
+        }
+        for (size_t k = 0; k < QLORA__TEXT_COUNT(refused) && !known; k++) {
+            if (strcmp(name, refused[k]) == 0) {
+                return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                       "has \"%s\", which is not supported", name);
+            }
+        }
+        if (!known) {
+            QLORA__TRY(qlora__text_ignore(env, loader->data, "messages/", name));
+        }
+        key = qlora__text_json_next(json, value);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader* loader,
                                              const qlora__json_token* node, bool masked) {
     const qlora__json* json = loader->json;
@@ -9008,16 +11629,13 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
     }
     const char* known = qlora__text_role_of(name);
-    if (known == NULL || qlora__text_is_filled(qlora__text_json_get(json, node, "tool_calls"))) {
+    if (known == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "has the role \"%.60s\"%s, which is not supported", name,
-                               known == NULL ? "" : " with tool_calls");
+                               "has the role \"%.60s\", which is not supported", name);
     }
-    const qlora__json_token* weight = qlora__text_json_get(json, node, "weight");
-    const qlora__json_token* train = qlora__text_json_get(json, node, "train");
-    int64_t number = 1;
-    masked = masked || qlora__text_json_false(train) ||
-             (qlora__text_json_integer(json, weight, &number) && number == 0);
+    QLORA__TRY(qlora__text_message_names(env, loader, node));
+    QLORA__TRY(qlora__text_switch(env, json, node, "weight", &masked));
+    QLORA__TRY(qlora__text_switch(env, json, node, "train", &masked));
     if (qlora__text_json_string(content)) {
         return qlora__text_message_add(env, loader, known, qlora__text_json_text(json, content),
                                        qlora__text_json_size(content), masked);
@@ -9079,24 +11697,93 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
     return QLORA_OK;
 }
 
-// ---- one record
+//@@ src/text/records.h
 
-static const qlora__json_token* qlora__text_record_string(const qlora__text_loader* loader,
-                                                          const qlora__json_token* record,
-                                                          const char* name) {
+// The forms of a record: the names that it must have. The first column is its name in desc.format.
+typedef enum qlora__text_kind {
+    QLORA__TEXT_R_IDS = 1,
+    QLORA__TEXT_R_CHAT = 2,
+    QLORA__TEXT_R_COMPLETION = 4,
+    QLORA__TEXT_R_PAIR = 8,
+    QLORA__TEXT_R_TEXT = 16
+} qlora__text_kind;
+
+typedef struct qlora__text_form {
+    const char* name;
+    const char* first;
+    const char* second; // or NULL
+    qlora__text_kind kind;
+} qlora__text_form;
+
+static const qlora__text_form qlora__text_forms[] = {
+    {"ids", "input_ids", NULL, QLORA__TEXT_R_IDS},
+    {"messages", "messages", NULL, QLORA__TEXT_R_CHAT},
+    {"conversations", "conversations", NULL, QLORA__TEXT_R_CHAT},
+    {"prompt", "prompt", "completion", QLORA__TEXT_R_COMPLETION},
+    {"prompt", "prompt", "response", QLORA__TEXT_R_COMPLETION},
+    {"instruction", "instruction", "output", QLORA__TEXT_R_PAIR},
+    {"instruction", "instruction", "response", QLORA__TEXT_R_PAIR},
+    {"question", "question", "answer", QLORA__TEXT_R_PAIR},
+    {"question", "question", "response", QLORA__TEXT_R_PAIR},
+    {"text", "text", NULL, QLORA__TEXT_R_TEXT},
+    {"input", "input", "output", QLORA__TEXT_R_PAIR}}; // only if nothing else fits
+
+enum { QLORA__TEXT_INPUT_FORM = QLORA__TEXT_COUNT(qlora__text_forms) - 1 };
+
+// Names that are used beside those of the form.
+static const struct {
+    const char* name;
+    int kinds;
+} qlora__text_extras[] = {
+    {"labels", QLORA__TEXT_R_IDS},
+    {"attention_mask", QLORA__TEXT_R_IDS},
+    {"position_ids", QLORA__TEXT_R_IDS},
+    {"system", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PAIR},
+    {"input", QLORA__TEXT_R_PAIR},
+    {"context", QLORA__TEXT_R_PAIR},
+    {"history", QLORA__TEXT_R_PAIR}};
+
+// Names that say which tokens are trained, in ways that are not read here.
+static const char* const qlora__text_masks[] = {"loss_mask", "completion_mask", "assistant_masks",
+                                                "assistant_mask", "loss_weights"};
+
+// A string, *out = NULL if it is absent, or an error that names it.
+static qlora_result qlora__text_record_string(qlora__env* env, const qlora__text_loader* loader,
+                                              const qlora__json_token* record, const char* name,
+                                              const qlora__json_token** out) {
     const qlora__json_token* node = qlora__text_json_get(loader->json, record, name);
-    return qlora__text_json_string(node) ? node : NULL;
+    *out = qlora__text_json_absent(node) ? NULL : node;
+    return *out == NULL || qlora__text_json_string(node)
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT, "\"%s\" is not a string", name);
 }
 
+// Starts the messages with "system", if the record has it.
 static qlora_result qlora__text_record_system(qlora__env* env, qlora__text_loader* loader,
                                               const qlora__json_token* record) {
-    const qlora__json_token* system = qlora__text_record_string(loader, record, "system");
+    const qlora__json_token* system = NULL;
+    QLORA__TRY(qlora__text_record_string(env, loader, record, "system", &system));
     if (system == NULL || qlora__text_json_size(system) == 0) {
         return QLORA_OK;
     }
     return qlora__text_message_add(env, loader, "system",
                                    qlora__text_json_text(loader->json, system),
                                    qlora__text_json_size(system), false);
+}
+
+// A list of messages, after "system".
+static qlora_result qlora__text_record_chat(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record, const char* name) {
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
+    size_t own = loader->message_count;
+    QLORA__TRY(qlora__text_messages_read(
+        env, loader, qlora__text_json_get(loader->json, record, name), name, false));
+    if (own > 0 && loader->message_count > own &&
+        strcmp(loader->messages[own].role, "system") == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "\"system\" is given beside a system message in \"%s\"", name);
+    }
+    return qlora__text_data_chat(env, loader);
 }
 
 // history: [[user, assistant], ...]
@@ -9129,23 +11816,49 @@ static qlora_result qlora__text_record_history(qlora__env* env, qlora__text_load
     return QLORA_OK;
 }
 
+// The text beside a question: "input" or "context". NULL if there is none.
+static qlora_result qlora__text_record_input(qlora__env* env, const qlora__text_loader* loader,
+                                             const qlora__json_token* record, bool question,
+                                             const qlora__json_token** out) {
+    const qlora__json_token* context = NULL;
+    *out = NULL;
+    if (!question) {
+        QLORA__TRY(qlora__text_record_string(env, loader, record, "input", out));
+    }
+    QLORA__TRY(qlora__text_record_string(env, loader, record, "context", &context));
+    bool input = *out != NULL && qlora__text_json_size(*out) > 0;
+    if (context == NULL || qlora__text_json_size(context) == 0) {
+        *out = input ? *out : NULL;
+        return QLORA_OK;
+    }
+    if (input) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "has both \"input\" and \"context\"");
+    }
+    *out = context;
+    return QLORA_OK;
+}
+
 // Alpaca and similar records. In the alpaca format the input has its own heading; elsewhere it
 // follows the instruction on a new line.
 static qlora_result qlora__text_record_pair(qlora__env* env, qlora__text_loader* loader,
                                             const qlora__json_token* record,
-                                            const qlora__json_token* question,
-                                            const qlora__json_token* answer) {
+                                            const qlora__text_form* form) {
     const qlora__json* json = loader->json;
-    const qlora__json_token* input = qlora__text_record_string(loader, record, "input");
+    const qlora__json_token* question = NULL;
+    const qlora__json_token* answer = NULL;
+    const qlora__json_token* input = NULL;
+    QLORA__TRY(qlora__text_record_string(env, loader, record, form->first, &question));
+    QLORA__TRY(qlora__text_record_string(env, loader, record, form->second, &answer));
+    QLORA__TRY(
+        qlora__text_record_input(env, loader, record, strcmp(form->first, "input") == 0, &input));
     bool alpaca = strcmp(loader->desc->chat->format.name, "alpaca") == 0;
-    bool more = input != NULL && input != question && qlora__text_json_size(input) > 0;
     QLORA__TRY(qlora__text_record_system(env, loader, record));
-    if (alpaca && more && loader->message_count == 0) {
+    if (alpaca && input != NULL && loader->message_count == 0) {
         QLORA__TRY(qlora__text_message_add(env, loader, "system", qlora__text_alpaca_system_input,
                                            sizeof(qlora__text_alpaca_system_input) - 1, false));
     }
     QLORA__TRY(qlora__text_record_history(env, loader, record));
-    if (more) {
+    if (input != NULL) {
         const char* between = alpaca ? "\n\n### Input:\n" : "\n";
         size_t at = loader->work.count;
         QLORA__TRY(qlora__text_bytes_add(env, &loader->work, qlora__text_json_text(json, question),
@@ -9168,25 +11881,43 @@ static qlora_result qlora__text_record_pair(qlora__env* env, qlora__text_loader*
     return qlora__text_data_chat(env, loader);
 }
 
-static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* loader,
-                                           const qlora__json_token* ids,
-                                           const qlora__json_token* labels) {
-    qlora_text_data* data = loader->data;
-    size_t begin = data->ids.count;
-    qlora_result r = qlora__text_json_ids(env, loader->json, ids, &data->ids);
-    if (r != QLORA_OK) {
-        return qlora__env_wrap(env, r, "\"input_ids\": ");
-    }
-    for (size_t i = begin; i < data->ids.count; i++) {
-        if (data->ids.data[i] < 0) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"input_ids\": %d is negative",
-                                   (int)data->ids.data[i]);
+// Both as strings: plain text. Both as lists: messages.
+static qlora_result qlora__text_record_completion(qlora__env* env, qlora__text_loader* loader,
+                                                  const qlora__json_token* record,
+                                                  const qlora__text_form* form) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* prompt = qlora__text_json_get(json, record, form->first);
+    const qlora__json_token* completion = qlora__text_json_get(json, record, form->second);
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
+    if (prompt->kind == QLORA__JSON_STRING && completion->kind == QLORA__JSON_STRING) {
+        if (loader->message_count > 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "\"system\" cannot be used with a \"prompt\" that is a string; "
+                                   "use messages");
         }
+        return qlora__text_data_plain(
+            env, loader, qlora__text_json_text(json, prompt), qlora__text_json_size(prompt),
+            qlora__text_json_text(json, completion), qlora__text_json_size(completion));
     }
+    if (prompt->kind == QLORA__JSON_ARRAY && completion->kind == QLORA__JSON_ARRAY) {
+        QLORA__TRY(qlora__text_messages_read(env, loader, prompt, form->first, true));
+        QLORA__TRY(qlora__text_messages_read(env, loader, completion, form->second, false));
+        return qlora__text_data_chat(env, loader);
+    }
+    return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                           "\"%s\" and \"%s\" must be two strings or two lists of messages",
+                           form->first, form->second);
+}
+
+// ---- token ids
+
+static qlora_result qlora__text_record_labels(qlora__env* env, qlora__text_loader* loader,
+                                              const qlora__json_token* labels, size_t begin) {
+    qlora_text_data* data = loader->data;
     if (qlora__text_json_absent(labels)) {
         return qlora__text_label_rest(env, data, true);
     }
-    r = qlora__text_json_ids(env, loader->json, labels, &data->labels);
+    qlora_result r = qlora__text_json_ids(env, loader->json, labels, &data->labels);
     if (r != QLORA_OK) {
         return qlora__env_wrap(env, r, "\"labels\": ");
     }
@@ -9205,6 +11936,105 @@ static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* 
     return QLORA_OK;
 }
 
+// Reads a list with one number per token into loader->numbers; nothing if it is absent.
+static qlora_result qlora__text_record_numbers(qlora__env* env, qlora__text_loader* loader,
+                                               const qlora__json_token* record, const char* name,
+                                               size_t wanted) {
+    const qlora__json_token* list = qlora__text_json_get(loader->json, record, name);
+    loader->numbers.count = 0;
+    if (qlora__text_json_absent(list)) {
+        return QLORA_OK;
+    }
+    qlora_result r = qlora__text_json_ids(env, loader->json, list, &loader->numbers);
+    if (r != QLORA_OK) {
+        return qlora__env_wrap(env, r, "\"%s\": ", name);
+    }
+    return loader->numbers.count == wanted
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                 "\"%s\" has %lu elements, \"input_ids\" %lu", name,
+                                 (unsigned long)loader->numbers.count, (unsigned long)wanted);
+}
+
+// Drops the padding that an attention mask marks: zeros before and after the ones, not trained.
+static qlora_result qlora__text_record_unpad(qlora__env* env, qlora__text_loader* loader,
+                                             size_t begin, bool labelled) {
+    qlora_text_data* data = loader->data;
+    const int32_t* mask = loader->numbers.data;
+    size_t count = loader->numbers.count;
+    size_t first = 0;
+    size_t end = count;
+    while (end > 0 && mask[end - 1] == 0) {
+        end--;
+    }
+    while (first < end && mask[first] == 0) {
+        first++;
+    }
+    for (size_t i = 0; i < count; i++) {
+        bool inside = i >= first && i < end;
+        if (inside && mask[i] != 1) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "\"attention_mask\": element %lu is %d; only padding at the "
+                                   "start or the end can be masked",
+                                   (unsigned long)i, (int)mask[i]);
+        }
+        if (!inside && labelled && data->labels.data[begin + i] != -100) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "\"attention_mask\": element %lu is 0, but its label is not "
+                                   "-100",
+                                   (unsigned long)i);
+        }
+    }
+    if (count > 0) {
+        size_t bytes = (end - first) * sizeof(int32_t);
+        memmove(data->ids.data + begin, data->ids.data + begin + first, bytes);
+        memmove(data->labels.data + begin, data->labels.data + begin + first, bytes);
+        data->ids.count = begin + end - first;
+        data->labels.count = data->ids.count;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* loader,
+                                           const qlora__json_token* record) {
+    qlora_text_data* data = loader->data;
+    const qlora__json* json = loader->json;
+    size_t begin = data->ids.count;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_masks); i++) {
+        if (qlora__text_is_filled(qlora__text_json_get(json, record, qlora__text_masks[i]))) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "\"%s\" is not supported; use \"labels\"", qlora__text_masks[i]);
+        }
+    }
+    qlora_result r = qlora__text_json_ids(
+        env, json, qlora__text_json_get(json, record, "input_ids"), &data->ids);
+    if (r != QLORA_OK) {
+        return qlora__env_wrap(env, r, "\"input_ids\": ");
+    }
+    size_t count = data->ids.count - begin;
+    for (size_t i = begin; i < data->ids.count; i++) {
+        if (data->ids.data[i] < 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"input_ids\": %d is negative",
+                                   (int)data->ids.data[i]);
+        }
+    }
+    const qlora__json_token* labels = qlora__text_json_get(json, record, "labels");
+    QLORA__TRY(qlora__text_record_labels(env, loader, labels, begin));
+    QLORA__TRY(qlora__text_record_numbers(env, loader, record, "position_ids", count));
+    for (size_t i = 0; i < loader->numbers.count; i++) {
+        if (loader->numbers.data[i] != (int32_t)i) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "\"position_ids\": element %lu is %d; only 0, 1, 2, ... is "
+                                   "supported",
+                                   (unsigned long)i, (int)loader->numbers.data[i]);
+        }
+    }
+    QLORA__TRY(qlora__text_record_numbers(env, loader, record, "attention_mask", count));
+    return qlora__text_record_unpad(env, loader, begin, !qlora__text_json_absent(labels));
+}
+
+// ---- one record
+
 // Names the keys that the record has.
 static qlora_result qlora__text_record_unknown(qlora__env* env, const qlora__text_loader* loader,
                                                const qlora__json_token* record) {
@@ -9214,10 +12044,17 @@ static qlora_result qlora__text_record_unknown(qlora__env* env, const qlora__tex
     const qlora__json_token* key = record + 1;
     names[0] = 0;
     for (uint32_t i = 0; i < record->count && used + 40 < sizeof(names); i++) {
-        int wrote = snprintf(names + used, sizeof(names) - used, "%s%.30s", i > 0 ? ", " : "",
-                             qlora__text_json_text(json, key));
+        const qlora__json_token* value = qlora__text_json_next(json, key);
+        int wrote = snprintf(names + used, sizeof(names) - used, "%s%.30s%s", i > 0 ? ", " : "",
+                             qlora__text_json_text(json, key),
+                             value->kind == QLORA__JSON_NULL ? " (null)" : "");
         used += wrote > 0 ? (size_t)wrote : 0;
-        key = qlora__text_json_next(json, qlora__text_json_next(json, key));
+        key = qlora__text_json_next(json, value);
+    }
+    if (loader->form != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the record does not have the format \"%s\"; found %s", loader->form,
+                               names[0] != 0 ? names : "no keys");
     }
     return qlora__env_fail(env, QLORA_ERR_FORMAT,
                            "unrecognised record: expected text, prompt and completion, messages, "
@@ -9226,73 +12063,93 @@ static qlora_result qlora__text_record_unknown(qlora__env* env, const qlora__tex
                            names[0] != 0 ? names : "no keys");
 }
 
-// Both as strings: plain text. Both as lists: messages.
-static qlora_result qlora__text_record_completion(qlora__env* env, qlora__text_loader* loader,
-                                                  const qlora__json_token* prompt,
-                                                  const qlora__json_token* completion) {
+static bool qlora__text_form_fits(const qlora__text_loader* loader, const qlora__json_token* record,
+                                  const qlora__text_form* form) {
     const qlora__json* json = loader->json;
-    if (prompt->kind == QLORA__JSON_STRING && completion->kind == QLORA__JSON_STRING) {
-        return qlora__text_data_plain(
-            env, loader, qlora__text_json_text(json, prompt), qlora__text_json_size(prompt),
-            qlora__text_json_text(json, completion), qlora__text_json_size(completion));
+    return (loader->form == NULL || strcmp(loader->form, form->name) == 0) &&
+           !qlora__text_json_absent(qlora__text_json_get(json, record, form->first)) &&
+           (form->second == NULL ||
+            !qlora__text_json_absent(qlora__text_json_get(json, record, form->second)));
+}
+
+// The one form that a record has; *out = NULL if it has none.
+static qlora_result qlora__text_form_find(qlora__env* env, const qlora__text_loader* loader,
+                                          const qlora__json_token* record,
+                                          const qlora__text_form** out) {
+    *out = NULL;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
+        const qlora__text_form* form = &qlora__text_forms[i];
+        if (!qlora__text_form_fits(loader, record, form) ||
+            (i == QLORA__TEXT_INPUT_FORM && *out != NULL && (*out)->kind == form->kind)) {
+            continue;
+        }
+        if (*out != NULL) {
+            const char* one = (*out)->second != NULL ? (*out)->second : (*out)->first;
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   strcmp((*out)->name, form->name) == 0
+                                       ? "the record has both \"%s\" and \"%s\""
+                                       : "the record has both \"%s\" and \"%s\"; set the format "
+                                         "to say which one is used",
+                                   one, form->second != NULL ? form->second : form->first);
+        }
+        *out = form;
     }
-    if (prompt->kind == QLORA__JSON_ARRAY && completion->kind == QLORA__JSON_ARRAY) {
-        QLORA__TRY(qlora__text_messages_read(env, loader, prompt, "prompt", true));
-        QLORA__TRY(qlora__text_messages_read(env, loader, completion, "completion", false));
-        return qlora__text_data_chat(env, loader);
+    return QLORA_OK;
+}
+
+// Lists the names that the form does not use.
+static qlora_result qlora__text_record_names(qlora__env* env, qlora__text_loader* loader,
+                                             const qlora__json_token* record,
+                                             const qlora__text_form* form) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* key = record + 1;
+    for (uint32_t i = 0; i < record->count; i++) {
+        const char* name = qlora__text_json_text(json, key);
+        const qlora__json_token* value = qlora__text_json_next(json, key);
+        bool used = !qlora__text_is_filled(value) || strcmp(name, form->first) == 0 ||
+                    (form->second != NULL && strcmp(name, form->second) == 0);
+        for (size_t k = 0; k < QLORA__TEXT_COUNT(qlora__text_extras); k++) {
+            used = used || ((qlora__text_extras[k].kinds & (int)form->kind) != 0 &&
+                            strcmp(name, qlora__text_extras[k].name) == 0);
+        }
+        if (!used) {
+            QLORA__TRY(qlora__text_ignore(env, loader->data, "", name));
+        }
+        key = qlora__text_json_next(json, value);
     }
-    return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                           "prompt and completion must be two strings or two lists of messages");
+    return QLORA_OK;
 }
 
 static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader* loader,
                                             const qlora__json_token* record) {
-    static const char* const pairs[][2] = {{"instruction", "output"},
-                                           {"instruction", "response"},
-                                           {"question", "answer"},
-                                           {"input", "output"}};
     const qlora__json* json = loader->json;
+    const qlora__text_form* form = NULL;
+    const qlora__json_token* text = NULL;
     if (record->kind != QLORA__JSON_OBJECT) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "a record must be an object {...}");
     }
     if (qlora__text_is_filled(qlora__text_json_get(json, record, "tools"))) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"tools\" are not supported");
     }
-    const qlora__json_token* ids = qlora__text_json_get(json, record, "input_ids");
-    if (ids != NULL) {
-        return qlora__text_record_ids(env, loader, ids,
-                                      qlora__text_json_get(json, record, "labels"));
+    QLORA__TRY(qlora__text_form_find(env, loader, record, &form));
+    if (form == NULL) {
+        return qlora__text_record_unknown(env, loader, record);
     }
-    const qlora__json_token* list = qlora__text_json_get(json, record, "messages");
-    if (list != NULL) {
-        QLORA__TRY(qlora__text_messages_read(env, loader, list, "messages", false));
-        return qlora__text_data_chat(env, loader);
-    }
-    list = qlora__text_json_get(json, record, "conversations");
-    if (list != NULL) {
-        QLORA__TRY(qlora__text_record_system(env, loader, record));
-        QLORA__TRY(qlora__text_messages_read(env, loader, list, "conversations", false));
-        return qlora__text_data_chat(env, loader);
-    }
-    const qlora__json_token* prompt = qlora__text_json_get(json, record, "prompt");
-    const qlora__json_token* completion = qlora__text_json_get(json, record, "completion");
-    completion = completion != NULL ? completion : qlora__text_json_get(json, record, "response");
-    if (prompt != NULL && completion != NULL) {
-        return qlora__text_record_completion(env, loader, prompt, completion);
-    }
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(pairs); i++) {
-        const qlora__json_token* question = qlora__text_record_string(loader, record, pairs[i][0]);
-        const qlora__json_token* answer = qlora__text_record_string(loader, record, pairs[i][1]);
-        if (question != NULL && answer != NULL) {
-            return qlora__text_record_pair(env, loader, record, question, answer);
-        }
-    }
-    const qlora__json_token* text = qlora__text_record_string(loader, record, "text");
-    if (text != NULL) {
+    QLORA__TRY(qlora__text_record_names(env, loader, record, form));
+    switch (form->kind) {
+    case QLORA__TEXT_R_IDS:
+        return qlora__text_record_ids(env, loader, record);
+    case QLORA__TEXT_R_CHAT:
+        return qlora__text_record_chat(env, loader, record, form->first);
+    case QLORA__TEXT_R_COMPLETION:
+        return qlora__text_record_completion(env, loader, record, form);
+    case QLORA__TEXT_R_PAIR:
+        return qlora__text_record_pair(env, loader, record, form);
+    default:
+        QLORA__TRY(qlora__text_record_string(env, loader, record, form->first, &text));
         return qlora__text_data_plain(env, loader, NULL, 0, qlora__text_json_text(json, text),
                                       qlora__text_json_size(text));
     }
-    return qlora__text_record_unknown(env, loader, record);
 }
 
 static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader* loader,
@@ -9307,7 +12164,7 @@ static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader*
     return qlora__text_data_close_record(env, loader->data, begin, line);
 }
 
-// ---- files
+//@@ src/text/data_files.h
 
 // How many lines end in these bytes.
 static size_t qlora__text_lines(const char* text, size_t size) {
@@ -9321,15 +12178,13 @@ static size_t qlora__text_lines(const char* text, size_t size) {
     return lines;
 }
 
-// [record, record, ...]
-static qlora_result qlora__text_data_array(qlora__env* env, qlora__text_loader* loader,
-                                           const char* source, size_t size) {
-    qlora__json* json = loader->json;
-    QLORA__TRY(qlora__text_json(env, loader->name, source, size, json));
-    const qlora__json_token* record = json->tokens + 1;
-    size_t line = 1;
+// The records of an array. `line` is the line of the first byte of json->text.
+static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_loader* loader,
+                                              const qlora__json_token* array, size_t line) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* record = array + 1;
     size_t seen = 0;
-    for (uint32_t i = 0; i < json->tokens[0].count; i++) {
+    for (uint32_t i = 0; i < array->count; i++) {
         size_t at = record->kind == QLORA__JSON_STRING ? seen : record->begin;
         line += qlora__text_lines(json->text + seen, at - seen);
         seen = at;
@@ -9339,8 +12194,66 @@ static qlora_result qlora__text_data_array(qlora__env* env, qlora__text_loader* 
     return QLORA_OK;
 }
 
+// {"data": [record, ...]}: the array, or NULL if this is an ordinary record.
+static const qlora__json_token* qlora__text_data_inside(const qlora__text_loader* loader,
+                                                        const qlora__json_token* record) {
+    const qlora__json_token* list = qlora__text_json_get(loader->json, record, "data");
+    if (list == NULL || list->kind != QLORA__JSON_ARRAY || list->count == 0 ||
+        list[1].kind != QLORA__JSON_OBJECT) {
+        return NULL;
+    }
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
+        if (qlora__text_form_fits(loader, record, &qlora__text_forms[i])) {
+            return NULL;
+        }
+    }
+    return list;
+}
+
+// A record, or an object around many of them.
+static qlora_result qlora__text_data_value(qlora__env* env, qlora__text_loader* loader,
+                                           size_t line) {
+    static const qlora__text_form outer = {"", "data", NULL, QLORA__TEXT_R_TEXT};
+    const qlora__json_token* record = loader->json->tokens;
+    const qlora__json_token* list = qlora__text_data_inside(loader, record);
+    if (list == NULL) {
+        return qlora__text_record_take(env, loader, record, line);
+    }
+    QLORA__TRY(qlora__text_record_names(env, loader, record, &outer));
+    return qlora__text_data_elements(env, loader, list, line);
+}
+
+// [record, record, ...]
+static qlora_result qlora__text_data_array(qlora__env* env, qlora__text_loader* loader,
+                                           const char* source, size_t size) {
+    QLORA__TRY(qlora__text_json(env, loader->name, source, size, loader->json));
+    return qlora__text_data_elements(env, loader, loader->json->tokens, 1);
+}
+
 static bool qlora__text_is_space(char c) {
     return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+// Parses the record at the start of json->text. A record may span several lines, so the end of a
+// truncated one is looked for in the next line; the fault is then reported where it is.
+static qlora_result qlora__text_data_parse(qlora__env* env, qlora__json* json, uint32_t* end) {
+    qlora_result r = qlora__json_parse_one(env, json, true, end);
+    const char* newline = (const char*)memchr(json->text, '\n', json->size);
+    if (r != QLORA_ERR_FORMAT || newline == NULL) {
+        return r == QLORA_OK ? qlora__json_decode(env, json) : r;
+    }
+    size_t line = (size_t)(newline - json->text);
+    size_t next = line;
+    while (next < json->size && qlora__text_is_space(json->text[next])) {
+        next++;
+    }
+    bool starts = next == json->size || (json->text[next] == '{' && json->text[next - 1] == '\n');
+    if (starts) {
+        json->size = (uint32_t)line;
+        r = qlora__json_parse_one(env, json, true, end);
+        r = r == QLORA_OK ? QLORA_ERR_FORMAT : r; // unreachable: the whole was not valid
+    }
+    return r;
 }
 
 // One record per line. A record may span several lines, but a line never holds two.
@@ -9365,9 +12278,8 @@ static qlora_result qlora__text_data_lines(qlora__env* env, qlora__text_loader* 
         // the limit is that of one record, not of the file
         json->size = left < QLORA__JSON_MAX_BYTES ? (uint32_t)left : QLORA__JSON_MAX_BYTES;
         json->line = (uint32_t)(line - 1);
-        QLORA__TRY(qlora__json_parse_one(env, json, true, &end));
-        QLORA__TRY(qlora__json_decode(env, json));
-        QLORA__TRY(qlora__text_record_take(env, loader, json->tokens, line));
+        QLORA__TRY(qlora__text_data_parse(env, json, &end));
+        QLORA__TRY(qlora__text_data_value(env, loader, line));
         line += qlora__text_lines(source + at, end);
         at += end;
     }
@@ -9394,57 +12306,61 @@ static qlora_result qlora__text_data_json(qlora__env* env, qlora__text_loader* l
     return r;
 }
 
-// Splits the ids of one document, without BOS, into samples of at most chunk_tokens. Without a BOS,
-// every sample starts with the last token of the previous one, so that each token is a target once.
+// Splits the ids of one document, which start at `begin` without BOS, into samples of at most
+// chunk_tokens. Without a BOS, every sample starts with the last token of the previous one, so that
+// each token is a target once. The ids are moved in place, because a copy would cost as much memory
+// as the samples themselves.
 static qlora_result qlora__text_data_chunk(qlora__env* env, const qlora__text_loader* loader,
-                                           const qlora_text_ids* document, size_t line) {
+                                           size_t begin, size_t line) {
     qlora_text_data* data = loader->data;
     int32_t bos = loader->desc->chat->bos;
+    size_t count = data->ids.count - begin;
+    size_t head = bos >= 0 ? 1 : 0;
     size_t limit = loader->desc->chunk_tokens > 0 ? loader->desc->chunk_tokens : SIZE_MAX;
-    size_t room = bos >= 0 ? limit - 1 : limit;
-    size_t at = 0;
-    for (;;) {
-        size_t begin = data->ids.count;
-        size_t count = document->count - at < room ? document->count - at : room;
+    size_t room = limit - head; // tokens of the document in one sample
+    size_t stride = bos >= 0 ? room : room - 1;
+    size_t samples = count > room ? 1 + (count - room + stride - 1) / stride : 1;
+    size_t extra = bos >= 0 ? samples : samples - 1;
+    QLORA__TRY(qlora__text_ids_room(env, &data->ids, extra + 1));
+    QLORA__TRY(qlora__text_ids_room(env, &data->labels, count + extra + 1));
+    int32_t* ids = data->ids.data + begin;
+    for (size_t i = samples; i-- > 0;) {
+        size_t part = count - i * stride < room ? count - i * stride : room;
+        size_t to = samples > 1 ? i * limit : 0;
+        memmove(ids + to + head, ids + i * stride, part * sizeof(int32_t));
         if (bos >= 0) {
-            QLORA__TRY(qlora__text_ids_add(env, &data->ids, bos));
+            ids[to] = bos;
         }
-        QLORA__TRY(qlora__text_label_rest(env, data, false));
-        qlora_text_ids part;
-        part.data = document->data + at;
-        part.count = count;
-        part.capacity = count;
-        QLORA__TRY(qlora__text_ids_append(env, &data->ids, &part));
-        QLORA__TRY(qlora__text_label_rest(env, data, true));
-        QLORA__TRY(qlora__text_data_close_record(env, data, begin, line));
-        at += count;
-        if (at == document->count) {
-            return QLORA_OK;
-        }
-        at -= bos >= 0 ? 0 : 1;
     }
+    data->ids.count = begin;
+    for (size_t i = 0; i < samples; i++) {
+        size_t start = data->ids.count;
+        size_t part = count - i * stride < room ? count - i * stride : room;
+        data->ids.count = start + head;
+        QLORA__TRY(qlora__text_label_rest(env, data, false));
+        data->ids.count += part;
+        QLORA__TRY(qlora__text_label_rest(env, data, true));
+        QLORA__TRY(qlora__text_data_close_record(env, data, start, line));
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__text_data_document(qlora__env* env, const qlora__text_loader* loader,
                                               const char* text, size_t size, size_t line) {
     int32_t bos = loader->desc->chat->bos;
     int32_t eos = loader->desc->chat->eos;
-    qlora_text_ids ids;
-    memset(&ids, 0, sizeof(ids));
-    qlora_result r = qlora__text_encode(env, loader->tok, text, size, 0, &ids);
-    if (r == QLORA_OK && bos >= 0 && ids.count > 0 && ids.data[0] == bos) {
-        ids.count--; // spelt out in the text: it still comes exactly once
-        memmove(ids.data, ids.data + 1, ids.count * sizeof(int32_t));
+    qlora_text_ids* ids = &loader->data->ids;
+    size_t begin = ids->count;
+    QLORA__TRY(qlora__text_encode(env, loader->tok, text, size, 0, ids));
+    if (bos >= 0 && ids->count > begin && ids->data[begin] == bos) {
+        ids->count--; // spelt out in the text: it still comes exactly once
+        memmove(ids->data + begin, ids->data + begin + 1, (ids->count - begin) * sizeof(int32_t));
     }
-    bool there = ids.count > 0 && ids.data[ids.count - 1] == eos;
-    if (r == QLORA_OK && eos >= 0 && !there) {
-        r = qlora__text_ids_add(env, &ids, eos);
+    bool there = ids->count > begin && ids->data[ids->count - 1] == eos;
+    if (eos >= 0 && !there) {
+        QLORA__TRY(qlora__text_ids_add(env, ids, eos));
     }
-    if (r == QLORA_OK && ids.count > 0) {
-        r = qlora__text_data_chunk(env, loader, &ids, line);
-    }
-    qlora__text_ids_free(env, &ids);
-    return r;
+    return ids->count > begin ? qlora__text_data_chunk(env, loader, begin, line) : QLORA_OK;
 }
 
 // The line <|endoftext|> at or after `at`: its start, or `size`.
@@ -9507,30 +12423,105 @@ static qlora_result qlora__text_data_text(qlora__env* env, const qlora__text_loa
     return QLORA_OK;
 }
 
+// ---- formats
+
+enum { QLORA__TEXT_FILE_UNKNOWN = 0, QLORA__TEXT_FILE_JSON, QLORA__TEXT_FILE_PLAIN };
+
+// The formats of whole files: names in desc.format and, with a dot, endings.
+static const struct {
+    const char* name;
+    int file;
+} qlora__text_files[] = {{"jsonl", QLORA__TEXT_FILE_JSON},
+                         {"ndjson", QLORA__TEXT_FILE_JSON},
+                         {"json", QLORA__TEXT_FILE_JSON},
+                         {"txt", QLORA__TEXT_FILE_PLAIN}};
+
+const char* qlora_text_data_formats(size_t index) {
+    const size_t files = QLORA__TEXT_COUNT(qlora__text_files);
+    if (index < files) {
+        return qlora__text_files[index].name;
+    }
+    for (size_t i = 0, number = files; i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
+        const char* name = qlora__text_forms[i].name;
+        bool again = i > 0 && strcmp(name, qlora__text_forms[i - 1].name) == 0;
+        if (!again && number++ == index) {
+            return name;
+        }
+    }
+    return NULL;
+}
+
+static char qlora__text_lower(char c) {
+    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+}
+
+// Whether a name ends in a dot and `ending`, in any case.
 static bool qlora__text_ends_with(const char* name, const char* ending) {
     size_t length = strlen(name);
     size_t size = strlen(ending);
-    return length >= size && strcmp(name + length - size, ending) == 0;
+    if (length <= size || name[length - size - 1] != '.') {
+        return false;
+    }
+    for (size_t i = 0; i < size; i++) {
+        if (qlora__text_lower(name[length - size + i]) != ending[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// What the file is: desc.format if it is set, else its ending. Standard input ("-") is JSON.
+static qlora_result qlora__text_data_format(qlora__env* env, qlora__text_loader* loader,
+                                            int* file) {
+    const char* format = loader->desc->format;
+    *file = format == NULL && strcmp(loader->desc->path, "-") == 0 ? QLORA__TEXT_FILE_JSON
+                                                                   : QLORA__TEXT_FILE_UNKNOWN;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_files); i++) {
+        const char* name = qlora__text_files[i].name;
+        if (format != NULL ? strcmp(format, name) == 0
+                           : qlora__text_ends_with(loader->name, name)) {
+            *file = qlora__text_files[i].file;
+        }
+    }
+    for (size_t i = 0; format != NULL && i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
+        if (strcmp(format, qlora__text_forms[i].name) == 0) {
+            *file = QLORA__TEXT_FILE_JSON;
+            loader->form = qlora__text_forms[i].name;
+        }
+    }
+    if (*file != QLORA__TEXT_FILE_UNKNOWN) {
+        return QLORA_OK;
+    }
+    if (format == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: unknown data format; the file name must end in .jsonl, .json "
+                               "or .txt, or the format must be given",
+                               loader->name);
+    }
+    char names[160];
+    size_t used = 0;
+    for (size_t i = 0; qlora_text_data_formats(i) != NULL && used < sizeof names; i++) {
+        int wrote = snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "",
+                             qlora_text_data_formats(i));
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+    return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "unknown data format \"%.60s\"; use one of %s",
+                           format, names);
 }
 
 static qlora_result qlora__text_data_read(qlora__env* env, qlora__text_loader* loader,
                                           const char* source, size_t size) {
-    const char* name = loader->name;
-    if (qlora__text_ends_with(name, ".txt")) {
-        QLORA__TRY(qlora__text_data_text(env, loader, source, size));
-    } else if (qlora__text_ends_with(name, ".jsonl") || qlora__text_ends_with(name, ".json") ||
-               qlora__text_ends_with(name, ".ndjson")) {
-        QLORA__TRY(qlora__text_data_json(env, loader, source, size));
-    } else {
-        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "%s: unknown data format; the file name must end in .jsonl, .json "
-                               "or .txt",
-                               name);
-    }
+    int file = QLORA__TEXT_FILE_UNKNOWN;
+    qlora_text_bytes* ignored = &loader->data->ignored;
+    QLORA__TRY(qlora__text_data_format(env, loader, &file));
+    QLORA__TRY(file == QLORA__TEXT_FILE_PLAIN ? qlora__text_data_text(env, loader, source, size)
+                                              : qlora__text_data_json(env, loader, source, size));
     if (loader->data->count == 0) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the file contains no records", name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the file contains no records",
+                               loader->name);
     }
-    return QLORA_OK;
+    ignored->count -= ignored->count > 0 ? 2 : 0; // the last ", "
+    return qlora__text_bytes_add(env, ignored, "", 1);
 }
 
 static qlora_result qlora__text_data_need(qlora_text* text, const qlora_text_data_desc* desc,
@@ -9562,7 +12553,7 @@ static qlora_result qlora__text_data_load(qlora_text* text, const qlora_text_dat
     memset(&loader, 0, sizeof(loader));
     loader.desc = desc;
     loader.tok = desc->chat->tok;
-    loader.name = desc->path;
+    loader.name = strcmp(desc->path, "-") == 0 ? "standard input" : desc->path;
     loader.data = (qlora_text_data*)qlora__text_zalloc(env, 1, sizeof(qlora_text_data));
     if (loader.data == NULL) {
         return QLORA_ERR_MEMORY;
@@ -9571,12 +12562,16 @@ static qlora_result qlora__text_data_load(qlora_text* text, const qlora_text_dat
     qlora_result r = qlora__text_data_read(env, &loader, source, size);
     qlora__env_free(env, loader.messages, loader.message_capacity * sizeof *loader.messages);
     qlora__text_bytes_free(env, &loader.work);
+    qlora__text_ids_free(env, &loader.numbers);
     if (r != QLORA_OK) {
         qlora__text_data_free(env, loader.data);
         return r;
     }
     QLORA__TEXT_LOG(env, INFO, "%s: %llu samples", loader.name,
                     (unsigned long long)loader.data->count);
+    if (loader.data->ignored.data[0] != 0) {
+        QLORA__TEXT_LOG(env, WARN, "%s: ignored names: %s", loader.name, loader.data->ignored.data);
+    }
     text->datas++;
     *out = loader.data;
     return QLORA_OK;
@@ -9620,6 +12615,17 @@ qlora_result qlora_text_data_close(qlora_text_data* data) {
     return QLORA_OK;
 }
 
+qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out) {
+    if (data == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(data->text, "qlora_text_data_query");
+    QLORA__TEXT_NEED(&data->text->env, out);
+    out->count = data->count;
+    out->ignored = data->ignored.data;
+    return QLORA_OK;
+}
+
 size_t qlora_text_data_count(const qlora_text_data* data) {
     return data != NULL ? data->count : 0;
 }
@@ -9657,4 +12663,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end d5fafa350206c419
+//@@ end cd5552ad3bf81067

@@ -16,7 +16,7 @@
        core       errors, log, memory, checked arithmetic, CPU threads, random numbers
        numbers    16-bit floating point, element access, NF4
        arch       the description of a block, one row per family of models
-       formats    JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
+       formats    JSON, GGUF, safetensors, Hugging Face folders, PEFT and GGUF adapters
        driver     CUDA driver and cuBLAS: symbols, device facts, error names
        tensor     memory, tensors, copies and fills on the context's stream, staging
        cache      kernel registry, PTX for a target, modules, seal, launch
@@ -115,8 +115,9 @@
    DEVICES AND FALLBACK
        CUDA when it is usable (compute capability 7.5 or later), otherwise the CPU.
        qlora_ctx_backend returns which, qlora_ctx_reason why; desc.require_backend turns the
-       fallback into an error. The device's primary context is used unless desc.cu_context is
-       given; it is current only inside our calls.
+       fallback into an error, and so does naming a device other than 0 or a CUDA handle. The
+       device's primary context is used unless desc.cu_context is given; it is current only inside
+       our calls.
 
    NUMERICS
        Deterministic: no float atomics, one writer per output, a fixed order of summation, choices
@@ -140,3 +141,9 @@
        pre-train, distribute over several GPUs, run mixtures of experts or vision towers, or use the
        network.
 */
+
+#if !defined(__cplusplus) && (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L) &&         \
+    !defined(_MSC_VER)
+#error "qlora.h needs C99 or C++11: compile with -std=c99 or later"
+#include <stop> /* there is no such file: the compiler stops here */
+#endif

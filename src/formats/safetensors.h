@@ -52,6 +52,9 @@ typedef struct qlora__st_tensor {
     uint64_t begin; // offset in the data part
     qlora__st_dtype dtype;
     uint32_t rank;
+    // A tensor of a GGUF file whose values must be made first: data is NULL; see
+    // qlora__folder_make.
+    const qlora__gguf_view* view;
 } qlora__st_tensor;
 
 typedef struct qlora__st {
@@ -422,6 +425,10 @@ static bool qlora__st_is_float(const qlora__st_tensor* t) {
 // Converts elements [first, first + count) of an F32, BF16 or F16 tensor to floats, exactly.
 static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64_t count,
                                float* out) {
+    if (t->view != NULL) {
+        qlora__gguf_view_read(t->view, first, count, out);
+        return;
+    }
     if (t->dtype == QLORA__ST_F32) {
         memcpy(out, t->data + first * 4, (size_t)count * 4);
         return;
@@ -596,8 +603,8 @@ static QLORA__UNUSED qlora_result qlora__st_write(qlora__env* env, qlora__st_wri
     return qlora__out_write(env, &w->out, bytes, size);
 }
 
-// Gives the complete file its final name. On failure, an existing file is left unchanged.
-static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora__st_writer* w) {
+// Completes the file under its temporary name. On failure, it has been abandoned.
+static QLORA__UNUSED qlora_result qlora__st_write_finish(qlora__env* env, qlora__st_writer* w) {
     qlora_result result = QLORA_OK;
     if (w->written != w->data_bytes) {
         result = qlora__env_fail(env, QLORA_ERR_ARGUMENT,
@@ -610,8 +617,22 @@ static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora_
         result = qlora__out_write(env, &w->out, sum, sizeof sum);
     }
     if (result == QLORA_OK) {
-        result = qlora__out_commit(env, &w->out);
+        result = qlora__out_finish(env, &w->out);
     }
+    if (result != QLORA_OK) {
+        qlora__st_write_abort(env, w);
+    }
+    return result;
+}
+
+// Gives a finished file its final name. On failure, an existing file is left unchanged.
+static QLORA__UNUSED qlora_result qlora__st_write_publish(qlora__env* env, qlora__st_writer* w) {
+    qlora_result result = qlora__out_publish(env, &w->out);
     qlora__st_write_abort(env, w);
     return result;
+}
+
+static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora__st_writer* w) {
+    QLORA__TRY(qlora__st_write_finish(env, w));
+    return qlora__st_write_publish(env, w);
 }

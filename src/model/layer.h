@@ -265,10 +265,10 @@ static qlora_result qlora__layer_gated(const qlora__pass* pass, const qlora_tens
 // The gated activation and down_proj.
 static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
-    int64_t I = m->plan.config.intermediate;
-    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, I);
-    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, I, I);
-    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, I);
+    int64_t width = m->plan.config.intermediate;
+    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
+    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
     QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
     return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1));
 }

@@ -102,6 +102,7 @@ static qlora_result qlora__load_named(qlora_ctx* ctx, qlora__stager* s, const ql
     const qlora__st_tensor* t = NULL;
     QLORA__TRY(qlora__folder_need(&ctx->env, folder, name, out->rows == 1 ? out->cols : out->rows,
                                   out->rows == 1 ? -1 : out->cols, &t));
+    QLORA__TRY(qlora__folder_make(&ctx->env, folder, &t));
     return qlora__load_dense(ctx, s, t, out);
 }
 
@@ -197,6 +198,7 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     snprintf(name, sizeof name, "%.180s.weight", module);
     qlora__linear_source source;
     QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+    QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
     if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
     } else if (p->is_nf4) {
@@ -270,6 +272,8 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     memset(&stager, 0, sizeof stager);
     stager.m = m;
     stager.total = qlora__folder_bytes(folder);
+    m->base_config = qlora__identity_config(&m->plan.config);
+    m->base_weights = qlora__identity_folder(folder);
     qlora_result r = qlora__stager_open(ctx, &stager);
     if (r == QLORA_OK) {
         r = qlora__load_folder(ctx, &stager, folder);
@@ -283,6 +287,8 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     float deviation = m->desc.weight_std > 0.0f ? m->desc.weight_std : 0.02f;
     uint64_t seed = m->desc.seed;
+    m->base_config = qlora__identity_config(c);
+    m->base_weights = qlora__identity_random(seed, deviation);
     QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &m->embed));
     if (!c->tied) {
         QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &m->head));

@@ -82,11 +82,13 @@ struct qlora_model {
     qlora_dtype compute;
     qlora_math math; // that of the context when the model was opened
     bool use_adapters;
-    int64_t trainers;    // number that exist
-    int64_t generations; // number that exist
-    bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
-    int64_t elements;    // of the parameter arena, including gaps
-    int64_t positions;   // rows of the rope tables
+    int64_t trainers;     // number that exist
+    int64_t generations;  // number that exist
+    bool micro_begun;     // a micro-batch is being computed in slices: its activations are in use
+    int64_t elements;     // of the parameter arena, including gaps
+    int64_t positions;    // rows of the rope tables
+    uint64_t base_config; // hashes that tell one base model from another
+    uint64_t base_weights;
     qlora__buffer* arena;
     qlora__layer* layers;
     // base

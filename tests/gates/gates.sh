@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # gates.sh - every gate of check.sh must be able to fail: injects one defect after another into a
-# copy of the repository and expects the gate to report FAIL. Usage: gates.sh [GATE]; part of
+# copy of the repository and expects the gate to report FAIL. Usage: gates.sh [GATE...]; part of
 # `make soak`.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
-only=${1:-}
+only=" $* "
+declare -A before # a gate's verdict on the untouched copy
 tree=$PWD/build/gates/tree
 caught=0
 missed=0
@@ -36,16 +37,18 @@ fingerprint() {
 
 # defect GATE WHAT COMMAND: the command runs in the copy and injects the defect.
 defect() {
-    local gate=$1 what=$2 command=$3 before after whole
-    [[ -z $only || $only == "$gate" ]] || return 0
+    local gate=$1 what=$2 command=$3 after whole
+    [[ $only == "  " || $only == *" $gate "* ]] || return 0
     fresh_copy
-    before=$(verdict "$gate")
-    if [[ $before == skip ]]; then
+    if [[ -z ${before[$gate]:-} ]]; then
+        before[$gate]=$(verdict "$gate")
+    fi
+    if [[ ${before[$gate]} == skip ]]; then
         echo "skipped   $gate: $what (the gate is skipped on this machine)"
         left_out=$((left_out + 1))
         return
     fi
-    if [[ $before != ok ]]; then
+    if [[ ${before[$gate]} != ok ]]; then
         echo "MISSED    $gate: fails without the defect"
         missed=$((missed + 1))
         return
@@ -166,6 +169,8 @@ defect link "no guard around the implementation" \
 defect link "no extern C" 'sed -i "s/^extern \"C\" {/namespace qlora {/" src/qlora.h'
 defect link "no advice about system headers" \
     'sed -i "/#error/,+1s/or use -D_POSIX_C_SOURCE=200809L/sorry/" src/platform/*.h'
+defect link "a variable called I" 'core "static int qlora__i(int I) { return I; }"'
+defect link "no word about C89" 'sed -i "s/needs C99/is modern/" src/api/manual.h'
 defect symbols "a private function that is not static" 'core "int qlora__loose(void) { return 1; }"'
 defect symbols "a writable static" '
     core "static int qlora__n; int qlora_x(void);\nint qlora_x(void) { return qlora__n++; }"'
@@ -222,7 +227,7 @@ defect programs "a warning in a test" \
 defect examples "an example that fails" 'sed -i "s/? 0 : 1;/? 1 : 0;/" examples/*.c'
 defect examples "a wrong compile command" 'sed -i "s,^// *cc ,// cc -DX=( ," examples/hello.c'
 defect use "a message that lost its meaning" \
-    'sed -i "s/resumed after step/continued at step/" programs/finetune.c'
+    'sed -i "s/resumed after step/continued at step/" programs/finetune/start.h'
 defect use "a version of its own" \
     'sed -i "s/(qlora.h) \" QLORA_VERSION_STRING/(qlora.h) 0.0.9\"/" programs/tokenize.c'
 defect readme "a program that does not compile" \

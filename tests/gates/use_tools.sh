@@ -62,13 +62,18 @@ wrong_use() {
         note $? "$program --help is at most 80 columns wide"
     done
     refuses "--model DIR is required" generate
-    refuses "either --prompt TEXT or --chat is required" generate --model x
-    refuses "cannot be used together" generate --model x --prompt x --chat
+    refuses "--prompt TEXT, --prompt-file FILE or --chat is required" generate --model x
+    refuses "--prompt and --prompt-file cannot" generate --model x --prompt x --prompt-file x
+    refuses "--device and --backend cpu cannot" generate --model x --prompt x --device 0 \
+        --backend cpu
+    printf 'GGUF0000' >base.gguf
+    refuses "--model base.gguf is a GGUF file" generate --model base.gguf --prompt x
+    refuses "--adapter base.gguf is a GGUF file" merge --model x --adapter base.gguf --out o
     refuses "--system can only be used with --chat" generate --model x --prompt x --system x
     refuses "--model nowhere: config.json not found" generate --model nowhere --prompt x
-    refuses "--temperature: 'warm' is not a number from 0 to 100$" generate --model x --prompt x \
+    refuses "--temperature: 'warm' is not a number$" generate --model x --prompt x \
         --temperature warm
-    refuses "--max-tokens: '2.5' is not a whole number from 1 to 1000000$" generate --model x \
+    refuses "--max-tokens: '2.5' is not a whole number$" generate --model x \
         --prompt x --max-tokens 2.5
     refuses "--mode: 'f64' is not one of auto" generate --model x --prompt x --mode f64
     refuses "--model DIR is required" merge --out o
@@ -81,11 +86,52 @@ wrong_use() {
     [[ $(<precious) == "not a model" ]]
     note $? "merge --gguf leaves another file alone"
     refuses "--dtype: 'f8' is not one of bf16" merge --model x --adapter x --out o --dtype f8
-    refuses "--memory: '8Q' is not a size from 1M to" plan --memory 8Q
+    refuses "--temperature: 101 is out of range; use 0 to 100$" generate --model x --prompt x \
+        --temperature 101
+    refuses "--memory: '8Q' is not a size such as" plan --memory 8Q
+    refuses "--memory: '8GBs' is not a size" plan --memory 8GBs
+    refuses "--memory: 1K is out of range; use 1M to 1024T" plan --memory 1K
     refuses "--model nowhere: config.json not found" plan --model nowhere --memory 8G
     refuses "must be given together" plan --shape qwen2.5-0.5b --batch 4 --memory 8G
     refuses "not enough memory: [0-9a-z]" plan --shape llama-3.1-70b --batch 1 --length 512 \
         --memory 8G
+}
+
+# --name=value, the nearest option, sizes, and output that cannot be written, in all programs.
+habits() {
+    local program size
+    refuses "unknown option --modle; did you mean --model\?" generate --modle x
+    refuses "unknown option --modle; did you mean --model\?" generate --modle=x
+    refuses "unknown option -model; did you mean --model\?" generate -model x
+    refuses "unknown option --system-prompt; did you mean --system\?" generate --system-prompt x
+    refuses "unknown option --max_tokens; did you mean --max-tokens\?" generate --max_tokens 5
+    refuses "unknown option --output; did you mean --out\?" merge --output x
+    refuses "unknown option --spceial; did you mean --special\?" tokenize x --spceial
+    refuses "unknown option --frobnicate; see --help" tokenize x --frobnicate
+    refuses "unexpected argument 'y'" tokenize x y
+    refuses "--special does not take a value" tokenize x --special=1
+    refuses "--model nowhere: config.json not found" generate --model=nowhere --prompt=x
+    refuses "--model nowhere: config.json not found" merge --model=nowhere --adapter=x --out=o
+    refuses "--model nowhere: config.json not found" plan --model=nowhere --memory=8G
+    refuses "cannot read nowhere" tokenize "$root/tests/golden/text_byte.json" --json=nowhere
+    refuses "--model needs a non-empty value" plan --model=
+    for size in 8G 8GiB 8g 8gib 8GIB 8589934592 8589934592B; do
+        says "in 8\.0 GiB$" plan --memory $size
+    done
+    for size in 8GB 8gb 8Gb; do
+        says "in 7\.5 GiB$" plan --memory $size
+    done
+    [[ -w /dev/full ]] || return
+    for program in generate merge plan tokenize; do
+        for size in --help --version; do
+            "$root/$B/$program" $size >/dev/full 2>err
+            [[ $? -eq 1 ]] && grep -q "^$program: cannot write to standard output" err
+            note $? "$program $size on a full disk"
+        done
+    done
+    "$root/$B/plan" --memory 8G >/dev/full 2>err
+    [[ $? -eq 1 ]] && grep -q "^plan: cannot write to standard output" err
+    note $? "plan on a full disk"
 }
 
 # The version of every program is the header's, and --help names the option.
@@ -133,8 +179,27 @@ texts() {
         --gguf merged.gguf
     [[ $(head -c 4 merged.gguf) == GGUF ]]
     note $? "the GGUF file starts as one"
-    refuses "cannot create .*missing/o" merge --model "$fixture/model" \
-        --adapter "$fixture/adapter20" --out missing/o
+    rm -rf run missing precious
+    mkdir run
+    cp -r "$fixture/adapter20" run/adapter
+    chmod -R u+w run
+    says "^wrote missing/parent/merged$" merge --model "$fixture/model" --adapter run \
+        --out missing/parent/merged --base trained --dtype f32
+    cmp -s missing/parent/merged/model.safetensors merged/model.safetensors
+    note $? "the folder of a run where an adapter is wanted: same weights"
+    says "^wrote missing/other/x.gguf$" merge --model "$fixture/model" --adapter run \
+        --gguf missing/other/x.gguf
+    says "Once" generate --model "$fixture/model" --adapter run "${greedy[@]}"
+    [[ $(cat out) == "$text" ]]
+    note $? "the folder of a run where an adapter is wanted: same text"
+    echo "a file" >precious
+    refuses "precious/o.*not a folder" merge --model "$fixture/model" \
+        --adapter "$fixture/adapter20" --out precious/o
+    if [[ -w /dev/full ]]; then
+        "$root/$B/merge" --model "$fixture/model" --adapter run --gguf full.gguf >/dev/full 2>err
+        [[ $? -eq 1 ]] && grep -q "^merge: cannot write to standard output" err
+        note $? "merge on a full disk"
+    fi
     refuses "--adapter nowhere: adapter_config.json not found" generate --model "$model" \
         --adapter nowhere --prompt x
     refuses "--mode bf16 needs a GPU .*; use --mode f32 or auto" generate --model "$model" \
@@ -151,6 +216,88 @@ texts() {
     fi
 }
 
+# Limits of the model, stop texts, prompts from files, one answer, Ctrl-C.
+generation() {
+    local model=$shared/models/stories260K
+    local greedy=(--model "$model" --prompt "Once upon a" --temperature 0) text status pid
+    [[ -d $model ]] || return
+    says "^Once upon a time" generate "${greedy[@]}" --max-tokens 2000
+    grep -q "stopped at the model's limit of 512 tokens" err
+    note $? "a text ends at max_position_embeddings"
+    refuses "the prompt has [0-9]+ tokens; the model's limit is 512" generate --model "$model" \
+        --prompt "$(printf 'x y %.0s' {1..400})"
+    refuses "--context 4096 exceeds the model's limit of 512" generate --model "$model" --chat \
+        --context 4096
+    refuses "the prompt has [0-9]+ tokens; --context is 16" generate --model "$model" --chat \
+        --context 16 --prompt "a message that does not fit"
+    says "^Once upon a time, there was a little $" generate "${greedy[@]}" --stop girl --stop zzz
+    says "^Once upon a time, there was a little girl named Lily\.$" generate "${greedy[@]}" \
+        --stop " She" --stop " Shf"
+    says "^Once upon a time, there was a little girl nam" generate "${greedy[@]}" --max-tokens 12 \
+        --stop "named Lilz"
+    printf 'Once upon a' >prompt.txt
+    says "^Once upon a time" generate --model "$model" --prompt-file prompt.txt --temperature 0 \
+        --max-tokens 20
+    text=$(cat out)
+    says "Once" generate "${greedy[@]}" --max-tokens 20
+    [[ $(cat out) == "$text" ]]
+    note $? "a prompt from a file: same text"
+    refuses "--prompt-file nowhere: No such file" generate --model "$model" --prompt-file nowhere
+    says "." generate --model "$model" --chat --prompt hello --temperature 0 --max-tokens 8
+    text=$(cat out)
+    [[ ! -s err ]]
+    note $? "one answer, and nothing else"
+    printf 'hello\n' | "$root/$B/generate" --model "$model" --chat --temperature 0 --max-tokens 8 \
+        >out 2>err
+    [[ $(cat out) == "$text" ]]
+    note $? "one answer: the same as in a conversation"
+    says "." generate "${greedy[@]}" --min-p 1 --temperature 5 --max-tokens 30
+    text=$(cat out)
+    says "." generate "${greedy[@]}" --max-tokens 30
+    [[ $(cat out) == "$text" ]]
+    note $? "--min-p 1 is greedy"
+    says "." generate "${greedy[@]}" --repetition-penalty 1.8 --max-tokens 30
+    [[ $(cat out) != "$text" ]]
+    note $? "--repetition-penalty changes the text"
+    refuses "GPU|CUDA|cuda" generate --model "$model" --prompt x --device 5
+    "$root/$B/generate" "${greedy[@]}" --max-tokens 500 --base 32bit --threads 1 >out 2>err &
+    pid=$!
+    while kill -0 $pid 2>/dev/null && [[ $(stat -c %s out) -lt 40 ]]; do sleep 0.01; done
+    kill -INT $pid 2>/dev/null
+    wait $pid
+    status=$?
+    [[ $status -eq 130 && $(wc -l <out) -ge 1 ]]
+    note $? "Ctrl-C: status 130 ($status)"
+}
+
+# Tokens without a name, and a tokenizer of another model.
+vocabularies() {
+    local model=$shared/models/stories260K
+    [[ -d $model ]] || return
+    refuses "belongs to another model: the prompt has token [0-9]+; the vocabulary has 512" \
+        generate --model "$model" --tokenizer big.json --prompt "$(printf '\xff')"
+    cp "$model/config.json" "$model/model.safetensors" small/
+    says "^Once" generate --model small --prompt "Once" --max-tokens 200 --temperature 3 --top-p 1
+    grep -q "vocabulary has 512 tokens, the tokenizer 257; .* U.FFFD" err
+    note $? "a tokenizer with fewer tokens is reported"
+    grep -q $'\xEF\xBF\xBD' out
+    note $? "tokens without a name are printed as U+FFFD"
+}
+
+# byte_tokenizer FIRST: one token per byte, with ids from FIRST on.
+byte_tokenizer() {
+    local vocab="" other=256 byte i
+    for ((byte = 0; byte < 256; byte++)); do
+        i=$byte
+        if ((byte <= 32 || (byte >= 127 && byte <= 160) || byte == 173)); then i=$((other++)); fi
+        vocab+=$(printf '%s"\\u%04x":%d' "${vocab:+,}" $i $((byte + $1)))
+    done
+    echo "{\"model\": {\"type\": \"BPE\", \"merges\": [], \"vocab\": {$vocab}},
+ \"added_tokens\": [{\"id\": $(($1 + 256)), \"content\": \"<|endoftext|>\", \"special\": true}],
+ \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false},
+ \"decoder\": {\"type\": \"ByteLevel\"}}"
+}
+
 rm -rf "$work"
 mkdir -p "$work"
 [[ -n ${NO_BUILD:-} ]] || ${MAKE:-make} -s B="$B" "$B/finetune" "$B/generate" "$B/merge" "$B/plan" \
@@ -160,8 +307,14 @@ cd "$work" || exit 1
 : >out
 : >err
 wrong_use
+habits
 versions
 plans
 texts
+generation
+mkdir small
+byte_tokenizer 0 >small/tokenizer.json
+byte_tokenizer 400 >big.json
+vocabularies
 echo "$passed passed, $failed failed, $skipped skipped"
 [[ $failed -eq 0 && $passed -gt 0 ]]

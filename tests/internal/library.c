@@ -5,6 +5,10 @@
 
 #include "internal/formats.c"
 
+#include "internal/gguf.c"
+
 #include "internal/adapter.c"
 
 #include "internal/model.c"
+
+#include "internal/system.c"

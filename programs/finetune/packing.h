@@ -1,0 +1,159 @@
+// packing.h - samples packed into micro-batches.
+#ifndef FINETUNE_PACKING_H
+#define FINETUNE_PACKING_H
+
+static void packs_free(packs* p) {
+    free(p->order);
+    free(p->starts);
+    memset(p, 0, sizeof *p);
+}
+
+typedef struct open_pack {
+    uint32_t number;
+    int64_t tokens;
+    int64_t sequences;
+} open_pack;
+
+// Assigns each sample, in the order of `order`, to the first of a few open packs that has room. If
+// none has, the fullest pack is closed. Returns the number of packs.
+static uint32_t packs_assign(const app* a, const samples* s, const uint32_t* order,
+                             uint32_t* pack_of) {
+    open_pack open[OPEN_PACKS];
+    int open_count = 0;
+    uint32_t made = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        int64_t length = s->data[order[i]].length;
+        int at = 0;
+        int fullest = 0;
+        while (at < open_count && (open[at].tokens + length > a->model_desc.tokens ||
+                                   open[at].sequences == a->model_desc.max_sequences)) {
+            fullest = open[at].tokens > open[fullest].tokens ? at : fullest;
+            at++;
+        }
+        if (at == open_count) {
+            at = open_count < OPEN_PACKS ? open_count++ : fullest;
+            open[at].number = made++;
+            open[at].tokens = 0;
+            open[at].sequences = 0;
+        }
+        open[at].tokens += length;
+        open[at].sequences++;
+        pack_of[order[i]] = open[at].number;
+    }
+    return made;
+}
+
+// Packs every sample once, shuffled by key (0: unshuffled), within the token budget.
+static bool packs_make(app* a, const samples* s, uint64_t key, packs* out) {
+    packs_free(out);
+    uint32_t* order = (uint32_t*)take(a, s->count, sizeof *order);
+    uint32_t* pack_of = (uint32_t*)take(a, s->count, sizeof *pack_of);
+    out->order = (uint32_t*)take(a, s->count, sizeof *order);
+    out->starts = (size_t*)take(a, s->count + 2, sizeof *out->starts);
+    bool ok = order != NULL && pack_of != NULL && out->order != NULL && out->starts != NULL;
+    if (ok) {
+        for (size_t i = 0; i < s->count; i++) {
+            order[i] = (uint32_t)i;
+        }
+        if (key != 0) {
+            shuffle(order, s->count, key);
+        }
+        out->count = packs_assign(a, s, order, pack_of);
+        for (size_t i = 0; i < s->count; i++) {
+            out->starts[pack_of[i] + 2]++;
+        }
+        for (size_t p = 0; p < out->count; p++) {
+            out->starts[p + 2] += out->starts[p + 1];
+        }
+        for (size_t i = 0; i < s->count; i++) {
+            out->order[out->starts[pack_of[order[i]] + 1]++] = order[i];
+        }
+    }
+    free(order);
+    free(pack_of);
+    return ok;
+}
+
+static bool epoch_make(app* a, int64_t epoch, packs* out) {
+    uint64_t key = mix(mix((uint64_t)a->o.seed) ^ (uint64_t)epoch);
+    return packs_make(a, &a->train, key != 0 ? key : 1, out);
+}
+
+static int64_t epoch_steps(const app* a, const packs* p) {
+    return ((int64_t)p->count + a->o.accumulate - 1) / a->o.accumulate;
+}
+
+static bool total_steps_find(app* a) {
+    if (a->o.steps > 0) {
+        a->total_steps = a->o.steps;
+        return true;
+    }
+    packs p;
+    memset(&p, 0, sizeof p);
+    double left = a->o.epochs;
+    for (int64_t epoch = 0; left > 1e-9; epoch++, left -= 1.0) {
+        if (!epoch_make(a, epoch, &p)) {
+            return false;
+        }
+        a->total_steps += (int64_t)ceil(fmin(left, 1.0) * (double)epoch_steps(a, &p) - 1e-9);
+    }
+    packs_free(&p);
+    return true;
+}
+
+// Moves to the epoch and pack at which a step starts.
+static bool position_seek(app* a, int64_t step) {
+    int64_t before = 0;
+    for (a->epoch = 0;; a->epoch++) {
+        if (!epoch_make(a, a->epoch, &a->now)) {
+            return false;
+        }
+        int64_t here = epoch_steps(a, &a->now);
+        if (step < before + here) {
+            a->next_pack = (size_t)((step - before) * a->o.accumulate);
+            return true;
+        }
+        before += here;
+    }
+}
+
+static bool batch_room(app* a) {
+    size_t tokens = (size_t)a->model_desc.tokens;
+    size_t sequences = (size_t)a->model_desc.max_sequences;
+    a->ids = (int32_t*)take(a, tokens, sizeof(int32_t));
+    a->labels = (int32_t*)take(a, tokens, sizeof(int32_t));
+    a->lengths = (int32_t*)take(a, sequences, sizeof(int32_t));
+    a->numbers = (int32_t*)take(a, sequences, sizeof(int32_t));
+    return a->ids != NULL && a->labels != NULL && a->lengths != NULL && a->numbers != NULL;
+}
+
+static qlora_batch batch_fill(app* a, const samples* s, const packs* p, size_t pack) {
+    qlora_batch batch;
+    memset(&batch, 0, sizeof batch);
+    size_t used = 0;
+    for (size_t i = p->starts[pack]; i < p->starts[pack + 1]; i++) {
+        const sample* one = &s->data[p->order[i]];
+        size_t bytes = (size_t)one->length * sizeof(int32_t);
+        memcpy(a->ids + used, one->ids, bytes);
+        memcpy(a->labels + used, one->labels, bytes);
+        a->lengths[batch.count] = one->length;
+        a->numbers[batch.count] = one->number;
+        used += (size_t)one->length;
+        batch.count++;
+    }
+    batch.ids = a->ids;
+    batch.labels = a->labels;
+    batch.lengths = a->lengths;
+    batch.sequences = a->numbers;
+    return batch;
+}
+
+static int64_t pack_labels(const samples* s, const packs* p, size_t pack) {
+    int64_t labels = 0;
+    for (size_t i = p->starts[pack]; i < p->starts[pack + 1]; i++) {
+        labels += s->data[p->order[i]].trained;
+    }
+    return labels;
+}
+
+#endif

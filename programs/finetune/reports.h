@@ -1,0 +1,175 @@
+// reports.h - reports: --doctor, --plan, --prompt, the summary.
+#ifndef FINETUNE_REPORTS_H
+#define FINETUNE_REPORTS_H
+
+// Escapes control characters, which would disturb the terminal, and starts each line with a margin.
+static void text_print(const char* text, size_t size, const char* margin) {
+    size_t width = strlen(margin);
+    printf("%s", margin);
+    for (size_t i = 0; i < size; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c == '\n') {
+            printf("\n%*s%s", (int)width - 2, "", margin + width - 2);
+        } else if (c < 32 || c == 127) {
+            printf("\\x%02x", c);
+        } else {
+            putchar(c);
+        }
+    }
+    printf("\n");
+}
+
+// Prints runs of trained and untrained tokens. Each run is decoded on its own, so that partial
+// characters remain visible.
+static bool sample_print(app* a, const qlora_text_sample* s, size_t number) {
+    printf("sample %zu (line %zu): %zu tokens, %zu trained\n", number + 1, s->line, s->count,
+           s->trained);
+    for (size_t begin = 0; begin < s->count;) {
+        bool trained = begin > 0 && s->labels[begin] != -100;
+        size_t end = begin + 1;
+        while (end < s->count && (s->labels[end] != -100) == trained) {
+            end++;
+        }
+        qlora_text_bytes text;
+        memset(&text, 0, sizeof text);
+        if (qlora_text_decode(a->tok, s->ids + begin, end - begin, QLORA_TEXT_REPLACE, &text) !=
+            QLORA_OK) {
+            return text_fail(a, "");
+        }
+        text_print(text.data, text.count, trained ? "  TRAINED > " : "          | ");
+        qlora_text_bytes_free(a->text, &text);
+        begin = end;
+    }
+    return true;
+}
+
+static bool doctor_print(app* a) {
+    const counts* c = &a->counted;
+    size_t shown = (size_t)a->o.samples < c->all ? (size_t)a->o.samples : c->all;
+    qlora_text_chat_info chat;
+    if (qlora_text_chat_query(a->chat, &chat) != QLORA_OK) {
+        return text_fail(a, "");
+    }
+    printf("chat format: %s (%s)\n\n", chat.name, chat.source);
+    for (size_t i = 0; i < shown; i++) {
+        qlora_text_sample s;
+        if (qlora_text_sample_read(a->data, i, &s) != QLORA_OK) {
+            return text_fail(a, "");
+        }
+        if (!sample_print(a, &s, i)) {
+            return false;
+        }
+    }
+    const struct {
+        const char* what;
+        size_t count;
+        const char* then;
+    } rows[] = {
+        {"samples", c->all, ""},
+        {"too long for --length", c->too_long, a->o.truncate ? "truncated" : "skipped"},
+        {"empty", c->empty, "skipped"},
+        {"nothing to train on", c->masked, "skipped"},
+        {"end not trained", c->no_end, "the model will not learn to stop"},
+        {"duplicate BOS at start", c->two_bos, "the text itself starts with one"},
+        {"used", c->used, ""},
+        {"of these held out", a->eval_data == NULL ? a->eval.count : 0, ""},
+        {"longest, in tokens", c->longest, ""},
+    };
+    printf("\n");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        bool remark = rows[i].then[0] != '\0' && rows[i].count > 0;
+        printf("  %-24s %10zu%s%s\n", rows[i].what, rows[i].count, remark ? "   " : "",
+               remark ? rows[i].then : "");
+    }
+    printf("  %-24s %10llu\n  %-24s %10llu (%.1f%%)\n", "tokens used",
+           (unsigned long long)c->tokens, "of these trained", (unsigned long long)c->trained,
+           c->tokens > 0 ? 100.0 * (double)c->trained / (double)c->tokens : 0.0);
+    packs p;
+    memset(&p, 0, sizeof p);
+    if (a->train.count > 0 && epoch_make(a, 0, &p)) {
+        printf("  %-24s %10zu\n  %-24s %10lld\n", "micro-batches per epoch", p.count, "total steps",
+               (long long)a->total_steps);
+    }
+    packs_free(&p);
+    return true;
+}
+
+static void plan_show(app* a) {
+    char text[4096];
+    qlora_plan_describe(&a->plan, text, sizeof text);
+    printf("%s", text);
+}
+
+typedef struct shown {
+    qlora_text* text;
+    qlora_text_ids ids;
+} shown;
+
+static bool token_show(void* user, int32_t token) {
+    shown* s = (shown*)user;
+    return qlora_text_ids_add(s->text, &s->ids, token) == QLORA_OK;
+}
+
+// Generates greedily, so that the same model always gives the same text.
+static bool prompt_show(app* a, const char* when) {
+    shown all;
+    qlora_text_bytes text;
+    qlora_generate_desc desc;
+    memset(&all, 0, sizeof all);
+    all.text = a->text;
+    memset(&text, 0, sizeof text);
+    memset(&desc, 0, sizeof desc);
+    if (a->o.prompt == NULL) {
+        return true;
+    }
+    bool ok = qlora_text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), QLORA_TEXT_SPECIAL,
+                                &all.ids) == QLORA_OK ||
+              text_fail(a, "--prompt: ");
+    size_t given = all.ids.count;
+    int32_t* prompt = ok ? (int32_t*)take(a, given, sizeof *prompt) : NULL;
+    if (prompt != NULL) {
+        memcpy(prompt, all.ids.data, given * sizeof *prompt);
+        desc.prompt = prompt;
+        desc.prompt_tokens = (int64_t)given;
+        ok = lib(a, qlora_generate(a->model, &desc, token_show, &all), "generating") &&
+             (qlora_text_decode(a->tok, all.ids.data, all.ids.count,
+                                QLORA_TEXT_REPLACE | QLORA_TEXT_SKIP, &text) == QLORA_OK ||
+              text_fail(a, ""));
+        if (ok) {
+            say(a, "%s training:\n", when);
+            text_print(text.data, text.count, "  | ");
+        }
+    }
+    free(prompt);
+    qlora_text_ids_free(a->text, &all.ids);
+    qlora_text_bytes_free(a->text, &text);
+    return ok && prompt != NULL;
+}
+
+static void summary_print(app* a) {
+    char tokens[32];
+    char time_taken[32];
+    char pace[32];
+    say(a, "\n%lld steps, %s tokens in %s (%s tokens/s)\n", (long long)a->step,
+        short_number((double)a->tokens_seen, tokens), short_time(a->seconds, time_taken),
+        short_number(a->seconds > 0.0 ? (double)a->tokens_seen / a->seconds : 0.0, pace));
+    say(a, "loss %.4f -> %.4f", a->first_loss, a->last_loss);
+    if (known(a->first_eval) && known(a->last_eval)) {
+        say(a, "; held out %.4f -> %.4f, perplexity %.4g -> %.4g", a->first_eval, a->last_eval,
+            exp(a->first_eval), exp(a->last_eval));
+    }
+    say(a,
+        "\n\n  %s/adapter       the adapter in PEFT format\n"
+        "  %s/adapter.gguf  the adapter for llama.cpp\n"
+        "  %s/training.svg  plot of the run\n"
+        "  %s/log.jsonl     metrics, one line per step\n",
+        a->o.out, a->o.out, a->o.out, a->o.out);
+    if (!a->o.demo) {
+        say(a,
+            "\nPEFT:       model = PeftModel.from_pretrained(base, \"%s/adapter\")\n"
+            "llama.cpp:  llama-cli -m BASE.gguf --lora %s/adapter.gguf\n",
+            a->o.out, a->o.out);
+    }
+}
+
+#endif

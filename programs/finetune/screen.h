@@ -1,0 +1,176 @@
+// screen.h - the terminal.
+#ifndef FINETUNE_SCREEN_H
+#define FINETUNE_SCREEN_H
+
+static void screen_open(screen* s) {
+#ifdef _WIN32
+    s->live = _isatty(1) != 0;
+#else
+    s->live = isatty(STDOUT_FILENO) != 0;
+#endif
+}
+
+static int screen_width(void) {
+#ifndef _WIN32
+    struct winsize size;
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+        return size.ws_col;
+    }
+#endif
+    return 80;
+}
+
+static void screen_clear(screen* s) {
+    if (s->drawn) {
+        printf("\r\033[K");
+        s->drawn = false;
+    }
+}
+
+// Prints a permanent line; the progress line is later redrawn below it.
+PRINTF(2, 3)
+static void say(app* a, const char* format, ...) {
+    va_list args;
+    screen_clear(&a->screen);
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+    fflush(stdout);
+}
+
+// Prints the current error. The exit status will be 1.
+static void complain(app* a) {
+    screen_clear(&a->screen);
+    fflush(stdout);
+    fprintf(stderr, "finetune: %s\n", a->error);
+    a->error[0] = '\0';
+    a->failed = true;
+}
+
+// A failure that does not stop training is reported when it first occurs, not at every step.
+static void bear(app* a, int what, bool ok) {
+    if (!ok && (a->told & what) == 0) {
+        complain(a);
+    }
+    a->error[0] = '\0';
+    a->told = ok ? a->told & ~what : a->told | what;
+}
+
+static void draw(screen* s, const char* line) {
+    if (s->live) {
+        printf("\r\033[K%s", line);
+        s->drawn = true;
+    } else {
+        printf("%s\n", line);
+    }
+    fflush(stdout);
+}
+
+static const char* short_number(double value, char out[32]) {
+    static const char units[] = " kMGT";
+    size_t unit = 0;
+    while (fabs(value) >= 999.5 && unit < 4) {
+        value /= 1000.0;
+        unit++;
+    }
+    int places = unit == 0 || value >= 99.95 ? 0 : 1;
+    snprintf(out, 32, "%.*f%.*s", places, value, unit > 0 ? 1 : 0, &units[unit]);
+    return out;
+}
+
+static const char* short_time(double seconds, char out[32]) {
+    long long s = (long long)(seconds + 0.5);
+    if (s >= 3600) {
+        snprintf(out, 32, "%lldh%02lldm", s / 3600, s % 3600 / 60);
+    } else if (s >= 60) {
+        snprintf(out, 32, "%lldm%02llds", s / 60, s % 60);
+    } else {
+        snprintf(out, 32, "%llds", s);
+    }
+    return out;
+}
+
+static const char* short_bytes(uint64_t bytes, char out[32]) {
+    double mib = (double)bytes / 1048576.0;
+    snprintf(out, 32, mib >= 1024.0 ? "%.1f GiB" : "%.0f MiB", mib >= 1024.0 ? mib / 1024.0 : mib);
+    return out;
+}
+
+// Querying the driver takes longer than a short step, and the memory in use hardly changes.
+static uint64_t memory_used(app* a) {
+    qlora_ctx_info info;
+    double now = seconds_now();
+    if ((a->memory_at == 0.0 || now - a->memory_at > 5.0) &&
+        qlora_ctx_query(a->ctx, &info) == QLORA_OK) {
+        const qlora_memory_info* m = &info.memory;
+        a->memory = m->device_bytes > 0 ? m->device_bytes : m->host_bytes;
+        a->memory_at = now;
+    }
+    return a->memory;
+}
+
+// Joins the fields that fit into the width, dropping the least important ones; rank 0 is the most
+// important.
+static void line_fit(char fields[][40], const int* ranks, int count, int width, char out[256]) {
+    bool chosen[16] = {false};
+    int used = 0;
+    for (int rank = 0; rank < count; rank++) {
+        for (int i = 0; i < count; i++) {
+            int length = (int)strlen(fields[i]);
+            if (ranks[i] == rank && length > 0 && used + length + (used > 0 ? 2 : 0) < width) {
+                chosen[i] = true;
+                used += length + (used > 0 ? 2 : 0);
+            }
+        }
+    }
+    out[0] = '\0';
+    for (int i = 0; i < count; i++) {
+        if (chosen[i]) {
+            strcat(out, out[0] != '\0' ? "  " : "");
+            strcat(out, fields[i]);
+        }
+    }
+}
+
+static void progress_draw(app* a, const point* p) {
+    double now = seconds_now();
+    int64_t every = a->total_steps / 50 > 1 ? a->total_steps / 50 : 1;
+    bool due =
+        a->screen.live ? now - a->screen.drawn_at > 0.1 : p->step == 1 || p->step % every == 0;
+    if (!due && p->step != a->total_steps) {
+        return;
+    }
+    a->screen.drawn_at = now;
+    char text[32];
+    char fields[8][40];
+    const int ranks[8] = {0, 1, 5, 4, 3, 6, 7, 2};
+    snprintf(fields[0], 40, "step %lld/%lld", (long long)p->step, (long long)a->total_steps);
+    snprintf(fields[1], 40, "loss %.4f", p->loss);
+    snprintf(fields[2], 40, "grad %.3g", p->grad_norm);
+    snprintf(fields[3], 40, "lr %.2g", p->lr);
+    snprintf(fields[4], 40, "%s tok/s", short_number(p->tokens_per_s, text));
+    fields[5][0] = '\0';
+    if (a->peak_flop > 0.0 && a->pace > 0.0) {
+        snprintf(fields[5], 40, "%.0f%% peak", 100.0 * a->step_flop / a->pace / a->peak_flop);
+    }
+    snprintf(fields[6], 40, "%s", short_bytes(memory_used(a), text));
+    double left = a->pace * (double)(a->total_steps - p->step);
+    snprintf(fields[7], 40, "%s left", short_time(left, text));
+    char line[256];
+    line_fit(fields, ranks, 8, a->screen.live ? screen_width() : 200, line);
+    draw(&a->screen, line);
+}
+
+static bool load_progress(void* user, const char* what, uint64_t done, uint64_t total) {
+    app* a = (app*)user;
+    double now = seconds_now();
+    if (a->screen.live && total > 0 && (now - a->screen.drawn_at > 0.1 || done == total)) {
+        char line[80];
+        snprintf(line, sizeof line, "%s %3.0f%%", what, 100.0 * (double)done / (double)total);
+        a->screen.drawn_at = now;
+        draw(&a->screen, line);
+    }
+    return stop_asked == 0;
+}
+
+#endif

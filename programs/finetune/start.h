@@ -1,0 +1,200 @@
+// start.h - from the options to the run.
+#ifndef FINETUNE_START_H
+#define FINETUNE_START_H
+
+enum { MODE_TF32 = 2 }; // its place in the list of --mode: F32 with the context's math
+
+static bool context_open(app* a) {
+    char why[512] = "";
+    qlora_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = (qlora_backend)a->o.backend;
+    desc.device = (int32_t)a->o.device;
+    desc.threads = (int32_t)a->o.threads;
+    desc.math = a->o.mode == MODE_TF32 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
+    desc.log = a->o.verbose ? qlora_log_stderr : NULL;
+    desc.error_text = why;
+    desc.error_text_size = sizeof why;
+    if (qlora_ctx_create(&desc, &a->ctx) != QLORA_OK) {
+        return fail(a->error, "%s", message_text(why));
+    }
+    if (a->o.mode == QLORA_MODE_BF16 && qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU &&
+        !a->o.plan && !a->o.doctor) {
+        return fail(a->error, "--mode bf16 needs a GPU (%s); use --mode f32 or auto",
+                    qlora_ctx_reason(a->ctx));
+    }
+    qlora_ctx_info info;
+    if (qlora_ctx_query(a->ctx, &info) != QLORA_OK) {
+        return fail(a->error, "%s", qlora_last_error(a->ctx));
+    }
+    a->files = info.desc->files;
+    return true;
+}
+
+static bool model_describe(app* a) {
+    const options* o = &a->o;
+    qlora_model_desc* d = &a->model_desc;
+    if (o->demo) {
+        demo_config(&a->config);
+        d->config = &a->config;
+        d->weight_std = 0.15f;
+    } else {
+        d->dir = o->model;
+        if (!lib(a, qlora_config_read(a->ctx, o->model, &a->config), "--model")) {
+            return false;
+        }
+    }
+    d->seed = (uint64_t)o->seed;
+    d->base = (qlora_base_format)o->base;
+    d->mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode;
+    d->adapter = o->adapter;
+    d->rank = (int32_t)o->rank;
+    d->alpha = (float)o->alpha;
+    d->rslora = o->rslora;
+    d->dropout = (float)o->dropout;
+    d->targets = (uint32_t)o->targets;
+    d->train_norms = o->train_norms;
+    d->progress = load_progress;
+    d->progress_user = a;
+    return true;
+}
+
+static bool lengths_choose(app* a) {
+    options* o = &a->o;
+    int64_t most = a->config.max_positions > 0 ? a->config.max_positions : INT64_MAX;
+    if (o->length == 0) {
+        o->length = o->tokens != 0 && o->tokens < 1024 ? o->tokens : 1024;
+        o->length = o->length < most ? o->length : most;
+    }
+    if (o->length > most) {
+        return fail(a->error, "--length (%lld) must not exceed the model's limit of %lld tokens",
+                    (long long)o->length, (long long)most);
+    }
+    if (o->tokens == 0) {
+        o->tokens = o->length > 4096 ? o->length : 4096;
+    }
+    return true;
+}
+
+static void train_describe(app* a) {
+    const options* o = &a->o;
+    qlora_model_desc* m = &a->model_desc;
+    m->tokens = o->tokens;
+    m->max_length = o->length;
+    m->max_sequences = o->tokens / 8 > 1 ? o->tokens / 8 : 1;
+    m->recompute = (qlora_choice)o->recompute;
+    m->cache = (qlora_choice)o->cache;
+    m->generate_tokens = o->prompt != NULL ? (o->length < 160 ? o->length : 160) : 0;
+    qlora_train_desc* d = &a->train_desc;
+    d->lr = o->lr > 0.0 ? o->lr : -1.0;
+    d->beta2 = o->beta2;
+    d->weight_decay = o->weight_decay;
+    d->max_norm = o->max_norm > 0.0 ? o->max_norm : -1.0;
+    d->schedule = (qlora_schedule)o->schedule;
+    d->seed = (uint64_t)o->seed;
+}
+
+static bool plan_make(app* a) {
+    qlora_plan_desc budget;
+    memset(&budget, 0, sizeof budget);
+    budget.bytes = (uint64_t)a->o.memory;
+    a->train_desc.total_steps = a->total_steps;
+    a->train_desc.warmup_steps = a->o.warmup >= 0 ? a->o.warmup : (a->total_steps * 3 + 99) / 100;
+    qlora_result result = qlora_plan_make(a->ctx, &a->model_desc, &budget, &a->plan);
+    return lib(a, result,
+               result == QLORA_ERR_DEVICE_MEMORY ? "not enough memory" : "planning the memory");
+}
+
+// The prompt and at least one new token must fit into the memory planned for generating.
+static bool prompt_check(app* a) {
+    qlora_text_ids ids;
+    memset(&ids, 0, sizeof ids);
+    if (a->o.prompt == NULL || a->tok == NULL) {
+        return true;
+    }
+    bool ok = qlora_text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), QLORA_TEXT_SPECIAL,
+                                &ids) == QLORA_OK ||
+              text_fail(a, "--prompt: ");
+    long long limit = (long long)a->model_desc.generate_tokens - 1;
+    ok = ok && ((long long)ids.count <= limit ||
+                fail(a->error, "--prompt has %zu tokens; the limit is %lld", ids.count, limit));
+    qlora_text_ids_free(a->text, &ids);
+    return ok;
+}
+
+// Does everything that can fail before the model's weights are loaded.
+static bool prepare(app* a) {
+    if (!context_open(a) || !model_describe(a) || !lengths_choose(a)) {
+        return false;
+    }
+    train_describe(a);
+    if (a->o.demo && !demo_tokenizer(a)) {
+        return false;
+    }
+    if (a->o.data != NULL || a->o.demo) {
+        if (!tokenizer_open(a) || (a->o.demo && !demo_data(a)) || !samples_open(a) ||
+            (a->train.count > 0 && !total_steps_find(a))) {
+            return false;
+        }
+    }
+    return prompt_check(a) && (a->o.doctor || plan_make(a));
+}
+
+static bool model_start(app* a) {
+    char memory[32];
+    a->model_desc.plan = &a->plan;
+    if (!lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model")) {
+        return false;
+    }
+    if (!lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
+             "preparing the training") ||
+        !batch_room(a) || !checkpoint_load(a) || !packs_make(a, &a->eval, 0, &a->eval_packs) ||
+        !out_begin(a)) {
+        return false;
+    }
+    peak_find(a);
+    say(a, "model: %lld layers, hidden size %lld, %lld trainable parameters, %s\n",
+        (long long)a->config.layers, (long long)a->config.hidden, (long long)a->plan.parameters,
+        short_bytes(a->plan.total + a->plan.context, memory));
+    if (a->step > 0) {
+        say(a, "resumed after step %lld of %lld\n", (long long)a->step, (long long)a->total_steps);
+    }
+    return a->step == a->total_steps || position_seek(a, a->step);
+}
+
+static bool train(app* a) {
+    double start = seconds_now();
+    say(a, "%s: %s\n", qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
+        qlora_ctx_reason(a->ctx));
+    counts_print(a);
+    a->first_eval = (double)NAN;
+    a->last_eval = (double)NAN;
+    if (!settings_check(a) || !model_start(a)) {
+        out_unmake(a);
+        if (a->stopped) {
+            say(a, "stopped before training started\n");
+        }
+        return false;
+    }
+    char text[32];
+    say(a, "ready after %s\n", short_time(seconds_now() - start, text));
+    bool fresh = a->step == 0;
+    bool ok = (!fresh || prompt_show(a, "before")) && train_loop(a);
+    if (!ok) {
+        if (a->step == 0) {
+            out_unmake(a);
+        }
+        return false;
+    }
+    if (a->step < a->total_steps) {
+        say(a,
+            "\nstopped after step %lld of %lld and saved to %s; run the same command to resume\n",
+            (long long)a->step, (long long)a->total_steps, a->o.out);
+        return true;
+    }
+    ok = prompt_show(a, "after");
+    summary_print(a);
+    return ok;
+}
+
+#endif

@@ -1,0 +1,181 @@
+// state.h - the state of a run.
+#ifndef FINETUNE_STATE_H
+#define FINETUNE_STATE_H
+
+typedef struct sample {
+    const int32_t* ids;
+    const int32_t* labels;
+    int32_t length; // as trained: truncated with --truncate
+    int32_t trained;
+    int32_t number; // index in the data
+} sample;
+
+typedef struct samples {
+    sample* data;
+    size_t count;
+} samples;
+
+typedef struct counts { // statistics of the data, taken before training
+    size_t all;
+    size_t used;
+    size_t too_long;
+    size_t longest; // in tokens
+    size_t empty;
+    size_t masked; // samples without a trained token
+    size_t no_end; // samples whose last token is not trained
+    size_t two_bos;
+    uint64_t tokens; // in the samples used
+    uint64_t trained;
+} counts;
+
+// Pack p contains the samples order[starts[p]] to order[starts[p + 1] - 1].
+typedef struct packs {
+    uint32_t* order;
+    size_t* starts;
+    size_t count;
+} packs;
+
+typedef struct point { // one entry of the log and the plot
+    int64_t step;
+    double loss;
+    double grad_norm;
+    double lr;
+    double tokens_per_s;
+    double eval_loss; // NAN if this step was not evaluated
+} point;
+
+typedef struct screen {
+    bool live; // standard output is a terminal: the progress line is redrawn in place
+    bool drawn;
+    double drawn_at;
+} screen;
+
+enum { TOLD_LOG = 1, TOLD_PICTURE = 2, TOLD_CHECKPOINT = 4 };
+
+#define SETTINGS_SIZE 8192
+#define POSITION_MAGIC "ftune 1"
+typedef struct position { // our own data in a checkpoint
+    char magic[8];
+    uint64_t settings_hash;
+    uint64_t data_hash;
+    int64_t total_steps;
+    double seconds;
+    double first_eval;
+    double first_loss;
+    uint64_t tokens;
+} position;
+
+typedef struct app {
+    options o;
+    char error[1024];
+    qlora_ctx* ctx;
+    qlora_files files;
+    qlora_model_config config;
+    qlora_model_desc model_desc;
+    qlora_train_desc train_desc;
+    qlora_plan plan;
+    qlora_model* model;
+    qlora_trainer* trainer;
+    qlora_text* text;
+    qlora_text_tok* tok;
+    qlora_text_chat* chat;
+    qlora_text_data* data;
+    qlora_text_data* eval_data;
+    counts counted;
+    samples train;
+    samples eval;
+    uint64_t data_hash;
+    uint64_t settings_hash;
+    bool resuming;
+    // the batch being assembled
+    int32_t* ids;
+    int32_t* labels;
+    int32_t* lengths;
+    int32_t* numbers;
+    // the progress of the run
+    int64_t step;
+    int64_t total_steps;
+    int64_t epoch;
+    size_t next_pack;
+    packs now; // packs of the current epoch
+    packs eval_packs;
+    double seconds; // training time, including earlier sessions
+    double first_eval;
+    double last_eval;
+    double first_loss;
+    double last_loss;
+    uint64_t tokens_seen;
+    int64_t skipped_in_row;
+    double pace; // seconds per step, smoothed
+    double step_flop;
+    double peak_flop; // the device's peak FLOP/s; 0 = unknown
+    point* points;
+    size_t point_count;
+    size_t point_room;
+    FILE* log;
+    blob log_rest;   // lines that have not been written to disk yet
+    bool log_torn;   // the log ends in a partial line: write nothing more to it
+    bool out_made;   // this process created the folder
+    bool out_empty;  // the folder was empty when the run started
+    bool files_made; // this process created settings.txt and the log
+    bool stopped;    // by Ctrl-C, during a long call
+    bool failed;     // an error was reported on standard error
+    int told;        // ongoing failures that have been reported: TOLD_ bits
+    uint64_t memory;
+    double memory_at;
+    double svg_at;
+    double svg_cost;
+    screen screen;
+} app;
+
+static volatile sig_atomic_t stop_asked;
+
+static void stop_handler(int number) {
+    stop_asked = 1;
+    signal(number, SIG_DFL); // a second Ctrl-C ends the program at once
+}
+
+static bool lib(app* a, qlora_result result, const char* doing) {
+    if (result == QLORA_OK) {
+        return true;
+    }
+    a->stopped = a->stopped || result == QLORA_ERR_STOPPED;
+    const char* text = qlora_last_error(a->ctx);
+    return fail(a->error, "%s: %s", doing,
+                text[0] != '\0' ? message_text(text) : qlora_result_text(result));
+}
+
+static void* take(app* a, size_t count, size_t size) {
+    void* p = calloc(count > 0 ? count : 1, size);
+    if (p == NULL) {
+        fail(a->error, "out of memory");
+    }
+    return p;
+}
+
+static bool known(double value) { // neither NaN nor infinite
+    return value - value == 0.0;
+}
+
+static double seconds_now(void) {
+#ifdef _WIN32
+    return (double)GetTickCount64() * 1e-3;
+#else
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+#endif
+}
+
+static uint64_t mix(uint64_t x) { // a bijection whose outputs look random
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static void out_path(const app* a, const char* name, char path[PATH_SIZE]) {
+    snprintf(path, PATH_SIZE, "%s/%s", a->o.out, name);
+}
+
+#endif

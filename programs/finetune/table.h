@@ -1,0 +1,243 @@
+// table.h - the options: the table, the defaults, --help.
+#ifndef FINETUNE_TABLE_H
+#define FINETUNE_TABLE_H
+
+typedef struct options {
+    const char* model;
+    const char* data;
+    const char* out;
+    const char* eval_data;
+    const char* adapter;
+    const char* template_name;
+    const char* base_name;
+    const char* prompt;
+    int64_t rank;
+    int64_t targets;
+    int64_t steps;
+    int64_t warmup;
+    int64_t length;
+    int64_t tokens;
+    int64_t accumulate;
+    int64_t seed;
+    int64_t eval_every;
+    int64_t save_every;
+    int64_t device;
+    int64_t threads;
+    int64_t memory;
+    int64_t samples;
+    int64_t schedule;
+    int64_t backend;
+    int64_t mode;
+    int64_t base;
+    int64_t recompute;
+    int64_t cache;
+    int64_t resume;
+    double alpha;
+    double dropout;
+    double lr;
+    double epochs;
+    double beta2;
+    double weight_decay;
+    double max_norm;
+    double eval;
+    bool rslora;
+    bool train_norms;
+    bool truncate;
+    bool train_prompt;
+    bool last_turn;
+    bool plan;
+    bool doctor;
+    bool demo;
+    bool verbose;
+    bool help;
+    bool version;
+} options;
+
+typedef enum option_kind {
+    OPT_HEADING, // a heading in the help
+    OPT_TEXT,
+    OPT_WHOLE,
+    OPT_SIZE, // integer with an optional suffix K, M, G or T
+    OPT_REAL,
+    OPT_FLAG,
+    OPT_CHOICE, // one of `words`, stored as its index
+    OPT_TARGETS
+} option_kind;
+
+typedef struct option {
+    const char* name;
+    option_kind kind;
+    size_t offset; // in options
+    bool fixed;    // a resumed run must use the same value
+    double low;    // range of a number
+    double high;
+    const char* words; // the choices, or the value's name in the help
+    const char* help;
+} option;
+
+enum { RESUME_AUTO = 0, RESUME_NEVER, RESUME_MUST };
+
+#define AT(field) offsetof(options, field)
+// clang-format off
+static const option option_table[] = {
+    {"Model and data", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"model", OPT_TEXT, AT(model), true, 0, 0, "DIR",
+        "model folder in Hugging Face format (required)"},
+    {"data", OPT_TEXT, AT(data), true, 0, 0, "FILE",
+        "training data: .jsonl, .json or .txt, see below (required)"},
+    {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
+        "output folder for the adapter, checkpoint, log and plot (required)"},
+    {"template", OPT_TEXT, AT(template_name), true, 0, 0, "NAME",
+        "chat format, see below (default: taken from the model)"},
+    {"adapter", OPT_TEXT, AT(adapter), true, 0, 0, "DIR",
+        "start from this PEFT adapter; sets rank, alpha and targets"},
+    {"base-name", OPT_TEXT, AT(base_name), false, 0, 0, "NAME",
+        "base model name stored in the adapter (default: --model)"},
+    {"Adapter", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"rank", OPT_WHOLE, AT(rank), true, 1, 1024, "N",
+        "LoRA rank (default 16)"},
+    {"alpha", OPT_REAL, AT(alpha), true, 1e-6, 1e6, "X",
+        "LoRA alpha (default: twice the rank)"},
+    {"targets", OPT_TARGETS, AT(targets), true, 0, 0, "LIST",
+        "modules to adapt: all, or some of q,k,v,o,gate,up,down (default all); Phi and GLM "
+        "have qkv and gate_up"},
+    {"rslora", OPT_FLAG, AT(rslora), true, 0, 0, "",
+        "scale by alpha / sqrt(rank) instead of alpha / rank"},
+    {"dropout", OPT_REAL, AT(dropout), true, 0, 0.99, "X",
+        "LoRA dropout probability (default 0)"},
+    {"train-norms", OPT_FLAG, AT(train_norms), true, 0, 0, "",
+        "also train the RMSNorm weights"},
+    {"Training", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"epochs", OPT_REAL, AT(epochs), true, 1e-6, 1e6, "X",
+        "passes over the data (default 3)"},
+    {"steps", OPT_WHOLE, AT(steps), true, 1, 1e9, "N",
+        "number of steps; overrides --epochs"},
+    {"lr", OPT_REAL, AT(lr), true, 0, 10, "X",
+        "peak learning rate (default 2e-4)"},
+    {"schedule", OPT_CHOICE, AT(schedule), true, 0, 0, "cosine|linear|constant",
+        "learning rate after the warm-up (default cosine)"},
+    {"warmup", OPT_WHOLE, AT(warmup), true, 0, 1e9, "N",
+        "warm-up steps (default 3% of the total)"},
+    {"beta2", OPT_REAL, AT(beta2), true, 0, 0.999999, "X",
+        "AdamW beta2 (default 0.999)"},
+    {"weight-decay", OPT_REAL, AT(weight_decay), true, 0, 10, "X",
+        "AdamW weight decay (default 0)"},
+    {"max-norm", OPT_REAL, AT(max_norm), true, -1, 1e9, "X",
+        "clip gradients to this norm; -1 = off (default 1)"},
+    {"length", OPT_WHOLE, AT(length), true, 2, 1e6, "N",
+        "maximum sample length in tokens (default 1024, or the model's limit if lower)"},
+    {"tokens", OPT_WHOLE, AT(tokens), true, 2, 1e7, "N",
+        "maximum tokens per micro-batch (default 4096, or --length if higher)"},
+    {"accumulate", OPT_WHOLE, AT(accumulate), true, 1, 65536, "N",
+        "micro-batches per step (default 2)"},
+    {"seed", OPT_WHOLE, AT(seed), true, 0, 9e15, "N",
+        "random seed (default 1)"},
+    {"truncate", OPT_FLAG, AT(truncate), true, 0, 0, "",
+        "truncate samples that are too long (default: skip them)"},
+    {"train-prompt", OPT_FLAG, AT(train_prompt), true, 0, 0, "",
+        "also train on the prompts"},
+    {"last-turn", OPT_FLAG, AT(last_turn), true, 0, 0, "",
+        "train only on the last answer of each conversation"},
+    {"Evaluation and checkpoints", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"eval", OPT_REAL, AT(eval), true, 0, 1e6, "X",
+        "held-out samples: a count, or a fraction below 1, capped at 200 samples (default 0.05)"},
+    {"eval-data", OPT_TEXT, AT(eval_data), true, 0, 0, "FILE",
+        "evaluate on this file instead of held-out samples"},
+    {"eval-every", OPT_WHOLE, AT(eval_every), false, 1, 1e9, "N",
+        "steps between evaluations (default: ten per run)"},
+    {"save-every", OPT_WHOLE, AT(save_every), false, 1, 1e9, "N",
+        "steps between checkpoints (default: ten per run)"},
+    {"resume", OPT_CHOICE, AT(resume), false, 0, 0, "auto|never|must",
+        "auto resumes if --out has a checkpoint, never starts over, must fails without a "
+        "checkpoint (default auto)"},
+    {"prompt", OPT_TEXT, AT(prompt), false, 0, 0, "TEXT",
+        "prompt to complete before and after training"},
+    {"Machine", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
+        "auto uses a GPU if available (default auto)"},
+    {"device", OPT_WHOLE, AT(device), false, 0, 1023, "N",
+        "GPU number (default 0)"},
+    {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N",
+        "CPU threads (default: one per core)"},
+    {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16",
+        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32 (default "
+        "auto)"},
+    {"base", OPT_CHOICE, AT(base), true, 0, 0, "nf4|16bit|32bit",
+        "storage format of the frozen weights (default nf4)"},
+    {"recompute", OPT_CHOICE, AT(recompute), false, 0, 0, "auto|on|off",
+        "recompute activations in the backward pass to save memory; auto recomputes as few "
+        "layers as possible (default auto)"},
+    {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
+        "keep 16-bit copies of the 4-bit weights; auto copies as many as fit (default auto)"},
+    {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
+        "memory limit in bytes, e.g. 8G for 8 GiB (default: all free memory)"},
+    {"Other", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"plan", OPT_FLAG, AT(plan), false, 0, 0, "",
+        "print the memory plan and exit"},
+    {"doctor", OPT_FLAG, AT(doctor), false, 0, 0, "",
+        "print the first samples and any problems in the data, then exit"},
+    {"samples", OPT_WHOLE, AT(samples), false, 0, 1e9, "N",
+        "number of samples that --doctor prints (default 3)"},
+    {"demo", OPT_FLAG, AT(demo), true, 0, 0, "",
+        "train a small generated model on generated text"},
+    {"verbose", OPT_FLAG, AT(verbose), false, 0, 0, "",
+        "print the library's log messages"},
+    {"help", OPT_FLAG, AT(help), false, 0, 0, "",
+        "show this help"},
+    {"version", OPT_FLAG, AT(version), false, 0, 0, "",
+        "print the version"},
+};
+// clang-format on
+#define OPTION_COUNT (sizeof option_table / sizeof option_table[0])
+
+static const char* const target_names[] = {"q",  "k",    "v",   "o",      "gate",
+                                           "up", "down", "qkv", "gate_up"};
+
+static void* option_at(options* o, const option* row) {
+    return (char*)o + row->offset;
+}
+
+static void options_default(options* o) {
+    memset(o, 0, sizeof *o);
+    o->rank = 16;
+    o->targets = QLORA_TARGET_ALL;
+    o->epochs = 3.0;
+    o->lr = 2e-4;
+    o->warmup = -1;
+    o->accumulate = 2;
+    o->seed = 1;
+    o->beta2 = 0.999;
+    o->max_norm = 1.0;
+    o->eval = 0.05;
+    o->samples = 3;
+}
+
+static void help_print(void) {
+    printf("usage: finetune --model DIR --data FILE --out DIR [options]\n"
+           "       finetune --demo [--out DIR]\n\n"
+           "Trains a LoRA adapter on the samples in FILE. Ctrl-C saves and stops; run the\n"
+           "same command again to resume with bit-identical results.\n");
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        const option* row = &option_table[i];
+        if (row->kind == OPT_HEADING) {
+            printf("\n%s\n", row->name);
+            continue;
+        }
+        char left[64];
+        snprintf(left, sizeof left, "--%s %s", row->name, row->words);
+        help_row(left, 37, row->help);
+    }
+    printf("\nChat formats:");
+    for (size_t i = 0; qlora_text_chat_names(i) != NULL; i++) {
+        printf(" %s", qlora_text_chat_names(i));
+    }
+    printf(
+        "\nData: one JSON object per sample (.jsonl: one per line; .json: an array):\n"
+        "  {\"text\"}  {\"prompt\", \"completion\"}  {\"messages\": [{\"role\", \"content\"}]}\n"
+        "  {\"conversations\": [{\"from\", \"value\"}]}  {\"instruction\", \"input\", \"output\"}\n"
+        "  .txt: plain text, split into samples of --length tokens\n"
+        "Exit status: 0 on success, 1 on error (reported on standard error), 130 after\n"
+        "Ctrl-C.\n");
+}
+
+#endif

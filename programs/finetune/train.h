@@ -1,0 +1,276 @@
+// train.h - the run: steps, evaluation, checkpoints.
+#ifndef FINETUNE_TRAIN_H
+#define FINETUNE_TRAIN_H
+
+// Dense 16-bit tensor peak with fp32 accumulation from the vendor's data sheets, in TFLOP/s.
+static const struct {
+    const char* name;
+    double peak;
+} peak_table[] = {
+    {"H100 PCIe", 756.0}, {"H100 NVL", 835.0}, {"H200", 989.0},    {"GH200", 989.0},
+    {"H100", 989.0},      {"H800", 989.0},     {"H20", 148.0},     {"B200", 2250.0},
+    {"A100", 312.0},      {"A800", 312.0},     {"A40", 149.7},     {"A10", 125.0},
+    {"L40S", 362.0},      {"L40", 181.0},      {"L4", 121.0},      {"RTX A6000", 154.8},
+    {"RTX 5090", 209.5},  {"RTX 4090", 165.2}, {"RTX 4080", 97.5}, {"RTX 3090", 71.0},
+    {"RTX 3080", 59.5},
+};
+
+static void peak_find(app* a) {
+    char text[2048];
+    qlora_describe(a->ctx, text, sizeof text);
+    const char* device = strstr(text, "device:");
+    if (device == NULL || a->plan.mode != QLORA_MODE_BF16) {
+        return;
+    }
+    for (size_t i = 0; i < sizeof peak_table / sizeof peak_table[0]; i++) {
+        if (strstr(device, peak_table[i].name) != NULL) {
+            a->peak_flop = peak_table[i].peak * 1e12;
+            return;
+        }
+    }
+}
+
+// Useful work: 4 FLOP per frozen weight and token (forward, input gradient), 6 per adapter weight,
+// causal attention, and the head for trained tokens. Recomputation is not counted.
+static double pack_flop(const app* a, const samples* s, const packs* p, size_t pack) {
+    const qlora_model_config* c = &a->config;
+    double q = (double)(c->heads * c->head_dim);
+    double kv = (double)(c->kv_heads * c->head_dim);
+    double hidden = (double)c->hidden;
+    double linear =
+        (double)c->layers * hidden * (2.0 * q + 2.0 * kv + 3.0 * (double)c->intermediate);
+    double flop = 0.0;
+    for (size_t i = p->starts[pack]; i < p->starts[pack + 1]; i++) {
+        double length = s->data[p->order[i]].length;
+        double trained = s->data[p->order[i]].trained;
+        flop += length * (4.0 * linear + 6.0 * (double)a->plan.parameters);
+        flop += trained * 4.0 * hidden * (double)c->vocab;
+        flop += 7.0 * length * length * q * (double)c->layers;
+    }
+    return flop;
+}
+
+static bool step_train(app* a, qlora_train_info* info) {
+    if (a->next_pack >= a->now.count) {
+        a->epoch++;
+        a->next_pack = 0;
+        if (!epoch_make(a, a->epoch, &a->now)) {
+            return false;
+        }
+    }
+    size_t end = a->next_pack + (size_t)a->o.accumulate;
+    end = end < a->now.count ? end : a->now.count;
+    int64_t labels = 0; // in the whole step, so that every trained token has the same weight
+    a->step_flop = 0.0;
+    for (size_t p = a->next_pack; p < end; p++) {
+        labels += pack_labels(&a->train, &a->now, p);
+        a->step_flop += pack_flop(a, &a->train, &a->now, p);
+    }
+    for (; a->next_pack < end; a->next_pack++) {
+        qlora_batch batch = batch_fill(a, &a->train, &a->now, a->next_pack);
+        if (!lib(a, qlora_train_micro(a->trainer, &batch, (double)labels), "training")) {
+            return false;
+        }
+    }
+    if (!lib(a, qlora_train_update(a->trainer), "training") ||
+        !lib(a, qlora_train_query(a->trainer, info), "training")) {
+        return false;
+    }
+    a->skipped_in_row = info->last_skipped ? a->skipped_in_row + 1 : 0;
+    if (a->skipped_in_row == 10) {
+        return fail(a->error,
+                    "step %lld: ten consecutive non-finite gradients; try a lower --lr or --mode "
+                    "f32",
+                    (long long)info->step);
+    }
+    return true;
+}
+
+static bool evaluate(app* a) {
+    if (a->eval.count == 0) {
+        return true;
+    }
+    double loss = 0.0;
+    double labels = 0.0;
+    for (size_t p = 0; p < a->eval_packs.count; p++) {
+        qlora_eval_info info;
+        qlora_batch batch = batch_fill(a, &a->eval, &a->eval_packs, p);
+        if (!lib(a, qlora_eval(a->model, &batch, &info), "evaluating")) {
+            return false;
+        }
+        loss += info.loss;
+        labels += info.labels;
+    }
+    a->last_eval = labels > 0.0 ? loss / labels : (double)NAN;
+    if (a->step == 0) {
+        a->first_eval = a->last_eval;
+    }
+    point p = {a->step, (double)NAN, (double)NAN, (double)NAN, (double)NAN, a->last_eval};
+    if (a->screen.live || a->step == 0 || a->step == a->total_steps || a->total_steps <= 1000) {
+        say(a, "step %lld: held out %.4f, ppl %.4g\n", (long long)a->step, a->last_eval,
+            exp(a->last_eval));
+    }
+    log_eval(a, &p);
+    return points_add(a, &p);
+}
+
+static bool checkpoint_save(app* a) {
+    char path[PATH_SIZE];
+    position* p = (position*)take(a, 1, sizeof *p);
+    if (p == NULL) {
+        return false;
+    }
+    memcpy(p->magic, POSITION_MAGIC, 8);
+    p->settings_hash = a->settings_hash;
+    p->data_hash = a->data_hash;
+    p->total_steps = a->total_steps;
+    p->seconds = a->seconds;
+    p->first_eval = a->first_eval;
+    p->first_loss = a->first_loss;
+    p->tokens = a->tokens_seen;
+    out_path(a, "checkpoint", path);
+    bool ok = lib(a, qlora_checkpoint_save(a->trainer, path, p, sizeof *p), "saving a checkpoint");
+    free(p);
+    return ok;
+}
+
+static bool position_check(app* a, const position* p) {
+    if (memcmp(p->magic, POSITION_MAGIC, 8) != 0 || p->settings_hash != a->settings_hash) {
+        return fail(a->error,
+                    "%s/checkpoint was saved with different options; use --resume never to start "
+                    "over",
+                    a->o.out);
+    }
+    if (p->data_hash != a->data_hash) {
+        return fail(a->error,
+                    "the data has changed since %s/checkpoint was saved; use --resume never to "
+                    "start over",
+                    a->o.out);
+    }
+    return true;
+}
+
+static bool checkpoint_load(app* a) {
+    char path[PATH_SIZE];
+    out_path(a, "checkpoint", path);
+    if (!a->resuming) {
+        return true;
+    }
+    position* p = (position*)take(a, 1, sizeof *p);
+    if (p == NULL) {
+        return false;
+    }
+    size_t size = sizeof *p;
+    bool ok = lib(a, qlora_checkpoint_load(a->trainer, path, p, &size), "resuming");
+    ok = ok && (size == sizeof *p || fail(a->error, "%s was not saved by finetune", path));
+    ok = ok && position_check(a, p);
+    qlora_train_info info;
+    ok = ok && lib(a, qlora_train_query(a->trainer, &info), "resuming");
+    if (ok) {
+        a->step = info.step;
+        a->seconds = p->seconds;
+        a->first_eval = p->first_eval;
+        a->first_loss = p->first_loss;
+        a->tokens_seen = p->tokens;
+    }
+    free(p);
+    return ok;
+}
+
+static bool adapter_save(app* a) {
+    char path[PATH_SIZE];
+    const char* name = a->o.base_name != NULL ? a->o.base_name
+                       : a->o.model != NULL   ? a->o.model
+                                              : "demo";
+    out_path(a, "adapter", path);
+    qlora_adapter_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.base_name = name;
+    bool ok = lib(a, qlora_adapter_save(a->model, path, &desc), "saving the adapter");
+    if (!ok) {
+        complain(a);
+    }
+    out_path(a, "adapter.gguf", path);
+    if (!lib(a, qlora_adapter_save_gguf(a->model, path, NULL),
+             "saving the adapter for llama.cpp")) {
+        complain(a);
+        ok = false;
+    }
+    return ok;
+}
+
+static int64_t interval(const app* a, int64_t wished) {
+    int64_t tenth = (a->total_steps + 9) / 10;
+    return wished > 0 ? wished : tenth > 1 ? tenth : 1;
+}
+
+static bool step_record(app* a, const qlora_train_info* info, double seconds) {
+    point p;
+    p.step = info->step;
+    p.loss = info->loss;
+    p.grad_norm = (double)info->grad_norm;
+    p.lr = info->lr;
+    p.tokens_per_s = seconds > 0.0 ? (double)info->tokens / seconds : 0.0;
+    p.eval_loss = (double)NAN;
+    a->pace = a->pace > 0.0 ? a->pace + 0.1 * (seconds - a->pace) : seconds;
+    a->step = info->step;
+    a->seconds += seconds;
+    a->last_loss = info->loss;
+    a->first_loss = info->step == 1 ? info->loss : a->first_loss;
+    a->tokens_seen += (uint64_t)info->tokens;
+    if (info->last_skipped) {
+        say(a, "step %lld: skipped because of a non-finite gradient\n", (long long)info->step);
+    }
+    progress_draw(a, &p);
+    log_step(a, &p, info);
+    if (!points_add(a, &p)) {
+        return false;
+    }
+    picture_write(a, false);
+    return true;
+}
+
+// Saves each result independently, the checkpoint first, so that one failure does not lose the
+// others.
+static bool results_save(app* a) {
+    a->files_made = false; // from here on there may be results to keep
+    a->out_made = false;
+    bool saved = checkpoint_save(a);
+    if (!saved) {
+        complain(a);
+    }
+    bool ok = adapter_save(a) && saved;
+    if (a->log_rest.count > 0 && !a->log_torn) {
+        bear(a, TOLD_LOG, log_flush(a));
+    }
+    picture_write(a, true);
+    return ok;
+}
+
+static bool train_loop(app* a) {
+    int64_t eval_every = interval(a, a->o.eval_every);
+    int64_t save_every = interval(a, a->o.save_every);
+    if (a->step == 0 && !evaluate(a)) {
+        return false;
+    }
+    bool ok = true;
+    while (ok && a->step < a->total_steps && stop_asked == 0) {
+        qlora_train_info info;
+        double start = seconds_now();
+        if (!step_train(a, &info)) {
+            return false;
+        }
+        bool last = info.step == a->total_steps;
+        ok = step_record(a, &info, seconds_now() - start) &&
+             ((!last && info.step % eval_every != 0) || evaluate(a));
+        if (ok && !last && a->step % save_every == 0) {
+            bear(a, TOLD_CHECKPOINT, checkpoint_save(a));
+        }
+    }
+    if (!ok) { // the steps so far are complete and are saved anyway
+        complain(a);
+    }
+    return results_save(a) && ok;
+}
+
+#endif
