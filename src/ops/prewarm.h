@@ -45,8 +45,8 @@ static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
     if (s->head_dim == 0 && s->heads > 0) {
         s->head_dim = s->hidden / s->heads;
     }
-    const int64_t sizes[] = {s->hidden, s->intermediate, s->heads, s->kv_heads, s->head_dim,
-                             s->max_tokens};
+    const int64_t sizes[] = {s->hidden,   s->intermediate, s->heads,
+                             s->kv_heads, s->head_dim,     s->max_tokens};
     static const char* const names[] = {"hidden",   "intermediate", "heads",
                                         "kv_heads", "head_dim",     "max_tokens"};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -316,19 +316,21 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
 // Returns the conditions of the kernel registry that hold for a model. random: its weights are
 // generated.
 static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
-                                      bool nf4, bool lora, bool random) {
+                                      bool capped, bool nf4, bool lora, bool random) {
     return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
            (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
            (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
-           (random ? QLORA__NEED_RANDOM : 0) | qlora__attention_need(ctx, compute, head_dim);
+           (random ? QLORA__NEED_RANDOM : 0) |
+           qlora__attention_need(ctx, compute, head_dim, capped);
 }
 
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     double start = qlora__clock_ms();
     // Without 4-bit weights, the base itself can be trained, and mixed products also need the
     // 16-bit kernels.
-    uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, s->base == QLORA_BASE_NF4,
-                                          s->rank > 0 || s->base != QLORA_BASE_NF4, true);
+    uint32_t have =
+        qlora__kernels_needed(ctx, s->compute, s->head_dim, false, s->base == QLORA_BASE_NF4,
+                              s->rank > 0 || s->base != QLORA_BASE_NF4, true);
     if (s->base == QLORA_BASE_16BIT && qlora__gpu_takes(ctx, 80)) {
         have |= QLORA__NEED_BF16;
     }
