@@ -27,12 +27,19 @@
 
 #ifdef _WIN32
 #include <direct.h>
+#include <fcntl.h>
 #include <io.h>
+#include <process.h>
+#include <share.h>
+#include <sys/stat.h>
 // Not <windows.h>: its declarations conflict with those in qlora.h's implementation.
 __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #else
 #include <dirent.h>
+#include <fcntl.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/types.h>
 #include <unistd.h>
 #endif
 
@@ -42,6 +49,12 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #define PRINTF(a, b) __attribute__((format(printf, a, b)))
 #else
 #define PRINTF(a, b)
+#endif
+
+#ifdef _WIN32
+#define PATH_SEPARATORS "/\\"
+#else
+#define PATH_SEPARATORS "/"
 #endif
 
 #define PATH_SIZE 1024
@@ -56,6 +69,7 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/samples.h"
 #include "finetune/packing.h"
 #include "finetune/files.h"
+#include "finetune/lock.h"
 #include "finetune/folder.h"
 #include "finetune/plot.h"
 #include "finetune/train.h"
@@ -64,18 +78,15 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/start.h"
 
 static void app_close(app* a) {
-    screen_clear(&a->screen);
     if (a->log != NULL) {
         fclose(a->log);
     }
+    lock_release(a);
     packs_free(&a->now);
     packs_free(&a->eval_packs);
     free(a->train.data);
     free(a->eval.data);
-    free(a->ids);
-    free(a->labels);
-    free(a->lengths);
-    free(a->numbers);
+    batches_free(&a->batches);
     free(a->points);
     blob_free(&a->log_rest);
     if (a->trainer != NULL) {
@@ -126,14 +137,54 @@ static bool run(app* a, int argc, char** argv) {
     return train(a);
 }
 
-int main(int argc, char** argv) {
-    static app a; // zeroed, and too large for some stacks
+// Whether everything that was printed has been written; a full disk often shows only here.
+static bool output_check(app* a) {
+    errno = 0;
+    bool before = ferror(stdout) == 0;
+    if ((fflush(stdout) == 0 && before) || a->screen.closed) {
+        return true;
+    }
+    return fail(a->error, "cannot write to standard output: %s",
+                strerror(errno != 0 ? errno : EIO));
+}
+
+static void signals_set(void) {
     signal(SIGINT, stop_handler);
     signal(SIGTERM, stop_handler);
-#ifdef SIGXFSZ
+#ifndef _WIN32
+    struct sigaction old;
+    if (sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler != SIG_IGN) { // not under nohup
+        struct sigaction now;
+        memset(&now, 0, sizeof now);
+        now.sa_handler = stop_handler;
+        now.sa_flags = SA_RESTART;
+        sigaction(SIGHUP, &now, NULL);
+    }
     signal(SIGXFSZ, SIG_IGN); // a file that must not grow makes its write fail instead
 #endif
+}
+
+// The first files that a program opens take the numbers of closed standard streams, and would then
+// receive what is printed.
+static void streams_open(void) {
+#ifndef _WIN32
+    for (int number = 0; number < 3; number++) {
+        if (fcntl(number, F_GETFD) == -1 && open("/dev/null", O_RDWR) != number) {
+            _exit(1);
+        }
+    }
+#endif
+}
+
+int main(int argc, char** argv) {
+    static app a; // zeroed, and too large for some stacks
+    streams_open();
+    signals_set();
     bool ok = run(&a, argc, argv);
+    screen_clear(&a.screen);
+    if (!output_check(&a) && ok) {
+        complain(&a);
+    }
     if (!ok && !a.stopped && (a.error[0] != '\0' || !a.failed)) {
         complain(&a);
     }

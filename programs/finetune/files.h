@@ -157,35 +157,54 @@ static bool file_read(app* a, const char* path, blob* out) {
            fail(a->error, "cannot read %s: %s", path, strerror(code));
 }
 
+// Reads one line of the log. False if it is damaged: the numbers come from a file that anything may
+// have happened to, and steps index the plot's tables.
+static bool log_point(const app* a, const char* line, const char* stop, point* out) {
+    int64_t before = a->point_count > 0 ? a->points[a->point_count - 1].step : 0;
+    double step = log_value(line, stop, "step");
+    if (stop - line < 2 || line[0] != '{' || stop[-1] != '}' || !(step >= (double)before) ||
+        step != floor(step) || step > 1e15) {
+        return false;
+    }
+    out->step = (int64_t)step;
+    out->loss = log_value(line, stop, "loss");
+    out->grad_norm = log_value(line, stop, "grad_norm");
+    out->lr = log_value(line, stop, "lr");
+    out->tokens_per_s = log_value(line, stop, "tokens_per_s");
+    out->eval_loss = log_value(line, stop, "eval_loss");
+    return true;
+}
+
 // Keeps the log's lines up to a->step and restores the plot's points from them.
 static bool log_trim(app* a) {
     char path[PATH_SIZE];
+    size_t damaged = 0;
     blob text;
     blob kept;
     memset(&text, 0, sizeof text);
     memset(&kept, 0, sizeof kept);
     out_path(a, "log.jsonl", path);
     bool ok = a->step == 0 || file_read(a, path, &text);
-    if (ok && text.count > 0) {
-        const char* end = text.data + text.count;
-        for (const char* line = text.data; ok && line < end;) {
-            const char* stop = (const char*)memchr(line, '\n', (size_t)(end - line));
-            double step = stop != NULL ? log_value(line, stop, "step") : (double)NAN;
-            if (stop == NULL || !(step <= (double)a->step)) {
-                break; // a partial line, or one later than the checkpoint
-            }
-            point p;
-            p.step = (int64_t)step;
-            p.loss = log_value(line, stop, "loss");
-            p.grad_norm = log_value(line, stop, "grad_norm");
-            p.lr = log_value(line, stop, "lr");
-            p.tokens_per_s = log_value(line, stop, "tokens_per_s");
-            p.eval_loss = log_value(line, stop, "eval_loss");
+    const char* end = text.data != NULL ? text.data + text.count : NULL;
+    for (const char* line = text.data; ok && line < end;) {
+        const char* stop = (const char*)memchr(line, '\n', (size_t)(end - line));
+        point p;
+        if (stop == NULL) {
+            break; // the last line of a run that was killed
+        }
+        bool read = log_point(a, line, stop, &p);
+        damaged += read ? 0 : 1;
+        if (read && p.step <= a->step) { // later steps will be taken again
             a->last_loss = known(p.loss) ? p.loss : a->last_loss;
             a->last_eval = known(p.eval_loss) ? p.eval_loss : a->last_eval;
-            ok = points_add(a, &p) && blob_add(&kept, line, (size_t)(stop + 1 - line));
-            line = stop + 1;
+            ok = (points_add(a, &p) && blob_add(&kept, line, (size_t)(stop + 1 - line))) ||
+                 fail(a->error, "out of memory");
         }
+        line = stop + 1;
+    }
+    if (damaged > 0) {
+        say(a, "note: %s: %zu damaged line%s removed\n", path, damaged,
+            damaged == 1 ? " was" : "s were");
     }
     ok = ok && file_replace(a, "log.jsonl", kept.data, kept.count);
     blob_free(&text);

@@ -107,7 +107,7 @@ typedef struct shown {
 
 static bool token_show(void* user, int32_t token) {
     shown* s = (shown*)user;
-    return qlora_text_ids_add(s->text, &s->ids, token) == QLORA_OK;
+    return qlora_text_ids_add(s->text, &s->ids, token) == QLORA_OK && stop_asked == 0;
 }
 
 // Generates greedily, so that the same model always gives the same text.
@@ -146,6 +146,35 @@ static bool prompt_show(app* a, const char* when) {
     return ok && prompt != NULL;
 }
 
+// The mean loss of the steps from `first` to `last`, or `otherwise` if the log has none of them.
+static double loss_mean(const app* a, int64_t first, int64_t last, double otherwise) {
+    double sum = 0.0;
+    int64_t counted = 0;
+    for (size_t i = 0; i < a->point_count; i++) {
+        const point* p = &a->points[i];
+        if (p->step >= first && p->step <= last && known(p->loss)) {
+            sum += p->loss;
+            counted++;
+        }
+    }
+    return counted > 0 ? sum / (double)counted : otherwise;
+}
+
+// Compares the first tenth of the steps, at most 50, with the last: single steps are noisy.
+static void summary_loss(app* a) {
+    int64_t tenth = a->step / 10 < 50 ? a->step / 10 : 50;
+    int64_t span = tenth > 1 ? tenth : 1;
+    say(a, "loss %.4f -> %.4f", loss_mean(a, 1, span, a->first_loss),
+        loss_mean(a, a->step - span + 1, a->step, a->last_loss));
+    if (span > 1) {
+        say(a, " (means of %lld steps)", (long long)span);
+    }
+    if (known(a->first_eval) && known(a->last_eval)) {
+        say(a, "; held out %.4f -> %.4f, perplexity %.4g -> %.4g", a->first_eval, a->last_eval,
+            exp(a->first_eval), exp(a->last_eval));
+    }
+}
+
 static void summary_print(app* a) {
     char tokens[32];
     char time_taken[32];
@@ -153,11 +182,7 @@ static void summary_print(app* a) {
     say(a, "\n%lld steps, %s tokens in %s (%s tokens/s)\n", (long long)a->step,
         short_number((double)a->tokens_seen, tokens), short_time(a->seconds, time_taken),
         short_number(a->seconds > 0.0 ? (double)a->tokens_seen / a->seconds : 0.0, pace));
-    say(a, "loss %.4f -> %.4f", a->first_loss, a->last_loss);
-    if (known(a->first_eval) && known(a->last_eval)) {
-        say(a, "; held out %.4f -> %.4f, perplexity %.4g -> %.4g", a->first_eval, a->last_eval,
-            exp(a->first_eval), exp(a->last_eval));
-    }
+    summary_loss(a);
     say(a,
         "\n\n  %s/adapter       the adapter in PEFT format\n"
         "  %s/adapter.gguf  the adapter for llama.cpp\n"

@@ -148,8 +148,7 @@ static bool model_start(app* a) {
     }
     if (!lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
-        !batch_room(a) || !checkpoint_load(a) || !packs_make(a, &a->eval, 0, &a->eval_packs) ||
-        !out_begin(a)) {
+        !checkpoint_load(a) || !packs_make(a, &a->eval, 0, &a->eval_packs) || !out_begin(a)) {
         return false;
     }
     peak_find(a);
@@ -164,6 +163,9 @@ static bool model_start(app* a) {
 
 static bool train(app* a) {
     double start = seconds_now();
+#ifndef _WIN32
+    signal(SIGPIPE, SIG_IGN); // writing fails instead, and the training is saved
+#endif
     say(a, "%s: %s\n", qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
         qlora_ctx_reason(a->ctx));
     counts_print(a);
@@ -180,13 +182,17 @@ static bool train(app* a) {
     say(a, "ready after %s\n", short_time(seconds_now() - start, text));
     bool fresh = a->step == 0;
     bool ok = (!fresh || prompt_show(a, "before")) && train_loop(a);
-    if (!ok) {
-        if (a->step == 0) {
-            out_unmake(a);
+    if (a->step == 0) {
+        out_unmake(a);
+        if (ok) {
+            say(a, "stopped before the first step was complete; there is nothing to save\n");
         }
+        return ok;
+    }
+    if (!ok) {
         return false;
     }
-    if (a->step < a->total_steps) {
+    if (a->step < a->total_steps || a->eval_cut) {
         say(a,
             "\nstopped after step %lld of %lld and saved to %s; run the same command to resume\n",
             (long long)a->step, (long long)a->total_steps, a->o.out);

@@ -35,6 +35,14 @@ typedef struct packs {
     size_t count;
 } packs;
 
+typedef struct batches {
+    qlora_batch* data;
+    int32_t* numbers; // what they point to
+    size_t room;      // capacities: batches, tokens, sequences
+    size_t tokens;
+    size_t sequences;
+} batches;
+
 typedef struct point { // one entry of the log and the plot
     int64_t step;
     double loss;
@@ -47,6 +55,7 @@ typedef struct point { // one entry of the log and the plot
 typedef struct screen {
     bool live; // standard output is a terminal: the progress line is redrawn in place
     bool drawn;
+    bool closed; // nobody reads standard output any more
     double drawn_at;
 } screen;
 
@@ -87,11 +96,7 @@ typedef struct app {
     uint64_t data_hash;
     uint64_t settings_hash;
     bool resuming;
-    // the batch being assembled
-    int32_t* ids;
-    int32_t* labels;
-    int32_t* lengths;
-    int32_t* numbers;
+    batches batches; // of the step or the evaluation that is running
     // the progress of the run
     int64_t step;
     int64_t total_steps;
@@ -113,11 +118,14 @@ typedef struct app {
     size_t point_count;
     size_t point_room;
     FILE* log;
-    blob log_rest;   // lines that have not been written to disk yet
-    bool log_torn;   // the log ends in a partial line: write nothing more to it
+    blob log_rest; // lines that have not been written to disk yet
+    bool log_torn; // the log ends in a partial line: write nothing more to it
+    int lock;      // the lock file, if `locked`
+    bool locked;
     bool out_made;   // this process created the folder
     bool out_empty;  // the folder was empty when the run started
     bool files_made; // this process created settings.txt and the log
+    bool eval_cut;   // Ctrl-C ended the last evaluation
     bool stopped;    // by Ctrl-C, during a long call
     bool failed;     // an error was reported on standard error
     int told;        // ongoing failures that have been reported: TOLD_ bits
@@ -129,10 +137,33 @@ typedef struct app {
 } app;
 
 static volatile sig_atomic_t stop_asked;
+static volatile sig_atomic_t stop_training; // a step or an evaluation may be running
 
+// Ctrl-C is acknowledged at once: people who see nothing press it again, which ends the program.
+static void stop_tell(void) {
+    static const char training[] =
+        "\nstopping after this micro-batch; press Ctrl-C again to quit at once\n";
+    static const char otherwise[] = "\nstopping; press Ctrl-C again to quit at once\n";
+    const char* text = stop_training != 0 ? training : otherwise;
+    size_t size = stop_training != 0 ? sizeof training - 1 : sizeof otherwise - 1;
+    int code = errno;
+#ifdef _WIN32
+    (void)!_write(2, text, (unsigned)size);
+#else
+    (void)!write(STDERR_FILENO, text, size);
+#endif
+    errno = code;
+}
+
+// A second Ctrl-C ends the program at once. A terminal that closes may send SIGHUP twice.
 static void stop_handler(int number) {
+    if (number == SIGINT && stop_asked == 0) {
+        stop_tell();
+    }
     stop_asked = 1;
-    signal(number, SIG_DFL); // a second Ctrl-C ends the program at once
+    if (number == SIGINT || number == SIGTERM) {
+        signal(number, SIG_DFL);
+    }
 }
 
 static bool lib(app* a, qlora_result result, const char* doing) {

@@ -50,7 +50,45 @@ static double pack_flop(const app* a, const samples* s, const packs* p, size_t p
     return flop;
 }
 
-static bool step_train(app* a, qlora_train_info* info) {
+#define SLICE_MS 200.0
+
+// Runs a step in slices, so that Ctrl-C is answered between two of them; the results are those of
+// whole steps, bit for bit. An interrupted step is discarded and *cut set.
+static bool step_slices(app* a, size_t end, bool* cut) {
+    size_t count = end - a->next_pack;
+    bool done = false;
+    if (!batches_fill(a, &a->train, &a->now, a->next_pack, end) ||
+        !lib(a, qlora_train_begin(a->trainer, a->batches.data, (int64_t)count), "training")) {
+        return false;
+    }
+    while (!done) {
+        if (stop_asked != 0) {
+            *cut = true;
+            return lib(a, qlora_train_cancel(a->trainer), "stopping");
+        }
+        if (!lib(a, qlora_train_slice(a->trainer, SLICE_MS, &done), "training")) {
+            return false;
+        }
+    }
+    a->next_pack = end;
+    return true;
+}
+
+// Runs a step without waiting for the device between its micro-batches. `labels` is the sum over
+// the whole step, so that every trained token has the same weight.
+static bool step_whole(app* a, size_t end, int64_t labels) {
+    for (; a->next_pack < end; a->next_pack++) {
+        if (!batches_fill(a, &a->train, &a->now, a->next_pack, a->next_pack + 1) ||
+            !lib(a, qlora_train_micro(a->trainer, a->batches.data, (double)labels), "training")) {
+            return false;
+        }
+    }
+    return lib(a, qlora_train_update(a->trainer), "training");
+}
+
+// The next step, unless Ctrl-C cuts it short. A GPU runs whole steps, as graphs: they are fast.
+static bool step_train(app* a, qlora_train_info* info, bool* cut) {
+    *cut = false;
     if (a->next_pack >= a->now.count) {
         a->epoch++;
         a->next_pack = 0;
@@ -60,20 +98,20 @@ static bool step_train(app* a, qlora_train_info* info) {
     }
     size_t end = a->next_pack + (size_t)a->o.accumulate;
     end = end < a->now.count ? end : a->now.count;
-    int64_t labels = 0; // in the whole step, so that every trained token has the same weight
+    int64_t labels = 0;
     a->step_flop = 0.0;
     for (size_t p = a->next_pack; p < end; p++) {
         labels += pack_labels(&a->train, &a->now, p);
         a->step_flop += pack_flop(a, &a->train, &a->now, p);
     }
-    for (; a->next_pack < end; a->next_pack++) {
-        qlora_batch batch = batch_fill(a, &a->train, &a->now, a->next_pack);
-        if (!lib(a, qlora_train_micro(a->trainer, &batch, (double)labels), "training")) {
-            return false;
-        }
+    bool sliced = qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU;
+    if (!(sliced ? step_slices(a, end, cut) : step_whole(a, end, labels))) {
+        return false;
     }
-    if (!lib(a, qlora_train_update(a->trainer), "training") ||
-        !lib(a, qlora_train_query(a->trainer, info), "training")) {
+    if (*cut) {
+        return true;
+    }
+    if (!lib(a, qlora_train_query(a->trainer, info), "training")) {
         return false;
     }
     a->skipped_in_row = info->last_skipped ? a->skipped_in_row + 1 : 0;
@@ -86,6 +124,8 @@ static bool step_train(app* a, qlora_train_info* info) {
     return true;
 }
 
+// Ctrl-C cuts an evaluation short between two packs. It then has no result and is repeated when
+// the run is resumed.
 static bool evaluate(app* a) {
     if (a->eval.count == 0) {
         return true;
@@ -94,8 +134,12 @@ static bool evaluate(app* a) {
     double labels = 0.0;
     for (size_t p = 0; p < a->eval_packs.count; p++) {
         qlora_eval_info info;
-        qlora_batch batch = batch_fill(a, &a->eval, &a->eval_packs, p);
-        if (!lib(a, qlora_eval(a->model, &batch, &info), "evaluating")) {
+        if (stop_asked != 0) {
+            a->eval_cut = true;
+            return true;
+        }
+        if (!batches_fill(a, &a->eval, &a->eval_packs, p, p + 1) ||
+            !lib(a, qlora_eval(a->model, a->batches.data, &info), "evaluating")) {
             return false;
         }
         loss += info.loss;
@@ -247,28 +291,42 @@ static bool results_save(app* a) {
     return ok;
 }
 
-static bool train_loop(app* a) {
-    int64_t eval_every = interval(a, a->o.eval_every);
-    int64_t save_every = interval(a, a->o.save_every);
-    if (a->step == 0 && !evaluate(a)) {
+// Whether the model as it is has to be evaluated: an interrupted evaluation is made up for.
+static bool evaluate_due(const app* a) {
+    if (a->step != 0 && a->step != a->total_steps && a->step % interval(a, a->o.eval_every) != 0) {
         return false;
     }
-    bool ok = true;
-    while (ok && a->step < a->total_steps && stop_asked == 0) {
-        qlora_train_info info;
-        double start = seconds_now();
-        if (!step_train(a, &info)) {
+    for (size_t i = a->point_count; i > 0 && a->points[i - 1].step == a->step; i--) {
+        if (known(a->points[i - 1].eval_loss)) {
             return false;
         }
-        bool last = info.step == a->total_steps;
-        ok = step_record(a, &info, seconds_now() - start) &&
-             ((!last && info.step % eval_every != 0) || evaluate(a));
-        if (ok && !last && a->step % save_every == 0) {
+    }
+    return true;
+}
+
+static bool train_loop(app* a) {
+    int64_t save_every = interval(a, a->o.save_every);
+    stop_training = 1;
+    bool ok = !evaluate_due(a) || evaluate(a);
+    bool cut = false;
+    while (ok && !cut && a->step < a->total_steps && stop_asked == 0) {
+        qlora_train_info info;
+        double start = seconds_now();
+        ok = step_train(a, &info, &cut);
+        if (ok && !cut) {
+            ok = step_record(a, &info, seconds_now() - start) && (!evaluate_due(a) || evaluate(a));
+        }
+        if (ok && !cut && a->step < a->total_steps && a->step % save_every == 0) {
             bear(a, TOLD_CHECKPOINT, checkpoint_save(a));
         }
     }
+    stop_training = 0;
+    if (a->step == 0) {
+        return ok;
+    }
     if (!ok) { // the steps so far are complete and are saved anyway
         complain(a);
+        (void)qlora_train_cancel(a->trainer);
     }
     return results_save(a) && ok;
 }

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Uses finetune as a person would: correctly, incorrectly, killed, and on a full disk.
-# Needs bash, make and a C compiler; creates its own small model. Usage: use_programs.sh [-v]
+# Needs bash, make and a C compiler; creates its own small model.
+# Usage: use_programs.sh [-v] [GROUP...], where a group is one of the functions listed at the end.
 # The last line is `N passed, F failed, S skipped`. The status is 1 if anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 B=${B:-build}
-verbose=${1:-}
+verbose=
+[[ ${1:-} == -v ]] && verbose=-v && shift
 root=$PWD
 work=$root/$B/test-programs
 finetune=${FINETUNE:-$root/$B/finetune}
@@ -443,6 +445,8 @@ full_disk() {
     done
 }
 
+# shellcheck source=tests/gates/use_runs.sh
+. tests/gates/use_runs.sh
 rm -rf "$work"
 mkdir -p "$work"
 [[ -n ${NO_BUILD:-} ]] || ${MAKE:-make} -s B="$B" "$B/finetune" || exit 1
@@ -451,13 +455,11 @@ cd "$work" || exit 1
 : >err
 model_make
 data_make
-wrong_use
-looking
-training
-long_samples
-others_files
-own_folders
-saving_fails
-full_disk
+groups="wrong_use looking training long_samples others_files own_folders saving_fails full_disk"
+groups="$groups plots logs locks closing starting_over interrupts"
+[[ $# -gt 0 ]] && groups=$*
+for group in $groups; do
+    $group
+done
 echo "$passed passed, $failed failed, 0 skipped"
 [[ $failed -eq 0 && $passed -gt 0 ]]
