@@ -17,7 +17,7 @@
        platform   dynamic libraries, threads, clock, files; the only place with _WIN32
        core       errors, log, memory, checked arithmetic, CPU threads, random numbers
        numbers    16-bit floating point, element access, NF4
-       formats    JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
+       formats    JSON, GGUF, safetensors, Hugging Face folders, PEFT and GGUF adapters
        driver     CUDA driver and cuBLAS: symbols, device facts, error names
        tensor     memory, tensors, copies and fills on the context's stream, staging
        cache      kernel registry, PTX for a target, modules, seal, launch
@@ -4620,6 +4620,1286 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
 
 #endif // QLORA__PART_STOP_IDS
 
+//@@ src/formats/gguf_read.h
+
+#ifndef QLORA__PART_GGUF_READ
+#define QLORA__PART_GGUF_READ
+
+// ---- reading GGUF: header and metadata ----------------------------------------------------------
+
+// The types of values, by their number in the file. X(name, bytes); 0 = its size varies.
+#define QLORA__GGUF_VALUES(X)                                                                      \
+    X(U8, 1)                                                                                       \
+    X(I8, 1)                                                                                       \
+    X(U16, 2)                                                                                      \
+    X(I16, 2)                                                                                      \
+    X(U32, 4)                                                                                      \
+    X(I32, 4)                                                                                      \
+    X(F32, 4)                                                                                      \
+    X(BOOL, 1)                                                                                     \
+    X(STRING, 0)                                                                                   \
+    X(ARRAY, 0)                                                                                    \
+    X(U64, 8)                                                                                      \
+    X(I64, 8)                                                                                      \
+    X(F64, 8)
+
+#define QLORA__GGUF_ENUM(name, bytes) QLORA__GGUF_##name,
+typedef enum qlora__gguf_kind {
+    QLORA__GGUF_VALUES(QLORA__GGUF_ENUM) QLORA__GGUF_KIND_COUNT
+} qlora__gguf_kind;
+#undef QLORA__GGUF_ENUM
+
+// Longer keys are not valid; a key of this length does not occur.
+#define QLORA__GGUF_MAX_KEY 65535u
+#define QLORA__GGUF_MAX_ALIGN ((uint64_t)1 << 30)
+
+// A value of the metadata. `data` and `key` point into the file and are not terminated.
+typedef struct qlora__gguf_value {
+    const char* key;
+    const uint8_t* data; // the number, the characters, or the first element
+    uint64_t bytes;      // of data
+    uint64_t count;      // elements of an array, else 1
+    uint32_t key_size;
+    qlora__gguf_kind kind;
+    qlora__gguf_kind element; // of an array; else the same as `kind`
+} qlora__gguf_value;
+
+typedef struct qlora__gguf {
+    const char* label;
+    const uint8_t* file;
+    uint64_t size;
+    uint64_t tensor_count; // announced; the table is checked by those who need it
+    uint64_t table;        // where the table of tensors begins
+    uint64_t alignment;
+    qlora__gguf_value* values; // in file order
+    uint32_t* by_key;
+    uint32_t count;
+    size_t block; // bytes of values and by_key
+} qlora__gguf;
+
+// Reads forwards through the file. A read that does not fit sets `ended` and returns zeros, so
+// that a caller can check once.
+typedef struct qlora__gguf_cursor {
+    const uint8_t* file;
+    uint64_t at;
+    uint64_t size;
+    bool ended;
+} qlora__gguf_cursor;
+
+// The next n bytes, or NULL.
+static const uint8_t* qlora__gguf_take(qlora__gguf_cursor* c, uint64_t n) {
+    if (c->ended || n > c->size - c->at) {
+        c->ended = true;
+        return NULL;
+    }
+    c->at += n;
+    return c->file + (c->at - n);
+}
+
+// A little-endian number of `bytes` bytes.
+static uint64_t qlora__gguf_bits(const uint8_t* p, uint32_t bytes) {
+    uint64_t value = 0;
+    for (uint32_t i = bytes; i > 0; i--) {
+        value = value << 8 | p[i - 1];
+    }
+    return value;
+}
+
+static uint64_t qlora__gguf_number(qlora__gguf_cursor* c, uint32_t bytes) {
+    const uint8_t* p = qlora__gguf_take(c, bytes);
+    return p != NULL ? qlora__gguf_bits(p, bytes) : 0;
+}
+
+static uint32_t qlora__gguf_kind_bytes(qlora__gguf_kind kind) {
+#define QLORA__GGUF_SIZE(name, bytes) bytes,
+    static const uint8_t sizes[] = {QLORA__GGUF_VALUES(QLORA__GGUF_SIZE)};
+#undef QLORA__GGUF_SIZE
+    return sizes[kind];
+}
+
+static const char* qlora__gguf_kind_name(qlora__gguf_kind kind) {
+#define QLORA__GGUF_NAMED(name, bytes) #name,
+    static const char* const names[] = {QLORA__GGUF_VALUES(QLORA__GGUF_NAMED)};
+#undef QLORA__GGUF_NAMED
+    return names[kind];
+}
+
+static void qlora__gguf_free(qlora__env* env, qlora__gguf* g) {
+    qlora__env_free(env, g->values, g->block);
+    memset(g, 0, sizeof *g);
+}
+
+// The part of a key that a message shows.
+static int qlora__gguf_shown(uint64_t size) {
+    return size < 80 ? (int)size : 80;
+}
+
+static qlora_result qlora__gguf_cut(qlora__env* env, const qlora__gguf* g, const char* where) {
+    return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                           "%s: the file ends inside %s, after %llu bytes; it is truncated",
+                           g->label, where, (unsigned long long)g->size);
+}
+
+// The characters of a string; *size is their number.
+static qlora_result qlora__gguf_chars(qlora__env* env, const qlora__gguf* g, qlora__gguf_cursor* c,
+                                      const char* what, const uint8_t** out, uint64_t* size) {
+    uint64_t n = qlora__gguf_number(c, 8);
+    const uint8_t* p = qlora__gguf_take(c, n);
+    if (p == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s has %llu bytes, more than the file contains", g->label, what,
+                               (unsigned long long)n);
+    }
+    *out = p;
+    *size = n;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_bad_kind(qlora__env* env, const qlora__gguf* g,
+                                         const qlora__gguf_value* v, const char* what,
+                                         uint64_t kind) {
+    return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                           "%s: %.*s: %s %llu does not exist; the last one is %d", g->label,
+                           qlora__gguf_shown(v->key_size), v->key, what, (unsigned long long)kind,
+                           (int)QLORA__GGUF_KIND_COUNT - 1);
+}
+
+static qlora_result qlora__gguf_read_array(qlora__env* env, const qlora__gguf* g,
+                                           qlora__gguf_cursor* c, qlora__gguf_value* v) {
+    uint64_t element = qlora__gguf_number(c, 4);
+    v->count = qlora__gguf_number(c, 8);
+    if (c->ended) {
+        return qlora__gguf_cut(env, g, "an array");
+    }
+    if (element >= QLORA__GGUF_KIND_COUNT) {
+        return qlora__gguf_bad_kind(env, g, v, "element type", element);
+    }
+    v->element = (qlora__gguf_kind)element;
+    if (v->element == QLORA__GGUF_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %.*s is an array of arrays, which GGUF does not allow",
+                               g->label, qlora__gguf_shown(v->key_size), v->key);
+    }
+    uint64_t least = v->element == QLORA__GGUF_STRING ? 8 : qlora__gguf_kind_bytes(v->element);
+    if (v->count > (c->size - c->at) / least) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %.*s has %llu elements, more than the file can contain",
+            g->label, qlora__gguf_shown(v->key_size), v->key, (unsigned long long)v->count);
+    }
+    v->data = c->file + c->at;
+    if (v->element != QLORA__GGUF_STRING) {
+        v->bytes = v->count * least;
+        qlora__gguf_take(c, v->bytes);
+        return QLORA_OK;
+    }
+    uint64_t begin = c->at;
+    for (uint64_t i = 0; i < v->count; i++) {
+        const uint8_t* text = NULL;
+        uint64_t size = 0;
+        QLORA__TRY(qlora__gguf_chars(env, g, c, "a string of an array", &text, &size));
+    }
+    v->bytes = c->at - begin;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_value(qlora__env* env, const qlora__gguf* g,
+                                           qlora__gguf_cursor* c, qlora__gguf_value* v) {
+    const uint8_t* key = NULL;
+    uint64_t size = 0;
+    memset(v, 0, sizeof *v);
+    QLORA__TRY(qlora__gguf_chars(env, g, c, "a key", &key, &size));
+    v->key = (const char*)key;
+    if (size == 0 || size > QLORA__GGUF_MAX_KEY || memchr(key, 0, (size_t)size) != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: a key has %llu bytes; it must have 1 to %u and no zero byte",
+                               g->label, (unsigned long long)size, QLORA__GGUF_MAX_KEY);
+    }
+    v->key_size = (uint32_t)size;
+    uint64_t kind = qlora__gguf_number(c, 4);
+    if (c->ended) {
+        return qlora__gguf_cut(env, g, "the metadata");
+    }
+    if (kind >= QLORA__GGUF_KIND_COUNT) {
+        return qlora__gguf_bad_kind(env, g, v, "type", kind);
+    }
+    v->kind = (qlora__gguf_kind)kind;
+    v->element = v->kind;
+    v->count = 1;
+    if (v->kind == QLORA__GGUF_ARRAY) {
+        QLORA__TRY(qlora__gguf_read_array(env, g, c, v));
+    } else if (v->kind == QLORA__GGUF_STRING) {
+        QLORA__TRY(qlora__gguf_chars(env, g, c, "a string", &v->data, &v->bytes));
+    } else {
+        v->bytes = qlora__gguf_kind_bytes(v->kind);
+        v->data = qlora__gguf_take(c, v->bytes);
+        if (v->data == NULL) {
+            return qlora__gguf_cut(env, g, "the metadata");
+        }
+    }
+    for (uint64_t i = 0; v->element == QLORA__GGUF_BOOL && i < v->count; i++) {
+        if (v->data[i] > 1) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %.*s: a BOOL is %u; it must be 0 or 1", g->label,
+                                   qlora__gguf_shown(v->key_size), v->key, v->data[i]);
+        }
+    }
+    return QLORA_OK;
+}
+
+static int qlora__gguf_key_order(const qlora__gguf_value* a, const char* key, size_t size) {
+    size_t n = a->key_size < size ? a->key_size : size;
+    int order = memcmp(a->key, key, n);
+    return order != 0 ? order : a->key_size < size ? -1 : a->key_size > size ? 1 : 0;
+}
+
+static bool qlora__gguf_key_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__gguf_value* v = (const qlora__gguf_value*)user;
+    return qlora__gguf_key_order(&v[a], v[b].key, v[b].key_size) < 0;
+}
+
+// NULL if there is no such key.
+static const qlora__gguf_value* qlora__gguf_find(const qlora__gguf* g, const char* key) {
+    uint32_t low = 0;
+    uint32_t high = g->count;
+    size_t size = strlen(key);
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        const qlora__gguf_value* v = &g->values[g->by_key[middle]];
+        int order = qlora__gguf_key_order(v, key, size);
+        if (order == 0) {
+            return v;
+        }
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return NULL;
+}
+
+static qlora_result qlora__gguf_read_values(qlora__env* env, qlora__gguf* g, qlora__gguf_cursor* c,
+                                            uint64_t count) {
+    // The smallest pair has a key of one byte and a value of one.
+    if (count > (c->size - c->at) / 14 || count > INT32_MAX) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %llu keys are announced, more than the file can contain",
+                               g->label, (unsigned long long)count);
+    }
+    size_t bytes = (size_t)count * (sizeof *g->values + sizeof *g->by_key);
+    if (count > 0) {
+        g->values = (qlora__gguf_value*)qlora__env_alloc(env, bytes);
+        if (g->values == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        g->block = bytes;
+        g->by_key = (uint32_t*)(void*)(g->values + count);
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        QLORA__TRY(qlora__gguf_read_value(env, g, c, &g->values[i]));
+        g->by_key[i] = (uint32_t)i;
+    }
+    g->count = (uint32_t)count;
+    qlora__sort(g->by_key, g->count, qlora__gguf_key_less, g->values);
+    for (uint32_t i = 1; i < g->count; i++) {
+        const qlora__gguf_value* v = &g->values[g->by_key[i]];
+        if (qlora__gguf_key_order(&g->values[g->by_key[i - 1]], v->key, v->key_size) == 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the key %.*s occurs twice", g->label,
+                                   qlora__gguf_shown(v->key_size), v->key);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_version(qlora__env* env, const qlora__gguf* g,
+                                             qlora__gguf_cursor* c) {
+    const uint8_t* magic = qlora__gguf_take(c, 4);
+    uint64_t version = qlora__gguf_number(c, 4);
+    if (magic == NULL || memcmp(magic, "GGUF", 4) != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: this is not a GGUF file: it does not begin with \"GGUF\"",
+                               g->label);
+    }
+    if (c->ended) {
+        return qlora__gguf_cut(env, g, "the header");
+    }
+    if (version != 0 && (version & 0xFFFF) == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: this is a big-endian GGUF file; only little-endian ones are "
+                               "supported",
+                               g->label);
+    }
+    if (version != 2 && version != 3) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: GGUF version %llu is not supported; supported are 2 and 3",
+                               g->label, (unsigned long long)version);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_alignment(qlora__env* env, qlora__gguf* g) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, "general.alignment");
+    g->alignment = 32;
+    if (v == NULL) {
+        return QLORA_OK;
+    }
+    if (v->kind != QLORA__GGUF_U32) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: general.alignment has type %s; it must be U32", g->label,
+                               qlora__gguf_kind_name(v->kind));
+    }
+    g->alignment = qlora__gguf_bits(v->data, 4);
+    if (g->alignment == 0 || (g->alignment & (g->alignment - 1)) != 0 ||
+        g->alignment > QLORA__GGUF_MAX_ALIGN) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: general.alignment is %llu; it must be a power of two up to "
+                               "2^30",
+                               g->label, (unsigned long long)g->alignment);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_all(qlora__env* env, qlora__gguf* g) {
+    qlora__gguf_cursor c;
+    memset(&c, 0, sizeof c);
+    c.file = g->file;
+    c.size = g->size;
+    QLORA__TRY(qlora__gguf_read_version(env, g, &c));
+    g->tensor_count = qlora__gguf_number(&c, 8);
+    uint64_t count = qlora__gguf_number(&c, 8);
+    if (c.ended) {
+        return qlora__gguf_cut(env, g, "the header");
+    }
+    QLORA__TRY(qlora__gguf_read_values(env, g, &c, count));
+    g->table = c.at;
+    return qlora__gguf_read_alignment(env, g);
+}
+
+// Reads the header and the metadata of a file in memory, which must outlive *g. Call
+// qlora__gguf_free afterwards. After a failure there is nothing to free.
+static QLORA__UNUSED qlora_result qlora__gguf_parse(qlora__env* env, const char* label,
+                                                    const void* bytes, uint64_t size,
+                                                    qlora__gguf* g) {
+    memset(g, 0, sizeof *g);
+    g->label = label;
+    g->file = (const uint8_t*)bytes;
+    g->size = size;
+    qlora_result result = qlora__gguf_read_all(env, g);
+    if (result != QLORA_OK) {
+        qlora__gguf_free(env, g);
+    }
+    return result;
+}
+
+// ---- values -------------------------------------------------------------------------------------
+
+static qlora_result qlora__gguf_wrong(qlora__env* env, const qlora__gguf* g, const char* key,
+                                      const qlora__gguf_value* v, const char* wanted) {
+    if (v == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s is missing", g->label, key);
+    }
+    return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s has type %s%s; it must be %s", g->label,
+                           key, v->kind == QLORA__GGUF_ARRAY ? "ARRAY of " : "",
+                           qlora__gguf_kind_name(v->element), wanted);
+}
+
+// Element `index` as an integer; false if it is not one, or does not fit.
+static QLORA__UNUSED bool qlora__gguf_integer(const qlora__gguf_value* v, uint64_t index,
+                                              int64_t* out) {
+    uint32_t bytes = qlora__gguf_kind_bytes(v->element);
+    bool is_signed = v->element == QLORA__GGUF_I8 || v->element == QLORA__GGUF_I16 ||
+                     v->element == QLORA__GGUF_I32 || v->element == QLORA__GGUF_I64;
+    bool is_unsigned = v->element == QLORA__GGUF_U8 || v->element == QLORA__GGUF_U16 ||
+                       v->element == QLORA__GGUF_U32 || v->element == QLORA__GGUF_U64;
+    if ((!is_signed && !is_unsigned) || index >= v->count) {
+        return false;
+    }
+    uint64_t bits = qlora__gguf_bits(v->data + index * bytes, bytes);
+    uint64_t sign = (uint64_t)1 << (8 * bytes - 1);
+    if (is_signed && (bits & sign) != 0) {
+        // minus the distance from 2^n, without a conversion that overflows
+        *out = -(int64_t)((~bits & (sign - 1))) - 1;
+        return true;
+    }
+    *out = (int64_t)(bits & INT64_MAX);
+    return bits <= INT64_MAX;
+}
+
+// Element `index` as a real number; false if it is not an F32 or F64.
+static QLORA__UNUSED bool qlora__gguf_real(const qlora__gguf_value* v, uint64_t index,
+                                           double* out) {
+    if (index >= v->count) {
+        return false;
+    }
+    if (v->element == QLORA__GGUF_F32) {
+        uint32_t bits = (uint32_t)qlora__gguf_bits(v->data + index * 4, 4);
+        float number;
+        memcpy(&number, &bits, sizeof number);
+        *out = (double)number;
+        return true;
+    }
+    if (v->element == QLORA__GGUF_F64) {
+        uint64_t bits = qlora__gguf_bits(v->data + index * 8, 8);
+        memcpy(out, &bits, sizeof *out);
+        return true;
+    }
+    return false;
+}
+
+// An integer within [least, most]. If it is absent, the result is `fallback`; a negative fallback
+// makes that an error. An array is accepted when all its elements are equal.
+static QLORA__UNUSED qlora_result qlora__gguf_get_int(qlora__env* env, const qlora__gguf* g,
+                                                      const char* key, int64_t fallback,
+                                                      int64_t least, int64_t most, int64_t* out) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    int64_t number = fallback;
+    if (v == NULL && fallback >= 0) {
+        *out = fallback;
+        return QLORA_OK;
+    }
+    if (v == NULL || v->count == 0 || !qlora__gguf_integer(v, 0, &number)) {
+        return qlora__gguf_wrong(env, g, key, v, "an integer");
+    }
+    for (uint64_t i = 1; i < v->count; i++) {
+        int64_t other = 0;
+        if (!qlora__gguf_integer(v, i, &other) || other != number) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: %s differs between the layers (%lld, then %lld), which is "
+                                   "not supported",
+                                   g->label, key, (long long)number, (long long)other);
+        }
+    }
+    if (number < least || number > most) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s is %lld; it must be an integer from %lld to %lld", g->label,
+                               key, (long long)number, (long long)least, (long long)most);
+    }
+    *out = number;
+    return QLORA_OK;
+}
+
+// A positive number. If it is absent, the result is `fallback`; a negative fallback makes that an
+// error.
+static QLORA__UNUSED qlora_result qlora__gguf_get_positive(qlora__env* env, const qlora__gguf* g,
+                                                           const char* key, double fallback,
+                                                           double* out) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    double number = 0.0;
+    if (v == NULL && fallback >= 0.0) {
+        *out = fallback;
+        return QLORA_OK;
+    }
+    if (v == NULL || v->kind == QLORA__GGUF_ARRAY || !qlora__gguf_real(v, 0, &number)) {
+        return qlora__gguf_wrong(env, g, key, v, "F32 or F64");
+    }
+    if (!(number > 0.0) || number > 1e30) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s is %g; it must be positive and at most 1e30", g->label, key,
+                               number);
+    }
+    *out = number;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__gguf_get_bool(qlora__env* env, const qlora__gguf* g,
+                                                       const char* key, bool fallback, bool* out) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    if (v != NULL && v->kind != QLORA__GGUF_BOOL) {
+        return qlora__gguf_wrong(env, g, key, v, "BOOL");
+    }
+    *out = v != NULL ? v->data[0] != 0 : fallback;
+    return QLORA_OK;
+}
+
+// A string, which is not terminated. If it is absent, *out is NULL, or an error if it is needed.
+static QLORA__UNUSED qlora_result qlora__gguf_get_string(qlora__env* env, const qlora__gguf* g,
+                                                         const char* key, bool need,
+                                                         const char** out, size_t* size) {
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    *out = NULL;
+    *size = 0;
+    if (v == NULL && !need) {
+        return QLORA_OK;
+    }
+    if (v == NULL || v->kind != QLORA__GGUF_STRING) {
+        return qlora__gguf_wrong(env, g, key, v, "STRING");
+    }
+    *out = (const char*)v->data;
+    *size = (size_t)v->bytes;
+    return QLORA_OK;
+}
+
+// An array of `element`; if it is absent, *out is NULL, or an error if it is needed.
+static QLORA__UNUSED qlora_result qlora__gguf_get_array(qlora__env* env, const qlora__gguf* g,
+                                                        const char* key, qlora__gguf_kind element,
+                                                        bool need, const qlora__gguf_value** out) {
+    char wanted[32];
+    const qlora__gguf_value* v = qlora__gguf_find(g, key);
+    *out = v;
+    if (v == NULL && !need) {
+        return QLORA_OK;
+    }
+    if (v == NULL || v->kind != QLORA__GGUF_ARRAY || v->element != element) {
+        snprintf(wanted, sizeof wanted, "ARRAY of %s", qlora__gguf_kind_name(element));
+        return qlora__gguf_wrong(env, g, key, v, wanted);
+    }
+    return QLORA_OK;
+}
+
+// Goes through the strings of an array: start with *at = 0 and call it once per element. The array
+// has been checked when the file was read.
+static QLORA__UNUSED const char* qlora__gguf_next_string(const qlora__gguf_value* v, uint64_t* at,
+                                                         size_t* size) {
+    uint64_t n = qlora__gguf_bits(v->data + *at, 8);
+    const uint8_t* text = v->data + *at + 8;
+    *at += 8 + n;
+    *size = (size_t)n;
+    return (const char*)text;
+}
+
+static QLORA__UNUSED bool qlora__gguf_is(const char* text, size_t size, const char* word) {
+    return text != NULL && strlen(word) == size && memcmp(text, word, size) == 0;
+}
+
+// Whether a path names a GGUF file, by its ending.
+static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
+    size_t n = strlen(path);
+    return n >= 5 &&
+           (memcmp(path + n - 5, ".gguf", 5) == 0 || memcmp(path + n - 5, ".GGUF", 5) == 0);
+}
+
+#endif // QLORA__PART_GGUF_READ
+
+//@@ src/formats/gguf_blocks.h
+
+// ---- GGUF tensor types --------------------------------------------------------------------------
+
+// Every product of scales and codes is exact in f32, so that only the final addition or subtraction
+// rounds: the values are the same bit for bit with and without fused multiply-add. The order of the
+// factors decides the sign of a zero, so scales are multiplied first, as in llama.cpp.
+
+static float qlora__gguf_half(const uint8_t* p) {
+    return qlora__f16_to((uint16_t)(p[0] | p[1] << 8));
+}
+
+static void qlora__gguf_put16(uint8_t* p, uint16_t bits) {
+    p[0] = (uint8_t)(bits & 255);
+    p[1] = (uint8_t)(bits >> 8);
+}
+
+static uint32_t qlora__gguf_word(const uint8_t* p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+// Code e of a run of 32: the low halves of 16 bytes, then the high halves.
+static int qlora__gguf_nibble(const uint8_t* q, int e) {
+    return e < 16 ? q[e] & 15 : q[e - 16] >> 4;
+}
+
+static void qlora__gguf_widen_f32(const uint8_t* in, float* out) {
+    *out = qlora__from_bits(qlora__gguf_word(in));
+}
+
+static void qlora__gguf_widen_f16(const uint8_t* in, float* out) {
+    *out = qlora__gguf_half(in);
+}
+
+static void qlora__gguf_widen_bf16(const uint8_t* in, float* out) {
+    *out = qlora__bf16_to((uint16_t)(in[0] | in[1] << 8));
+}
+
+static void qlora__gguf_widen_q4_0(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in);
+    for (int e = 0; e < 32; e++) {
+        out[e] = d * (float)(qlora__gguf_nibble(in + 2, e) - 8);
+    }
+}
+
+static void qlora__gguf_widen_q4_1(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in);
+    float m = qlora__gguf_half(in + 2);
+    for (int e = 0; e < 32; e++) {
+        out[e] = d * (float)qlora__gguf_nibble(in + 4, e) + m;
+    }
+}
+
+static void qlora__gguf_widen_q5_0(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in);
+    uint32_t high = qlora__gguf_word(in + 2);
+    for (int e = 0; e < 32; e++) {
+        int code = qlora__gguf_nibble(in + 6, e) + 16 * (int)(high >> e & 1);
+        out[e] = d * (float)(code - 16);
+    }
+}
+
+static void qlora__gguf_widen_q5_1(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in);
+    float m = qlora__gguf_half(in + 2);
+    uint32_t high = qlora__gguf_word(in + 4);
+    for (int e = 0; e < 32; e++) {
+        int code = qlora__gguf_nibble(in + 8, e) + 16 * (int)(high >> e & 1);
+        out[e] = d * (float)code + m;
+    }
+}
+
+static void qlora__gguf_widen_q8_0(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in);
+    for (int e = 0; e < 32; e++) {
+        out[e] = d * (float)(int8_t)in[2 + e];
+    }
+}
+
+// Two bits per code: four runs of 32 share the 32 bytes of each half of the block.
+static int qlora__gguf_pair_code(const uint8_t* qs, int e) {
+    return qs[e / 128 * 32 + e % 32] >> (2 * (e % 128 / 32)) & 3;
+}
+
+static void qlora__gguf_widen_q2_k(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in + 80);
+    float least = qlora__gguf_half(in + 82);
+    for (int e = 0; e < 256; e++) {
+        int s = in[e / 16];
+        float product = d * (float)(s & 15) * (float)qlora__gguf_pair_code(in + 16, e);
+        out[e] = product - least * (float)(s >> 4);
+    }
+}
+
+static void qlora__gguf_widen_q3_k(const uint8_t* in, float* out) {
+    const uint8_t* scales = in + 96;
+    float d = qlora__gguf_half(in + 108);
+    for (int e = 0; e < 256; e++) {
+        int k = e / 16;
+        int s = k < 8 ? scales[k] & 15 : scales[k - 8] >> 4;
+        s += 16 * (scales[8 + k % 4] >> (2 * (k / 4)) & 3);
+        int bit = in[e % 32] >> (e / 32) & 1;
+        int code = qlora__gguf_pair_code(in + 32, e) - (bit != 0 ? 0 : 4);
+        out[e] = d * (float)(s - 32) * (float)code;
+    }
+}
+
+// The six-bit scale and minimum of group g of 32 codes.
+static void qlora__gguf_scale_pair(const uint8_t* scales, int g, int* scale, int* least) {
+    if (g < 4) {
+        *scale = scales[g] & 63;
+        *least = scales[g + 4] & 63;
+    } else {
+        *scale = (scales[g + 4] & 15) + 16 * (scales[g - 4] >> 6);
+        *least = (scales[g + 4] >> 4) + 16 * (scales[g] >> 6);
+    }
+}
+
+// Q4_K, and Q5_K with its fifth bits in `high`.
+static void qlora__gguf_widen_k(const uint8_t* in, const uint8_t* high, const uint8_t* qs,
+                                float* out) {
+    float d = qlora__gguf_half(in);
+    float m = qlora__gguf_half(in + 2);
+    for (int g = 0; g < 8; g++) {
+        int scale = 0;
+        int least = 0;
+        qlora__gguf_scale_pair(in + 4, g, &scale, &least);
+        for (int e = 0; e < 32; e++) {
+            int byte = qs[32 * (g / 2) + e];
+            int code = g % 2 == 0 ? byte & 15 : byte >> 4;
+            code += high != NULL ? 16 * (high[e] >> g & 1) : 0;
+            out[32 * g + e] = d * (float)scale * (float)code - m * (float)least;
+        }
+    }
+}
+
+static void qlora__gguf_widen_q4_k(const uint8_t* in, float* out) {
+    qlora__gguf_widen_k(in, NULL, in + 16, out);
+}
+
+static void qlora__gguf_widen_q5_k(const uint8_t* in, float* out) {
+    qlora__gguf_widen_k(in, in + 16, in + 48, out);
+}
+
+static void qlora__gguf_widen_q6_k(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in + 208);
+    for (int e = 0; e < 256; e++) {
+        int n = e / 128;
+        int j = e % 128 / 32;
+        int l = e % 32;
+        int byte = in[64 * n + l + 32 * (j & 1)];
+        int code = j < 2 ? byte & 15 : byte >> 4;
+        code += 16 * (in[128 + 32 * n + l] >> (2 * j) & 3);
+        out[e] = d * (float)(int8_t)in[192 + e / 16] * (float)(code - 32);
+    }
+}
+
+// The levels of IQ4_NL and IQ4_XS.
+static const int8_t qlora__gguf_iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                           1,    13,   25,  38,  53,  69,  89,  113};
+
+static void qlora__gguf_widen_iq4_nl(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in);
+    for (int e = 0; e < 32; e++) {
+        out[e] = d * (float)qlora__gguf_iq4[qlora__gguf_nibble(in + 2, e)];
+    }
+}
+
+static void qlora__gguf_widen_iq4_xs(const uint8_t* in, float* out) {
+    float d = qlora__gguf_half(in);
+    int high = in[2] | in[3] << 8;
+    for (int e = 0; e < 256; e++) {
+        int g = e / 32;
+        int s = (in[4 + g / 2] >> (4 * (g % 2)) & 15) + 16 * (high >> (2 * g) & 3);
+        int level = qlora__gguf_iq4[qlora__gguf_nibble(in + 8 + 16 * g, e % 32)];
+        out[e] = d * (float)(s - 32) * (float)level;
+    }
+}
+
+// 2^(x - 128) times twice the value of a four-bit float. The first two exponents are subnormal.
+static void qlora__gguf_widen_mxfp4(const uint8_t* in, float* out) {
+    static const int8_t levels[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    uint32_t bits = in[0] < 2 ? (uint32_t)0x00200000 << in[0] : (uint32_t)(in[0] - 1) << 23;
+    float d = qlora__from_bits(bits);
+    for (int e = 0; e < 32; e++) {
+        out[e] = d * (float)levels[qlora__gguf_nibble(in + 1, e)];
+    }
+}
+
+static void qlora__gguf_pack_f32(const float* in, uint8_t* out) {
+    uint32_t bits = qlora__bits(*in);
+    qlora__gguf_put16(out, (uint16_t)(bits & 0xFFFF));
+    qlora__gguf_put16(out + 2, (uint16_t)(bits >> 16));
+}
+
+static void qlora__gguf_pack_f16(const float* in, uint8_t* out) {
+    qlora__gguf_put16(out, qlora__f16_from(*in));
+}
+
+static void qlora__gguf_pack_bf16(const float* in, uint8_t* out) {
+    qlora__gguf_put16(out, qlora__bf16_from(*in));
+}
+
+// The codes use the scale before it is rounded to half precision, as in llama.cpp.
+static void qlora__gguf_pack_q8_0(const float* in, uint8_t* out) {
+    float most = 0.0f;
+    for (int e = 0; e < 32; e++) {
+        float size = fabsf(in[e]);
+        most = size > most ? size : most;
+    }
+    float d = most / 127.0f;
+    float inverse = d > 0.0f ? 1.0f / d : 0.0f;
+    qlora__gguf_put16(out, qlora__f16_from(d));
+    for (int e = 0; e < 32; e++) {
+        out[2 + e] = (uint8_t)(int8_t)roundf(in[e] * inverse);
+    }
+}
+
+static void qlora__gguf_pack_q4_0(const float* in, uint8_t* out) {
+    float most = 0.0f; // the value of largest magnitude, with its sign
+    for (int e = 0; e < 32; e++) {
+        most = fabsf(in[e]) > fabsf(most) ? in[e] : most;
+    }
+    float d = most / -8.0f;
+    float inverse = d < 0.0f || d > 0.0f ? 1.0f / d : 0.0f;
+    qlora__gguf_put16(out, qlora__f16_from(d));
+    for (int e = 0; e < 16; e++) {
+        int low = (int)(in[e] * inverse + 8.5f);
+        int high = (int)(in[e + 16] * inverse + 8.5f);
+        low = low < 15 ? low : 15;
+        high = high < 15 ? high : 15;
+        out[2 + e] = (uint8_t)(low | high << 4);
+    }
+}
+
+// ---- the table of types -------------------------------------------------------------------------
+
+typedef struct qlora__gguf_type {
+    uint32_t id;
+    const char* name;
+    uint32_t block;                                  // elements
+    uint32_t bytes;                                  // of a block
+    void (*widen)(const uint8_t* block, float* out); // NULL: the type is known but not supported
+    void (*pack)(const float* in, uint8_t* block);   // NULL: the type is only read
+} qlora__gguf_type;
+
+static const qlora__gguf_type qlora__gguf_types[] = {
+    {0, "F32", 1, 4, qlora__gguf_widen_f32, qlora__gguf_pack_f32},
+    {1, "F16", 1, 2, qlora__gguf_widen_f16, qlora__gguf_pack_f16},
+    {30, "BF16", 1, 2, qlora__gguf_widen_bf16, qlora__gguf_pack_bf16},
+    {8, "Q8_0", 32, 34, qlora__gguf_widen_q8_0, qlora__gguf_pack_q8_0},
+    {2, "Q4_0", 32, 18, qlora__gguf_widen_q4_0, qlora__gguf_pack_q4_0},
+    {3, "Q4_1", 32, 20, qlora__gguf_widen_q4_1, NULL},
+    {6, "Q5_0", 32, 22, qlora__gguf_widen_q5_0, NULL},
+    {7, "Q5_1", 32, 24, qlora__gguf_widen_q5_1, NULL},
+    {10, "Q2_K", 256, 84, qlora__gguf_widen_q2_k, NULL},
+    {11, "Q3_K", 256, 110, qlora__gguf_widen_q3_k, NULL},
+    {12, "Q4_K", 256, 144, qlora__gguf_widen_q4_k, NULL},
+    {13, "Q5_K", 256, 176, qlora__gguf_widen_q5_k, NULL},
+    {14, "Q6_K", 256, 210, qlora__gguf_widen_q6_k, NULL},
+    {20, "IQ4_NL", 32, 18, qlora__gguf_widen_iq4_nl, NULL},
+    {23, "IQ4_XS", 256, 136, qlora__gguf_widen_iq4_xs, NULL},
+    {39, "MXFP4", 32, 17, qlora__gguf_widen_mxfp4, NULL},
+    // known by name only
+    {9, "Q8_1", 0, 0, NULL, NULL},
+    {15, "Q8_K", 0, 0, NULL, NULL},
+    {16, "IQ2_XXS", 0, 0, NULL, NULL},
+    {17, "IQ2_XS", 0, 0, NULL, NULL},
+    {18, "IQ3_XXS", 0, 0, NULL, NULL},
+    {19, "IQ1_S", 0, 0, NULL, NULL},
+    {21, "IQ3_S", 0, 0, NULL, NULL},
+    {22, "IQ2_S", 0, 0, NULL, NULL},
+    {24, "I8", 0, 0, NULL, NULL},
+    {25, "I16", 0, 0, NULL, NULL},
+    {26, "I32", 0, 0, NULL, NULL},
+    {27, "I64", 0, 0, NULL, NULL},
+    {28, "F64", 0, 0, NULL, NULL},
+    {29, "IQ1_M", 0, 0, NULL, NULL},
+    {34, "TQ1_0", 0, 0, NULL, NULL},
+    {35, "TQ2_0", 0, 0, NULL, NULL},
+    {40, "NVFP4", 0, 0, NULL, NULL},
+    {41, "Q1_0", 0, 0, NULL, NULL},
+    {42, "Q2_0", 0, 0, NULL, NULL},
+};
+#define QLORA__GGUF_TYPES (sizeof qlora__gguf_types / sizeof qlora__gguf_types[0])
+
+// NULL if there is no type of that number.
+static QLORA__UNUSED const qlora__gguf_type* qlora__gguf_type_of(uint32_t id) {
+    for (size_t i = 0; i < QLORA__GGUF_TYPES; i++) {
+        if (qlora__gguf_types[i].id == id) {
+            return &qlora__gguf_types[i];
+        }
+    }
+    return NULL;
+}
+
+static QLORA__UNUSED const qlora__gguf_type* qlora__gguf_type_named(const char* name) {
+    for (size_t i = 0; i < QLORA__GGUF_TYPES; i++) {
+        if (strcmp(qlora__gguf_types[i].name, name) == 0) {
+            return &qlora__gguf_types[i];
+        }
+    }
+    return NULL;
+}
+
+// `count` is a multiple of the block size.
+static QLORA__UNUSED void qlora__gguf_widen(const qlora__gguf_type* type, const uint8_t* in,
+                                            uint64_t count, float* out) {
+    for (uint64_t i = 0; i < count / type->block; i++) {
+        type->widen(in + i * type->bytes, out + i * type->block);
+    }
+}
+
+static QLORA__UNUSED void qlora__gguf_pack(const qlora__gguf_type* type, const float* in,
+                                           uint64_t count, uint8_t* out) {
+    for (uint64_t i = 0; i < count / type->block; i++) {
+        type->pack(in + i * type->block, out + i * type->bytes);
+    }
+}
+
+//@@ src/formats/gguf_tensors.h
+
+// ---- reading GGUF: tensors ----------------------------------------------------------------------
+
+#define QLORA__GGUF_NAME 64 // with the terminating zero
+#define QLORA__GGUF_DIMS 4
+#define QLORA__GGUF_MAX_SPLITS 4096
+
+typedef struct qlora__gguf_tensor {
+    char name[QLORA__GGUF_NAME];
+    uint64_t shape[QLORA__GGUF_DIMS]; // fastest first; 1 beyond `rank`
+    uint64_t elements;
+    uint64_t begin; // offset in the data part
+    uint64_t bytes;
+    const uint8_t* data; // not aligned
+    const qlora__gguf_type* type;
+    uint32_t rank;
+} qlora__gguf_tensor;
+
+// One file of a model.
+typedef struct qlora__gguf_file {
+    qlora__gguf meta;
+    qlora__map map;              // data is NULL if the caller owns the bytes
+    qlora__gguf_tensor* tensors; // in file order
+    uint32_t* by_name;
+    uint32_t count;
+    size_t block; // bytes of tensors and by_name
+    char path[QLORA__PATH_ROOM];
+} qlora__gguf_file;
+
+static void qlora__gguf_close(qlora__env* env, qlora__gguf_file* f) {
+    qlora__env_free(env, f->tensors, f->block);
+    qlora__gguf_free(env, &f->meta);
+    qlora__map_close(env, &f->map);
+    f->tensors = NULL;
+    f->count = 0;
+}
+
+// Reads the type of a tensor and computes its size, with checked multiplications.
+static qlora_result qlora__gguf_read_type(qlora__env* env, const qlora__gguf* g, uint64_t id,
+                                          qlora__gguf_tensor* t) {
+    t->type = id <= UINT32_MAX ? qlora__gguf_type_of((uint32_t)id) : NULL;
+    if (t->type == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: tensor type %llu does not exist",
+                               g->label, t->name, (unsigned long long)id);
+    }
+    if (t->type->widen == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s has type %s, which is not supported; supported are F32, "
+                               "F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K, IQ4_NL, "
+                               "IQ4_XS and MXFP4",
+                               g->label, t->name, t->type->name);
+    }
+    if (t->shape[0] % t->type->block != 0) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %s has rows of %llu values; %s needs a multiple of %u",
+            g->label, t->name, (unsigned long long)t->shape[0], t->type->name, t->type->block);
+    }
+    t->elements = 1;
+    for (uint32_t i = 0; i < t->rank; i++) {
+        if (t->shape[i] == 0 || t->elements > ((uint64_t)1 << 60) / t->shape[i]) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %s: dimension %u is %llu; each must be at least 1, and "
+                                   "their product at most 2^60",
+                                   g->label, t->name, i, (unsigned long long)t->shape[i]);
+        }
+        t->elements *= t->shape[i];
+    }
+    uint64_t blocks = t->elements / t->type->block;
+    if (blocks > INT64_MAX / t->type->bytes) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: the size of the tensor overflows",
+                               g->label, t->name);
+    }
+    t->bytes = blocks * t->type->bytes;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_tensor(qlora__env* env, const qlora__gguf* g,
+                                            qlora__gguf_cursor* c, qlora__gguf_tensor* t) {
+    const uint8_t* name = NULL;
+    uint64_t size = 0;
+    memset(t, 0, sizeof *t);
+    QLORA__TRY(qlora__gguf_chars(env, g, c, "the name of a tensor", &name, &size));
+    if (size == 0 || size >= QLORA__GGUF_NAME || memchr(name, 0, (size_t)size) != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: the name of a tensor has %llu bytes; it must have 1 to %d and "
+                               "no zero byte",
+                               g->label, (unsigned long long)size, QLORA__GGUF_NAME - 1);
+    }
+    memcpy(t->name, name, (size_t)size);
+    uint64_t rank = qlora__gguf_number(c, 4);
+    if (!c->ended && (rank < 1 || rank > QLORA__GGUF_DIMS)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s has %llu dimensions; it must have 1 to %d", g->label,
+                               t->name, (unsigned long long)rank, QLORA__GGUF_DIMS);
+    }
+    t->rank = (uint32_t)rank;
+    for (uint32_t i = 0; i < QLORA__GGUF_DIMS; i++) {
+        t->shape[i] = i < t->rank ? qlora__gguf_number(c, 8) : 1;
+    }
+    uint64_t type = qlora__gguf_number(c, 4);
+    t->begin = qlora__gguf_number(c, 8);
+    if (c->ended) {
+        return qlora__gguf_cut(env, g, "the table of tensors");
+    }
+    return qlora__gguf_read_type(env, g, type, t);
+}
+
+static bool qlora__gguf_offset_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__gguf_tensor* t = (const qlora__gguf_tensor*)user;
+    return t[a].begin != t[b].begin ? t[a].begin < t[b].begin : a < b;
+}
+
+static bool qlora__gguf_name_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__gguf_tensor* t = (const qlora__gguf_tensor*)user;
+    return strcmp(t[a].name, t[b].name) < 0;
+}
+
+// Tensors must follow one another without gaps or overlaps, each at a multiple of the alignment,
+// and end within the file.
+static qlora_result qlora__gguf_check_layout(qlora__env* env, qlora__gguf_file* f, uint64_t data) {
+    const qlora__gguf* g = &f->meta;
+    uint64_t room = g->size - data;
+    uint64_t at = 0;
+    qlora__sort(f->by_name, f->count, qlora__gguf_offset_less, f->tensors);
+    for (uint32_t i = 0; i < f->count; i++) {
+        qlora__gguf_tensor* t = &f->tensors[f->by_name[i]];
+        if (t->begin % g->alignment != 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %s begins at %llu, which is not a multiple of the "
+                                   "alignment (%llu)",
+                                   g->label, t->name, (unsigned long long)t->begin,
+                                   (unsigned long long)g->alignment);
+        }
+        if (t->begin > room || t->bytes > room - t->begin) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %s needs %llu bytes at %llu, but the file has only %llu "
+                                   "bytes of data; it is truncated",
+                                   g->label, t->name, (unsigned long long)t->bytes,
+                                   (unsigned long long)t->begin, (unsigned long long)room);
+        }
+        if (t->begin != at) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s begins at %llu, %s %llu",
+                                   g->label, t->name, (unsigned long long)t->begin,
+                                   t->begin < at ? "before the previous tensor ends at"
+                                                 : "leaving a gap after",
+                                   (unsigned long long)at);
+        }
+        t->data = g->file + data + t->begin;
+        at = (t->begin + t->bytes + g->alignment - 1) / g->alignment * g->alignment;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_read_table(qlora__env* env, qlora__gguf_file* f) {
+    const qlora__gguf* g = &f->meta;
+    qlora__gguf_cursor c;
+    memset(&c, 0, sizeof c);
+    c.file = g->file;
+    c.size = g->size;
+    c.at = g->table;
+    // The smallest entry has a name of one byte and one dimension.
+    if (g->tensor_count > (c.size - c.at) / 33 || g->tensor_count > INT32_MAX) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %llu tensors are announced, more than the file can contain",
+                               g->label, (unsigned long long)g->tensor_count);
+    }
+    f->count = (uint32_t)g->tensor_count;
+    if (f->count == 0) {
+        return QLORA_OK;
+    }
+    f->block = f->count * (sizeof *f->tensors + sizeof *f->by_name);
+    f->tensors = (qlora__gguf_tensor*)qlora__env_alloc(env, f->block);
+    if (f->tensors == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    f->by_name = (uint32_t*)(void*)(f->tensors + f->count);
+    for (uint32_t i = 0; i < f->count; i++) {
+        QLORA__TRY(qlora__gguf_read_tensor(env, g, &c, &f->tensors[i]));
+        f->by_name[i] = i;
+    }
+    uint64_t data = (c.at + g->alignment - 1) / g->alignment * g->alignment;
+    if (data > g->size) {
+        return qlora__gguf_cut(env, g, "the table of tensors");
+    }
+    QLORA__TRY(qlora__gguf_check_layout(env, f, data));
+    qlora__sort(f->by_name, f->count, qlora__gguf_name_less, f->tensors);
+    for (uint32_t i = 1; i < f->count; i++) {
+        const char* name = f->tensors[f->by_name[i]].name;
+        if (strcmp(f->tensors[f->by_name[i - 1]].name, name) == 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: two tensors are named %s", g->label,
+                                   name);
+        }
+    }
+    return QLORA_OK;
+}
+
+// Reads a complete file from memory, which must outlive *f. *f is large. After a failure there is
+// nothing to close.
+static QLORA__UNUSED qlora_result qlora__gguf_file_parse(qlora__env* env, const char* label,
+                                                         const void* bytes, uint64_t size,
+                                                         qlora__gguf_file* f) {
+    memset(f, 0, sizeof *f);
+    QLORA__TRY(qlora__gguf_parse(env, label, bytes, size, &f->meta));
+    qlora_result result = qlora__gguf_read_table(env, f);
+    if (result != QLORA_OK) {
+        qlora__gguf_close(env, f);
+    }
+    return result;
+}
+
+static QLORA__UNUSED qlora_result qlora__gguf_file_open(qlora__env* env, const char* path,
+                                                        qlora__gguf_file* f) {
+    memset(f, 0, sizeof *f);
+    QLORA__TRY(qlora__path_join(env, "", path, f->path));
+    QLORA__TRY(qlora__map_open(env, path, &f->map));
+    qlora_result result = qlora__gguf_parse(env, f->path, f->map.data, f->map.size, &f->meta);
+    if (result == QLORA_OK) {
+        result = qlora__gguf_read_table(env, f);
+    }
+    if (result != QLORA_OK) {
+        qlora__gguf_close(env, f);
+    }
+    return result;
+}
+
+// NULL if the file has no such tensor.
+static QLORA__UNUSED const qlora__gguf_tensor* qlora__gguf_tensor_find(const qlora__gguf_file* f,
+                                                                       const char* name) {
+    uint32_t low = 0;
+    uint32_t high = f->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        const qlora__gguf_tensor* t = &f->tensors[f->by_name[middle]];
+        int order = strcmp(t->name, name);
+        if (order == 0) {
+            return t;
+        }
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return NULL;
+}
+
+// ---- split models -------------------------------------------------------------------------------
+
+// The files of a model; the first one has the metadata.
+typedef struct qlora__gguf_model {
+    qlora__gguf_file* files;
+    uint32_t count;
+    uint32_t room;
+} qlora__gguf_model;
+
+static QLORA__UNUSED void qlora__gguf_model_close(qlora__env* env, qlora__gguf_model* m) {
+    for (uint32_t i = 0; i < m->count; i++) {
+        qlora__gguf_close(env, &m->files[i]);
+    }
+    qlora__env_free(env, m->files, m->room * sizeof *m->files);
+    memset(m, 0, sizeof *m);
+}
+
+static QLORA__UNUSED const qlora__gguf_tensor* qlora__gguf_model_find(const qlora__gguf_model* m,
+                                                                      const char* name) {
+    for (uint32_t i = 0; i < m->count; i++) {
+        const qlora__gguf_tensor* t = qlora__gguf_tensor_find(&m->files[i], name);
+        if (t != NULL) {
+            return t;
+        }
+    }
+    return NULL;
+}
+
+// The path of part `number` (from 1): PREFIX-00001-of-00003.gguf with the digits replaced.
+static qlora_result qlora__gguf_part_path(qlora__env* env, const char* first, int64_t number,
+                                          int64_t parts, char* out) {
+    char want[32];
+    char name[32];
+    size_t n = strlen(first);
+    snprintf(want, sizeof want, "-00001-of-%05lld.gguf", (long long)parts);
+    snprintf(name, sizeof name, "-%05lld-of-%05lld.gguf", (long long)number, (long long)parts);
+    size_t tail = strlen(want);
+    if (n < tail || strcmp(first + n - tail, want) != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FILE,
+                               "%s: this is part 1 of %lld (split.count); its name must end in %s, "
+                               "so that the others can be found",
+                               first, (long long)parts, want);
+    }
+    memcpy(out, first, n - tail);
+    memcpy(out + n - tail, name, tail + 1);
+    return QLORA_OK;
+}
+
+// Opens and checks part `index` (from 0) of `parts`.
+static qlora_result qlora__gguf_open_part(qlora__env* env, qlora__gguf_model* m, int64_t index,
+                                          int64_t parts) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    int64_t number = 0;
+    QLORA__TRY(qlora__gguf_part_path(env, m->files[0].path, index + 1, parts, path));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
+    if (!exists) {
+        return qlora__env_fail(env, QLORA_ERR_FILE,
+                               "%s: part %lld of %lld does not exist; all parts must be in one "
+                               "folder",
+                               path, (long long)index + 1, (long long)parts);
+    }
+    QLORA__TRY(qlora__gguf_file_open(env, path, &m->files[index]));
+    m->count++;
+    const qlora__gguf* g = &m->files[index].meta;
+    QLORA__TRY(qlora__gguf_get_int(env, g, "split.no", -1, 0, UINT16_MAX, &number));
+    if (number != index) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: split.no is %lld; it must be %lld, as the name says", path,
+                               (long long)number, (long long)index);
+    }
+    return QLORA_OK;
+}
+
+// No tensor in two parts, and as many as the first part announces.
+static qlora_result qlora__gguf_check_parts(qlora__env* env, const qlora__gguf_model* m) {
+    const qlora__gguf* g = &m->files[0].meta;
+    uint64_t total = 0;
+    int64_t announced = 0;
+    for (uint32_t i = 0; i < m->count; i++) {
+        for (uint32_t k = 0; k < m->files[i].count; k++) {
+            const char* name = m->files[i].tensors[k].name;
+            for (uint32_t j = 0; j < i; j++) {
+                if (qlora__gguf_tensor_find(&m->files[j], name) != NULL) {
+                    return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s is also in %s",
+                                           m->files[i].path, name, m->files[j].path);
+                }
+            }
+        }
+        total += m->files[i].count;
+    }
+    QLORA__TRY(qlora__gguf_get_int(env, g, "split.tensors.count", (int64_t)total, 0, INT32_MAX,
+                                   &announced));
+    if ((uint64_t)announced != total) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: split.tensors.count is %lld, but the %u parts have %llu "
+                               "tensors",
+                               g->label, (long long)announced, m->count, (unsigned long long)total);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_open_parts(qlora__env* env, const char* path,
+                                           qlora__gguf_model* m) {
+    int64_t parts = 0;
+    int64_t number = 0;
+    m->files = (qlora__gguf_file*)qlora__env_alloc(env, sizeof *m->files);
+    if (m->files == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    m->room = 1;
+    QLORA__TRY(qlora__gguf_file_open(env, path, &m->files[0]));
+    m->count = 1;
+    const qlora__gguf* g = &m->files[0].meta;
+    QLORA__TRY(qlora__gguf_get_int(env, g, "split.count", 1, 0, QLORA__GGUF_MAX_SPLITS, &parts));
+    if (parts <= 1) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__gguf_get_int(env, g, "split.no", -1, 0, UINT16_MAX, &number));
+    if (number != 0) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "%s: this is part %lld of %lld; give part 1", path,
+                               (long long)number + 1, (long long)parts);
+    }
+    // Nothing is allocated for parts that are only announced.
+    char last[QLORA__PATH_ROOM];
+    bool exists = false;
+    QLORA__TRY(qlora__gguf_part_path(env, path, parts, parts, last));
+    QLORA__TRY(qlora__file_exists(env, last, &exists));
+    if (!exists) {
+        return qlora__env_fail(env, QLORA_ERR_FILE,
+                               "%s: this is part 1 of %lld, but part %lld does not exist; all "
+                               "parts must be in one folder",
+                               path, (long long)parts, (long long)parts);
+    }
+    qlora__gguf_file* files =
+        (qlora__gguf_file*)qlora__env_alloc(env, (size_t)parts * sizeof *files);
+    if (files == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    files[0] = m->files[0];
+    files[0].meta.label = files[0].path;
+    qlora__env_free(env, m->files, sizeof *m->files);
+    m->files = files;
+    m->room = (uint32_t)parts;
+    for (int64_t i = 1; i < parts; i++) {
+        QLORA__TRY(qlora__gguf_open_part(env, m, i, parts));
+    }
+    return qlora__gguf_check_parts(env, m);
+}
+
+// Opens a model, given its only file or the first of its parts. After a failure there is nothing to
+// close.
+static QLORA__UNUSED qlora_result qlora__gguf_model_open(qlora__env* env, const char* path,
+                                                         qlora__gguf_model* m) {
+    memset(m, 0, sizeof *m);
+    qlora_result result = qlora__gguf_open_parts(env, path, m);
+    if (result != QLORA_OK) {
+        qlora__gguf_model_close(env, m);
+    }
+    return result;
+}
+
 //@@ src/formats/safetensors.h
 
 // ---- reading safetensors ------------------------------------------------------------------------
@@ -7247,7 +8527,6 @@ static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora__env* env, cons
 // ---- writing GGUF adapters ----------------------------------------------------------------------
 
 #define QLORA__GGUF_ALIGN 32u
-#define QLORA__GGUF_NAME 64
 
 // A matrix of `rows` x `cols` floats, row-major: A as [rank, in], B as [out, rank].
 typedef struct qlora__gguf_entry {
@@ -22448,4 +23727,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 68880974b5348c90
+//@@ end f579fbd3da7a88cf

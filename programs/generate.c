@@ -11,7 +11,8 @@
 #include "qlora_text.h"
 
 #define PROGRAM "generate"
-#include "options.h"
+#include "folders.h"
+#include "tool.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -31,24 +32,73 @@ typedef struct options {
     const char* prompt;
     const char* system;
     const char* template_name;
-    double max_tokens;
-    double context;
     double temperature;
-    double top_k;
     double top_p;
-    double seed;
-    double device;
-    double threads;
-    int backend;
-    int mode;
-    int base;
-    int cache;
+    int64_t max_tokens;
+    int64_t context;
+    int64_t top_k;
+    int64_t seed;
+    int64_t device;
+    int64_t threads;
+    int64_t backend;
+    int64_t mode;
+    int64_t base;
+    int64_t cache;
     bool chat;
     bool no_echo;
     bool stats;
     bool verbose;
     bool help;
+    bool version;
 } options;
+
+#define AT(field) offsetof(options, field)
+// clang-format off
+static const option option_table[] = {
+    {"model", OPT_TEXT, AT(model), false, 0, 0, "DIR",
+        "model folder in Hugging Face format (required)"},
+    {"adapter", OPT_TEXT, AT(adapter), false, 0, 0, "DIR",
+        "PEFT adapter or finetune run to apply (default: none)"},
+    {"tokenizer", OPT_TEXT, AT(tokenizer), false, 0, 0, "PATH",
+        "tokenizer file or folder (default: --model)"},
+    {"prompt", OPT_ANY_TEXT, AT(prompt), false, 0, 0, "TEXT",
+        "text to continue; - reads standard input"},
+    {"no-echo", OPT_FLAG, AT(no_echo), false, 0, 0, "", "print only the generated text"},
+    {"chat", OPT_FLAG, AT(chat), false, 0, 0, "", "chat interactively, one line per message"},
+    {"system", OPT_ANY_TEXT, AT(system), false, 0, 0, "TEXT", "system message for --chat"},
+    {"template", OPT_TEXT, AT(template_name), false, 0, 0, "NAME",
+        "chat format (default: the model's own)"},
+    {"context", OPT_WHOLE, AT(context), false, 16, 1e6, "N",
+        "maximum tokens in a conversation (default 2048)"},
+    {"max-tokens", OPT_WHOLE, AT(max_tokens), false, 1, 1e6, "N",
+        "maximum new tokens (default 256)"},
+    {"temperature", OPT_REAL, AT(temperature), false, 0, 100, "X",
+        "sampling temperature; 0 = greedy (default 0.7)"},
+    {"top-k", OPT_WHOLE, AT(top_k), false, 0, 1e6, "N",
+        "sample from the N most likely tokens; 0 = all (default 0)"},
+    {"top-p", OPT_REAL, AT(top_p), false, 0, 1, "X",
+        "nucleus sampling: smallest set with probability X (default 0.95)"},
+    {"seed", OPT_WHOLE, AT(seed), false, 0, 9e15, "N",
+        "random seed; the same seed gives the same text (default 1)"},
+    {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
+        "auto uses a GPU if available (default auto)"},
+    {"mode", OPT_CHOICE, AT(mode), false, 0, 0, "auto|f32|tf32|bf16",
+        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32 "
+        "(default auto)"},
+    {"base", OPT_CHOICE, AT(base), false, 0, 0, "nf4|16bit|32bit",
+        "storage format of the base weights (default nf4)"},
+    {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
+        "keep 16-bit copies of the 4-bit weights; auto copies as many as fit, on the CPU "
+        "all (default auto)"},
+    {"device", OPT_WHOLE, AT(device), false, 0, 1023, "N", "GPU number (default 0)"},
+    {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N", "CPU threads (default: one per core)"},
+    {"stats", OPT_FLAG, AT(stats), false, 0, 0, "",
+        "print token counts and speed on standard error"},
+    {"verbose", OPT_FLAG, AT(verbose), false, 0, 0, "", "print the library's log messages"},
+    {"help", OPT_FLAG, AT(help), false, 0, 0, "", "show this help"},
+    {"version", OPT_FLAG, AT(version), false, 0, 0, "", "print the version"},
+};
+// clang-format on
 
 typedef struct app {
     options o;
@@ -257,7 +307,7 @@ static bool complete(app* a) {
     } else if (ids.count == 0) {
         ok = fail("the prompt is empty and the tokenizer has no BOS token to start from");
     }
-    int64_t most = (int64_t)o->max_tokens;
+    int64_t most = o->max_tokens;
     ok = ok && model_open(a, (int64_t)ids.count, (int64_t)ids.count + most);
     // The prompt also goes through the stream: it decides whether the first word needs a space.
     for (size_t i = 0; ok && i < ids.count; i++) {
@@ -337,8 +387,8 @@ static bool talk_encode(app* a, talk* t, qlora_text_ids* ids) {
         if (t->count < t->first + 3) {
             talk_drop(t, t->count - 1, 1);
             ids->count = 0;
-            fail("the message does not fit into --context %g; shorten it or raise --context",
-                 a->o.context);
+            fail("the message does not fit into --context %lld; shorten it or raise --context",
+                 (long long)a->o.context);
             return true;
         }
         talk_drop(t, t->first, 2);
@@ -356,8 +406,8 @@ static bool turn(app* a, talk* t, const qlora_text_bytes* line, qlora_text_ids* 
     if (ids->count == 0) {
         return true; // too long, which has been reported
     }
-    int64_t room = (int64_t)a->o.context - (int64_t)ids->count;
-    int64_t most = (int64_t)a->o.max_tokens < room ? (int64_t)a->o.max_tokens : room;
+    int64_t room = a->o.context - (int64_t)ids->count;
+    int64_t most = a->o.max_tokens < room ? a->o.max_tokens : room;
     memset(&a->stream, 0, sizeof a->stream);
     a->answer.count = 0;
     if (!speak(a, ids, most)) {
@@ -382,7 +432,7 @@ static bool converse(app* a) {
     bool ok = (qlora_text_chat_open(a->text, &desc, &a->chat) == QLORA_OK &&
                qlora_text_chat_query(a->chat, &info) == QLORA_OK) ||
               text_fail(a, "the chat format (see --template): ");
-    ok = ok && model_open(a, (int64_t)a->o.context, (int64_t)a->o.context);
+    ok = ok && model_open(a, a->o.context, a->o.context);
     if (ok && a->o.system != NULL) {
         ok = talk_add(&t, "system", a->o.system, strlen(a->o.system));
         t.first = t.count;
@@ -413,7 +463,7 @@ static bool converse(app* a) {
 
 // ---- main -------------------------------------------------------------------------------------
 
-static bool options_check(const options* o) {
+static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     if (o->model == NULL) {
         return fail("--model DIR is required; see --help");
     }
@@ -427,9 +477,10 @@ static bool options_check(const options* o) {
     if (file_missing(o->model, "config.json")) {
         return fail("--model %s: config.json not found", o->model);
     }
-    if (o->adapter != NULL && file_missing(o->adapter, "adapter_config.json")) {
+    if (o->adapter != NULL && !folder_adapter(o->adapter, adapter)) {
         return fail("--adapter %s: adapter_config.json not found", o->adapter);
     }
+    o->adapter = o->adapter != NULL ? adapter : NULL;
     return true;
 }
 
@@ -469,55 +520,19 @@ int main(int argc, char** argv) {
     static app a;
     options* o = &a.o;
     options_default(o);
-    // clang-format off
-    const option table[] = {
-        TEXT("model", "DIR", &o->model, "model folder in Hugging Face format (required)"),
-        TEXT("adapter", "DIR", &o->adapter, "PEFT adapter to apply (default: none)"),
-        TEXT("tokenizer", "PATH", &o->tokenizer, "tokenizer file or folder (default: --model)"),
-        TEXT("prompt", "TEXT", &o->prompt, "text to continue; - reads standard input"),
-        FLAG("no-echo", &o->no_echo, "print only the generated text"),
-        FLAG("chat", &o->chat, "chat interactively, one line per message"),
-        TEXT("system", "TEXT", &o->system, "system message for --chat"),
-        TEXT("template", "NAME", &o->template_name, "chat format (default: the model's own)"),
-        NUMBER("context", "N", &o->context, 16, 1e6,
-               "maximum tokens in a conversation (default 2048)"),
-        NUMBER("max-tokens", "N", &o->max_tokens, 1, 1e6, "maximum new tokens (default 256)"),
-        NUMBER("temperature", "X", &o->temperature, 0, 100,
-               "sampling temperature; 0 = greedy (default 0.7)"),
-        NUMBER("top-k", "N", &o->top_k, 0, 1e6,
-               "sample from the N most likely tokens; 0 = all (default 0)"),
-        NUMBER("top-p", "X", &o->top_p, 0, 1,
-               "nucleus sampling: smallest set with probability X (default 0.95)"),
-        NUMBER("seed", "N", &o->seed, 0, 9e15,
-               "random seed; the same seed gives the same text (default 1)"),
-        CHOICE("backend", "auto|cpu|cuda", &o->backend,
-               "auto uses a GPU if available (default auto)"),
-        CHOICE("mode", "auto|f32|tf32|bf16", &o->mode,
-               "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32 "
-               "(default auto)"),
-        CHOICE("base", "nf4|16bit|32bit", &o->base,
-               "storage format of the base weights (default nf4)"),
-        CHOICE("cache", "auto|on|off", &o->cache,
-               "keep 16-bit copies of the 4-bit weights; auto copies as many as fit, on the CPU "
-               "all (default auto)"),
-        NUMBER("device", "N", &o->device, 0, 1023, "GPU number (default 0)"),
-        NUMBER("threads", "N", &o->threads, 1, 64, "CPU threads (default: one per core)"),
-        FLAG("stats", &o->stats, "print token counts and speed on standard error"),
-        FLAG("verbose", &o->verbose, "print the library's log messages"),
-        FLAG("help", &o->help, "show this help"),
-    };
-    // clang-format on
-    const size_t count = sizeof table / sizeof table[0];
-    if (!options_read(table, count, argc, argv)) {
-        return 1;
+    const option_set set = {option_table, sizeof option_table / sizeof option_table[0], o};
+    int status = 0;
+    if (!tool_start(&set, argc, argv, &o->version, &status)) {
+        return status;
     }
     if (o->help) {
         printf("usage: generate --model DIR [--adapter DIR] --prompt TEXT | --chat [options]\n\n");
-        options_print(table, count);
+        options_print(&set, 31);
         printf("\nCtrl-C ends the text. Exit status: 0 on success, 1 on error.\n");
-        return 0;
+        return tool_end(true);
     }
-    bool ok = options_check(o) && run(&a);
+    char adapter[FOLDER_PATH];
+    bool ok = options_check(o, adapter) && run(&a);
     app_close(&a);
-    return ok ? 0 : 1;
+    return tool_end(ok);
 }

@@ -9,7 +9,8 @@
 #include "qlora.h"
 
 #define PROGRAM "merge"
-#include "options.h"
+#include "folders.h"
+#include "tool.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,14 +24,40 @@ typedef struct options {
     const char* adapter;
     const char* out;
     const char* gguf;
-    double shard;
-    double threads;
-    int backend;
-    int base;
-    int dtype;
+    int64_t shard;
+    int64_t threads;
+    int64_t backend;
+    int64_t base;
+    int64_t dtype;
     bool verbose;
     bool help;
+    bool version;
 } options;
+
+#define AT(field) offsetof(options, field)
+// clang-format off
+static const option option_table[] = {
+    {"model", OPT_TEXT, AT(model), false, 0, 0, "DIR", "folder of the base model (required)"},
+    {"adapter", OPT_TEXT, AT(adapter), false, 0, 0, "DIR",
+        "folder of the PEFT adapter, or of a finetune run (required)"},
+    {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
+        "output folder; must not already contain a model"},
+    {"gguf", OPT_TEXT, AT(gguf), false, 0, 0, "FILE",
+        "write a GGUF adapter for llama.cpp (--lora) instead"},
+    {"base", OPT_CHOICE, AT(base), false, 0, 0, "original|trained",
+        "weights to merge into, see below (default original)"},
+    {"dtype", OPT_CHOICE, AT(dtype), false, 0, 0, "bf16|f16|f32",
+        "data type of the merged weights (default bf16)"},
+    {"shard", OPT_SIZE, AT(shard), false, 1048576.0, 1125899906842624.0, "SIZE",
+        "maximum file size; 2G and 2GiB are binary, 2GB is decimal (default 5GB)"},
+    {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
+        "where the base is quantised (default cpu)"},
+    {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N", "CPU threads (default: one per core)"},
+    {"verbose", OPT_FLAG, AT(verbose), false, 0, 0, "", "print the library's log messages"},
+    {"help", OPT_FLAG, AT(help), false, 0, 0, "", "show this help"},
+    {"version", OPT_FLAG, AT(version), false, 0, 0, "", "print the version"},
+};
+// clang-format on
 
 typedef struct progress {
     time_t start;
@@ -80,7 +107,7 @@ static bool gguf_free(const char* path) {
     return ours || fail("--gguf %s: the file exists and is not a GGUF file", path);
 }
 
-static bool options_check(const options* o) {
+static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     if (o->model == NULL || o->adapter == NULL) {
         return fail("%s DIR is required; see --help", o->model == NULL ? "--model" : "--adapter");
     }
@@ -95,9 +122,10 @@ static bool options_check(const options* o) {
     if (file_missing(o->model, "config.json")) {
         return fail("--model %s: config.json not found", o->model);
     }
-    if (file_missing(o->adapter, "adapter_config.json")) {
+    if (!folder_adapter(o->adapter, adapter)) {
         return fail("--adapter %s: adapter_config.json not found", o->adapter);
     }
+    o->adapter = adapter;
     return true;
 }
 
@@ -122,6 +150,9 @@ static bool run(const options* o, qlora_ctx* ctx) {
     m.tokens = 1;
     m.cache = QLORA_CHOICE_OFF;
     bool ok = lib(ctx, qlora_model_open(ctx, &m, &model));
+    if (ok) {
+        folder_parents(o->gguf != NULL ? o->gguf : o->out);
+    }
     if (ok && o->gguf != NULL) {
         ok = lib(ctx, qlora_adapter_save_gguf(model, o->gguf, NULL));
     } else if (ok) {
@@ -140,41 +171,30 @@ static bool run(const options* o, qlora_ctx* ctx) {
     return ok;
 }
 
+static void help_print(const option_set* set) {
+    printf("usage: merge --model DIR --adapter DIR --out DIR | --gguf FILE [options]\n\n");
+    options_print(set, 31);
+    printf("\n--base original merges into the weights in --model; --base trained merges into\n"
+           "the dequantised 4-bit weights that the adapter was trained on.\n"
+           "An interrupted export has no config.json.\n"
+           "Exit status: 0 on success, 1 on error.\n");
+}
+
 int main(int argc, char** argv) {
     options o;
     memset(&o, 0, sizeof o);
     o.backend = QLORA_BACKEND_CPU;
-    // clang-format off
-    const option table[] = {
-        TEXT("model", "DIR", &o.model, "folder of the base model (required)"),
-        TEXT("adapter", "DIR", &o.adapter, "folder of the PEFT adapter (required)"),
-        TEXT("out", "DIR", &o.out, "output folder; must not already contain a model"),
-        TEXT("gguf", "FILE", &o.gguf, "write a GGUF adapter for llama.cpp (--lora) instead"),
-        CHOICE("base", "original|trained", &o.base,
-               "weights to merge into, see below (default original)"),
-        CHOICE("dtype", "bf16|f16|f32", &o.dtype, "data type of the merged weights (default bf16)"),
-        NUMBER("shard", "SIZE", &o.shard, 1048576.0, 1125899906842624.0,
-               "maximum file size in bytes, e.g. 2G for 2 GiB (default 5 GB)"),
-        CHOICE("backend", "auto|cpu|cuda", &o.backend, "where the base is quantised (default cpu)"),
-        NUMBER("threads", "N", &o.threads, 1, 64, "CPU threads (default: one per core)"),
-        FLAG("verbose", &o.verbose, "print the library's log messages"),
-        FLAG("help", &o.help, "show this help"),
-    };
-    // clang-format on
-    const size_t count = sizeof table / sizeof table[0];
-    if (!options_read(table, count, argc, argv)) {
-        return 1;
+    const option_set set = {option_table, sizeof option_table / sizeof option_table[0], &o};
+    int status = 0;
+    if (!tool_start(&set, argc, argv, &o.version, &status)) {
+        return status;
     }
     if (o.help) {
-        printf("usage: merge --model DIR --adapter DIR --out DIR | --gguf FILE [options]\n\n");
-        options_print(table, count);
-        printf("\n--base original merges into the weights in --model; --base trained merges into\n"
-               "the dequantised 4-bit weights that the adapter was trained on.\n"
-               "An interrupted export has no config.json.\n"
-               "Exit status: 0 on success, 1 on error.\n");
-        return 0;
+        help_print(&set);
+        return tool_end(true);
     }
-    if (!options_check(&o)) {
+    char adapter[FOLDER_PATH];
+    if (!options_check(&o, adapter)) {
         return 1;
     }
     static char why[512];
@@ -192,5 +212,5 @@ int main(int argc, char** argv) {
     }
     bool ok = run(&o, ctx);
     qlora_ctx_destroy(ctx);
-    return ok ? 0 : 1;
+    return tool_end(ok);
 }

@@ -4,13 +4,61 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#ifdef _WIN32
+#include <io.h>
+#else
+#include <unistd.h>
+#endif
+
+#if defined(__MINGW32__)
+#define PRINTF(a, b) __attribute__((format(gnu_printf, a, b)))
+#elif defined(__GNUC__)
+#define PRINTF(a, b) __attribute__((format(printf, a, b)))
+#else
+#define PRINTF(a, b)
+#endif
+
+// Writes an error message; returns false, so that a function can end with it.
+PRINTF(2, 3)
+static inline bool error_set(char error[1024], const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(error, 1024, format, args);
+    va_end(args);
+    return false;
+}
+
+// Whether everything that was printed so far has been written.
+static inline bool output_flush(char error[1024]) {
+    errno = 0;
+    bool before = ferror(stdout) == 0;
+    if (fflush(stdout) == 0 && before) {
+        return true;
+    }
+    return error_set(error, "cannot write to standard output: %s",
+                     strerror(errno != 0 ? errno : EIO));
+}
+
+// Whether standard output is a terminal that understands escape sequences.
+static inline bool terminal_live(void) {
+    const char* kind = getenv("TERM");
+#ifdef _WIN32
+    return _isatty(1) != 0 && (kind == NULL || strcmp(kind, "dumb") != 0);
+#else
+    return isatty(STDOUT_FILENO) != 0 && kind != NULL && kind[0] != '\0' &&
+           strcmp(kind, "dumb") != 0;
+#endif
+}
 
 // A library error without the API calls that it starts with ("qlora_model_open: ..."): the user of
 // a program knows its options, not the functions that it calls.
-static const char* message_text(const char* text) {
+static inline const char* message_text(const char* text) {
     while (strncmp(text, "qlora_", 6) == 0) {
         size_t name = strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_");
         if (strncmp(text + name, ": ", 2) != 0) {
@@ -22,8 +70,8 @@ static const char* message_text(const char* text) {
 }
 
 // Whether dir has no file of this name. Other faults are left to the library, which reports them.
-static bool file_missing(const char* dir, const char* name) {
-    char path[1024];
+static inline bool file_missing(const char* dir, const char* name) {
+    char path[4096];
     snprintf(path, sizeof path, "%s/%s", dir, name);
     FILE* file = fopen(path, "rb");
     if (file != NULL) {
@@ -34,7 +82,7 @@ static bool file_missing(const char* dir, const char* name) {
 }
 
 // A limit of an option as people write it: 1000000 rather than 1e+06, and 1M for a size in bytes.
-static const char* limit_text(double value, bool size, char out[32]) {
+static inline const char* limit_text(double value, bool size, char out[32]) {
     static const char units[] = " KMGT";
     int unit = 0;
     while (size && unit < 4 && value >= 1024.0) {
@@ -50,7 +98,7 @@ static const char* limit_text(double value, bool size, char out[32]) {
 }
 
 // The length of the first word. A short "(default X)" counts as one word.
-static int help_word(const char* text) {
+static inline int help_word(const char* text) {
     size_t end = strcspn(text, ")");
     return (int)(strncmp(text, "(default", 8) == 0 && text[end] != '\0' && end < 24
                      ? end + 1
@@ -59,7 +107,7 @@ static int help_word(const char* text) {
 
 // One option of --help: the option, then its description from column `indent` on, wrapped at 80
 // columns.
-static void help_row(const char* option, int indent, const char* text) {
+static inline void help_row(const char* option, int indent, const char* text) {
     int column = printf("  %-*s", indent - 2, option);
     while (*text != '\0') {
         int length = help_word(text);

@@ -1,154 +1,337 @@
-// options.h - the command lines of generate, merge and plan: a table of options, read and printed.
+// options.h - the command lines of all programs: one table per program, read and printed.
 //
-// Define PROGRAM, the program's name, and include qlora.h before including this file.
+// A row names an option, its kind and its place in the program's struct of options. Every program
+// takes --name value and --name=value, suggests the nearest option for an unknown one, and reads
+// sizes in the same way. Errors are written into a buffer of 1024 bytes; the caller prints them.
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
 #include <ctype.h>
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "messages.h"
 
-#if defined(__GNUC__)
-#define PRINTF(a, b) __attribute__((format(printf, a, b)))
-#else
-#define PRINTF(a, b)
-#endif
+#define OPTION_TEXTS 64 // how often an option of the kind OPT_TEXTS can be given
 
-// Prints an error message; returns false, so that a function can end with it.
-PRINTF(1, 2)
-static bool fail(const char* format, ...) {
-    va_list args;
-    va_start(args, format);
-    fprintf(stderr, PROGRAM ": ");
-    vfprintf(stderr, format, args);
-    fprintf(stderr, "\n");
-    va_end(args);
-    return false;
-}
+typedef struct option_texts {
+    const char* items[OPTION_TEXTS];
+    int64_t count;
+} option_texts;
+
+typedef enum option_kind { // and the type of the field
+    OPT_HEADING,           // a heading in the help
+    OPT_ARGUMENT,          // const char*: the argument without a name
+    OPT_TEXT,              // const char*: not empty
+    OPT_ANY_TEXT,          // const char*: may be empty
+    OPT_TEXTS,             // option_texts: may be repeated
+    OPT_WHOLE,             // int64_t
+    OPT_SIZE,              // int64_t: bytes, see size_read
+    OPT_REAL,              // double
+    OPT_FLAG,              // bool
+    OPT_CHOICE,            // int64_t: the index of one of `words`
+    OPT_TARGETS            // int64_t: a bit for each of q, k, v, o, gate, up, down
+} option_kind;
 
 typedef struct option {
     const char* name;
-    const char* words; // choices a|b|c, or the value's name in the help; NULL for a flag
-    bool* flag;        // exactly one of these four is set
-    const char** text;
-    int* choice;
-    double* number;
-    double low; // range of a number
+    option_kind kind;
+    size_t offset; // of the field in the struct of options
+    bool fixed;    // finetune: a resumed run must use the same value
+    double low;    // range of a number
     double high;
+    const char* words; // the choices a|b|c, or the value's name in the help
     const char* help;
 } option;
 
-#define FLAG(name, at, help)                                                                       \
-    { name, NULL, at, NULL, NULL, NULL, 0, 0, help }
-#define TEXT(name, words, at, help)                                                                \
-    { name, words, NULL, at, NULL, NULL, 0, 0, help }
-#define CHOICE(name, words, at, help)                                                              \
-    { name, words, NULL, NULL, at, NULL, 0, 0, help }
-#define NUMBER(name, words, at, low, high, help)                                                   \
-    { name, words, NULL, NULL, NULL, at, low, high, help }
+// The table of one program and the struct that it fills.
+typedef struct option_set {
+    const option* rows;
+    size_t count;
+    void* values;
+} option_set;
 
-// X: any number; SIZE: an integer with an optional suffix K, M, G or T; otherwise an integer.
-static bool number_read(const option* row, const char* value, double* out) {
-    char* end = NULL;
-    double x = strtod(value, &end);
-    const char* units = "KMGT";
-    const char* unit = strcmp(row->words, "SIZE") == 0 && end != value && *end != '\0'
-                           ? strchr(units, toupper((unsigned char)*end))
-                           : NULL;
-    if (unit != NULL) {
-        x *= pow(1024.0, (double)(unit - units + 1));
-        end++;
-    }
-    bool whole = strcmp(row->words, "X") != 0;
-    if (end == value || *end != '\0' || !(x >= row->low && x <= row->high) ||
-        (whole && x != floor(x))) {
-        return false;
-    }
-    *out = x;
-    return true;
-}
+static const char* const option_targets[] = {"q", "k", "v", "o", "gate", "up", "down"};
 
-static bool choice_read(const option* row, const char* value, int* out) {
-    const char* at = row->words;
-    for (int i = 0; *at != '\0'; i++) {
-        size_t length = strcspn(at, "|");
-        if (strlen(value) == length && strncmp(at, value, length) == 0) {
-            *out = i;
-            return true;
+// ---- an unknown option ------------------------------------------------------------------------
+
+// The cost of getting from one word to the other: 2 for a letter that is changed, added or dropped,
+// 1 for two neighbours that are exchanged, so that --modle is nearer to --model than to --mode.
+static inline size_t word_distance(const char* a, const char* b) {
+    size_t rows[3][32];
+    size_t width = strlen(b) < 31 ? strlen(b) : 31;
+    for (size_t j = 0; j <= width; j++) {
+        rows[0][j] = 2 * j;
+    }
+    for (size_t i = 1; a[i - 1] != '\0'; i++) {
+        size_t* now = rows[i % 3];
+        const size_t* before = rows[(i + 2) % 3];
+        const size_t* two_before = rows[(i + 1) % 3];
+        now[0] = 2 * i;
+        for (size_t j = 1; j <= width; j++) {
+            size_t best = before[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 2);
+            best = before[j] + 2 < best ? before[j] + 2 : best;
+            best = now[j - 1] + 2 < best ? now[j - 1] + 2 : best;
+            bool exchanged = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+            now[j] = exchanged && two_before[j - 2] + 1 < best ? two_before[j - 2] + 1 : best;
         }
-        at += length + (at[length] == '|' ? 1 : 0);
     }
-    return false;
+    return rows[strlen(a) % 3][width];
 }
 
-static bool option_read(const option* row, const char* value) {
-    if (row->text != NULL) {
-        *row->text = value;
+// The name that is nearest to a word, or NULL if none is near: one letter in four may differ, but
+// at least one. A word that begins with a name, or the other way round, is also near.
+static inline const char* option_nearest(const option_set* set, const char* word) {
+    const char* nearest = NULL;
+    size_t length = strlen(word);
+    size_t allowed = length < 8 ? 2 : 4;
+    size_t distance = allowed + 1;
+    for (size_t i = 0; i < set->count; i++) {
+        const option* row = &set->rows[i];
+        size_t name = row->kind == OPT_HEADING || row->kind == OPT_ARGUMENT ? 0 : strlen(row->name);
+        size_t shorter = name < length ? name : length;
+        size_t d = name > 0 ? word_distance(word, row->name) : SIZE_MAX;
+        if (shorter >= 3 && d > allowed && strncmp(word, row->name, shorter) == 0) {
+            d = allowed;
+        }
+        if (d < distance) {
+            nearest = row->name;
+            distance = d;
+        }
+    }
+    return nearest;
+}
+
+static inline bool option_unknown(const option_set* set, const char* word, char error[1024]) {
+    char name[64];
+    if (word[0] != '-' || word[1] == '\0') {
+        return error_set(error, "unexpected argument '%s'; options start with --", word);
+    }
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
+    const char* letters = name + strspn(name, "-"); // -model is meant as --model
+    const char* nearest = option_nearest(set, letters);
+    return nearest != NULL
+               ? error_set(error, "unknown option %s; did you mean --%s?", name, nearest)
+               : error_set(error, "unknown option %s; see --help", name);
+}
+
+// ---- values -----------------------------------------------------------------------------------
+
+// The unit after a number, in any case: K, M, G, T and KiB, MiB, ... are powers of 1024, and KB,
+// MB, ... powers of 1000. B is one byte. False for anything else.
+static inline bool size_unit(const char* unit, double* factor) {
+    static const char letters[] = "kmgt";
+    *factor = 1.0;
+    if (tolower((unsigned char)unit[0]) == 'b' && unit[1] == '\0') {
         return true;
     }
-    return row->choice != NULL ? choice_read(row, value, row->choice)
-                               : number_read(row, value, row->number);
-}
-
-static bool value_refuse(const option* row, const char* value) {
-    if (row->number == NULL) {
-        return fail("--%s: '%s' is not one of %s", row->name, value, row->words);
+    const char* letter = strchr(letters, tolower((unsigned char)unit[0]));
+    if (unit[0] == '\0' || letter == NULL) {
+        return unit[0] == '\0';
     }
-    char low[32];
-    char high[32];
-    bool size = strcmp(row->words, "SIZE") == 0;
-    return fail("--%s: '%s' is not a %s from %s to %s", row->name, value,
-                size                           ? "size"
-                : strcmp(row->words, "X") == 0 ? "number"
-                                               : "whole number",
-                limit_text(row->low, size, low), limit_text(row->high, size, high));
+    char rest[3] = {0, 0, 0};
+    for (size_t i = 0; i < 2 && unit[1 + i] != '\0'; i++) {
+        rest[i] = (char)tolower((unsigned char)unit[1 + i]);
+    }
+    bool decimal = strcmp(rest, "b") == 0;
+    bool binary = rest[0] == '\0' || strcmp(rest, "ib") == 0;
+    *factor = pow(decimal ? 1000.0 : 1024.0, (double)(letter - letters + 1));
+    return (decimal || binary) && strlen(unit) <= 3;
 }
 
-static bool options_read(const option* table, size_t count, int argc, char** argv) {
-    for (int i = 1; i < argc; i++) {
+static inline bool number_read(const option* row, const char* text, double* out, char error[1024]) {
+    char* end = NULL;
+    double factor = 1.0;
+    bool size = row->kind == OPT_SIZE;
+    errno = 0;
+    double value = strtod(text, &end);
+    while (size && end != text && *end == ' ') {
+        end++;
+    }
+    bool read = end != text && errno == 0 && (size ? size_unit(end, &factor) : *end == '\0');
+    if (!read) {
+        return error_set(error,
+                         size ? "--%s: '%s' is not a size such as 8G, 8GiB or 8GB"
+                              : "--%s: '%s' is not a number",
+                         row->name, text);
+    }
+    value *= factor;
+    value = size ? floor(value) : value; // 1.5G is fine
+    if (row->kind == OPT_WHOLE && value != floor(value)) {
+        return error_set(error, "--%s: '%s' is not a whole number", row->name, text);
+    }
+    if (!(value >= row->low && value <= row->high)) {
+        char low[32];
+        char high[32];
+        return error_set(error, "--%s: %s is out of range; use %s to %s", row->name, text,
+                         limit_text(row->low, size, low), limit_text(row->high, size, high));
+    }
+    *out = value;
+    return true;
+}
+
+static inline bool choice_read(const option* row, const char* text, int64_t* out,
+                               char error[1024]) {
+    const char* at = row->words;
+    for (int64_t number = 0; *at != '\0'; number++) {
+        size_t length = strcspn(at, "|");
+        if (strlen(text) == length && strncmp(at, text, length) == 0) {
+            *out = number;
+            return true;
+        }
+        at += length;
+        at += *at == '|' ? 1 : 0;
+    }
+    return error_set(error, "--%s: '%s' is not one of %s", row->name, text, row->words);
+}
+
+static inline bool targets_read(const option* row, const char* text, int64_t* out,
+                                char error[1024]) {
+    const int64_t all = 127;
+    int64_t bits = strcmp(text, "all") == 0 ? all : 0;
+    for (const char* at = text; bits != all && *at != '\0';) {
+        size_t length = strcspn(at, ",");
+        size_t stem = length > 5 && strncmp(at + length - 5, "_proj", 5) == 0 ? length - 5 : length;
+        int64_t bit = 0;
+        for (int i = 0; i < 7; i++) {
+            bit |= strlen(option_targets[i]) == stem && strncmp(option_targets[i], at, stem) == 0
+                       ? 1 << i
+                       : 0;
+        }
+        if (bit == 0) {
+            return error_set(error, "--%s: '%.*s' is not one of q, k, v, o, gate, up, down",
+                             row->name, (int)length, at);
+        }
+        bits |= bit;
+        at += length;
+        at += *at == ',' ? 1 : 0;
+    }
+    *out = bits;
+    return bits != 0 ||
+           error_set(error, "--%s needs a value: all, or some of q,k,v,o,gate,up,down", row->name);
+}
+
+static inline void* option_at(const option_set* set, const option* row) {
+    return (char*)set->values + row->offset;
+}
+
+// Stores a value that is given as text.
+static inline bool option_store(const option_set* set, const option* row, const char* text,
+                                char error[1024]) {
+    void* at = option_at(set, row);
+    option_texts* list = (option_texts*)at;
+    double number = 0.0;
+    if (text[0] == '\0' && row->kind != OPT_ANY_TEXT) {
+        return error_set(error, "--%s needs a non-empty value", row->name);
+    }
+    switch (row->kind) {
+    case OPT_ARGUMENT:
+    case OPT_TEXT:
+    case OPT_ANY_TEXT:
+        *(const char**)at = text;
+        return true;
+    case OPT_TEXTS:
+        if (list->count == OPTION_TEXTS) {
+            return error_set(error, "--%s can be given at most %d times", row->name, OPTION_TEXTS);
+        }
+        list->items[list->count++] = text;
+        return true;
+    case OPT_CHOICE:
+        return choice_read(row, text, (int64_t*)at, error);
+    case OPT_TARGETS:
+        return targets_read(row, text, (int64_t*)at, error);
+    case OPT_REAL:
+        return number_read(row, text, (double*)at, error);
+    default:
+        if (!number_read(row, text, &number, error)) {
+            return false;
+        }
+        *(int64_t*)at = (int64_t)number;
+        return true;
+    }
+}
+
+// ---- the command line -------------------------------------------------------------------------
+
+static inline const option* option_find(const option_set* set, const char* name, size_t length) {
+    for (size_t i = 0; i < set->count; i++) {
+        const option* row = &set->rows[i];
+        if (row->kind != OPT_HEADING && row->kind != OPT_ARGUMENT && strlen(row->name) == length &&
+            strncmp(row->name, name, length) == 0) {
+            return row;
+        }
+    }
+    return NULL;
+}
+
+// The argument without a name, if the program takes one and has not been given it yet.
+static inline const option* option_argument(const option_set* set, const char* word) {
+    for (size_t i = 0; i < set->count && (word[0] != '-' || word[1] == '\0'); i++) {
+        const option* row = &set->rows[i];
+        if (row->kind == OPT_ARGUMENT && *(const char**)option_at(set, row) == NULL) {
+            return row;
+        }
+    }
+    return NULL;
+}
+
+// Reads the words from `first` on.
+static inline bool options_read(const option_set* set, int first, int argc, char** argv,
+                                char error[1024]) {
+    for (int i = first; i < argc; i++) {
         const char* word = strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
-        const option* row = NULL;
-        for (size_t j = 0; j < count; j++) {
-            row = strncmp(word, "--", 2) == 0 && strcmp(word + 2, table[j].name) == 0 ? &table[j]
-                                                                                      : row;
-        }
-        if (row == NULL && strcmp(word, "--version") == 0) {
-            printf(PROGRAM " (qlora.h) " QLORA_VERSION_STRING "\n");
-            exit(0);
-        }
-        if (row == NULL) {
-            return fail(word[0] == '-' ? "unknown option %s; see --help"
-                                       : "unexpected argument '%s'; options start with --",
-                        word);
-        }
-        if (row->flag != NULL) {
-            *row->flag = true;
+        const option* argument = option_argument(set, word);
+        if (argument != NULL) {
+            if (!option_store(set, argument, word, error)) {
+                return false;
+            }
             continue;
         }
-        if (i + 1 == argc) {
-            return fail("%s needs a value: %s", word, row->words);
+        const char* equals = strchr(word, '=');
+        size_t length = equals != NULL ? (size_t)(equals - word) : strlen(word);
+        const option* row = length > 2 && strncmp(word, "--", 2) == 0
+                                ? option_find(set, word + 2, length - 2)
+                                : NULL;
+        if (row == NULL) {
+            return option_unknown(set, word, error);
         }
-        if (!option_read(row, argv[++i])) {
-            return value_refuse(row, argv[i]);
+        if (row->kind == OPT_FLAG) {
+            if (equals != NULL) {
+                return error_set(error, "--%s does not take a value", row->name);
+            }
+            *(bool*)option_at(set, row) = true;
+            continue;
+        }
+        if (equals == NULL && i + 1 == argc) {
+            return error_set(error, "--%s needs a value: %s", row->name, row->words);
+        }
+        if (!option_store(set, row, equals != NULL ? equals + 1 : argv[++i], error)) {
+            return false;
         }
     }
     return true;
 }
 
-static void options_print(const option* table, size_t count) {
-    for (size_t i = 0; i < count; i++) {
+// The rows of --help, with the descriptions from column `indent` on.
+static inline void options_print(const option_set* set, int indent) {
+    for (size_t i = 0; i < set->count; i++) {
+        const option* row = &set->rows[i];
         char left[64];
-        snprintf(left, sizeof left, "--%s %s", table[i].name,
-                 table[i].words != NULL ? table[i].words : "");
-        help_row(left, 31, table[i].help);
+        if (row->kind == OPT_HEADING) {
+            printf("\n%s\n", row->name);
+            continue;
+        }
+        snprintf(left, sizeof left, row->kind == OPT_ARGUMENT ? "%s" : "--%s %s",
+                 row->kind == OPT_ARGUMENT ? row->words : row->name, row->words);
+        help_row(left, indent, row->help);
     }
-    printf("  %-28s %s\n", "--version", "print the version");
 }
 
 #endif

@@ -10,7 +10,7 @@
 #include "qlora.h"
 
 #define PROGRAM "plan"
-#include "options.h"
+#include "tool.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,17 +66,45 @@ static qlora_model_config config_of(const shape* s) {
 typedef struct options {
     const char* model;
     const char* shape;
-    double memory;
-    double rank;
+    int64_t memory;
+    int64_t rank;
     double capability;
-    double length;
-    double batch;
-    int base;
-    int mode;
-    int recompute;
+    int64_t length;
+    int64_t batch;
+    int64_t base;
+    int64_t mode;
+    int64_t recompute;
     bool train_norms;
     bool help;
+    bool version;
 } options;
+
+#define AT(field) offsetof(options, field)
+// clang-format off
+static const option option_table[] = {
+    {"model", OPT_TEXT, AT(model), false, 0, 0, "DIR", "folder of the model to plan for"},
+    {"shape", OPT_TEXT, AT(shape), false, 0, 0, "NAME", "public model to plan for, see below"},
+    {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
+        "memory to plan for; 8G and 8GiB are binary, 8GB is decimal (default: free GPU memory)"},
+    {"batch", OPT_WHOLE, AT(batch), false, 1, 65536, "N",
+        "with --length: detailed plan for one size"},
+    {"length", OPT_WHOLE, AT(length), false, 1, 1048576, "N", "tokens per sequence"},
+    {"rank", OPT_WHOLE, AT(rank), false, 1, 1024, "N", "LoRA rank (default 16)"},
+    {"base", OPT_CHOICE, AT(base), false, 0, 0, "nf4|16bit|32bit",
+        "storage format of the frozen weights (default nf4)"},
+    {"mode", OPT_CHOICE, AT(mode), false, 0, 0, "auto|f32|tf32|bf16",
+        "arithmetic precision; auto uses bf16 from compute capability 8.0 on, otherwise f32 "
+        "(default auto)"},
+    {"recompute", OPT_CHOICE, AT(recompute), false, 0, 0, "auto|on|off",
+        "recompute activations in the backward pass; auto recomputes as few layers as "
+        "possible (default auto)"},
+    {"train-norms", OPT_FLAG, AT(train_norms), false, 0, 0, "", "also train the RMSNorm weights"},
+    {"capability", OPT_REAL, AT(capability), false, 7.5, 99, "X",
+        "compute capability of the GPU (default 9.0)"},
+    {"help", OPT_FLAG, AT(help), false, 0, 0, "", "show this help"},
+    {"version", OPT_FLAG, AT(version), false, 0, 0, "", "print the version"},
+};
+// clang-format on
 
 typedef struct app {
     options o;
@@ -132,8 +160,8 @@ static const char* const mark_help =
 
 // The table of one model: batch sizes by sequence lengths.
 static bool model_table(app* a, const shape* s, const char* name) {
-    printf("%s, rank %g, in %.1f GiB\n\n  %-12s", name, a->o.rank, gib(a->budget.bytes),
-           "batch \\ seq");
+    printf("%s, rank %lld, in %.1f GiB\n\n  %-12s", name, (long long)a->o.rank,
+           gib(a->budget.bytes), "batch \\ seq");
     for (int j = 0; j < LENGTHS; j++) {
         printf("%10lld", (long long)lengths[j]);
     }
@@ -164,8 +192,8 @@ static bool model_table(app* a, const shape* s, const char* name) {
 
 // The table of all models: the largest batch for each sequence length.
 static bool all_table(app* a) {
-    printf("largest batch, rank %g, in %.1f GiB\n\n  %-16s", a->o.rank, gib(a->budget.bytes),
-           "model \\ seq");
+    printf("largest batch, rank %lld, in %.1f GiB\n\n  %-16s", (long long)a->o.rank,
+           gib(a->budget.bytes), "model \\ seq");
     for (int j = 0; j < LENGTHS; j++) {
         printf("%9lld", (long long)lengths[j]);
     }
@@ -206,15 +234,15 @@ static bool one_plan(app* a, const shape* s, const char* name) {
     qlora_plan p;
     bool fits = false;
     char text[4096];
-    if (!try_plan(a, s, (int64_t)a->o.batch, (int64_t)a->o.length, QLORA_CHOICE_AUTO, &p, &fits)) {
+    if (!try_plan(a, s, a->o.batch, a->o.length, QLORA_CHOICE_AUTO, &p, &fits)) {
         return false;
     }
     if (!fits) {
         return fail("not enough memory: %s", message_text(qlora_last_error(a->ctx)));
     }
     qlora_plan_describe(&p, text, sizeof text);
-    printf("%s, %g x %g tokens, rank %g, in %.1f GiB\n%s", name, a->o.batch, a->o.length, a->o.rank,
-           gib(a->budget.bytes), text);
+    printf("%s, %lld x %lld tokens, rank %lld, in %.1f GiB\n%s", name, (long long)a->o.batch,
+           (long long)a->o.length, (long long)a->o.rank, gib(a->budget.bytes), text);
     return true;
 }
 
@@ -226,7 +254,7 @@ static bool budget_fill(app* a) {
     qlora_ctx_info info;
     a->budget.capability = (int32_t)(a->o.capability * 10.0 + 0.5);
     a->budget.bytes = (uint64_t)a->o.memory;
-    if (a->o.memory > 0.0) {
+    if (a->o.memory > 0) {
         return true;
     }
     memset(&d, 0, sizeof d);
@@ -261,8 +289,8 @@ static bool run(app* a) {
     if (o->model != NULL && s != NULL) {
         return fail("--model and --shape cannot be used together");
     }
-    bool one = o->batch > 0.0 || o->length > 0.0;
-    if (one && (o->batch < 1.0 || o->length < 1.0 || (o->model == NULL && s == NULL))) {
+    bool one = o->batch > 0 || o->length > 0;
+    if (one && (o->batch < 1 || o->length < 1 || (o->model == NULL && s == NULL))) {
         return fail("--batch and --length must be given together, with --model or --shape");
     }
     if (o->model != NULL && file_missing(o->model, "config.json")) {
@@ -299,42 +327,20 @@ int main(int argc, char** argv) {
     options* o = &a.o;
     o->rank = 16;
     o->capability = 9.0;
-    // clang-format off
-    const option table[] = {
-        TEXT("model", "DIR", &o->model, "folder of the model to plan for"),
-        TEXT("shape", "NAME", &o->shape, "public model to plan for, see below"),
-        NUMBER("memory", "SIZE", &o->memory, 1048576.0, 1125899906842624.0,
-               "memory to plan for, e.g. 8G for 8 GiB (default: free GPU memory)"),
-        NUMBER("batch", "N", &o->batch, 1, 65536, "with --length: detailed plan for one size"),
-        NUMBER("length", "N", &o->length, 1, 1048576, "tokens per sequence"),
-        NUMBER("rank", "N", &o->rank, 1, 1024, "LoRA rank (default 16)"),
-        CHOICE("base", "nf4|16bit|32bit", &o->base,
-               "storage format of the frozen weights (default nf4)"),
-        CHOICE("mode", "auto|f32|tf32|bf16", &o->mode,
-               "arithmetic precision; auto uses bf16 from compute capability 8.0 on, otherwise f32 "
-               "(default auto)"),
-        CHOICE("recompute", "auto|on|off", &o->recompute,
-               "recompute activations in the backward pass; auto recomputes as few layers as "
-               "possible (default auto)"),
-        FLAG("train-norms", &o->train_norms, "also train the RMSNorm weights"),
-        NUMBER("capability", "X", &o->capability, 7.5, 99,
-               "compute capability of the GPU (default 9.0)"),
-        FLAG("help", &o->help, "show this help"),
-    };
-    // clang-format on
-    const size_t count = sizeof table / sizeof table[0];
-    if (!options_read(table, count, argc, argv)) {
-        return 1;
+    const option_set set = {option_table, sizeof option_table / sizeof option_table[0], o};
+    int status = 0;
+    if (!tool_start(&set, argc, argv, &o->version, &status)) {
+        return status;
     }
     if (o->help) {
         printf("usage: plan [--model DIR | --shape NAME] [--memory SIZE] [options]\n\n");
-        options_print(table, count);
+        options_print(&set, 31);
         printf("\nShapes:\n");
         for (int i = 0; i < SHAPES; i++) {
             printf("  %s\n", shapes[i].name);
         }
         printf("Exit status: 0 on success, 1 on error.\n");
-        return 0;
+        return tool_end(true);
     }
-    return run(&a) ? 0 : 1;
+    return tool_end(run(&a));
 }

@@ -6,10 +6,11 @@
 #define QLORA_TEXT_IMPLEMENTATION
 #include "qlora_text.h"
 
+#define PROGRAM "tokenize"
 #include "json_array.h"
+#include "tool.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -21,29 +22,6 @@
 #define BINARY(file) ((void)(file))
 #endif
 
-static const char usage[] =
-    "usage: tokenize TOKENIZER [--special] [--json FILE] [--decode]\n"
-    "\n"
-    "  TOKENIZER    tokenizer.json, a tokenizer.bin from llama2.c, or a folder with\n"
-    "               one of them\n"
-    "\n"
-    "Reads text from standard input, exactly as it is, and prints its token ids as a\n"
-    "JSON array.\n"
-    "\n"
-    "  --json FILE  read a JSON array of strings from FILE (- for standard input)\n"
-    "               instead, and print one array per line\n"
-    "  --special    add special tokens such as BOS, as specified by the tokenizer's\n"
-    "               post-processor\n"
-    "  --decode     decode instead: read JSON arrays of ids from standard input, one\n"
-    "               per line, and print the exact text, with a newline between two\n"
-    "               texts but none after the last. With --json FILE, read an array of\n"
-    "               arrays of ids and print one JSON string per line, with U+FFFD for\n"
-    "               invalid UTF-8\n"
-    "  --help       show this help\n"
-    "  --version    print the version\n"
-    "\n"
-    "Exit status: 0 on success, 1 on error (reported on standard error).\n";
-
 typedef struct options {
     const char* tokenizer;
     const char* json;
@@ -52,6 +30,26 @@ typedef struct options {
     bool help;
     bool version;
 } options;
+
+#define AT(field) offsetof(options, field)
+// clang-format off
+static const option option_table[] = {
+    {"", OPT_ARGUMENT, AT(tokenizer), false, 0, 0, "TOKENIZER",
+        "tokenizer.json, a tokenizer.bin from llama2.c, or a folder with one of them"},
+    {"json", OPT_TEXT, AT(json), false, 0, 0, "FILE",
+        "read a JSON array of strings from FILE (- for standard input) instead, and print one "
+        "array per line"},
+    {"special", OPT_FLAG, AT(special), false, 0, 0, "",
+        "add special tokens such as BOS, as specified by the tokenizer's post-processor"},
+    {"decode", OPT_FLAG, AT(decode), false, 0, 0, "",
+        "decode instead: read JSON arrays of ids from standard input, one per line, and print the "
+        "exact text, with a newline between two texts but none after the last. With --json FILE, "
+        "read an array of arrays of ids and print one JSON string per line, with U+FFFD for "
+        "invalid UTF-8"},
+    {"help", OPT_FLAG, AT(help), false, 0, 0, "", "show this help"},
+    {"version", OPT_FLAG, AT(version), false, 0, 0, "", "print the version"},
+};
+// clang-format on
 
 typedef struct work {
     qlora_text* text;
@@ -64,11 +62,9 @@ typedef struct work {
     char error[1024];
 } work;
 
-#if defined(__GNUC__) && !defined(__MINGW32__)
-__attribute__((format(printf, 2, 3)))
-#endif
-static bool
-fail(work* w, const char* format, ...) {
+// The innermost fault; callers add where it is and print it.
+PRINTF(2, 3)
+static bool wrong(work* w, const char* format, ...) {
     va_list args;
     va_start(args, format);
     vsnprintf(w->error, sizeof(w->error), format, args);
@@ -77,43 +73,11 @@ fail(work* w, const char* format, ...) {
 }
 
 static bool text_ok(work* w, qlora_result r) {
-    // without the name of the call: it means nothing to the user of a program
-    const char* why = qlora_text_last_error(w->text);
-    const char* colon = strncmp(why, "qlora_", 6) == 0 ? strstr(why, ": ") : NULL;
-    return r == QLORA_OK || fail(w, "%s", colon != NULL ? colon + 2 : why);
-}
-
-static bool options_read(int argc, char** argv, options* o, work* w) {
-    for (int i = 1; i < argc; i++) {
-        const char* word = argv[i];
-        if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
-            o->help = true;
-            return true;
-        } else if (strcmp(word, "--version") == 0) {
-            o->version = true;
-            return true;
-        } else if (strcmp(word, "--special") == 0) {
-            o->special = true;
-        } else if (strcmp(word, "--decode") == 0) {
-            o->decode = true;
-        } else if (strcmp(word, "--json") == 0) {
-            if (i + 1 == argc) {
-                return fail(w, "--json needs a value: FILE");
-            }
-            o->json = argv[++i];
-        } else if (word[0] == '-') {
-            return fail(w, "unknown option %s", word);
-        } else if (o->tokenizer != NULL) {
-            return fail(w, "unexpected argument: %s", word);
-        } else {
-            o->tokenizer = word;
-        }
-    }
-    return o->tokenizer != NULL || fail(w, "TOKENIZER is required");
+    return r == QLORA_OK || wrong(w, "%s", message_text(qlora_text_last_error(w->text)));
 }
 
 static bool out_add(work* w, const void* data, size_t size) {
-    return blob_add(&w->out, data, size) || fail(w, "out of memory");
+    return blob_add(&w->out, data, size) || wrong(w, "out of memory");
 }
 
 static bool encode(work* w, const char* text, size_t length) {
@@ -141,7 +105,7 @@ static bool decode(work* w, json_reader* r, uint32_t flags) {
         qlora_text_token_info info;
         int32_t id = 0;
         if (!json_int32(r, &id)) {
-            return fail(w, "element %lu: %s", (unsigned long)i, r->wrong);
+            return wrong(w, "element %lu: %s", (unsigned long)i, r->wrong);
         }
         if (!text_ok(w, qlora_text_token_query(w->tok, id, &info)) ||
             !text_ok(w, qlora_text_ids_add(w->text, &w->ids, id))) {
@@ -149,7 +113,7 @@ static bool decode(work* w, json_reader* r, uint32_t flags) {
         }
     }
     if (r->wrong != NULL) {
-        return fail(w, "%s", r->wrong);
+        return wrong(w, "%s", r->wrong);
     }
     return text_ok(w, qlora_text_decode(w->tok, w->ids.data, w->ids.count, flags, &w->bytes));
 }
@@ -167,10 +131,10 @@ static bool decode_lines(work* w, const blob* input) {
             continue;
         }
         json_reader r = json_start(start, size);
-        if (!decode(w, &r, 0) || (!json_end(&r) && !fail(w, "%s", r.wrong))) {
+        if (!decode(w, &r, 0) || (!json_end(&r) && !wrong(w, "%s", r.wrong))) {
             char why[sizeof(w->error)];
             snprintf(why, sizeof(why), "%s", w->error);
-            return fail(w, "line %lu: %.900s", (unsigned long)line, why);
+            return wrong(w, "line %lu: %.900s", (unsigned long)line, why);
         }
         if ((printed && !out_add(w, "\n", 1)) || !out_add(w, w->bytes.data, w->bytes.count)) {
             return false;
@@ -184,11 +148,11 @@ static bool decode_lines(work* w, const blob* input) {
 static bool element(work* w, json_reader* r, bool decoding) {
     if (decoding) {
         return decode(w, r, QLORA_TEXT_REPLACE) &&
-               (json_quote(w->bytes.data, w->bytes.count, &w->out) || fail(w, "out of memory")) &&
+               (json_quote(w->bytes.data, w->bytes.count, &w->out) || wrong(w, "out of memory")) &&
                out_add(w, "\n", 1);
     }
     w->string.count = 0;
-    return (json_string(r, &w->string) || fail(w, "%s", r->wrong)) &&
+    return (json_string(r, &w->string) || wrong(w, "%s", r->wrong)) &&
            encode(w, w->string.data, w->string.count);
 }
 
@@ -199,7 +163,7 @@ static bool elements(work* w, const char* name, const blob* input, bool decoding
         if (!element(w, &r, decoding)) {
             char why[sizeof(w->error)];
             snprintf(why, sizeof(why), "%s", w->error);
-            return fail(w, "%.400s: element %lu: %.500s", name, (unsigned long)i, why);
+            return wrong(w, "%.400s: element %lu: %.500s", name, (unsigned long)i, why);
         }
     }
     if (r.wrong != NULL || !json_end(&r)) {
@@ -207,7 +171,7 @@ static bool elements(work* w, const char* name, const blob* input, bool decoding
         for (const char* p = input->data; p < r.at; p++) {
             line += *p == '\n' ? 1 : 0;
         }
-        return fail(w, "%.400s:%lu: %s", name, (unsigned long)line, r.wrong);
+        return wrong(w, "%.400s:%lu: %s", name, (unsigned long)line, r.wrong);
     }
     return true;
 }
@@ -215,7 +179,7 @@ static bool elements(work* w, const char* name, const blob* input, bool decoding
 static bool input_read(work* w, const options* o, const char* name, blob* input) {
     bool from_file = o->json != NULL && strcmp(o->json, "-") != 0;
     int code = from_file ? blob_read_path(input, o->json) : blob_read(input, stdin);
-    return code == 0 || fail(w, "cannot read %s: %s", name, strerror(code));
+    return code == 0 || wrong(w, "cannot read %s: %s", name, strerror(code));
 }
 
 static bool run(const options* o, work* w) {
@@ -223,7 +187,7 @@ static bool run(const options* o, work* w) {
     memset(&input, 0, sizeof(input));
     w->flags = o->special ? (uint32_t)QLORA_TEXT_SPECIAL : 0u;
     const char* name = o->json != NULL ? o->json : "standard input";
-    bool good = (qlora_text_create(NULL, &w->text) == QLORA_OK || fail(w, "out of memory")) &&
+    bool good = (qlora_text_create(NULL, &w->text) == QLORA_OK || wrong(w, "out of memory")) &&
                 text_ok(w, qlora_text_tok_open(w->text, o->tokenizer, &w->tok)) &&
                 input_read(w, o, name, &input);
     if (good && o->json != NULL) {
@@ -231,9 +195,9 @@ static bool run(const options* o, work* w) {
     } else if (good) {
         good = o->decode ? decode_lines(w, &input) : encode(w, input.data, input.count);
     }
-    if (good && w->out.count > 0 &&
-        (fwrite(w->out.data, 1, w->out.count, stdout) != w->out.count || fflush(stdout) != 0)) {
-        good = fail(w, "cannot write standard output: %s", strerror(errno));
+    if (good && w->out.count > 0) {
+        fwrite(w->out.data, 1, w->out.count, stdout);
+        good = output_flush(w->error);
     }
     qlora_text_ids_free(w->text, &w->ids);
     qlora_text_bytes_free(w->text, &w->bytes);
@@ -250,23 +214,24 @@ int main(int argc, char** argv) {
     work w;
     memset(&o, 0, sizeof(o));
     memset(&w, 0, sizeof(w));
-    if (!options_read(argc, argv, &o, &w)) {
-        fprintf(stderr, "tokenize: %s (see tokenize --help)\n", w.error);
-        return 1;
+    const option_set set = {option_table, sizeof option_table / sizeof option_table[0], &o};
+    int status = 0;
+    if (!tool_start(&set, argc, argv, &o.version, &status)) {
+        return status;
     }
     if (o.help) {
-        fputs(usage, stdout);
-        return 0;
+        printf("usage: tokenize TOKENIZER [--special] [--json FILE] [--decode]\n\n"
+               "Reads text from standard input, exactly as it is, and prints its token ids as a\n"
+               "JSON array.\n\n");
+        options_print(&set, 17);
+        printf("\nExit status: 0 on success, 1 on error (reported on standard error).\n");
+        return tool_end(true);
     }
-    if (o.version) {
-        fputs("tokenize (qlora.h) " QLORA_VERSION_STRING "\n", stdout);
-        return 0;
+    if (o.tokenizer == NULL) {
+        fail("TOKENIZER is required; see --help");
+        return 1;
     }
     BINARY(stdin);
     BINARY(stdout);
-    if (!run(&o, &w)) {
-        fprintf(stderr, "tokenize: %s\n", w.error);
-        return 1;
-    }
-    return 0;
+    return run(&o, &w) ? 0 : (fail("%s", w.error), 1);
 }

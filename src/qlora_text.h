@@ -43,6 +43,7 @@ extern "C" {
 #include "formats/json_write.h"
 #include "formats/regex.h"
 #include "formats/stop_ids.h"
+#include "formats/gguf_read.h"
 #include "text/base.h"
 #include "text/classes.h"
 #include "text/unicode_tables.h"

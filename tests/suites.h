@@ -12,6 +12,7 @@
     X(ops_suite)                                                                                   \
     X(attention_suite)                                                                             \
     X(formats_suite)                                                                               \
+    X(gguf_suite)                                                                                  \
     X(text_suite)                                                                                  \
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \

@@ -1,7 +1,6 @@
 // ---- writing GGUF adapters ----------------------------------------------------------------------
 
 #define QLORA__GGUF_ALIGN 32u
-#define QLORA__GGUF_NAME 64
 
 // A matrix of `rows` x `cols` floats, row-major: A as [rank, in], B as [out, rank].
 typedef struct qlora__gguf_entry {

@@ -14,7 +14,7 @@
        text/api             declarations: text, arrays, tokenizers, chats, data
        platform             files and memory of the operating system; shared with qlora.h
        core                 errors, log, memory, files; shared with qlora.h
-       formats              JSON, regular expressions, stop ids; shared with qlora.h
+       formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h
        text/base            the text object, growing arrays, whole files
        text/classes         classes of characters
        text/unicode_tables  generated tables

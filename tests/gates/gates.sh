@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # gates.sh - every gate of check.sh must be able to fail: injects one defect after another into a
-# copy of the repository and expects the gate to report FAIL. Usage: gates.sh [GATE]; part of
+# copy of the repository and expects the gate to report FAIL. Usage: gates.sh [GATE...]; part of
 # `make soak`.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
-only=${1:-}
+only=" $* "
+declare -A before # a gate's verdict on the untouched copy
 tree=$PWD/build/gates/tree
 caught=0
 missed=0
@@ -36,16 +37,18 @@ fingerprint() {
 
 # defect GATE WHAT COMMAND: the command runs in the copy and injects the defect.
 defect() {
-    local gate=$1 what=$2 command=$3 before after whole
-    [[ -z $only || $only == "$gate" ]] || return 0
+    local gate=$1 what=$2 command=$3 after whole
+    [[ $only == "  " || $only == *" $gate "* ]] || return 0
     fresh_copy
-    before=$(verdict "$gate")
-    if [[ $before == skip ]]; then
+    if [[ -z ${before[$gate]:-} ]]; then
+        before[$gate]=$(verdict "$gate")
+    fi
+    if [[ ${before[$gate]} == skip ]]; then
         echo "skipped   $gate: $what (the gate is skipped on this machine)"
         left_out=$((left_out + 1))
         return
     fi
-    if [[ $before != ok ]]; then
+    if [[ ${before[$gate]} != ok ]]; then
         echo "MISSED    $gate: fails without the defect"
         missed=$((missed + 1))
         return

@@ -66,9 +66,9 @@ wrong_use() {
     refuses "cannot be used together" generate --model x --prompt x --chat
     refuses "--system can only be used with --chat" generate --model x --prompt x --system x
     refuses "--model nowhere: config.json not found" generate --model nowhere --prompt x
-    refuses "--temperature: 'warm' is not a number from 0 to 100$" generate --model x --prompt x \
+    refuses "--temperature: 'warm' is not a number$" generate --model x --prompt x \
         --temperature warm
-    refuses "--max-tokens: '2.5' is not a whole number from 1 to 1000000$" generate --model x \
+    refuses "--max-tokens: '2.5' is not a whole number$" generate --model x \
         --prompt x --max-tokens 2.5
     refuses "--mode: 'f64' is not one of auto" generate --model x --prompt x --mode f64
     refuses "--model DIR is required" merge --out o
@@ -81,11 +81,52 @@ wrong_use() {
     [[ $(<precious) == "not a model" ]]
     note $? "merge --gguf leaves another file alone"
     refuses "--dtype: 'f8' is not one of bf16" merge --model x --adapter x --out o --dtype f8
-    refuses "--memory: '8Q' is not a size from 1M to" plan --memory 8Q
+    refuses "--temperature: 101 is out of range; use 0 to 100$" generate --model x --prompt x \
+        --temperature 101
+    refuses "--memory: '8Q' is not a size such as" plan --memory 8Q
+    refuses "--memory: '8GBs' is not a size" plan --memory 8GBs
+    refuses "--memory: 1K is out of range; use 1M to 1024T" plan --memory 1K
     refuses "--model nowhere: config.json not found" plan --model nowhere --memory 8G
     refuses "must be given together" plan --shape qwen2.5-0.5b --batch 4 --memory 8G
     refuses "not enough memory: [0-9a-z]" plan --shape llama-3.1-70b --batch 1 --length 512 \
         --memory 8G
+}
+
+# --name=value, the nearest option, sizes, and output that cannot be written, in all programs.
+habits() {
+    local program size
+    refuses "unknown option --modle; did you mean --model\?" generate --modle x
+    refuses "unknown option --modle; did you mean --model\?" generate --modle=x
+    refuses "unknown option -model; did you mean --model\?" generate -model x
+    refuses "unknown option --system-prompt; did you mean --system\?" generate --system-prompt x
+    refuses "unknown option --max_tokens; did you mean --max-tokens\?" generate --max_tokens 5
+    refuses "unknown option --output; did you mean --out\?" merge --output x
+    refuses "unknown option --spceial; did you mean --special\?" tokenize x --spceial
+    refuses "unknown option --frobnicate; see --help" tokenize x --frobnicate
+    refuses "unexpected argument 'y'" tokenize x y
+    refuses "--special does not take a value" tokenize x --special=1
+    refuses "--model nowhere: config.json not found" generate --model=nowhere --prompt=x
+    refuses "--model nowhere: config.json not found" merge --model=nowhere --adapter=x --out=o
+    refuses "--model nowhere: config.json not found" plan --model=nowhere --memory=8G
+    refuses "cannot read nowhere" tokenize "$root/tests/golden/text_byte.json" --json=nowhere
+    refuses "--model needs a non-empty value" plan --model=
+    for size in 8G 8GiB 8g 8gib 8GIB 8589934592 8589934592B; do
+        says "in 8\.0 GiB$" plan --memory $size
+    done
+    for size in 8GB 8gb 8Gb; do
+        says "in 7\.5 GiB$" plan --memory $size
+    done
+    [[ -w /dev/full ]] || return
+    for program in generate merge plan tokenize; do
+        for size in --help --version; do
+            "$root/$B/$program" $size >/dev/full 2>err
+            [[ $? -eq 1 ]] && grep -q "^$program: cannot write to standard output" err
+            note $? "$program $size on a full disk"
+        done
+    done
+    "$root/$B/plan" --memory 8G >/dev/full 2>err
+    [[ $? -eq 1 ]] && grep -q "^plan: cannot write to standard output" err
+    note $? "plan on a full disk"
 }
 
 # The version of every program is the header's, and --help names the option.
@@ -133,8 +174,27 @@ texts() {
         --gguf merged.gguf
     [[ $(head -c 4 merged.gguf) == GGUF ]]
     note $? "the GGUF file starts as one"
-    refuses "cannot create .*missing/o" merge --model "$fixture/model" \
-        --adapter "$fixture/adapter20" --out missing/o
+    rm -rf run missing precious
+    mkdir run
+    cp -r "$fixture/adapter20" run/adapter
+    chmod -R u+w run
+    says "^wrote missing/parent/merged$" merge --model "$fixture/model" --adapter run \
+        --out missing/parent/merged --base trained --dtype f32
+    cmp -s missing/parent/merged/model.safetensors merged/model.safetensors
+    note $? "the folder of a run where an adapter is wanted: same weights"
+    says "^wrote missing/other/x.gguf$" merge --model "$fixture/model" --adapter run \
+        --gguf missing/other/x.gguf
+    says "Once" generate --model "$fixture/model" --adapter run "${greedy[@]}"
+    [[ $(cat out) == "$text" ]]
+    note $? "the folder of a run where an adapter is wanted: same text"
+    echo "a file" >precious
+    refuses "precious/o.*not a folder" merge --model "$fixture/model" \
+        --adapter "$fixture/adapter20" --out precious/o
+    if [[ -w /dev/full ]]; then
+        "$root/$B/merge" --model "$fixture/model" --adapter run --gguf full.gguf >/dev/full 2>err
+        [[ $? -eq 1 ]] && grep -q "^merge: cannot write to standard output" err
+        note $? "merge on a full disk"
+    fi
     refuses "--adapter nowhere: adapter_config.json not found" generate --model "$model" \
         --adapter nowhere --prompt x
     refuses "--mode bf16 needs a GPU .*; use --mode f32 or auto" generate --model "$model" \
@@ -160,6 +220,7 @@ cd "$work" || exit 1
 : >out
 : >err
 wrong_use
+habits
 versions
 plans
 texts

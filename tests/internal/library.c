@@ -5,6 +5,8 @@
 
 #include "internal/formats.c"
 
+#include "internal/gguf.c"
+
 #include "internal/adapter.c"
 
 #include "internal/model.c"

@@ -1,0 +1,568 @@
+// gguf.c - reading GGUF files: built in memory, and, if the shared folder is present, real ones.
+// Included after formats.c, whose helpers it uses.
+
+#define LLVMFuzzerTestOneInput fuzz_gguf_one
+#include "fuzz/gguf.c"
+#undef LLVMFuzzerTestOneInput
+
+SUITE_EXTERN(gguf_suite);
+
+// ---- a small file, piece by piece ----
+
+typedef struct gguf_bytes {
+    uint8_t data[8192];
+    size_t size;
+} gguf_bytes;
+
+static void gguf_put(gguf_bytes* b, const void* data, size_t size) {
+    memcpy(b->data + b->size, data, size);
+    b->size += size;
+}
+
+static void gguf_put_number(gguf_bytes* b, uint64_t value, size_t size) {
+    for (size_t i = 0; i < size; i++) {
+        b->data[b->size++] = (uint8_t)(value >> (8 * i));
+    }
+}
+
+static void gguf_put_text(gguf_bytes* b, const char* text) {
+    gguf_put_number(b, strlen(text), 8);
+    gguf_put(b, text, strlen(text));
+}
+
+static void gguf_put_head(gguf_bytes* b, uint64_t tensors, uint64_t values) {
+    b->size = 0;
+    gguf_put(b, "GGUF", 4);
+    gguf_put_number(b, 3, 4);
+    gguf_put_number(b, tensors, 8);
+    gguf_put_number(b, values, 8);
+}
+
+static void gguf_put_value(gguf_bytes* b, const char* key, uint32_t kind, uint64_t value,
+                           size_t size) {
+    gguf_put_text(b, key);
+    gguf_put_number(b, kind, 4);
+    gguf_put_number(b, value, size);
+}
+
+static void gguf_put_tensor(gguf_bytes* b, const char* name, uint64_t cols, uint64_t rows,
+                            uint32_t type, uint64_t offset) {
+    gguf_put_text(b, name);
+    gguf_put_number(b, 2, 4);
+    gguf_put_number(b, cols, 8);
+    gguf_put_number(b, rows, 8);
+    gguf_put_number(b, type, 4);
+    gguf_put_number(b, offset, 8);
+}
+
+static void gguf_pad(gguf_bytes* b, size_t align) {
+    while (b->size % align != 0) {
+        b->data[b->size++] = 0;
+    }
+}
+
+// One value of every kind.
+static void gguf_every_kind(gguf_bytes* b) {
+    gguf_put_head(b, 0, 13);
+    gguf_put_value(b, "a.u8", 0, 200, 1);
+    gguf_put_value(b, "a.i8", 1, 0xFE, 1);
+    gguf_put_value(b, "a.u16", 2, 65535, 2);
+    gguf_put_value(b, "a.i16", 3, 0x8000, 2);
+    gguf_put_value(b, "a.u32", 4, 4000000000u, 4);
+    gguf_put_value(b, "a.i32", 5, 0xFFFFFFFFu, 4);
+    gguf_put_value(b, "a.f32", 6, 0x3FC00000, 4);
+    gguf_put_value(b, "a.bool", 7, 1, 1);
+    gguf_put_text(b, "a.string");
+    gguf_put_number(b, 8, 4);
+    gguf_put_text(b, "words");
+    gguf_put_value(b, "a.u64", 10, UINT64_MAX, 8);
+    gguf_put_value(b, "a.i64", 11, 1ull << 63, 8);
+    gguf_put_value(b, "a.f64", 12, 0x4004000000000000u, 8);
+    gguf_put_text(b, "a.array");
+    gguf_put_number(b, 9, 4);
+    gguf_put_number(b, 8, 4);
+    gguf_put_number(b, 3, 8);
+    gguf_put_text(b, "one");
+    gguf_put_text(b, "");
+    gguf_put_text(b, "three");
+}
+
+TEST gguf_values_are_read(void) {
+    static gguf_bytes b;
+    static const struct {
+        const char* key;
+        int64_t value;
+    } whole[] = {{"a.u8", 200},         {"a.i8", -2},  {"a.u16", 65535},    {"a.i16", -32768},
+                 {"a.u32", 4000000000}, {"a.i32", -1}, {"a.i64", INT64_MIN}};
+    world w;
+    qlora__gguf g;
+    const char* text = NULL;
+    size_t size = 0;
+    uint64_t at = 0;
+    int64_t number = 0;
+    double real = 0.0;
+    bool flag = false;
+    world_begin(&w);
+    gguf_every_kind(&b);
+    ASSERT_EQ(QLORA_OK, qlora__gguf_parse(&w.env, "f", b.data, b.size, &g));
+    ASSERT_EQ(13, g.count);
+    ASSERT_EQ(b.size, g.table);
+    ASSERT_EQ(32, g.alignment);
+    for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++) {
+        const qlora__gguf_value* v = qlora__gguf_find(&g, whole[i].key);
+        ASSERT(v != NULL);
+        ASSERTm(whole[i].key, qlora__gguf_integer(v, 0, &number));
+        ASSERT_EQm(whole[i].key, whole[i].value, number);
+        ASSERTm(whole[i].key, !qlora__gguf_real(v, 0, &real));
+    }
+    ASSERT(!qlora__gguf_integer(qlora__gguf_find(&g, "a.u64"), 0, &number)); // more than 63 bits
+    ASSERT_EQ(QLORA_OK, qlora__gguf_get_positive(&w.env, &g, "a.f32", -1.0, &real));
+    ASSERT_EQ(1.5, real);
+    ASSERT_EQ(QLORA_OK, qlora__gguf_get_positive(&w.env, &g, "a.f64", -1.0, &real));
+    ASSERT_EQ(2.5, real);
+    ASSERT_EQ(QLORA_OK, qlora__gguf_get_bool(&w.env, &g, "a.bool", false, &flag));
+    ASSERT(flag);
+    ASSERT_EQ(QLORA_OK, qlora__gguf_get_string(&w.env, &g, "a.string", true, &text, &size));
+    ASSERT(qlora__gguf_is(text, size, "words"));
+    const qlora__gguf_value* array = NULL;
+    ASSERT_EQ(QLORA_OK,
+              qlora__gguf_get_array(&w.env, &g, "a.array", QLORA__GGUF_STRING, true, &array));
+    static const char* const words[] = {"one", "", "three"};
+    for (int i = 0; i < 3; i++) {
+        text = qlora__gguf_next_string(array, &at, &size);
+        ASSERT(qlora__gguf_is(text, size, words[i]));
+    }
+    ASSERT_EQ(array->bytes, at);
+    qlora__gguf_free(&w.env, &g);
+    ASSERT(world_end(&w));
+    PASS();
+}
+
+TEST gguf_values_of_the_wrong_kind_are_refused(void) {
+    static gguf_bytes b;
+    world w;
+    qlora__gguf g;
+    int64_t number = 0;
+    double real = 0.0;
+    bool flag = false;
+    const char* text = NULL;
+    size_t size = 0;
+    const qlora__gguf_value* array = NULL;
+    world_begin(&w);
+    gguf_every_kind(&b);
+    ASSERT_EQ(QLORA_OK, qlora__gguf_parse(&w.env, "f", b.data, b.size, &g));
+    ASSERT(refused(&w, qlora__gguf_get_int(&w.env, &g, "a.f32", 1, 0, 9, &number),
+                   "f: a.f32 has type F32; it must be an integer"));
+    ASSERT(refused(&w, qlora__gguf_get_int(&w.env, &g, "a.u8", 1, 0, 9, &number),
+                   "f: a.u8 is 200; it must be an integer from 0 to 9"));
+    ASSERT(refused(&w, qlora__gguf_get_int(&w.env, &g, "a.none", -1, 0, 9, &number),
+                   "f: a.none is missing"));
+    ASSERT(refused(&w, qlora__gguf_get_positive(&w.env, &g, "a.u8", 1.0, &real), "type U8"));
+    ASSERT(refused(&w, qlora__gguf_get_bool(&w.env, &g, "a.u8", true, &flag), "must be BOOL"));
+    ASSERT(refused(&w, qlora__gguf_get_string(&w.env, &g, "a.u8", false, &text, &size),
+                   "must be STRING"));
+    ASSERT(refused(&w, qlora__gguf_get_string(&w.env, &g, "a.array", false, &text, &size),
+                   "has type ARRAY of STRING"));
+    ASSERT(refused(&w, qlora__gguf_get_array(&w.env, &g, "a.array", QLORA__GGUF_F32, true, &array),
+                   "must be ARRAY of F32"));
+    qlora__gguf_free(&w.env, &g);
+    ASSERT(world_end(&w));
+    PASS();
+}
+
+// Two tensors, F32 [4 x 2] and Q8_0 [32 x 1].
+static void gguf_two_tensors(gguf_bytes* b) {
+    gguf_put_head(b, 2, 1);
+    gguf_put_value(b, "general.alignment", 4, 64, 4);
+    gguf_put_tensor(b, "first", 4, 2, 0, 0);
+    gguf_put_tensor(b, "second", 32, 1, 8, 64);
+    gguf_pad(b, 64);
+    for (uint32_t i = 0; i < 8; i++) {
+        gguf_put_number(b, qlora__bits((float)i), 4);
+    }
+    gguf_pad(b, 64);
+    gguf_put_number(b, qlora__f16_from(0.5f), 2);
+    for (int i = 0; i < 32; i++) {
+        gguf_put_number(b, (uint64_t)(i - 16) & 255, 1);
+    }
+}
+
+TEST gguf_tensors_are_read(void) {
+    static gguf_bytes b;
+    static qlora__gguf_file f;
+    world w;
+    float out[32];
+    world_begin(&w);
+    gguf_two_tensors(&b);
+    ASSERT_EQ(QLORA_OK, qlora__gguf_file_parse(&w.env, "f", b.data, b.size, &f));
+    ASSERT_EQ(2, f.count);
+    const qlora__gguf_tensor* t = qlora__gguf_tensor_find(&f, "first");
+    ASSERT(t != NULL && t->shape[0] == 4 && t->shape[1] == 2 && t->elements == 8);
+    qlora__gguf_widen(t->type, t->data, 8, out);
+    ASSERT_EQ(7.0f, out[7]);
+    t = qlora__gguf_tensor_find(&f, "second");
+    ASSERT(t != NULL && t->bytes == 34);
+    qlora__gguf_widen(t->type, t->data, 32, out);
+    ASSERT_EQ(-8.0f, out[0]);
+    ASSERT_EQ(7.5f, out[31]);
+    ASSERT_EQ(NULL, qlora__gguf_tensor_find(&f, "third"));
+    qlora__gguf_close(&w.env, &f);
+    ASSERT(world_end(&w));
+    PASS();
+}
+
+// Every prefix of a valid file is refused, with a message, and without reading past its end (the
+// copy has exactly that size, so that a sanitizer would see it).
+TEST gguf_truncated_files_are_refused(void) {
+    static gguf_bytes b;
+    static qlora__gguf_file f;
+    world w;
+    world_begin(&w);
+    gguf_two_tensors(&b);
+    for (size_t size = 0; size < b.size; size++) {
+        uint8_t* copy = (uint8_t*)malloc(size + 1);
+        ASSERT(copy != NULL);
+        memcpy(copy, b.data, size);
+        ASSERT(refused(&w, qlora__gguf_file_parse(&w.env, "f", copy, size, &f), "f: "));
+        free(copy);
+    }
+    ASSERT(world_end(&w));
+    PASS();
+}
+
+// Each file differs from the one above in one place.
+TEST gguf_faults_are_named(void) {
+    static gguf_bytes b;
+    static qlora__gguf_file f;
+    static const struct {
+        size_t at; // the first byte that is changed
+        uint64_t value;
+        size_t size;
+        const char* message;
+    } faults[] = {
+        {0, 'X', 1, "does not begin with \"GGUF\""},
+        {4, 1, 4, "version 1 is not supported"},
+        {4, 0x03000000, 4, "big-endian"},
+        {8, 1ull << 62, 8, "4611686018427387904 tensors are announced"},
+        {8, 3, 8, "the name of a tensor has 0 bytes"},
+        {16, 1ull << 63, 8, "9223372036854775808 keys are announced"},
+        {24, UINT64_MAX, 8, "a key has 18446744073709551615 bytes"},
+        {24, 0, 8, "a key has 0 bytes"},
+        {49, 99, 4, "general.alignment: type 99 does not exist"},
+        {49, 5, 4, "general.alignment has type I32"},
+        {53, 0, 4, "general.alignment is 0"},
+        {53, 48, 4, "general.alignment is 48"},
+        {57, 64, 8, "the name of a tensor has 64 bytes"},
+        {70, 5, 4, "first has 5 dimensions"},
+        {70, 0, 4, "first has 0 dimensions"},
+        {74, 0, 8, "first: dimension 0 is 0"},
+        {82, 1ull << 62, 8, "first: dimension 1 is 4611686018427387904"},
+        {90, 777, 4, "first: tensor type 777 does not exist"},
+        {90, 16, 4, "first has type IQ2_XXS, which is not supported"},
+        {90, 8, 4, "first has rows of 4 values; Q8_0 needs a multiple of 32"},
+        {94, 32, 8, "first begins at 32, which is not a multiple of the alignment (64)"},
+        {94, 128, 8, "second begins at 64, leaving a gap after 0"},
+        {140, 0, 8, "second begins at 0, before the previous tensor ends at 64"},
+        {140, UINT64_MAX - 63, 8, "the file has only"},
+    };
+    world w;
+    world_begin(&w);
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+        gguf_two_tensors(&b);
+        size_t end = b.size;
+        b.size = faults[i].at;
+        gguf_put_number(&b, faults[i].value, faults[i].size);
+        b.size = end;
+        ASSERT(refused(&w, qlora__gguf_file_parse(&w.env, "f", b.data, b.size, &f),
+                       faults[i].message));
+    }
+    ASSERT(world_end(&w));
+    PASS();
+}
+
+TEST gguf_duplicates_and_nesting_are_refused(void) {
+    static gguf_bytes b;
+    static qlora__gguf_file f;
+    world w;
+    world_begin(&w);
+    gguf_put_head(&b, 0, 2);
+    gguf_put_value(&b, "a", 0, 1, 1);
+    gguf_put_value(&b, "a", 0, 2, 1);
+    ASSERT(refused(&w, qlora__gguf_file_parse(&w.env, "f", b.data, b.size, &f),
+                   "the key a occurs twice"));
+    gguf_put_head(&b, 2, 0);
+    gguf_put_tensor(&b, "t", 1, 1, 0, 0);
+    gguf_put_tensor(&b, "t", 1, 1, 0, 32);
+    gguf_pad(&b, 32);
+    gguf_put(&b, "0000", 4);
+    gguf_pad(&b, 32);
+    gguf_put(&b, "0000", 4);
+    ASSERT(refused(&w, qlora__gguf_file_parse(&w.env, "f", b.data, b.size, &f),
+                   "two tensors are named t"));
+    gguf_put_head(&b, 0, 1);
+    gguf_put_value(&b, "a", 9, 9, 4);
+    gguf_put_number(&b, 1, 8);
+    gguf_put_number(&b, 0, 4);
+    gguf_put_number(&b, 0, 8);
+    ASSERT(refused(&w, qlora__gguf_file_parse(&w.env, "f", b.data, b.size, &f),
+                   "a is an array of arrays"));
+    gguf_put_head(&b, 0, 1);
+    gguf_put_value(&b, "a", 7, 2, 1);
+    ASSERT(refused(&w, qlora__gguf_file_parse(&w.env, "f", b.data, b.size, &f), "a: a BOOL is 2"));
+    ASSERT(world_end(&w));
+    PASS();
+}
+
+// ---- split models ----
+
+static void gguf_part(world* w, const char* name, uint64_t number, uint64_t parts, uint64_t total,
+                      const char* tensor) {
+    static gguf_bytes b;
+    gguf_put_head(&b, 1, 3);
+    gguf_put_value(&b, "split.no", 2, number, 2);
+    gguf_put_value(&b, "split.count", 2, parts, 2);
+    gguf_put_value(&b, "split.tensors.count", 5, total, 4);
+    gguf_put_tensor(&b, tensor, 1, 1, 0, 0);
+    gguf_pad(&b, 32);
+    gguf_put_number(&b, qlora__bits((float)number), 4);
+    world_put(w, name, b.data, b.size);
+}
+
+TEST gguf_split_models(void) {
+    world w;
+    qlora__gguf_model m;
+    float x = 0.0f;
+    world_begin(&w);
+    gguf_part(&w, "d/m-00001-of-00003.gguf", 0, 3, 3, "a");
+    gguf_part(&w, "d/m-00002-of-00003.gguf", 1, 3, 3, "b");
+    ASSERT(refused(&w, qlora__gguf_model_open(&w.env, "d/m-00001-of-00003.gguf", &m),
+                   "part 3 does not exist"));
+    gguf_part(&w, "d/m-00003-of-00003.gguf", 2, 3, 3, "c");
+    ASSERT_EQ(QLORA_OK, qlora__gguf_model_open(&w.env, "d/m-00001-of-00003.gguf", &m));
+    ASSERT_EQ(3, m.count);
+    const qlora__gguf_tensor* t = qlora__gguf_model_find(&m, "c");
+    ASSERT(t != NULL);
+    qlora__gguf_widen(t->type, t->data, 1, &x);
+    ASSERT_EQ(2.0f, x);
+    qlora__gguf_model_close(&w.env, &m);
+    ASSERT(refused(&w, qlora__gguf_model_open(&w.env, "d/m-00002-of-00003.gguf", &m),
+                   "this is part 2 of 3; give part 1"));
+    gguf_part(&w, "d/m-00003-of-00003.gguf", 2, 3, 3, "b");
+    ASSERT(refused(&w, qlora__gguf_model_open(&w.env, "d/m-00001-of-00003.gguf", &m),
+                   "b is also in d/m-00002-of-00003.gguf"));
+    gguf_part(&w, "d/m-00003-of-00003.gguf", 1, 3, 3, "c");
+    ASSERT(refused(&w, qlora__gguf_model_open(&w.env, "d/m-00001-of-00003.gguf", &m),
+                   "split.no is 1; it must be 2"));
+    gguf_part(&w, "d/m-00003-of-00003.gguf", 2, 3, 3, "c");
+    gguf_part(&w, "d/m-00001-of-00003.gguf", 0, 3, 4, "a");
+    ASSERT(refused(&w, qlora__gguf_model_open(&w.env, "d/m-00001-of-00003.gguf", &m),
+                   "split.tensors.count is 4, but the 3 parts have 3 tensors"));
+    gguf_part(&w, "d/model.gguf", 0, 3, 3, "a");
+    ASSERT(refused(&w, qlora__gguf_model_open(&w.env, "d/model.gguf", &m),
+                   "its name must end in -00001-of-00003.gguf"));
+    ASSERT(world_end(&w));
+    PASS();
+}
+
+static qlora_result do_read_split(world* w) {
+    qlora__gguf_model m;
+    gguf_part(w, "d/m-00001-of-00002.gguf", 0, 2, 2, "a");
+    gguf_part(w, "d/m-00002-of-00002.gguf", 1, 2, 2, "b");
+    QLORA__TRY(qlora__gguf_model_open(&w->env, "d/m-00001-of-00002.gguf", &m));
+    qlora__gguf_model_close(&w->env, &m);
+    return QLORA_OK;
+}
+
+// ---- tensor types ----
+
+// The same random blocks give the same values, bit for bit, with every compiler; the sums were
+// taken from values that had been compared with llama.cpp's.
+TEST gguf_blocks_widen_the_same_everywhere(void) {
+    static const struct {
+        const char* name;
+        uint64_t sum;
+    } sums[] = {
+        {"F32", 0x6a864c1ee0cefc46u},    {"F16", 0xeb4cb907cb4f9cabu},
+        {"BF16", 0xab7d64e1daa684abu},   {"Q8_0", 0xd66bda4c3f9e181du},
+        {"Q4_0", 0x4a815f6541123d50u},   {"Q4_1", 0x990e41878a655ee9u},
+        {"Q5_0", 0x3c2c7d2eb36652fcu},   {"Q5_1", 0xda8f61440a4ba2fcu},
+        {"Q2_K", 0x965f31be44228f60u},   {"Q3_K", 0x25d0af9e3f78aa04u},
+        {"Q4_K", 0xc464370be0827741u},   {"Q5_K", 0x219399a86adf9fc9u},
+        {"Q6_K", 0x19b96d097ab217cfu},   {"IQ4_NL", 0x0c94a68825768f9au},
+        {"IQ4_XS", 0xc7dc4bf2ae8c0e7au}, {"MXFP4", 0x83533efb8714d4e7u},
+    };
+    for (size_t i = 0; i < sizeof sums / sizeof sums[0]; i++) {
+        const qlora__gguf_type* type = qlora__gguf_type_named(sums[i].name);
+        uint8_t block[256];
+        float out[256];
+        uint32_t state = 12345;
+        uint64_t sum = 0;
+        ASSERT(type != NULL && type->widen != NULL);
+        for (int k = 0; k < 200; k++) {
+            for (uint32_t j = 0; j < type->bytes; j++) {
+                state = state * 1664525u + 1013904223u;
+                block[j] = (uint8_t)(state >> 24);
+            }
+            type->widen(block, out);
+            for (uint32_t j = 0; j < type->block; j++) {
+                uint32_t bits = qlora__bits(out[j]);
+                bits = (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : bits; // any NaN
+                sum = qlora__fnv(&bits, 4, sum);
+            }
+        }
+        ASSERT_EQm(type->name, sums[i].sum, sum);
+    }
+    PASS();
+}
+
+// Quantised and widened again, a value is at most half a step away, and the codes follow
+// llama.cpp's rules.
+TEST gguf_blocks_are_packed(void) {
+    static const char* const names[] = {"F32", "F16", "BF16", "Q8_0", "Q4_0"};
+    static const float limits[] = {0.0f, 0.0005f, 0.004f, 0.0045f, 0.13f};
+    test_random random = test_random_start("gguf_blocks_are_packed");
+    for (int i = 0; i < 5; i++) {
+        const qlora__gguf_type* type = qlora__gguf_type_named(names[i]);
+        float in[32];
+        float out[32];
+        uint8_t bytes[128];
+        ASSERT(type != NULL && type->pack != NULL);
+        for (int k = 0; k < 100; k++) {
+            float most = 0.0f;
+            test_random_fill(&random, in, 32, 1.0f);
+            for (int j = 0; j < 32; j++) {
+                in[j] = k == 0 ? 0.0f : in[j];
+                most = fabsf(in[j]) > most ? fabsf(in[j]) : most;
+            }
+            qlora__gguf_pack(type, in, 32, bytes);
+            qlora__gguf_widen(type, bytes, 32, out);
+            for (int j = 0; j < 32; j++) {
+                ASSERTm(names[i], fabsf(in[j] - out[j]) <= limits[i] * most);
+            }
+        }
+    }
+    // The value of largest magnitude sets the scale of Q4_0, with its sign; a half rounds away
+    // from zero in Q8_0.
+    float in[32];
+    uint8_t bytes[34];
+    memset(in, 0, sizeof in);
+    in[3] = -2.0f;
+    in[20] = 1.9f;
+    qlora__gguf_pack(qlora__gguf_type_named("Q4_0"), in, 32, bytes);
+    ASSERT_EQ(0x34, bytes[1]); // 0.25 as a half
+    ASSERT_EQ(0x80, bytes[2 + 3] & 0x8F);
+    ASSERT_EQ(15, bytes[2 + 4] >> 4);
+    in[3] = 127.0f;
+    in[20] = -2.5f;
+    qlora__gguf_pack(qlora__gguf_type_named("Q8_0"), in, 32, bytes);
+    ASSERT_EQ(127, bytes[2 + 3]);
+    ASSERT_EQ(-3, (int8_t)bytes[2 + 20]);
+    PASS();
+}
+
+// ---- the shared folder ----
+
+#ifndef _WIN32
+
+TEST gguf_blocks_equal_the_reference(void) {
+    world w;
+    char path[512];
+    char name[64];
+    int64_t values = 0;
+    static qlora__gguf_file f;
+    static qlora__st st;
+    world_real(&w);
+    for (size_t i = 0; i < QLORA__GGUF_TYPES && qlora__gguf_types[i].widen != NULL; i++) {
+        snprintf(name, sizeof name, "gguf/blocks/%s.gguf", qlora__gguf_types[i].name);
+        bool exists = false;
+        ASSERT_EQ(QLORA_OK,
+                  qlora__file_exists(&w.env, shared_path(path, sizeof path, name), &exists));
+        if (!exists) {
+            ASSERT(world_end(&w));
+            SKIPm("the shared folder was not found");
+        }
+        ASSERT_EQ(QLORA_OK, qlora__gguf_file_open(&w.env, path, &f));
+        snprintf(name, sizeof name, "gguf/blocks/%s.f32.safetensors", qlora__gguf_types[i].name);
+        ASSERT_EQ(QLORA_OK, qlora__st_open(&w.env, shared_path(path, sizeof path, name), &st));
+        ASSERT_EQ(st.count, f.count);
+        for (uint32_t k = 0; k < f.count; k++) {
+            const qlora__gguf_tensor* t = &f.tensors[k];
+            const qlora__st_tensor* want = qlora__st_find(&st, t->name);
+            ASSERT(want != NULL && want->bytes == t->elements * 4);
+            float* got = (float*)malloc((size_t)want->bytes);
+            ASSERT(got != NULL);
+            qlora__gguf_widen(t->type, t->data, t->elements, got);
+            ASSERT_EQm(t->type->name, 0, memcmp(got, want->data, (size_t)want->bytes));
+            free(got);
+            values += (int64_t)t->elements;
+        }
+        qlora__st_close(&w.env, &st);
+        qlora__gguf_close(&w.env, &f);
+    }
+    ASSERT_EQ(231527, values);
+    ASSERT(world_end(&w));
+    PASS();
+}
+
+// The reader's share of the hostile files: those that are wrong whatever the model.
+TEST gguf_hostile_files(void) {
+    static const char* const later[] = {"no-architecture", "architecture-", "heads-",
+                                        "layers-",         "key-float",     "shape-wrong",
+                                        "scores",          "tokens-",       "tensor-missing"};
+    world w;
+    char path[512];
+    char line[256];
+    int refusals = 0;
+    int reads = 0;
+    FILE* list = fopen(shared_path(path, sizeof path, "gguf/hostile/list.tsv"), "rb");
+    if (!list) {
+        SKIPm("the shared folder was not found");
+    }
+    world_real(&w);
+    while (fgets(line, sizeof line, list)) {
+        char file[64];
+        char expected[16];
+        char name[128];
+        qlora__gguf_model m;
+        if (sscanf(line, "%63s %15s", file, expected) != 2 || !strstr(file, ".gguf")) {
+            continue;
+        }
+        bool model = false;
+        for (size_t i = 0; i < sizeof later / sizeof later[0]; i++) {
+            model = model || strncmp(file, later[i], strlen(later[i])) == 0;
+        }
+        snprintf(name, sizeof name, "gguf/hostile/%s", file);
+        w.env.error[0] = '\0';
+        qlora_result r = qlora__gguf_model_open(&w.env, shared_path(path, sizeof path, name), &m);
+        if (r == QLORA_OK) {
+            qlora__gguf_model_close(&w.env, &m);
+        }
+        ASSERTm(file, strcmp(expected, "read") != 0 || r == QLORA_OK);
+        ASSERTm(file, strcmp(expected, "refuse") != 0 || model || r != QLORA_OK);
+        ASSERTm(file, r == QLORA_OK || w.env.error[0] != '\0');
+        reads += r == QLORA_OK;
+        refusals += r != QLORA_OK;
+    }
+    fclose(list);
+    ASSERT(reads > 10 && refusals > 30);
+    ASSERT(world_end(&w));
+    PASS();
+}
+#endif
+
+SUITE(gguf_suite) {
+    RUN_TEST(gguf_values_are_read);
+    RUN_TEST(gguf_values_of_the_wrong_kind_are_refused);
+    RUN_TEST(gguf_tensors_are_read);
+    RUN_TEST(gguf_truncated_files_are_refused);
+    RUN_TEST(gguf_faults_are_named);
+    RUN_TEST(gguf_duplicates_and_nesting_are_refused);
+    RUN_TEST(gguf_split_models);
+    RUN_TESTp(faults_are_survived, "reading split GGUF", do_read_split, NULL);
+    RUN_TEST(gguf_blocks_widen_the_same_everywhere);
+    RUN_TEST(gguf_blocks_are_packed);
+#ifndef _WIN32
+    RUN_TEST(gguf_blocks_equal_the_reference);
+    RUN_TEST(gguf_hostile_files);
+#endif
+}
