@@ -23,7 +23,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "messages.h"
+#include "folders.h"
+#include "options.h"
 
 #ifdef _WIN32
 #include <direct.h>
@@ -43,20 +44,6 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include <unistd.h>
 #endif
 
-#if defined(__MINGW32__)
-#define PRINTF(a, b) __attribute__((format(gnu_printf, a, b)))
-#elif defined(__GNUC__)
-#define PRINTF(a, b) __attribute__((format(printf, a, b)))
-#else
-#define PRINTF(a, b)
-#endif
-
-#ifdef _WIN32
-#define PATH_SEPARATORS "/\\"
-#else
-#define PATH_SEPARATORS "/"
-#endif
-
 #define PATH_SIZE 1024
 #define OPEN_PACKS 32 // packs that can still take a sample
 
@@ -66,6 +53,7 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/settings.h"
 #include "finetune/state.h"
 #include "finetune/screen.h"
+#include "finetune/records.h"
 #include "finetune/samples.h"
 #include "finetune/packing.h"
 #include "finetune/files.h"
@@ -89,6 +77,7 @@ static void app_close(app* a) {
     batches_free(&a->batches);
     free(a->points);
     blob_free(&a->log_rest);
+    blob_free(&a->config_text);
     if (a->trainer != NULL) {
         qlora_trainer_destroy(a->trainer);
     }
@@ -98,54 +87,86 @@ static void app_close(app* a) {
     if (a->ctx != NULL) {
         qlora_ctx_destroy(a->ctx);
     }
-    qlora_text_data_close(a->data);
-    qlora_text_data_close(a->eval_data);
+    for (int i = 0; i < OPTION_TEXTS; i++) {
+        qlora_text_data_close(a->data[i]);
+        qlora_text_data_close(a->eval_data[i]);
+    }
     qlora_text_chat_close(a->chat);
     qlora_text_tok_close(a->tok);
     qlora_text_destroy(a->text);
 }
 
-static bool run(app* a, int argc, char** argv) {
-    options_default(&a->o);
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--demo") == 0) {
-            demo_defaults(&a->o);
-        }
+// Reads, checks and completes the options.
+static bool options_open(app* a, int argc, char** argv) {
+    options* o = &a->o;
+    a->set.rows = option_table;
+    a->set.count = OPTION_COUNT;
+    a->set.values = o;
+    a->program = argc > 0 ? argv[0] : "";
+    if (!options_take(&a->set, argc, argv, &a->config_text, a->error)) {
+        return false;
     }
-    if (!options_read(argc, argv, &a->o, a->error)) {
+    if (o->help || o->version) {
+        return true;
+    }
+    bool norms = o->train_norms;
+    if (!options_check(o, a->adapter, a->error)) {
+        return false;
+    }
+    a->norms_found = o->train_norms && !norms;
+    a->steps_and_epochs = o->steps > 0 && o->epochs > 0.0;
+    if (o->demo) {
+        demo_defaults(o);
+    }
+    options_resolve(o);
+    a->screen.live = terminal_live() && !o->json;
+    a->screen.quiet = o->json;
+    return true;
+}
+
+static bool train_whole(app* a) {
+#ifndef _WIN32
+    signal(SIGPIPE, SIG_IGN); // writing fails instead, and the training is saved
+#endif
+    a->first_eval = (double)NAN;
+    a->last_eval = (double)NAN;
+    bool ok = prepare(a) && train(a);
+    if (a->step == 0) { // nothing has been trained
+        out_unmake(a);
+    }
+    if (!ok && a->stopped && a->step == 0) {
+        say(a, "stopped before training started\n");
+    }
+    return ok;
+}
+
+static bool run(app* a, int argc, char** argv) {
+    if (!options_open(a, argc, argv)) {
         return false;
     }
     if (a->o.help) {
-        help_print();
+        help_print(&a->set);
         return true;
     }
     if (a->o.version) {
         printf("finetune (qlora.h) " QLORA_VERSION_STRING "\n");
         return true;
     }
-    screen_open(&a->screen);
-    if (!options_check(&a->o, a->error) || !prepare(a)) {
+    if (!a->o.doctor && !a->o.plan && !a->o.eval_only) {
+        return train_whole(a);
+    }
+    if (!prepare(a)) {
         return false;
     }
     if (a->o.doctor) {
+        notes_print(a);
         return doctor_print(a);
     }
-    if (a->o.plan) {
-        plan_show(a);
-        return true;
+    if (a->o.eval_only) {
+        return evaluate_only(a);
     }
-    return train(a);
-}
-
-// Whether everything that was printed has been written; a full disk often shows only here.
-static bool output_check(app* a) {
-    errno = 0;
-    bool before = ferror(stdout) == 0;
-    if ((fflush(stdout) == 0 && before) || a->screen.closed) {
-        return true;
-    }
-    return fail(a->error, "cannot write to standard output: %s",
-                strerror(errno != 0 ? errno : EIO));
+    plan_show(a);
+    return true;
 }
 
 static void signals_set(void) {
@@ -182,7 +203,9 @@ int main(int argc, char** argv) {
     signals_set();
     bool ok = run(&a, argc, argv);
     screen_clear(&a.screen);
-    if (!output_check(&a) && ok) {
+    char error[1024];
+    if (!output_flush(error) && ok && !a.screen.closed) {
+        memcpy(a.error, error, sizeof error);
         complain(&a);
     }
     if (!ok && !a.stopped && (a.error[0] != '\0' || !a.failed)) {

@@ -25,7 +25,7 @@ static bool file_replace(app* a, const char* name, const void* data, size_t size
             remove(temporary);
         }
     }
-    return ok || fail(a->error, "cannot write %s: %s", path, strerror(code));
+    return ok || error_set(a->error, "cannot write %s: %s", path, strerror(code));
 }
 
 PRINTF(2, 3)
@@ -54,7 +54,7 @@ static bool points_add(app* a, const point* p) {
         size_t room = a->point_room * 2 + 256;
         point* grown = (point*)realloc(a->points, room * sizeof *grown);
         if (grown == NULL) {
-            return fail(a->error, "out of memory");
+            return error_set(a->error, "out of memory");
         }
         a->points = grown;
         a->point_room = room;
@@ -84,7 +84,7 @@ static bool log_flush(app* a) {
     if (a->log == NULL) {
         a->log = fopen(path, "ab");
         if (a->log == NULL) {
-            return fail(a->error, "cannot write %s: %s", path, strerror(errno));
+            return error_set(a->error, "cannot write %s: %s", path, strerror(errno));
         }
         fseek(a->log, 0, SEEK_END);
     }
@@ -99,15 +99,15 @@ static bool log_flush(app* a) {
     fclose(a->log);
     a->log = NULL;
     a->log_torn = before < 0 || file_cut(path, before) != 0;
-    return fail(a->error, "cannot write %s%s: %s", path,
-                a->log_torn ? " or remove its last, partial line" : "", strerror(code));
+    return error_set(a->error, "cannot write %s%s: %s", path,
+                     a->log_torn ? " or remove its last, partial line" : "", strerror(code));
 }
 
 // Appends one line. If that fails, training continues.
 static void log_line(app* a, const blob* line) {
     if (!a->log_torn) {
         bool ok = blob_add(&a->log_rest, line->data, line->count) ||
-                  fail(a->error, "cannot write the log: out of memory");
+                  error_set(a->error, "cannot write the log: out of memory");
         bear(a, TOLD_LOG, ok && log_flush(a));
     }
 }
@@ -154,7 +154,7 @@ static double log_value(const char* line, const char* end, const char* name) {
 static bool file_read(app* a, const char* path, blob* out) {
     int code = blob_read_path(out, path);
     return code == 0 || code == ENOENT ||
-           fail(a->error, "cannot read %s: %s", path, strerror(code));
+           error_set(a->error, "cannot read %s: %s", path, strerror(code));
 }
 
 // Reads one line of the log. False if it is damaged: the numbers come from a file that anything may
@@ -198,7 +198,7 @@ static bool log_trim(app* a) {
             a->last_loss = known(p.loss) ? p.loss : a->last_loss;
             a->last_eval = known(p.eval_loss) ? p.eval_loss : a->last_eval;
             ok = (points_add(a, &p) && blob_add(&kept, line, (size_t)(stop + 1 - line))) ||
-                 fail(a->error, "out of memory");
+                 error_set(a->error, "out of memory");
         }
         line = stop + 1;
     }

@@ -131,14 +131,15 @@ static void lock_close(int file, const char* path) {
 
 static bool lock_refuse(app* a, const lock_owner* owner, const char* self, const char* path) {
     if (owner->process == 0) {
-        return fail(a->error, "--out %s is in use by another process", a->o.out);
+        return error_set(a->error, "--out %s is in use by another process", a->o.out);
     }
-    return fail(a->error,
-                strcmp(owner->host, self) == 0
-                    ? "--out %s is in use by process %ld on %s"
-                    : "--out %s is in use by process %ld on %s; if that process has ended, remove "
-                      "%s",
-                a->o.out, owner->process, owner->host, path);
+    return error_set(
+        a->error,
+        strcmp(owner->host, self) == 0
+            ? "--out %s is in use by process %ld on %s"
+            : "--out %s is in use by process %ld on %s; if that process has ended, remove "
+              "%s",
+        a->o.out, owner->process, owner->host, path);
 }
 
 // Makes this process the only writer of the folder.
@@ -157,7 +158,7 @@ static bool lock_take(app* a) {
         return lock_refuse(a, &owner, self.host, path);
     }
     if (code != 0) {
-        return fail(a->error, "cannot lock %s: %s", path, strerror(code));
+        return error_set(a->error, "cannot lock %s: %s", path, strerror(code));
     }
     if (owner.process != 0 && strcmp(owner.host, self.host) != 0) {
         lock_close(a->lock, NULL);
@@ -165,7 +166,8 @@ static bool lock_take(app* a) {
     }
     a->locked = true;
     snprintf(text, sizeof text, "%ld %s\n", self.process, self.host);
-    return lock_fill(a->lock, text) || fail(a->error, "cannot write %s: %s", path, strerror(errno));
+    return lock_fill(a->lock, text) ||
+           error_set(a->error, "cannot write %s: %s", path, strerror(errno));
 }
 
 static void lock_release(app* a) {

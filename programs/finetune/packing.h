@@ -83,6 +83,27 @@ static int64_t epoch_steps(const app* a, const packs* p) {
     return ((int64_t)p->count + a->o.accumulate - 1) / a->o.accumulate;
 }
 
+// Packing many epochs takes a while: shows that it goes on, and stops after Ctrl-C.
+static bool epochs_tell(app* a, int64_t epoch, double total) {
+    double now = seconds_now();
+    if (epoch == 0) {
+        a->counting_since = now;
+        a->counting_told = false;
+    }
+    if (now - a->counting_since > 1.0 && (!a->counting_told || a->screen.live)) {
+        char line[80];
+        snprintf(line, sizeof line, "counting the steps of %.0f epochs: %.0f%%", total,
+                 100.0 * (double)epoch / total);
+        if (!a->screen.live || now - a->screen.drawn_at > 0.1) {
+            a->screen.drawn_at = now;
+            draw(&a->screen, line);
+        }
+        a->counting_told = true;
+    }
+    a->stopped = a->stopped || stop_asked != 0;
+    return !a->stopped;
+}
+
 static bool total_steps_find(app* a) {
     if (a->o.steps > 0) {
         a->total_steps = a->o.steps;
@@ -92,7 +113,8 @@ static bool total_steps_find(app* a) {
     memset(&p, 0, sizeof p);
     double left = a->o.epochs;
     for (int64_t epoch = 0; left > 1e-9; epoch++, left -= 1.0) {
-        if (!epoch_make(a, epoch, &p)) {
+        if (!epoch_make(a, epoch, &p) || !epochs_tell(a, epoch, a->o.epochs)) {
+            packs_free(&p);
             return false;
         }
         a->total_steps += (int64_t)ceil(fmin(left, 1.0) * (double)epoch_steps(a, &p) - 1e-9);
@@ -105,7 +127,8 @@ static bool total_steps_find(app* a) {
 static bool position_seek(app* a, int64_t step) {
     int64_t before = 0;
     for (a->epoch = 0;; a->epoch++) {
-        if (!epoch_make(a, a->epoch, &a->now)) {
+        if (!epoch_make(a, a->epoch, &a->now) ||
+            !epochs_tell(a, a->epoch, fmax(a->o.epochs, (double)a->epoch + 1.0))) {
             return false;
         }
         int64_t here = epoch_steps(a, &a->now);

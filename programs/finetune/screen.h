@@ -2,16 +2,6 @@
 #ifndef FINETUNE_SCREEN_H
 #define FINETUNE_SCREEN_H
 
-static void screen_open(screen* s) {
-#ifdef _WIN32
-    s->live = _isatty(1) != 0;
-#else
-    const char* kind = getenv("TERM"); // a dumb terminal prints escape sequences as text
-    s->live =
-        isatty(STDOUT_FILENO) != 0 && kind != NULL && kind[0] != '\0' && strcmp(kind, "dumb") != 0;
-#endif
-}
-
 static int screen_width(void) {
 #ifndef _WIN32
     struct winsize size;
@@ -45,6 +35,9 @@ static void screen_flush(screen* s) {
 PRINTF(2, 3)
 static void say(app* a, const char* format, ...) {
     va_list args;
+    if (a->o.json) { // only the result is printed
+        return;
+    }
     screen_clear(&a->screen);
     va_start(args, format);
     vprintf(format, args);
@@ -71,6 +64,9 @@ static void bear(app* a, int what, bool ok) {
 }
 
 static void draw(screen* s, const char* line) {
+    if (s->quiet) {
+        return;
+    }
     if (s->live) {
         printf("\r\033[K%s", line);
         s->drawn = true;

@@ -24,9 +24,23 @@ typedef struct counts { // statistics of the data, taken before training
     size_t masked; // samples without a trained token
     size_t no_end; // samples whose last token is not trained
     size_t two_bos;
+    size_t silent;   // samples with an empty answer
     uint64_t tokens; // in the samples used
     uint64_t trained;
 } counts;
+
+#define BAD_SHOWN 20
+
+typedef struct bad_record { // a record that cannot be used
+    const char* path;
+    size_t line;
+    char what[200];
+} bad_record;
+
+typedef struct bad_records {
+    bad_record shown[BAD_SHOWN]; // the first ones
+    size_t count;
+} bad_records;
 
 // Pack p contains the samples order[starts[p]] to order[starts[p + 1] - 1].
 typedef struct packs {
@@ -55,14 +69,14 @@ typedef struct point { // one entry of the log and the plot
 typedef struct screen {
     bool live; // standard output is a terminal: the progress line is redrawn in place
     bool drawn;
+    bool quiet;  // --json
     bool closed; // nobody reads standard output any more
     double drawn_at;
 } screen;
 
-enum { TOLD_LOG = 1, TOLD_PICTURE = 2, TOLD_CHECKPOINT = 4 };
+enum { TOLD_LOG = 1, TOLD_PICTURE = 2, TOLD_CHECKPOINT = 4, TOLD_SNAPSHOT = 8 };
 
-#define SETTINGS_SIZE 8192
-#define POSITION_MAGIC "ftune 1"
+#define POSITION_MAGIC "ftune 2"
 typedef struct position { // our own data in a checkpoint
     char magic[8];
     uint64_t settings_hash;
@@ -76,6 +90,11 @@ typedef struct position { // our own data in a checkpoint
 
 typedef struct app {
     options o;
+    option_set set;   // the table and `o`
+    blob config_text; // the file of --config
+    char demo_dir[PATH_SIZE];
+    char adapter[FOLDER_PATH]; // of --adapter
+    const char* program;       // argv[0]
     char error[1024];
     qlora_ctx* ctx;
     qlora_files files;
@@ -88,13 +107,19 @@ typedef struct app {
     qlora_text* text;
     qlora_text_tok* tok;
     qlora_text_chat* chat;
-    qlora_text_data* data;
-    qlora_text_data* eval_data;
+    qlora_text_data* data[OPTION_TEXTS];
+    qlora_text_data* eval_data[OPTION_TEXTS];
     counts counted;
     samples train;
     samples eval;
+    counts eval_counted; // of --eval-data
+    bad_records bad;
     uint64_t data_hash;
     uint64_t settings_hash;
+    identity identity;
+    int64_t shared;        // held-out samples that also occur in the training data
+    bool norms_found;      // in the folder of --adapter, and not asked for
+    bool steps_and_epochs; // both were given
     bool resuming;
     batches batches; // of the step or the evaluation that is running
     // the progress of the run
@@ -125,6 +150,7 @@ typedef struct app {
     bool out_made;   // this process created the folder
     bool out_empty;  // the folder was empty when the run started
     bool files_made; // this process created settings.txt and the log
+    bool demo_made;  // this process created the demo's model
     bool eval_cut;   // Ctrl-C ended the last evaluation
     bool stopped;    // by Ctrl-C, during a long call
     bool failed;     // an error was reported on standard error
@@ -133,6 +159,8 @@ typedef struct app {
     double memory_at;
     double svg_at;
     double svg_cost;
+    double counting_since; // of epochs
+    bool counting_told;
     screen screen;
 } app;
 
@@ -172,14 +200,14 @@ static bool lib(app* a, qlora_result result, const char* doing) {
     }
     a->stopped = a->stopped || result == QLORA_ERR_STOPPED;
     const char* text = qlora_last_error(a->ctx);
-    return fail(a->error, "%s: %s", doing,
-                text[0] != '\0' ? message_text(text) : qlora_result_text(result));
+    return error_set(a->error, "%s: %s", doing,
+                     text[0] != '\0' ? message_text(text) : qlora_result_text(result));
 }
 
 static void* take(app* a, size_t count, size_t size) {
     void* p = calloc(count > 0 ? count : 1, size);
     if (p == NULL) {
-        fail(a->error, "out of memory");
+        error_set(a->error, "out of memory");
     }
     return p;
 }

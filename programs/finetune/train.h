@@ -116,10 +116,11 @@ static bool step_train(app* a, qlora_train_info* info, bool* cut) {
     }
     a->skipped_in_row = info->last_skipped ? a->skipped_in_row + 1 : 0;
     if (a->skipped_in_row == 10) {
-        return fail(a->error,
-                    "step %lld: ten consecutive non-finite gradients; try a lower --lr or --mode "
-                    "f32",
-                    (long long)info->step);
+        return error_set(
+            a->error,
+            "step %lld: ten consecutive non-finite gradients; try a lower --lr or --mode "
+            "f32",
+            (long long)info->step);
     }
     return true;
 }
@@ -180,16 +181,38 @@ static bool checkpoint_save(app* a) {
 
 static bool position_check(app* a, const position* p) {
     if (memcmp(p->magic, POSITION_MAGIC, 8) != 0 || p->settings_hash != a->settings_hash) {
-        return fail(a->error,
-                    "%s/checkpoint was saved with different options; use --resume never to start "
-                    "over",
-                    a->o.out);
+        return error_set(
+            a->error,
+            "%s/checkpoint was saved with different options; use --resume never to start "
+            "over",
+            a->o.out);
     }
     if (p->data_hash != a->data_hash) {
-        return fail(a->error,
-                    "the data has changed since %s/checkpoint was saved; use --resume never to "
-                    "start over",
-                    a->o.out);
+        return error_set(
+            a->error,
+            "the data has changed since %s/checkpoint was saved; use --resume never to "
+            "start over",
+            a->o.out);
+    }
+    return true;
+}
+
+// A run can be made longer. Making it shorter may be a mistake and needs --extend.
+static bool steps_judge(app* a, int64_t done, int64_t before) {
+    if (a->total_steps < done) {
+        return error_set(a->error,
+                         "the run in %s has finished step %lld; %lld steps are too few to resume "
+                         "it",
+                         a->o.out, (long long)done, (long long)a->total_steps);
+    }
+    if (a->total_steps < before && !a->o.extend) {
+        return error_set(a->error,
+                         "the run in %s was to take %lld steps, this command %lld; use the same "
+                         "number, a higher one, or --extend",
+                         a->o.out, (long long)before, (long long)a->total_steps);
+    }
+    if (a->total_steps != before) {
+        say(a, "changed: %lld steps, before %lld\n", (long long)a->total_steps, (long long)before);
     }
     return true;
 }
@@ -206,10 +229,11 @@ static bool checkpoint_load(app* a) {
     }
     size_t size = sizeof *p;
     bool ok = lib(a, qlora_checkpoint_load(a->trainer, path, p, &size), "resuming");
-    ok = ok && (size == sizeof *p || fail(a->error, "%s was not saved by finetune", path));
+    ok = ok && (size == sizeof *p || error_set(a->error, "%s was not saved by finetune", path));
     ok = ok && position_check(a, p);
     qlora_train_info info;
-    ok = ok && lib(a, qlora_train_query(a->trainer, &info), "resuming");
+    ok = ok && lib(a, qlora_train_query(a->trainer, &info), "resuming") &&
+         steps_judge(a, info.step, p->total_steps);
     if (ok) {
         a->step = info.step;
         a->seconds = p->seconds;
@@ -221,16 +245,17 @@ static bool checkpoint_load(app* a) {
     return ok;
 }
 
-static bool adapter_save(app* a) {
-    char path[PATH_SIZE];
-    const char* name = a->o.base_name != NULL ? a->o.base_name
-                       : a->o.model != NULL   ? a->o.model
-                                              : "demo";
-    out_path(a, "adapter", path);
+static bool adapter_write(app* a, const char* path) {
     qlora_adapter_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.base_name = name;
-    bool ok = lib(a, qlora_adapter_save(a->model, path, &desc), "saving the adapter");
+    desc.base_name = a->o.base_name != NULL ? a->o.base_name : a->model_desc.dir;
+    return lib(a, qlora_adapter_save(a->model, path, &desc), "saving the adapter");
+}
+
+static bool adapter_save(app* a) {
+    char path[PATH_SIZE];
+    out_path(a, "adapter", path);
+    bool ok = adapter_write(a, path);
     if (!ok) {
         complain(a);
     }
@@ -241,6 +266,19 @@ static bool adapter_save(app* a) {
         ok = false;
     }
     return ok;
+}
+
+// Saves the adapter as it is now beside the run, where nothing removes it.
+static bool snapshot_save(app* a) {
+    char path[PATH_SIZE + 64];
+    out_path(a, "snapshots", path);
+    int code = a->files.make_dir(path, a->files.user);
+    if (code != 0) {
+        return error_set(a->error, "cannot create %s: %s", path, strerror(code));
+    }
+    size_t used = strlen(path);
+    snprintf(path + used, sizeof path - used, "/step-%lld", (long long)a->step);
+    return adapter_write(a, path);
 }
 
 static int64_t interval(const app* a, int64_t wished) {
@@ -318,6 +356,9 @@ static bool train_loop(app* a) {
         }
         if (ok && !cut && a->step < a->total_steps && a->step % save_every == 0) {
             bear(a, TOLD_CHECKPOINT, checkpoint_save(a));
+        }
+        if (ok && !cut && a->o.snapshot_every > 0 && a->step % a->o.snapshot_every == 0) {
+            bear(a, TOLD_SNAPSHOT, snapshot_save(a));
         }
     }
     stop_training = 0;

@@ -172,7 +172,7 @@ wrong_use() {
     refuses "bad JSON names its line" "broken.jsonl:3|broken.jsonl.*line 3" \
         --model model --data broken.jsonl --out o
     refuses "no JSON" "words.jsonl" --model model --data words.jsonl --out o
-    refuses "only long samples" "none of the 1 samples can be used for training: 1 too long" \
+    refuses "only long samples" "none of the 1 samples can be used: 1 too long" \
         --model model --data long.jsonl --out o
     refuses "nothing to train" "none of the 1 samples" --model model --data nothing.jsonl --out o
     refuses "eval takes all" "would hold out all 120 samples" "${all[@]}" --eval 120
@@ -360,6 +360,8 @@ own_folders() {
     works "once more" "${few[@]}" --steps 2 --model model --out theirs/empty --resume must
     rm theirs/empty/settings.txt
     works "without its settings" "${few[@]}" --steps 2 --model model --out theirs/empty
+    check "they are written again" grep -q "^rank 1$" theirs/empty/settings.txt
+    rm theirs/empty/settings.txt
     run "$finetune" "${few[@]}" --steps 2 --model model --out theirs/empty --resume never
     check "starting over is rejected" grep -q "but no finetune run" err
     rm -rf theirs broken
@@ -447,6 +449,8 @@ full_disk() {
 
 # shellcheck source=tests/gates/use_runs.sh
 . tests/gates/use_runs.sh
+# shellcheck source=tests/gates/use_options.sh
+. tests/gates/use_options.sh
 rm -rf "$work"
 mkdir -p "$work"
 [[ -n ${NO_BUILD:-} ]] || ${MAKE:-make} -s B="$B" "$B/finetune" || exit 1
@@ -457,6 +461,7 @@ model_make
 data_make
 groups="wrong_use looking training long_samples others_files own_folders saving_fails full_disk"
 groups="$groups plots logs locks closing starting_over interrupts"
+groups="$groups several notes resuming extending doctors configs adapters evaluations demos"
 [[ $# -gt 0 ]] && groups=$*
 for group in $groups; do
     $group

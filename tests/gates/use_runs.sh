@@ -44,8 +44,8 @@ plots() {
 # Whatever a log contains, resuming reads it without harm and keeps the good lines.
 logs() {
     local line
-    local odd=('{"step":-5,"loss":1}' '{"step":1e300,"loss":1}' '{"step":nan}' '{"step":0.5}' '{}' '' '{'
-        '{"step":4,"loss":1' '{"step":99999999999999999999,"loss":2}')
+    local odd=('{"step":-5,"loss":1}' '{"step":1e300,"loss":1}' '{"step":nan}' '{"step":0.5}'
+        '{}' '' '{' '{"step":4,"loss":1' '{"step":99999999999999999999,"loss":2}')
     rm -rf damaged
     works "a run to damage" "${few[@]}" --model model --steps 6 --out damaged
     sed -n 1,3p damaged/log.jsonl >start.jsonl
@@ -140,8 +140,8 @@ closing() {
         check "$line to a full disk" [ $? -eq 1 ]
         check "it is reported" grep -q "cannot write to standard output: No space left" err
     done
-    TERM=dumb script -qec "$finetune ${few[*]} --model model --steps 3 --out closed --resume never" \
-        /dev/null >out 2>err
+    line="$finetune ${few[*]} --model model --steps 3 --out closed --resume never"
+    TERM=dumb script -qec "$line" /dev/null >out 2>err
     check "no escape sequences on a dumb terminal" [ -z "$(grep -l $'\033' out)" ]
     rm -rf 'a\b'
     works "a backslash in a name" "${few[@]}" --model model --steps 1 --out 'a\b'
@@ -177,8 +177,11 @@ starting_over() {
 interrupts() {
     local i slow=(--model model --tokens 128 --rank 1 --backend cpu --threads 1 --length 64)
     rm -rf slow whole
-    for ((i = 0; i < 3000; i++)); do echo '{"text": "'"$i$i$i$i$i$i$i$i"' and more of it"}'; done >much.jsonl
-    "$finetune" "${slow[@]}" --data much.jsonl --eval 0 --steps 3 --accumulate 400 --out slow >out 2>err &
+    local steps=(--data much.jsonl --eval 0 --steps 3 --accumulate 400)
+    for ((i = 0; i < 3000; i++)); do
+        echo '{"text": "'"$i$i$i$i$i$i$i$i"' and more of it"}'
+    done >much.jsonl
+    "$finetune" "${slow[@]}" "${steps[@]}" --out slow >out 2>err &
     pid=$!
     soon 60 grep -q "^ready" out
     soon 60 grep -q '"step":1,' slow/log.jsonl
@@ -190,13 +193,13 @@ interrupts() {
     check "it is acknowledged" \
         grep -q "stopping after this micro-batch; press Ctrl-C again to quit at once" err
     check "the last whole step is saved" grep -q "^step-1$" slow/checkpoint/latest
-    works "it resumes" "${slow[@]}" --data much.jsonl --eval 0 --steps 3 --accumulate 400 --out slow
-    works "without interruption" "${slow[@]}" --data much.jsonl --eval 0 --steps 3 --accumulate 400 \
-        --out whole
+    works "it resumes" "${slow[@]}" "${steps[@]}" --out slow
+    works "without interruption" "${slow[@]}" "${steps[@]}" --out whole
     check "the same adapter" same_files slow whole
 
     rm -rf slow
-    "$finetune" "${slow[@]}" --data sums.jsonl --eval-data much.jsonl --steps 3 --out slow >out 2>err &
+    "$finetune" "${slow[@]}" --data sums.jsonl --eval-data much.jsonl --steps 3 --out slow \
+        >out 2>err &
     pid=$!
     soon 60 grep -q "^ready" out
     sleep 0.3
