@@ -101,7 +101,8 @@ static bool sample_silent(app* a, const qlora_text_sample* s, bool* out) {
     return true;
 }
 
-// Counts one sample; *length and *trained are what is left of it for training, *length 0 if nothing.
+// Counts one sample; *length and *trained are what is left of it for training. *length is 0 if that
+// is nothing.
 static bool sample_count(app* a, const qlora_text_sample* s, int32_t bos, counts* c, size_t* length,
                          size_t* trained) {
     bool silent = false;
