@@ -1,5 +1,3 @@
-//@@ src/api/manual.h
-
 /* qlora.h - v0.2.0 - QLoRA fine-tuning of language models from C - SPDX: MIT-0 OR Unlicense
 
    Do this in ONE C or C++ file:
@@ -116,8 +114,9 @@
    DEVICES AND FALLBACK
        CUDA when it is usable (compute capability 7.5 or later), otherwise the CPU.
        qlora_ctx_backend returns which, qlora_ctx_reason why; desc.require_backend turns the
-       fallback into an error. The device's primary context is used unless desc.cu_context is
-       given; it is current only inside our calls.
+       fallback into an error, and so does naming a device other than 0 or a CUDA handle. The
+       device's primary context is used unless desc.cu_context is given; it is current only inside
+       our calls.
 
    NUMERICS
        Deterministic: no float atomics, one writer per output, a fixed order of summation, choices
@@ -134,6 +133,12 @@
        pre-train, distribute over several GPUs, run mixtures of experts or vision towers, or use the
        network.
 */
+
+#if !defined(__cplusplus) && (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L) &&         \
+    !defined(_MSC_VER)
+#error "qlora.h needs C99 or C++11: compile with -std=c99 or later"
+#include <stop> /* there is no such file: the compiler stops here */
+#endif
 
 //@@ src/qlora.h
 
@@ -288,7 +293,7 @@ typedef struct qlora_device_allocator {
 
 typedef enum qlora_file_mode {
     QLORA_FILE_READ = 0,
-    QLORA_FILE_CREATE = 1 // for writing; truncates an existing file
+    QLORA_FILE_CREATE = 1 // a new file for writing; EEXIST if the name exists, even as a link
 } qlora_file_mode;
 
 // Set all functions or none. Those that return int return 0 or an errno value. read and write
@@ -350,7 +355,7 @@ typedef struct qlora_ctx_desc {
     char* error_text; // receives the reason if qlora_ctx_create fails; may be NULL
     size_t error_text_size;
     qlora_backend require_backend; // fail unless this backend can be used; 0 = ANY
-    int32_t device;                // CUDA device number; 0 = the first
+    int32_t device;                // CUDA device number, then required; 0 = the first, if any
     int32_t threads;               // CPU threads, at most 64; 0 = one per core
     qlora_math math;               // 0 = F32
     void* cu_context;              // CUcontext to use; NULL = the device's primary context
@@ -564,7 +569,7 @@ typedef struct qlora_model_config {
     int64_t heads;
     int64_t kv_heads;
     int64_t head_dim;
-    int64_t max_positions;
+    int64_t max_positions; // longest text; longer ones are refused; 0 = no limit
     double rms_eps;
     qlora_rope_desc rope;         // layers with full attention; defaults are filled in
     qlora_rope_desc rope_sliding; // layers with a sliding window; usually the same
@@ -642,7 +647,7 @@ typedef struct qlora_model_desc {
     qlora_purpose purpose;   // 0 = TRAIN
     int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
     int64_t max_sequences;   // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
-    int64_t max_length;      // maximum tokens per sequence; 0 = tokens
+    int64_t max_length;      // maximum tokens per sequence; 0 = tokens, as far as the model goes
     int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens; // maximum tokens of a text, including the prompt; 0 = no generation
     qlora_choice recompute;  // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
@@ -655,7 +660,7 @@ typedef struct qlora_model_desc {
 
 // The machine to plan for.
 typedef struct qlora_plan_desc {
-    uint64_t bytes;     // memory limit; 0 = the free memory of the GPU, no limit on the CPU
+    uint64_t bytes;     // memory limit; 0 = what is free now, on the GPU or for this process
     int32_t capability; // compute capability, 90 for 9.0; 0 = that of the context's device
 } qlora_plan_desc;
 
@@ -685,7 +690,9 @@ struct qlora_plan {
 };
 
 // Plans the memory of a model without loading it. No GPU is needed: a CPU context can plan for any
-// device. desc NULL = this machine. Fails with QLORA_ERR_DEVICE_MEMORY if the model cannot fit.
+// device. desc NULL = this machine; the CPU's limit is the physical memory and the cgroup's limit,
+// less what is in use. With a capability but no bytes, a CPU context plans without a limit. Fails
+// with QLORA_ERR_DEVICE_MEMORY if the model cannot fit.
 QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
                                        const qlora_plan_desc* desc, qlora_plan* out);
 // Writes the plan as a table, truncated if the buffer is too small. Returns the number of bytes
@@ -859,8 +866,11 @@ QLORA_API qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char*
 // receives the saved data; on entry *position_bytes is the size of the buffer, on return that of
 // the data (NULL = not needed). The following steps are bitwise identical to those of a run that
 // never stopped. A checkpoint whose settings make that impossible (mode, base, dropout, on the GPU
-// also tokens) is rejected with QLORA_ERR_STATE; other differences (learning rate, driver) are
-// logged. Everything is checked before anything is changed. Waits for the device.
+// also tokens, another base model) is rejected with QLORA_ERR_STATE; other differences (learning
+// rate, driver) are logged. The base is known by its contents, not by its path: a checkpoint
+// records a hash of what the config computes and one of all tensors, by name, type, shape and bytes
+// (of a tensor above 1 MiB, 64 blocks of 4 KiB, evenly spread, the first and the last included).
+// Everything is checked before anything is changed. Waits for the device.
 QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir,
                                              void* position, size_t* position_bytes);
 // *out = whether dir contains a checkpoint; an absent folder contains none.
@@ -878,8 +888,12 @@ typedef struct qlora_generate_desc {
     float temperature;     // 0 = always choose the most likely token
     int32_t top_k;         // choose only among the k most likely tokens; 0 = all
     float top_p;           // ... and among the most likely ones that make up p; 0 = all
-    uint64_t seed;         // for sampling
-    const int32_t* stops;  // ids that end a turn; NULL = the model's own, a single -1 = none
+    float min_p;           // ... and among those with at least min_p times the highest probability
+    // Divides the logits above 0 of tokens that the text already has, and multiplies the others, as
+    // in transformers. 0 = 1 = off.
+    float repetition_penalty;
+    uint64_t seed;        // for sampling
+    const int32_t* stops; // ids that end a turn; NULL = the model's own, a single -1 = none
     int32_t stop_count;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
@@ -927,11 +941,14 @@ QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
 // Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms,
 // which PEFT's LoRA adapters cannot contain, are written to trained_norms.safetensors next to them.
-// Waits for the device. desc NULL = all defaults, here and below.
+// The folder is one unit: files of an earlier adapter that the new one does not have are removed,
+// and a crash leaves the old adapter, the new one, or a folder without a config, which does not
+// load. Waits for the device. desc NULL = all defaults, here and below.
 QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
-// Loads a PEFT folder, whose modules, ranks and scales must be those of the model. The optimizer
-// state is left unchanged. Waits for the device.
+// Loads a PEFT folder, whose modules, ranks and scales must be those of the model; trained norms in
+// it need a model that was opened with train_norms. The optimizer state is left unchanged. Waits
+// for the device.
 QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
 // Writes an f32 adapter for llama.cpp; the format cannot contain trained norms. Waits for the
@@ -1609,8 +1626,10 @@ typedef enum qlora_struct_index {
 
 #ifdef _WIN32
 #include <direct.h>
+#include <fcntl.h>
 #include <io.h>
 #include <process.h>
+#include <sys/stat.h>
 #include <wchar.h>
 #else
 #include <dlfcn.h>
@@ -1670,7 +1689,10 @@ typedef void (*qlora__thread_fn)(void* user);
 #ifdef __cplusplus
 extern "C" {
 #endif
-__declspec(dllimport) void* __stdcall LoadLibraryA(const char*);
+__declspec(dllimport) void* __stdcall LoadLibraryExA(const char*, void*, unsigned long);
+__declspec(dllimport) unsigned long __stdcall GetEnvironmentVariableA(const char*, char*,
+                                                                      unsigned long);
+__declspec(dllimport) int __stdcall GlobalMemoryStatusEx(void*); // MEMORYSTATUSEX*
 __declspec(dllimport) void* __stdcall GetProcAddress(void*, const char*);
 __declspec(dllimport) unsigned long __stdcall GetLastError(void);
 __declspec(dllimport) int __stdcall QueryPerformanceCounter(void*); // LARGE_INTEGER*
@@ -1679,7 +1701,7 @@ __declspec(dllimport) unsigned long __stdcall GetActiveProcessorCount(unsigned s
 __declspec(dllimport) void __stdcall AcquireSRWLockExclusive(void*);
 __declspec(dllimport) void __stdcall ReleaseSRWLockExclusive(void*);
 __declspec(dllimport) int __stdcall SleepConditionVariableSRW(void*, void*, unsigned long,
-                                                               unsigned long);
+                                                              unsigned long);
 __declspec(dllimport) void __stdcall WakeAllConditionVariable(void*);
 __declspec(dllimport) unsigned long __stdcall WaitForSingleObject(void*, unsigned long);
 __declspec(dllimport) int __stdcall CloseHandle(void*);
@@ -1699,10 +1721,51 @@ __declspec(dllimport) int __stdcall UnmapViewOfFile(const void*);
 #endif
 #endif
 
+// Whether a path does not depend on the current folder or drive: "C:\\x" or "\\\\server\\x".
+static QLORA__UNUSED bool qlora__path_is_whole(const char* path) {
+    bool drive = path[0] != '\0' && path[1] == ':' && (path[2] == '\\' || path[2] == '/');
+    return drive || (path[0] == '\\' && path[1] == '\\');
+}
+
+// Looks for a library in the folders of PATH, where CUDA's installer puts its own. Entries that
+// depend on the current folder are left out.
+static QLORA__UNUSED void* qlora__library_in_path(const char* name) {
+    static const char variable[] = "PATH";
+    char path[32768];
+    char file[1200];
+    void* library = NULL;
+    unsigned long size = GetEnvironmentVariableA(variable, path, (unsigned long)sizeof path);
+    if (size == 0 || size >= sizeof path) {
+        return NULL;
+    }
+    for (char* at = path; *at != '\0' && library == NULL;) {
+        char* end = at + strcspn(at, ";");
+        char* next = *end != '\0' ? end + 1 : end;
+        *end = '\0';
+        int n = snprintf(file, sizeof file, "%s\\%s", at, name);
+        if (qlora__path_is_whole(at) && n > 0 && (size_t)n < sizeof file) {
+            library = (void*)LoadLibraryExA(file, NULL, 0x1100UL); // its folder, then the defaults
+        }
+        at = next;
+    }
+    return library;
+}
+
+// LoadLibraryA would also look in the current folder, where anybody may have put a file.
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
-    void* library = (void*)LoadLibraryA(name);
+    bool whole = qlora__path_is_whole(name);
+    if (!whole && strpbrk(name, "/\\:") != NULL) {
+        snprintf(why, size, "%s is a relative path; give an absolute one, or a name alone", name);
+        return NULL;
+    }
+    // the program's folder and the system's; for a path, also the folder it names
+    void* library = (void*)LoadLibraryExA(name, NULL, whole ? 0x1100UL : 0x1000UL);
+    unsigned long code = library == NULL ? GetLastError() : 0;
+    if (library == NULL && !whole) {
+        library = qlora__library_in_path(name);
+    }
     if (library == NULL) {
-        snprintf(why, size, "%s: error %lu", name, GetLastError());
+        snprintf(why, size, "%s: error %lu", name, code);
     }
     return library;
 }
@@ -1721,6 +1784,19 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
+}
+
+// Bytes of physical memory that are available; 0 = not known.
+static QLORA__UNUSED uint64_t qlora__os_memory(const char* root) {
+    struct {
+        uint32_t size;
+        uint32_t load;
+        uint64_t bytes[7]; // the second is the available physical memory
+    } status;
+    (void)root;
+    memset(&status, 0, sizeof status);
+    status.size = (uint32_t)sizeof status;
+    return GlobalMemoryStatusEx((void*)&status) ? status.bytes[1] : 0;
 }
 
 typedef struct qlora__mutex {
@@ -1790,7 +1866,17 @@ static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, 
     if (!qlora__wide(path, wide)) {
         return ENAMETOOLONG;
     }
-    FILE* f = _wfopen(wide, mode == QLORA_FILE_READ ? L"rb" : L"wb");
+    FILE* f = NULL;
+    if (mode == QLORA_FILE_READ) {
+        f = _wfopen(wide, L"rb");
+    } else {
+        int fd = _wopen(wide, _O_WRONLY | _O_CREAT | _O_EXCL | _O_BINARY | _O_NOINHERIT,
+                        _S_IREAD | _S_IWRITE);
+        f = fd >= 0 ? _fdopen(fd, "wb") : NULL;
+        if (fd >= 0 && f == NULL) {
+            _close(fd);
+        }
+    }
     if (f == NULL) {
         return errno != 0 ? errno : EIO;
     }
@@ -1912,7 +1998,12 @@ static QLORA__UNUSED void qlora__os_unmap(const void* data, uint64_t bytes, void
 
 // POSIX: shared libraries, clock, threads and files.
 
+// A path that depends on the current folder would let whoever can write there run code here.
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
+    if (name[0] != '/' && strchr(name, '/') != NULL) {
+        snprintf(why, size, "%s is a relative path; give an absolute one, or a name alone", name);
+        return NULL;
+    }
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char* text = dlerror();
@@ -1934,6 +2025,96 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 && n < 4096 ? (int32_t)n : 1;
+}
+
+// Reads a small text file, such as those of /proc; "" if there is none.
+static QLORA__UNUSED void qlora__os_text(const char* root, const char* folder, const char* name,
+                                         char* out, size_t size) {
+    char path[1200];
+    size_t used = 0;
+    int n = snprintf(path, sizeof path, "%s%s%s", root, folder, name);
+    int fd = n > 0 && (size_t)n < sizeof path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    while (fd >= 0 && used < size - 1) {
+        ssize_t got = read(fd, out + used, size - 1 - used);
+        if (got <= 0) {
+            break;
+        }
+        used += (size_t)got;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    out[used] = '\0';
+}
+
+// The number after a key at the start of a line; UINT64_MAX if there is none ("max" in a cgroup).
+static QLORA__UNUSED uint64_t qlora__os_number(const char* text, const char* key) {
+    size_t length = strlen(key);
+    while (text != NULL && strncmp(text, key, length) != 0) {
+        text = strchr(text, '\n');
+        text = text != NULL ? text + 1 : NULL;
+    }
+    text = text != NULL ? text + length : "";
+    while (*text == ' ') {
+        text++;
+    }
+    uint64_t value = *text >= '0' && *text <= '9' ? 0 : UINT64_MAX;
+    for (; *text >= '0' && *text <= '9' && value < UINT64_MAX / 16; text++) {
+        value = value * 10 + (uint64_t)(*text - '0');
+    }
+    return value;
+}
+
+// What one cgroup leaves: its limit less what it uses, without the file cache that it can drop.
+static QLORA__UNUSED uint64_t qlora__os_cgroup(const char* root, const char* folder, bool second) {
+    char text[8192];
+    qlora__os_text(root, folder, second ? "/memory.max" : "/memory.limit_in_bytes", text,
+                   sizeof text);
+    uint64_t limit = qlora__os_number(text, "");
+    qlora__os_text(root, folder, second ? "/memory.current" : "/memory.usage_in_bytes", text,
+                   sizeof text);
+    uint64_t used = qlora__os_number(text, "");
+    qlora__os_text(root, folder, "/memory.stat", text, sizeof text);
+    uint64_t cache = qlora__os_number(text, second ? "inactive_file " : "total_inactive_file ");
+    if (limit == UINT64_MAX || used == UINT64_MAX) {
+        return UINT64_MAX;
+    }
+    used -= cache != UINT64_MAX && cache < used ? cache : 0;
+    return limit > used ? limit - used : 0;
+}
+
+// Bytes of memory that this process can still take without swapping: what the system has available
+// and what every cgroup that it is in allows; at least 1. 0 = not known. Tests give another root
+// than "".
+static QLORA__UNUSED uint64_t qlora__os_memory(const char* root) {
+    char text[8192];
+    qlora__os_text(root, "/proc/meminfo", "", text, sizeof text);
+    uint64_t most = qlora__os_number(text, "MemAvailable:");
+    most = most != UINT64_MAX ? most * 1024 : UINT64_MAX;
+    qlora__os_text(root, "/proc/self/cgroup", "", text, sizeof text);
+    for (char* line = text; *line != '\0';) { // number:controllers:folder
+        char folder[1024];
+        char* end = line + strcspn(line, "\n");
+        char* next = *end != '\0' ? end + 1 : end;
+        *end = '\0';
+        bool second = strncmp(line, "0::", 3) == 0;
+        char* first = strstr(line, ":memory:");
+        const char* own = second ? line + 3 : first != NULL ? first + 8 : NULL;
+        const char* base = second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+        int n = own != NULL ? snprintf(folder, sizeof folder, "%s%s", base, own) : -1;
+        bool inside = n > 0 && (size_t)n < sizeof folder;
+        while (inside) { // up to the root, which in a container is the container's own
+            uint64_t left = qlora__os_cgroup(root, folder, second);
+            most = left < most ? left : most;
+            char* slash = strrchr(folder, '/');
+            inside = slash != NULL && (size_t)(slash - folder) >= strlen(base);
+            if (inside) {
+                *slash = '\0';
+            }
+        }
+        line = next;
+    }
+    return most == UINT64_MAX ? 0 : most > 0 ? most : 1;
 }
 
 typedef pthread_mutex_t qlora__mutex;
@@ -1990,7 +2171,7 @@ static QLORA__UNUSED int qlora__os_fd(void* file) {
 static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
                                         void* user) {
     (void)user;
-    int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC;
+    int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_EXCL;
     int fd = open(path, flags | O_CLOEXEC, 0666);
     if (fd < 0) {
         return errno;
@@ -2563,6 +2744,10 @@ static QLORA__UNUSED qlora_result qlora__out_begin(qlora__env* env, const char* 
     memcpy(temporary, path, length);
     memcpy(temporary + length, ".tmp", 5);
     int code = env->files.open(temporary, QLORA_FILE_CREATE, &out->file, env->files.user);
+    if (code == EEXIST) { // left by a crash, or a link: the name is removed, never what it names
+        env->files.remove(temporary, env->files.user);
+        code = env->files.open(temporary, QLORA_FILE_CREATE, &out->file, env->files.user);
+    }
     if (code != 0) {
         out->file = NULL; // nothing to remove
         return qlora__out_fail(env, out, "create", code);
@@ -2586,7 +2771,9 @@ static QLORA__UNUSED qlora_result qlora__out_write(qlora__env* env, qlora__out* 
     return QLORA_OK;
 }
 
-static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out* out) {
+// Completes the temporary file: everything that was written is on disk. It still has to be
+// published.
+static QLORA__UNUSED qlora_result qlora__out_finish(qlora__env* env, qlora__out* out) {
     const qlora_files* files = &env->files;
     int code = files->sync(out->file, files->user);
     if (code != 0) {
@@ -2594,9 +2781,13 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     }
     code = files->close(out->file, files->user);
     out->file = NULL;
-    if (code == 0) {
-        code = files->rename(out->temporary, out->path, files->user);
-    }
+    return code == 0 ? QLORA_OK : qlora__out_fail(env, out, "close", code);
+}
+
+// Gives a finished file its final name.
+static QLORA__UNUSED qlora_result qlora__out_publish(qlora__env* env, qlora__out* out) {
+    const qlora_files* files = &env->files;
+    int code = files->rename(out->temporary, out->path, files->user);
     if (code != 0) {
         return qlora__out_fail(env, out, "replace", code);
     }
@@ -2612,6 +2803,11 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     }
     qlora__out_forget(env, out);
     return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out* out) {
+    QLORA__TRY(qlora__out_finish(env, out));
+    return qlora__out_publish(env, out);
 }
 
 // Writes a small file atomically.
@@ -3266,8 +3462,8 @@ static float qlora__f16_to(uint16_t h) {
         return qlora__from_bits(sign | 0x7f800000u | mantissa << 13);
     }
     if (exponent == 0) {
-        float small = (float)mantissa * (1.0f / 16777216.0f);
-        return sign != 0 ? -small : small;
+        float subnormal = (float)mantissa * (1.0f / 16777216.0f);
+        return sign != 0 ? -subnormal : subnormal;
     }
     return qlora__from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
 }
@@ -6500,8 +6696,8 @@ static QLORA__UNUSED qlora_result qlora__st_write(qlora__env* env, qlora__st_wri
     return qlora__out_write(env, &w->out, bytes, size);
 }
 
-// Gives the complete file its final name. On failure, an existing file is left unchanged.
-static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora__st_writer* w) {
+// Completes the file under its temporary name. On failure, it has been abandoned.
+static QLORA__UNUSED qlora_result qlora__st_write_finish(qlora__env* env, qlora__st_writer* w) {
     qlora_result result = QLORA_OK;
     if (w->written != w->data_bytes) {
         result = qlora__env_fail(env, QLORA_ERR_ARGUMENT,
@@ -6514,10 +6710,24 @@ static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora_
         result = qlora__out_write(env, &w->out, sum, sizeof sum);
     }
     if (result == QLORA_OK) {
-        result = qlora__out_commit(env, &w->out);
+        result = qlora__out_finish(env, &w->out);
     }
+    if (result != QLORA_OK) {
+        qlora__st_write_abort(env, w);
+    }
+    return result;
+}
+
+// Gives a finished file its final name. On failure, an existing file is left unchanged.
+static QLORA__UNUSED qlora_result qlora__st_write_publish(qlora__env* env, qlora__st_writer* w) {
+    qlora_result result = qlora__out_publish(env, &w->out);
     qlora__st_write_abort(env, w);
     return result;
+}
+
+static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora__st_writer* w) {
+    QLORA__TRY(qlora__st_write_finish(env, w));
+    return qlora__st_write_publish(env, w);
 }
 
 //@@ src/formats/config.h
@@ -8064,24 +8274,39 @@ static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, 
     return QLORA_OK;
 }
 
+// "all-linear", in any case.
+static bool qlora__peft_is_all_linear(const qlora__json* json, uint32_t value) {
+    static const char word[] = "all-linear";
+    char text[16];
+    bool same = qlora__json_string(json, value, text, sizeof text) == sizeof word - 1;
+    for (size_t i = 0; same && word[i] != '\0'; i++) {
+        same = text[i] == word[i] || (text[i] >= 'A' && text[i] <= 'Z' && text[i] + 32 == word[i]);
+    }
+    return same;
+}
+
 // Evaluates target_modules or exclude_modules: a list of names (complete, or the part after a dot),
-// a regular expression, or "all-linear".
+// a regular expression, or "all-linear". *by_full_name: a list has the complete name.
 static qlora_result qlora__peft_selects(qlora__env* env, const qlora__json* json, uint32_t select,
-                                        const char* module, bool* selected) {
+                                        const char* module, bool* selected, bool* by_full_name) {
     const qlora__json_token* t = &json->tokens[select];
     *selected = false;
+    *by_full_name = false;
     if (t->kind == QLORA__JSON_STRING) {
-        if (qlora__json_is(json, select, "all-linear")) {
+        if (qlora__peft_is_all_linear(json, select)) {
             *selected = strcmp(qlora__plain_name(module), "lm_head") != 0;
             return QLORA_OK;
         }
         return qlora__peft_regex(env, json, select, "", "", module, selected);
     }
     size_t length = strlen(module);
-    for (uint32_t k = select + 1; k < t->next && !*selected; k = json->tokens[k].next) {
+    for (uint32_t k = select + 1; k < t->next && !*by_full_name; k = json->tokens[k].next) {
         size_t n = qlora__json_string(json, k, NULL, 0);
         bool whole = n == length || (n < length && module[length - n - 1] == '.');
-        *selected = whole && qlora__json_equals(json, k, module + length - n, n);
+        if (whole && qlora__json_equals(json, k, module + length - n, n)) {
+            *selected = true;
+            *by_full_name = n == length;
+        }
     }
     return QLORA_OK;
 }
@@ -8140,14 +8365,17 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     r.object = 0;
     bool selected = false;
     bool excluded = false;
+    bool full = false;
+    bool ignored = false;
     uint32_t value = 0;
     memset(out, 0, sizeof *out);
-    QLORA__TRY(qlora__peft_selects(env, json, p->targets, module, &selected));
+    QLORA__TRY(qlora__peft_selects(env, json, p->targets, module, &selected, &full));
     if (p->excludes != 0) {
-        QLORA__TRY(qlora__peft_selects(env, json, p->excludes, module, &excluded));
+        QLORA__TRY(qlora__peft_selects(env, json, p->excludes, module, &excluded, &ignored));
     }
+    // As in PEFT, a module that is listed by its full name is adapted whatever its layer is.
     if (!selected || excluded ||
-        (p->layers != 0 && !qlora__peft_layer_selected(json, p->layers, module))) {
+        (!full && p->layers != 0 && !qlora__peft_layer_selected(json, p->layers, module))) {
         return QLORA_OK;
     }
     int64_t rank = p->rank;
@@ -8170,35 +8398,107 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     return QLORA_OK;
 }
 
-// Rejects keys that change the computation in ways that are not supported, if they are set.
-static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
-    static const char* const refused[] = {"use_dora",
-                                          "lora_bias",
-                                          "fan_in_fan_out",
-                                          "modules_to_save",
-                                          "trainable_token_indices",
-                                          "layer_replication",
-                                          "target_parameters",
-                                          "use_qalora",
-                                          "use_bdlora",
-                                          "alora_invocation_tokens",
-                                          "arrow_config",
-                                          "kasa_config",
-                                          "monteclora_config",
-                                          "velora_config"};
-    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        uint32_t value = qlora__config_find(r, refused[i]);
-        if (value == 0) {
-            continue;
-        }
-        const qlora__json_token* t = &r->json->tokens[value];
-        bool empty =
-            t->kind == QLORA__JSON_FALSE ||
-            ((t->kind == QLORA__JSON_ARRAY || t->kind == QLORA__JSON_OBJECT) && t->count == 0);
-        if (!empty) {
-            return qlora__config_refuse(r, refused[i], value, "only plain LoRA is supported");
+// What becomes of each field of PEFT's LoraConfig (0.21). Fields that it does not list are refused,
+// too, unless they are switched off: a later PEFT may compute something else with them.
+typedef enum qlora__peft_field_kind {
+    QLORA__PEFT_USED,   // read elsewhere
+    QLORA__PEFT_NO_USE, // changes nothing that is computed from a saved adapter
+    QLORA__PEFT_OFF     // must be absent, null, false or empty
+} qlora__peft_field_kind;
+
+static const struct {
+    const char* name;
+    qlora__peft_field_kind kind;
+} qlora__peft_fields[] = {
+    {"alpha_pattern", QLORA__PEFT_USED},
+    {"alora_invocation_tokens", QLORA__PEFT_OFF},
+    {"arrow_config", QLORA__PEFT_OFF},
+    {"auto_mapping", QLORA__PEFT_NO_USE},
+    {"base_model_name_or_path", QLORA__PEFT_NO_USE},
+    {"bias", QLORA__PEFT_USED},
+    {"corda_config", QLORA__PEFT_NO_USE}, // these four only with the init_lora_weights of their
+    {"eva_config", QLORA__PEFT_NO_USE},   // name
+    {"loftq_config", QLORA__PEFT_NO_USE},
+    {"lora_ga_config", QLORA__PEFT_NO_USE},
+    {"ensure_weight_tying", QLORA__PEFT_NO_USE}, // of embeddings, whose adapters are refused
+    {"exclude_modules", QLORA__PEFT_USED},
+    {"fan_in_fan_out", QLORA__PEFT_OFF},
+    {"inference_mode", QLORA__PEFT_NO_USE},
+    {"init_lora_weights", QLORA__PEFT_USED},
+    {"kasa_config", QLORA__PEFT_OFF},
+    {"layer_replication", QLORA__PEFT_OFF},
+    {"layers_pattern", QLORA__PEFT_USED},
+    {"layers_to_transform", QLORA__PEFT_USED},
+    {"lora_alpha", QLORA__PEFT_USED},
+    {"lora_bias", QLORA__PEFT_OFF},
+    {"lora_dropout", QLORA__PEFT_USED},
+    {"megatron_config", QLORA__PEFT_OFF},
+    {"megatron_core", QLORA__PEFT_NO_USE}, // only with megatron_config
+    {"modules_to_save", QLORA__PEFT_OFF},
+    {"monteclora_config", QLORA__PEFT_OFF},
+    {"peft_type", QLORA__PEFT_USED},
+    {"peft_version", QLORA__PEFT_NO_USE},
+    {"qalora_group_size", QLORA__PEFT_NO_USE}, // only with use_qalora
+    {"r", QLORA__PEFT_USED},
+    {"rank_pattern", QLORA__PEFT_USED},
+    {"revision", QLORA__PEFT_NO_USE},
+    {"runtime_config", QLORA__PEFT_NO_USE}, // where PEFT keeps its tensors
+    {"target_modules", QLORA__PEFT_USED},
+    {"target_parameters", QLORA__PEFT_OFF},
+    {"task_type", QLORA__PEFT_NO_USE},
+    {"trainable_token_indices", QLORA__PEFT_OFF},
+    {"use_bdlora", QLORA__PEFT_OFF},
+    {"use_dora", QLORA__PEFT_OFF},
+    {"use_qalora", QLORA__PEFT_OFF},
+    {"use_rslora", QLORA__PEFT_USED},
+    {"velora_config", QLORA__PEFT_OFF},
+};
+
+static qlora_result qlora__peft_check_field(const qlora__config_reader* r, uint32_t key) {
+    uint32_t value = key + 1;
+    const qlora__json_token* t = &r->json->tokens[value];
+    bool nested = t->kind == QLORA__JSON_ARRAY || t->kind == QLORA__JSON_OBJECT;
+    bool off =
+        t->kind == QLORA__JSON_NULL || t->kind == QLORA__JSON_FALSE || (nested && t->count == 0);
+    for (size_t i = 0; i < sizeof qlora__peft_fields / sizeof qlora__peft_fields[0]; i++) {
+        if (qlora__json_is(r->json, key, qlora__peft_fields[i].name)) {
+            return off || qlora__peft_fields[i].kind != QLORA__PEFT_OFF
+                       ? QLORA_OK
+                       : qlora__config_refuse(r, qlora__peft_fields[i].name, value,
+                                              "only plain LoRA is supported");
         }
     }
+    char name[64];
+    qlora__json_string(r->json, key, name, sizeof name);
+    return off ? QLORA_OK : qlora__config_refuse(r, name, value, "the field is not known");
+}
+
+// How the adapter was initialised. Some ways also change the weights of the base, and PEFT changes
+// them again when it loads such an adapter: without that, its numbers mean another model. PEFT
+// itself turns them into plain LoRA adapters, whose file says true.
+static qlora_result qlora__peft_check_init(const qlora__config_reader* r) {
+    static const char* const plain[] = {"gaussian", "eva", "orthogonal", "mica"};
+    uint32_t value = qlora__config_find(r, "init_lora_weights");
+    if (value == 0 || qlora__json_kind_of(r->json, value) == QLORA__JSON_TRUE ||
+        qlora__json_kind_of(r->json, value) == QLORA__JSON_FALSE) {
+        return QLORA_OK;
+    }
+    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
+        if (qlora__json_is(r->json, value, plain[i])) {
+            return QLORA_OK;
+        }
+    }
+    return qlora__config_refuse(r, "init_lora_weights", value,
+                                "it changes the base; save the adapter with PEFT's "
+                                "path_initial_model_for_weight_conversion");
+}
+
+// Rejects what changes the computation in ways that are not supported.
+static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
+    for (uint32_t k = 1; k < r->json->tokens[0].next; k = r->json->tokens[k + 1].next) {
+        QLORA__TRY(qlora__peft_check_field(r, k));
+    }
+    QLORA__TRY(qlora__peft_check_init(r));
     uint32_t bias = qlora__config_find(r, "bias");
     if (bias != 0 && !qlora__json_is(r->json, bias, "none")) {
         return qlora__config_refuse(r, "bias", bias, "only \"none\" is supported");
@@ -8245,6 +8545,33 @@ static qlora_result qlora__peft_check_object(const qlora__config_reader* r, cons
     return *out != 0 ? qlora__config_need_object(r, key, *out) : QLORA_OK;
 }
 
+// layers_to_transform, a number or a list of numbers, only beside a list of modules. An empty list
+// means all layers, as in PEFT.
+static qlora_result qlora__peft_check_layers(const qlora__config_reader* r, qlora__peft* p) {
+    char shown[48];
+    uint32_t layers = qlora__config_find(r, "layers_to_transform");
+    const qlora__json_token* t = &r->json->tokens[layers];
+    bool list = layers != 0 && t->kind == QLORA__JSON_ARRAY;
+    int64_t ignored = 0;
+    bool good = list || layers == 0 || qlora__json_int(r->json, layers, &ignored);
+    for (uint32_t k = layers + 1; list && good && k < t->next; k = r->json->tokens[k].next) {
+        good = qlora__json_int(r->json, k, &ignored);
+    }
+    if (!good) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: layers_to_transform is %s; it must be an integer or a list of "
+                               "integers",
+                               r->json->label, qlora__config_show(r, layers, shown));
+    }
+    if (layers != 0 && qlora__json_kind_of(r->json, p->targets) == QLORA__JSON_STRING) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: layers_to_transform is set, but target_modules is not a list",
+                               r->json->label);
+    }
+    p->layers = list && t->count == 0 ? 0 : layers;
+    return QLORA_OK;
+}
+
 static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     qlora__config_reader r;
     char shown[48];
@@ -8278,7 +8605,7 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: target_modules is missing",
                                r.json->label);
     }
-    p->layers = qlora__config_find(&r, "layers_to_transform");
+    QLORA__TRY(qlora__peft_check_layers(&r, p));
     QLORA__TRY(qlora__peft_check_object(&r, "rank_pattern", &p->rank_pattern));
     return qlora__peft_check_object(&r, "alpha_pattern", &p->alpha_pattern);
 }
@@ -11364,6 +11691,27 @@ static void qlora__ctx_desc_fault(const qlora_ctx_desc* d, char* text, size_t si
     }
 }
 
+// Fails if the caller asked for a GPU that cannot be used: by require_backend, or by naming a
+// device or handles of its own. ctx->reason says why not.
+static qlora_result qlora__cpu_suffices(qlora_ctx* ctx) {
+    const qlora_ctx_desc* d = &ctx->desc;
+    if (d->require_backend == QLORA_BACKEND_CUDA) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA is required but not available: %.600s",
+                           ctx->reason);
+    }
+    const char* asked = d->cu_context != NULL  ? "cu_context is set"
+                        : d->cu_stream != NULL ? "cu_stream is set"
+                        : d->workspace != NULL ? "workspace is set"
+                                               : NULL;
+    if (d->require_backend != QLORA_BACKEND_CPU && (asked != NULL || d->device != 0)) {
+        char device[48];
+        snprintf(device, sizeof device, "device is %d", (int)d->device);
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "desc.%s, but CUDA is not available: %.600s",
+                           asked != NULL ? asked : device, ctx->reason);
+    }
+    return QLORA_OK;
+}
+
 #ifndef QLORA_NO_CUDA
 
 // Frees everything that qlora__gpu_open_tools created. The device's context must be current.
@@ -11500,11 +11848,7 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
     if (r == QLORA_ERR_MEMORY) {
         return r;
     }
-    if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA is required but not available: %.600s",
-                           ctx->reason);
-    }
-    return QLORA_OK;
+    return qlora__cpu_suffices(ctx);
 }
 
 #else
@@ -11519,11 +11863,7 @@ static void qlora__gpu_close(qlora_ctx* ctx) {
 
 static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
     snprintf(ctx->reason, sizeof ctx->reason, "built with QLORA_NO_CUDA");
-    if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA is required but not available: %s",
-                           ctx->reason);
-    }
-    return QLORA_OK;
+    return qlora__cpu_suffices(ctx);
 }
 
 #endif
@@ -11598,8 +11938,7 @@ qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, i
         return QLORA_ERR_ARGUMENT;
     }
     qlora_ctx_desc resolved = qlora__ctx_desc_defaults(desc);
-    qlora_ctx* ctx =
-        (qlora_ctx*)resolved.allocator.alloc(sizeof *ctx, 64, resolved.allocator.user);
+    qlora_ctx* ctx = (qlora_ctx*)resolved.allocator.alloc(sizeof *ctx, 64, resolved.allocator.user);
     if (ctx == NULL) {
         qlora__tell(desc, "qlora_ctx_create: cannot allocate host memory for the context");
         return QLORA_ERR_MEMORY;
@@ -11628,8 +11967,8 @@ qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, i
 
 // Lists the objects that still exist, as "2 tensors, 1 model"; empty if there are none.
 static void qlora__living_text(const qlora_ctx* ctx, char* text, size_t size) {
-    static const char* const names[] = {"tensor", "clip", "graph", "model", "trainer",
-                                        "generation"};
+    static const char* const names[] = {"tensor", "clip",    "graph",
+                                        "model",  "trainer", "generation"};
     size_t used = 0;
     text[0] = '\0';
     for (int i = 0; i < QLORA__KINDS; i++) {
@@ -11704,8 +12043,9 @@ qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math) {
 
 static qlora_result qlora__ctx_set_stream(qlora_ctx* ctx, void* stream) {
     if (qlora__on_cpu(ctx)) {
-        return stream == NULL ? QLORA_OK : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                                       "a CPU context has no CUDA streams");
+        return stream == NULL
+                   ? QLORA_OK
+                   : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "a CPU context has no CUDA streams");
     }
 #ifndef QLORA_NO_CUDA
     qlora__gpu* gpu = ctx->gpu;
@@ -17713,6 +18053,8 @@ struct qlora_model {
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
     int64_t elements;    // of the parameter arena, including gaps
     int64_t positions;   // rows of the rope tables
+    uint64_t base_config; // hashes that tell one base model from another
+    uint64_t base_weights;
     qlora__buffer* arena;
     qlora__layer* layers;
     // base
@@ -18172,6 +18514,30 @@ static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora__peft* peft
     return QLORA_OK;
 }
 
+// Every matrix of an adapter folder must belong to a module of the model: what is not used would
+// change the results in PEFT.
+static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m,
+                                            const qlora__peft* peft) {
+    for (uint32_t i = 0; i < peft->tensors.count; i++) {
+        const char* name = peft->tensors.entries[i].tensor->name;
+        bool known = false;
+        for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
+            for (int k = 0; k < QLORA__PROJECTIONS && !known; k++) {
+                char module[160];
+                int n = snprintf(module, sizeof module, "base_model.model.model.layers.%lld.%s.",
+                                 (long long)l, qlora__projections[k].module);
+                known = n > 0 && strncmp(name, module, (size_t)n) == 0;
+            }
+        }
+        if (!known) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s does not belong to a projection of this model",
+                               peft->tensors.dir, name);
+        }
+    }
+    return QLORA_OK;
+}
+
 // Sets the rank and scale of every module; rank 0 = no adapter.
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
@@ -18179,6 +18545,7 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
     if (desc->adapter != NULL) {
         QLORA__TRY(qlora__peft_open(&ctx->env, desc->adapter, peft));
         m->source->has_peft = true;
+        QLORA__TRY(qlora__adapter_all_used(ctx, m, peft));
         m->desc.rslora = peft->rslora;
         m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft->dropout;
         m->desc.rank = (int32_t)peft->rank;
@@ -18304,8 +18671,8 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     }
 }
 
-// Fills in the defaults of a config that does not come from a file, and checks it.
-static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_config* c) {
+// Fills in the defaults of a config that comes from the caller, and checks it.
+static qlora_result qlora__config_check(qlora_ctx* ctx, qlora_model_config* c) {
     if (c->kv_heads == 0) {
         c->kv_heads = c->heads;
     }
@@ -18343,6 +18710,7 @@ static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_confi
                            c->rms_eps);
     }
     QLORA__TRY(qlora__need_whole(ctx, "config.window", c->window, 0, INT64_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "config.max_positions", c->max_positions, 0, INT64_MAX));
     return qlora__need_whole(ctx, "config.stop_count", c->stop_count, 0, QLORA_MAX_STOP_IDS);
 }
 
@@ -18395,14 +18763,28 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
     return qlora__need_real(ctx, "desc.weight_std", (double)d->weight_std, 0.0, 1e300);
 }
 
-// Fills in the defaults of the capacity settings.
-static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, qlora_model_desc* d) {
+// Checks that a model has seen texts of this length.
+static qlora_result qlora__positions_check(qlora_ctx* ctx, const char* name, int64_t value,
+                                           int64_t positions) {
+    return value <= positions ? QLORA_OK
+                              : qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                                            "%s is %lld, but the model has %lld positions "
+                                            "(max_position_embeddings)",
+                                            name, (long long)value, (long long)positions);
+}
+
+// Fills in the defaults of the capacity settings. A config without max_positions has no limit.
+static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, const qlora_model_config* c,
+                                            qlora_model_desc* d) {
+    int64_t positions = c->max_positions > 0 ? c->max_positions : INT64_MAX;
     d->tokens = d->tokens != 0 ? d->tokens : 2048;
     d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
-    d->max_length = d->max_length != 0 ? d->max_length : d->tokens;
+    d->max_length = d->max_length != 0 ? d->max_length : qlora__min(d->tokens, positions);
     d->head_chunk = qlora__min(d->head_chunk != 0 ? d->head_chunk : 1024, d->tokens);
     QLORA__TRY(qlora__need_whole(ctx, "desc.max_sequences", d->max_sequences, 1, d->tokens));
-    return qlora__need_whole(ctx, "desc.max_length", d->max_length, 1, d->tokens);
+    QLORA__TRY(qlora__need_whole(ctx, "desc.max_length", d->max_length, 1, d->tokens));
+    QLORA__TRY(qlora__positions_check(ctx, "desc.max_length", d->max_length, positions));
+    return qlora__positions_check(ctx, "desc.generate_tokens", d->generate_tokens, positions);
 }
 
 static void qlora__model_free(qlora_model* m) {
@@ -18438,26 +18820,42 @@ static uint64_t qlora__source_name(const qlora_model_desc* desc) {
     return hash;
 }
 
+// capability 0: the CPU.
+static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t capability) {
+    if (mode == QLORA_MODE_BF16 && capability == 0) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.mode is BF16, which needs a GPU; use F32 or AUTO on the CPU");
+    }
+    if (mode == QLORA_MODE_BF16 && capability < 80) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.mode is BF16, which needs compute capability 8.0 or later; this "
+                           "is %d.%d; use F32 or AUTO",
+                           (int)capability / 10, (int)capability % 10);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          const qlora_plan_desc* machine, qlora_model* m) {
     qlora_model_config* c = &m->plan.config;
-    QLORA__TRY(qlora__capacity_resolve(ctx, &m->desc));
     m->plan.source = qlora__source_name(desc);
     if (desc->plan != NULL && desc->plan->source != m->plan.source) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.plan was made for another model folder or adapter");
     }
-    if (desc->dir != NULL && desc->plan != NULL) {
-        *c = desc->plan->config;
-    } else if (desc->dir != NULL) {
+    if (desc->dir != NULL && desc->plan == NULL) {
         QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, c));
     } else {
-        *c = *desc->config;
-        QLORA__TRY(qlora__random_config_check(ctx, c));
+        // A plan is the caller's memory too, so that its config is checked as well.
+        qlora_model_config given = desc->dir != NULL ? desc->plan->config : *desc->config;
+        QLORA__TRY(qlora__config_check(ctx, &given));
+        *c = given;
     }
+    QLORA__TRY(qlora__capacity_resolve(ctx, c, &m->desc));
     m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
     m->desc.targets = desc->targets != 0 ? desc->targets : (uint32_t)QLORA_TARGET_ALL;
+    QLORA__TRY(qlora__mode_check(ctx, desc->mode, machine->capability));
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
                        (desc->mode == QLORA_MODE_AUTO && machine->capability >= 80);
     m->plan.mode = wants_16bit ? QLORA_MODE_BF16 : QLORA_MODE_F32;
@@ -18554,6 +18952,8 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     return QLORA_OK;
 }
 
+// Fills in what this machine has. The CPU's limit is the memory that is available now and what this
+// context holds of it; a CPU context that plans for a GPU has no limit of its own.
 static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_desc* given) {
     qlora_plan_desc d;
     memset(&d, 0, sizeof d);
@@ -18570,9 +18970,11 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
             d.bytes = (free_bytes > margin ? free_bytes - margin : 0) + ctx->device_bytes;
         }
     }
-#else
-    (void)ctx;
 #endif
+    if (d.bytes == 0 && d.capability == 0 && qlora__on_cpu(ctx)) {
+        uint64_t left = qlora__os_memory("");
+        d.bytes = left != 0 ? left + ctx->device_bytes : 0;
+    }
     return d;
 }
 
@@ -18610,9 +19012,9 @@ static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, 
         (double)p->activations / gib, (double)other / gib, (long long)p->tokens, remedy);
 }
 
-// Chooses the fewest recomputed layers that fit, then as many cached layers as fit. The memory is
-// monotonic in both, so bisection finds them.
-static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes) {
+// Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many
+// cached layers as fit. The memory is monotonic in both, so bisection finds them.
+static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes, bool fill) {
     int64_t layers = m->plan.config.layers;
     bool auto_recompute = m->desc.recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
     int64_t low = m->desc.recompute == QLORA_CHOICE_ON && qlora__trains(m) ? layers : 0;
@@ -18632,7 +19034,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t 
         }
     }
     bool has_nf4 = m->layers[0].projections[0].is_nf4;
-    if (m->desc.cache == QLORA_CHOICE_AUTO && bytes != 0 && low == 0 && has_nf4) {
+    if (m->desc.cache == QLORA_CHOICE_AUTO && fill && low == 0 && has_nf4) {
         int64_t most = layers;
         while (cached < most) {
             int64_t middle = (cached + most + 1) / 2;
@@ -18658,7 +19060,9 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
     m->plan.context = other                ? QLORA__SCRATCH_BYTES + 2 * QLORA__WORKSPACE_BYTES
                       : qlora__on_cpu(ctx) ? ctx->scratch->bytes
                                            : ctx->device_bytes;
-    qlora_result r = qlora__plan_choose(ctx, m, machine.bytes);
+    // Other programs also use the memory of the CPU: what was not asked for is left to them.
+    bool fill = machine.bytes != 0 && (!qlora__on_cpu(ctx) || (given != NULL && given->bytes != 0));
+    qlora_result r = qlora__plan_choose(ctx, m, machine.bytes, fill);
     if (r != QLORA_OK) {
         qlora__model_free(m);
         return r;
@@ -18736,6 +19140,82 @@ static qlora_result qlora__config_read_public(qlora_ctx* ctx, const char* dir,
 qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out) {
     QLORA__ENTER(ctx, "qlora_config_read");
     return qlora__leave(ctx, qlora__config_read_public(ctx, dir, out));
+}
+
+//@@ src/model/identity.h
+
+// ---- the identity of a base model ---------------------------------------------------------------
+
+// A checkpoint continues only on the base that it was trained on. Two hashes stand for that base:
+// one of what its config means for the computation, one of its weights. They are compared, never
+// the paths: a folder may move, and another folder may take its place.
+
+#define QLORA__IDENTITY_WHOLE ((uint64_t)1 << 20) // tensors up to this size are hashed entirely
+#define QLORA__IDENTITY_BLOCKS 64                 // of a larger one, as many blocks, evenly spread
+#define QLORA__IDENTITY_BLOCK 4096
+
+static void qlora__identity_rope(qlora__hash* h, const qlora_rope_desc* r) {
+    const double numbers[] = {(double)r->type,     r->theta,
+                              r->factor,           r->low_freq_factor,
+                              r->high_freq_factor, r->original_max_position,
+                              r->beta_fast,        r->beta_slow,
+                              r->attention_factor, r->mscale,
+                              r->mscale_all_dim,   r->no_truncate ? 1.0 : 0.0};
+    qlora__hash_add(h, numbers, sizeof numbers);
+}
+
+// Every field that changes what the model computes. The ids of special tokens, the declared length
+// and the type of the weights in the files do not.
+static uint64_t qlora__identity_config(const qlora_model_config* c) {
+    const int64_t sizes[] = {(int64_t)c->family, c->vocab,  c->hidden,   c->intermediate,
+                             c->layers,          c->heads,  c->kv_heads, c->head_dim,
+                             c->window,          c->tied,   c->qkv_bias, c->o_bias,
+                             c->mlp_bias,        c->qk_norm};
+    qlora__hash h;
+    qlora__hash_begin(&h);
+    qlora__hash_add(&h, sizes, sizeof sizes);
+    qlora__hash_add(&h, &c->rms_eps, sizeof c->rms_eps);
+    qlora__identity_rope(&h, &c->rope);
+    qlora__identity_rope(&h, &c->rope_sliding);
+    qlora__hash_add(&h, c->sliding, (size_t)c->layers);
+    return qlora__hash_end(&h);
+}
+
+static void qlora__identity_tensor(qlora__hash* h, const char* name, const qlora__st_tensor* t) {
+    uint64_t facts[2] = {(uint64_t)t->dtype, t->bytes};
+    qlora__hash_add(h, name, strlen(name) + 1);
+    qlora__hash_add(h, facts, sizeof facts);
+    qlora__hash_add(h, t->shape, t->rank * sizeof t->shape[0]);
+    if (t->bytes <= QLORA__IDENTITY_WHOLE) {
+        qlora__hash_add(h, t->data, (size_t)t->bytes);
+        return;
+    }
+    uint64_t last = t->bytes - QLORA__IDENTITY_BLOCK;
+    for (uint64_t i = 0; i < QLORA__IDENTITY_BLOCKS; i++) {
+        uint64_t at = last / (QLORA__IDENTITY_BLOCKS - 1) * i;
+        at = i == QLORA__IDENTITY_BLOCKS - 1 ? last : at;
+        qlora__hash_add(h, t->data + at, QLORA__IDENTITY_BLOCK);
+    }
+}
+
+// The tensors in the order of their names: how they are spread over files does not matter.
+static uint64_t qlora__identity_folder(const qlora__folder* folder) {
+    qlora__hash h;
+    qlora__hash_begin(&h);
+    for (uint32_t i = 0; i < folder->count; i++) {
+        const qlora__folder_entry* entry = &folder->entries[folder->by_name[i]];
+        qlora__identity_tensor(&h, entry->name, entry->tensor);
+    }
+    return qlora__hash_end(&h);
+}
+
+// Weights that are generated are as good as the numbers they come from.
+static uint64_t qlora__identity_random(uint64_t seed, float deviation) {
+    qlora__hash h;
+    qlora__hash_begin(&h);
+    qlora__hash_add(&h, &seed, sizeof seed);
+    qlora__hash_add(&h, &deviation, sizeof deviation);
+    return qlora__hash_end(&h);
 }
 
 //@@ src/model/load.h
@@ -18991,6 +19471,8 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     memset(&stager, 0, sizeof stager);
     stager.m = m;
     stager.total = qlora__folder_bytes(folder);
+    m->base_config = qlora__identity_config(&m->plan.config);
+    m->base_weights = qlora__identity_folder(folder);
     qlora_result r = qlora__stager_open(ctx, &stager);
     if (r == QLORA_OK) {
         r = qlora__load_folder(ctx, &stager, folder);
@@ -19004,6 +19486,8 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     float deviation = m->desc.weight_std > 0.0f ? m->desc.weight_std : 0.02f;
     uint64_t seed = m->desc.seed;
+    m->base_config = qlora__identity_config(c);
+    m->base_weights = qlora__identity_random(seed, deviation);
     QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &m->embed));
     if (!c->tied) {
         QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &m->head));
@@ -19612,10 +20096,10 @@ static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer
 // SwiGLU and down_proj, into m->delta.
 static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
-    int64_t I = m->plan.config.intermediate;
-    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, I);
-    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, I, I);
-    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, I);
+    int64_t width = m->plan.config.intermediate;
+    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
+    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
     QLORA__TRY(qlora_swiglu_forward(pass->ctx, &gate, &up, &s));
     return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, &m->delta);
 }
@@ -19858,14 +20342,14 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
 static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
-    int64_t I = m->plan.config.intermediate;
+    int64_t width = m->plan.config.intermediate;
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, &stack));
-    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, I);
-    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, I, I);
-    qlora_tensor x = qlora__window(&m->s, pass->rows, 0, I + stack.pad);
-    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, I);
-    qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, I);
+    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
+    qlora_tensor x = qlora__window(&m->s, pass->rows, 0, width + stack.pad);
+    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
+    qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, width);
     qlora_tensor dy = qlora__window(&m->dh, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor dy_inner = qlora__window(&m->dh, pass->rows, 0, stack.out);
     if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so SwiGLU comes first
@@ -20274,18 +20758,22 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
         } else {
             r = qlora__peft_open(&ctx->env, dir, &s->own);
             s->peft = r == QLORA_OK ? &s->own : NULL;
+            r = r == QLORA_OK ? qlora__adapter_all_used(ctx, m, s->peft) : r;
         }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
     }
-    if (r == QLORA_OK && m->desc.train_norms) {
-        char path[QLORA__PATH_ROOM];
-        bool exists = false;
-        r = qlora__path_join(&ctx->env, dir, QLORA__NORMS_FILE, path);
-        r = r == QLORA_OK ? qlora__file_exists(&ctx->env, path, &exists) : r;
-        if (r == QLORA_OK && exists) {
-            r = qlora__st_open(&ctx->env, path, &s->norms);
-            s->has_norms = r == QLORA_OK;
-        }
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    r = r == QLORA_OK ? qlora__path_join(&ctx->env, dir, QLORA__NORMS_FILE, path) : r;
+    r = r == QLORA_OK ? qlora__file_exists(&ctx->env, path, &exists) : r;
+    if (r == QLORA_OK && exists && !m->desc.train_norms) {
+        r = qlora__fail(ctx, QLORA_ERR_FORMAT,
+                        "%s holds trained norms, which belong to the adapter; open the model with "
+                        "desc.train_norms",
+                        path);
+    } else if (r == QLORA_OK && exists) {
+        r = qlora__st_open(&ctx->env, path, &s->norms);
+        s->has_norms = r == QLORA_OK;
     }
     if (r != QLORA_OK) {
         qlora__adapter_source_close(ctx, s);
@@ -20480,7 +20968,10 @@ static qlora_result qlora__model_build(qlora_ctx* ctx, const qlora_model_desc* d
     }
     qlora_plan_desc machine = qlora__machine_resolve(ctx, NULL);
     QLORA__TRY(qlora__skeleton(ctx, desc, &machine, out));
-    return qlora__model_adopt_plan(ctx, *out, desc->plan);
+    QLORA__TRY(qlora__model_adopt_plan(ctx, *out, desc->plan));
+    // A GPU refuses memory that it does not have; a CPU may promise it and kill the program later.
+    bool fits = !qlora__on_cpu(ctx) || qlora__plan_fits(*out, machine.bytes);
+    return fits ? QLORA_OK : qlora__plan_too_large(ctx, *out, machine.bytes);
 }
 
 static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
@@ -20491,10 +20982,6 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
     QLORA__TRY(qlora__not_in_capture(ctx, "opening a model"));
     qlora_model* m = NULL;
     qlora_result r = qlora__model_build(ctx, desc, &m);
-    if (r == QLORA_OK && m->compute == QLORA_BF16 && qlora__on_cpu(ctx)) {
-        r = qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                        "desc.mode is BF16, which needs a GPU; use F32 or AUTO on the CPU");
-    }
     if (r == QLORA_OK) {
         bool was_sealed = qlora__cache_set_sealed(ctx, false);
         r = qlora__model_start(ctx, m, desc);
@@ -20801,21 +21288,21 @@ static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlor
     item->size = size;
 }
 
-// Writes the list as one file, atomically, with only one tensor in host memory at a time.
-static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
-                                      const char* path, const char* const* metadata,
-                                      bool checksum) {
+// Writes the list under the temporary name of its file, with only one tensor in host memory at a
+// time. The file is on disk then, and *w can publish it.
+static qlora_result qlora__save_prepare(qlora_ctx* ctx, const qlora__save_list* list,
+                                        const char* path, const char* const* metadata,
+                                        bool checksum, qlora__st_writer* w) {
     size_t room = (size_t)list->longest * 4;
     float* values = (float*)qlora__alloc(ctx, room + 4);
     if (values == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    qlora__st_writer w;
     qlora_result r =
-        qlora__st_write_begin(&ctx->env, path, list->entries, list->count, metadata, checksum, &w);
+        qlora__st_write_begin(&ctx->env, path, list->entries, list->count, metadata, checksum, w);
     bool begun = r == QLORA_OK;
     for (uint32_t i = 0; i < list->count && r == QLORA_OK; i++) {
-        const qlora__save_item* item = &list->items[w.order[i]];
+        const qlora__save_item* item = &list->items[w->order[i]];
         const void* bytes = item->bytes;
         if (item->arena != NULL) {
             qlora_tensor window;
@@ -20824,15 +21311,24 @@ static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* li
             r = qlora__floats_out(ctx, window.data, n, values);
             bytes = values;
         }
-        r = r == QLORA_OK ? qlora__st_write(&ctx->env, &w, bytes, item->size) : r;
+        r = r == QLORA_OK ? qlora__st_write(&ctx->env, w, bytes, item->size) : r;
     }
     if (r == QLORA_OK) {
-        r = qlora__st_write_commit(&ctx->env, &w);
+        r = qlora__st_write_finish(&ctx->env, w);
     } else if (begun) {
-        qlora__st_write_abort(&ctx->env, &w);
+        qlora__st_write_abort(&ctx->env, w);
     }
     qlora__free(ctx, values, room + 4);
     return r;
+}
+
+// Writes the list as one file, atomically.
+static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
+                                      const char* path, const char* const* metadata,
+                                      bool checksum) {
+    qlora__st_writer w;
+    QLORA__TRY(qlora__save_prepare(ctx, list, path, metadata, checksum, &w));
+    return qlora__st_write_publish(&ctx->env, &w);
 }
 
 // ---- PEFT folders -------------------------------------------------------------------------------
@@ -20968,39 +21464,55 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
-// Removes an existing adapter_config.json if it differs from the new one, so that new weights are
-// never stored next to an old config.
-static qlora_result qlora__peft_retire_config(qlora_ctx* ctx, const char* dir,
-                                              const qlora__peft_desc* desc) {
+// Whether a file of a folder exists.
+static qlora_result qlora__adapter_has(qlora_ctx* ctx, const char* dir, const char* name,
+                                       bool* out) {
+    char path[QLORA__PATH_ROOM];
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, name, path));
+    return qlora__file_exists(&ctx->env, path, out);
+}
+
+// Removes a file of a folder if it exists, and waits until that is on disk.
+static qlora_result qlora__adapter_retire(qlora_ctx* ctx, const char* dir, const char* name) {
     char path[QLORA__PATH_ROOM];
     bool exists = false;
-    QLORA__TRY(qlora__path_join(&ctx->env, dir, "adapter_config.json", path));
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, name, path));
     QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (!exists) {
         return QLORA_OK;
     }
+    int code = ctx->env.files.remove(path, ctx->env.files.user);
+    return code == 0 ? qlora__dir_sync(&ctx->env, dir)
+                     : qlora__fail(ctx, QLORA_ERR_FILE, "cannot remove %s: %s (%d)", path,
+                                   qlora__errno_text(code), code);
+}
+
+// Whether adapter_config.json exists and has the text that would be written.
+static qlora_result qlora__peft_config_stays(qlora_ctx* ctx, const char* dir,
+                                             const qlora__peft_desc* desc, bool* out) {
+    char path[QLORA__PATH_ROOM];
+    *out = false;
+    QLORA__TRY(qlora__adapter_has(ctx, dir, "adapter_config.json", out));
+    if (!*out) {
+        return QLORA_OK;
+    }
     qlora__map map;
     qlora__string text;
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, "adapter_config.json", path));
     QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
     qlora__string_begin(&ctx->env, &text);
     qlora__peft_write_text(&text, desc);
-    bool same = text.result == QLORA_OK && text.size == map.size && text.size > 0 &&
-                memcmp(text.data, map.data, text.size) == 0;
+    *out = text.result == QLORA_OK && text.size == map.size && text.size > 0 &&
+           memcmp(text.data, map.data, text.size) == 0;
     qlora_result r = text.result;
     qlora__string_free(&text);
     qlora__map_close(&ctx->env, &map);
-    if (r == QLORA_OK && !same) {
-        int code = ctx->env.files.remove(path, ctx->env.files.user);
-        r = code == 0 ? qlora__dir_sync(&ctx->env, dir)
-                      : qlora__fail(ctx, QLORA_ERR_FILE, "cannot remove %s: %s (%d)", path,
-                                    qlora__errno_text(code), code);
-    }
     return r;
 }
 
-// Writes adapter_model.safetensors with the matrices, or the file with the norms.
-static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_model* m,
-                                                 const char* dir, bool norms) {
+// Prepares adapter_model.safetensors with the matrices, or the file with the norms.
+static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m, const char* dir,
+                                           bool norms, qlora__st_writer* w) {
     char path[QLORA__PATH_ROOM];
     qlora__save_list list;
     QLORA__TRY(qlora__path_join(&ctx->env, dir,
@@ -21012,31 +21524,69 @@ static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_mod
             qlora__save_add(&list, norms ? "" : "base_model.model.", &m->parameters, &t);
         }
     }
-    qlora_result r = qlora__save_write(ctx, &list, path, NULL, false);
+    qlora_result r = qlora__save_prepare(ctx, &list, path, NULL, false, w);
     qlora__save_close(ctx, &list);
     return r;
 }
 
-// Writes the weights before the config, so that a config is never stored without its weights. A
-// LoRA adapter in PEFT format cannot contain norms, so trained norms are stored in a separate file
-// under their names in the base.
+// The files of an adapter that is being written: the matrices and the norms, complete under
+// temporary names.
+typedef struct qlora__adapter_files {
+    qlora__st_writer writers[2];
+    bool ready[2];
+} qlora__adapter_files;
+
+static const char* const qlora__adapter_names[2] = {"adapter_model.safetensors", QLORA__NORMS_FILE};
+
+// Exchanges the files of a folder. As long as several of them change, there is no config, and
+// without it the folder does not load: a crash leaves the old adapter, the new one, or none, but
+// never a mixture. Where only the matrices change, one rename is enough.
+static qlora_result qlora__adapter_publish(qlora_ctx* ctx, const char* dir,
+                                           const qlora__peft_desc* desc, qlora__adapter_files* f) {
+    bool stays = false;
+    bool norms = false;
+    bool lora = f->ready[0];
+    if (lora) {
+        QLORA__TRY(qlora__peft_config_stays(ctx, dir, desc, &stays));
+        QLORA__TRY(qlora__adapter_has(ctx, dir, QLORA__NORMS_FILE, &norms));
+    }
+    bool alone = stays && !norms && !f->ready[1];
+    QLORA__TRY(alone ? QLORA_OK : qlora__adapter_retire(ctx, dir, "adapter_config.json"));
+    for (int i = 1; i >= 0; i--) {
+        if (f->ready[i]) {
+            f->ready[i] = false;
+            QLORA__TRY(qlora__st_write_publish(&ctx->env, &f->writers[i]));
+        } else {
+            QLORA__TRY(qlora__adapter_retire(ctx, dir, qlora__adapter_names[i]));
+        }
+    }
+    return lora && !alone ? qlora__peft_write_config(&ctx->env, dir, desc) : QLORA_OK;
+}
+
+// Writes an adapter folder, which is one unit. A LoRA adapter in PEFT format cannot contain norms,
+// so trained norms are stored in a separate file under their names in the base; those of an earlier
+// save are removed.
 static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, const char* dir,
                                          const char* base_name) {
     qlora__peft_tables tables;
+    qlora__adapter_files files;
+    const bool wanted[2] = {qlora__has_lora(m), m->desc.train_norms};
+    memset(&files, 0, sizeof files);
     QLORA__TRY(qlora__dir_make(&ctx->env, dir));
-    bool lora = qlora__has_lora(m);
     qlora_result r = qlora__peft_describe(ctx, m, base_name, &tables);
-    if (r == QLORA_OK && lora) {
-        r = qlora__peft_retire_config(ctx, dir, &tables.desc);
+    for (int i = 0; i < 2 && r == QLORA_OK; i++) {
+        if (wanted[i]) {
+            r = qlora__adapter_prepare(ctx, m, dir, i == 1, &files.writers[i]);
+            files.ready[i] = r == QLORA_OK;
+        }
     }
-    if (r == QLORA_OK && lora) {
-        r = qlora__adapter_write_tensors(ctx, m, dir, false);
+    if (r == QLORA_OK) {
+        r = qlora__adapter_publish(ctx, dir, &tables.desc, &files);
     }
-    if (r == QLORA_OK && m->desc.train_norms) {
-        r = qlora__adapter_write_tensors(ctx, m, dir, true);
-    }
-    if (r == QLORA_OK && lora) {
-        r = qlora__peft_write_config(&ctx->env, dir, &tables.desc);
+    for (int i = 0; i < 2; i++) {
+        if (files.ready[i]) {
+            qlora__st_write_abort(&ctx->env, &files.writers[i]);
+        }
     }
     qlora__peft_tables_free(ctx, &tables);
     return r;
@@ -22701,7 +23251,13 @@ static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name
 
 // The numbers stored in a checkpoint. SAME: a different value is an error, because it would change
 // the results or their meaning; NOTED: a different value is logged; BACK: the value is restored.
-typedef enum qlora__state_kind { QLORA__SAME, QLORA__NOTED, QLORA__BACK } qlora__state_kind;
+// PRINT: a hash, of which only the difference can be told.
+typedef enum qlora__state_kind {
+    QLORA__SAME,
+    QLORA__PRINT,
+    QLORA__NOTED,
+    QLORA__BACK
+} qlora__state_kind;
 
 typedef struct qlora__state_row {
     const char* name;
@@ -22773,7 +23329,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     // kernels depends.
     qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
     s->count = 0;
-    qlora__state_add(s, "state_format", QLORA__SAME, 1);
+    qlora__state_add(s, "state_format", QLORA__SAME, 2);
     qlora__state_add(s, "mode", QLORA__SAME, (int64_t)m->plan.mode);
     qlora__state_add(s, "math", QLORA__SAME, (int64_t)m->math);
     qlora__state_add(s, "base", QLORA__SAME, (int64_t)m->desc.base);
@@ -22786,7 +23342,8 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "heads", QLORA__SAME, c->heads);
     qlora__state_add(s, "kv_heads", QLORA__SAME, c->kv_heads);
     qlora__state_add(s, "head_dim", QLORA__SAME, c->head_dim);
-    qlora__state_add(s, "random_seed", QLORA__SAME, m->dir == NULL ? (int64_t)m->desc.seed : 0);
+    qlora__state_add(s, "base_config", QLORA__PRINT, (int64_t)m->base_config);
+    qlora__state_add(s, "base_weights", QLORA__PRINT, (int64_t)m->base_weights);
     qlora__state_add(s, "train_norms", QLORA__SAME, m->desc.train_norms ? 1 : 0);
     qlora__state_add_real(s, "dropout", QLORA__SAME, (double)m->desc.dropout);
     qlora__state_add(s, "dropout_seed", QLORA__SAME, (int64_t)d->seed);
@@ -23055,6 +23612,11 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
         }
         if (row->kind == QLORA__BACK) {
             *row->back = value;
+        } else if (value != row->value && row->kind == QLORA__PRINT) {
+            return qlora__fail(
+                ctx, QLORA_ERR_STATE, "%s was saved for another base model: %s", st->label,
+                strcmp(row->name, "base_config") == 0 ? "its config computes something else"
+                                                      : "its weights are not the same");
         } else if (value != row->value && row->kind == QLORA__SAME) {
             return qlora__fail(ctx, QLORA_ERR_STATE,
                                "%s was saved with %s = %g, but this trainer has %g, so results "
@@ -23266,6 +23828,7 @@ struct qlora_generation {
     float* weights; // [V], for sampling
     int32_t* order; // [V]
     uint16_t* raw;  // [V]
+    uint8_t* seen;  // [V]: 1 if the text contains the token
     int32_t* ints;
 };
 
@@ -23310,7 +23873,8 @@ static int64_t qlora__sample_keep(const qlora_generation* g, int64_t vocab, doub
     double stop_at = g->desc.top_k > 0 ? 1e300 : part * whole;
     int64_t kept = 0;
     double out = 0.0;
-    while (kept < most && (kept == 0 || out < stop_at)) {
+    while (kept < most &&
+           (kept == 0 || (out < stop_at && (g->desc.top_k > 0 || w[heap[0]] >= g->desc.min_p)))) {
         int64_t last = vocab - 1 - kept;
         int32_t top = heap[0];
         heap[0] = heap[last];
@@ -23324,6 +23888,10 @@ static int64_t qlora__sample_keep(const qlora_generation* g, int64_t vocab, doub
     while (count < kept && (count == 0 || run < (g->desc.top_k > 0 ? part * out : stop_at))) {
         run += (double)w[heap[vocab - 1 - count]];
         count++;
+    }
+    while (count > 1 && w[heap[vocab - count]] < g->desc.min_p) { // the largest weight is 1
+        count--;
+        run -= (double)w[heap[vocab - 1 - count]];
     }
     *sum = run;
     return count;
@@ -23339,8 +23907,18 @@ static double qlora__sample_number(uint64_t seed, int64_t position) {
     return ((double)(words[0] >> 5) * 67108864.0 + (double)(words[1] >> 6)) / 9007199254740992.0;
 }
 
+// Applies the repetition penalty to the logits of one token, which are used only once.
+static void qlora__sample_penalise(qlora_generation* g, int64_t vocab) {
+    float penalty = g->desc.repetition_penalty;
+    for (int64_t i = 0; penalty > 0.0f && i < vocab; i++) {
+        float logit = g->logits[i];
+        g->logits[i] = g->seen[i] == 0 ? logit : logit > 0.0f ? logit / penalty : logit * penalty;
+    }
+}
+
 // Chooses the token after `position` from g->logits.
-static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t position) {
+static int32_t qlora__sample(qlora_generation* g, int64_t vocab, int64_t position) {
+    qlora__sample_penalise(g, vocab);
     const float* logits = g->logits;
     float* w = g->weights;
     int32_t best = 0;
@@ -23356,7 +23934,7 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
         w[i] = (float)exp(((double)logits[i] - top) / (double)g->desc.temperature);
         sum += (double)w[i];
     }
-    bool all = g->desc.top_k == 0 && !(g->desc.top_p > 0.0f);
+    bool all = g->desc.top_k == 0 && !(g->desc.top_p > 0.0f) && !(g->desc.min_p > 0.0f);
     int64_t count = all ? vocab : qlora__sample_keep(g, vocab, &sum);
     double left = qlora__sample_number(g->desc.seed, position) * sum;
     int32_t token = best;
@@ -23455,6 +24033,12 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.top_p is %g; it must be from 0 to 1",
                            (double)d->top_p);
     }
+    if (!(d->min_p >= 0.0f && d->min_p <= 1.0f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.min_p is %g; it must be from 0 to 1",
+                           (double)d->min_p);
+    }
+    QLORA__TRY(
+        qlora__need_real(ctx, "desc.repetition_penalty", (double)d->repetition_penalty, 0.0, 1e6));
     return qlora__generate_stops_check(ctx, d);
 }
 
@@ -23479,7 +24063,7 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->desc.prompt = NULL;
     g->desc.stops = NULL;
     g->waiting = -1;
-    g->bytes = (vocab * 3 + ints + stop_count) * 4 + vocab * 2;
+    g->bytes = (vocab * 3 + ints + stop_count) * 4 + vocab * 3;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
         qlora__generation_free(g);
@@ -23491,6 +24075,8 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->ints = g->order + vocab;
     g->stops = g->ints + ints;
     g->raw = (uint16_t*)(void*)(g->stops + stop_count);
+    g->seen = (uint8_t*)(g->raw + vocab);
+    memset(g->seen, 0, vocab);
     g->stop_count = (int64_t)stop_count;
     for (size_t i = 0; i < stop_count; i++) {
         g->stops[i] = stops[i];
@@ -23557,6 +24143,9 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
     for (int64_t at = 0; at < count; at += rows) {
         rows = g->length == 0 ? qlora__min(count, g->m->plan.tokens) : 1;
         QLORA__TRY(qlora__generate_run(g, ids + at, rows));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        g->seen[ids[i]] = 1;
     }
     QLORA__TRY(qlora__generate_logits(g, rows));
     g->broken = false;
@@ -23727,4 +24316,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end f579fbd3da7a88cf
+//@@ end 912cb6be04678e35

@@ -1,5 +1,3 @@
-//@@ src/text/manual.h
-
 /* qlora_text.h - v0.2.0 - tokenizers, chat formats and training data - SPDX: MIT-0 OR Unlicense
 
    Do this in ONE C or C++ file:
@@ -32,7 +30,9 @@
        text/encode          text to ids
        text/decode          ids to text
        text/chat            chat formats
-       text/data            training files to samples
+       text/data            samples, messages
+       text/records         one record of a JSON file to a sample
+       text/data_files      training files to samples
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
 
@@ -64,15 +64,25 @@
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.
 
    DATA
-       .jsonl or .ndjson (one object per line), .json (an array of objects, or as .jsonl), .txt.
+       .jsonl or .ndjson (one object per line), .json (an array of objects, {"data": [...]}, or as
+       .jsonl), .txt; desc.format overrides the ending.
 
        {"text"}                            all of it is trained
        {"prompt", "completion"}            two strings, joined as they are; the completion is
                                            trained (two lists of messages: see messages)
        {"messages": [{"role", "content"}]} in the chat format; assistant turns are trained
-       {"conversations": [{"from", "value"}], "system"}           the same (ShareGPT)
-       {"instruction", "input", "output", "system", "history"}    the same (Alpaca)
+       {"conversations": [{"from", "value"}]}                 the same (ShareGPT)
+       {"instruction", "input", "output", "history"}          the same (Alpaca)
+       {"question", "answer"}, {"input", "output"}            the same
        {"input_ids", "labels"}             taken as they are
+
+       "response" is accepted for "completion", "output" and "answer", and "context" for "input"
+       (Dolly, SQuAD). "system" becomes the first message. In a message, "weight" or "train" 0 or
+       false means that this turn is not trained. Padding that an "attention_mask" marks is
+       dropped. null is the same as no value. A name above with another type is an error, and so is
+       a record that fits two forms, unless desc.format names one of them; all other names have no
+       effect and are listed by qlora_text_data_query. What would change the text or its training
+       but is not supported (tool_calls, reasoning_content, other weights, images) is an error.
 
        .txt: documents are separated by lines that contain only <|endoftext|>; a file without
        such a line is one document. A document longer than desc.chunk_tokens is split into
@@ -98,6 +108,12 @@
        A text object and everything opened from it are used by one thread at a time. Different text
        objects are independent.
 */
+
+#if !defined(__cplusplus) && (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L) &&         \
+    !defined(_MSC_VER)
+#error "qlora_text.h needs C99 or C++11: compile with -std=c99 or later"
+#include <stop> /* there is no such file: the compiler stops here */
+#endif
 
 //@@ src/qlora_text.h
 
@@ -252,7 +268,7 @@ typedef struct qlora_device_allocator {
 
 typedef enum qlora_file_mode {
     QLORA_FILE_READ = 0,
-    QLORA_FILE_CREATE = 1 // for writing; truncates an existing file
+    QLORA_FILE_CREATE = 1 // a new file for writing; EEXIST if the name exists, even as a link
 } qlora_file_mode;
 
 // Set all functions or none. Those that return int return 0 or an errno value. read and write
@@ -440,21 +456,33 @@ typedef struct qlora_text_data qlora_text_data;
 
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
-    const char* path;      // ends in .jsonl, .ndjson, .json or .txt
+    const char* path;      // ends in .jsonl, .ndjson, .json or .txt, in any case
     qlora_text_chat* chat; // required; its tokenizer is used
     size_t chunk_tokens;   // .txt: longest sample, BOS included; 0 = no limit, else at least 2
     bool train_prompt;     // train on everything
     bool last_turn_only;   // train on the last assistant turn only
+    // One of qlora_text_data_formats: what the file is (jsonl, ndjson, json, txt), or the only form
+    // of record that is read from a JSON file (text, messages, ...). NULL = from the ending and the
+    // names in each record.
+    const char* format;
     uint32_t reserved_must_be_zero1;
 } qlora_text_data_desc;
 
 QLORA_API qlora_result qlora_text_data_open(qlora_text* text, const qlora_text_data_desc* desc,
                                             qlora_text_data** out);
-// The same from memory; desc->path is used in messages, and its ending says what the data is.
+// The same from memory; desc->path is used in messages, and its ending says what the data is. The
+// path "-" stands for standard input, which is JSON unless desc->format is set.
 QLORA_API qlora_result qlora_text_data_load(qlora_text* text, const qlora_text_data_desc* desc,
                                             const void* data, size_t size, qlora_text_data** out);
 QLORA_API qlora_result qlora_text_data_close(qlora_text_data* data); // NULL is fine
+QLORA_API const char* qlora_text_data_formats(size_t index); // every name; NULL after the last one
 QLORA_API size_t qlora_text_data_count(const qlora_text_data* data);
+
+typedef struct qlora_text_data_info {
+    size_t count;        // samples
+    const char* ignored; // names in the records that were not used: "id, source"; "" = none
+} qlora_text_data_info;
+QLORA_API qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out);
 
 typedef struct qlora_text_sample {
     const int32_t* ids;    // valid until the data is closed
@@ -503,8 +531,10 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
 
 #ifdef _WIN32
 #include <direct.h>
+#include <fcntl.h>
 #include <io.h>
 #include <process.h>
+#include <sys/stat.h>
 #include <wchar.h>
 #else
 #include <dlfcn.h>
@@ -564,7 +594,10 @@ typedef void (*qlora__thread_fn)(void* user);
 #ifdef __cplusplus
 extern "C" {
 #endif
-__declspec(dllimport) void* __stdcall LoadLibraryA(const char*);
+__declspec(dllimport) void* __stdcall LoadLibraryExA(const char*, void*, unsigned long);
+__declspec(dllimport) unsigned long __stdcall GetEnvironmentVariableA(const char*, char*,
+                                                                      unsigned long);
+__declspec(dllimport) int __stdcall GlobalMemoryStatusEx(void*); // MEMORYSTATUSEX*
 __declspec(dllimport) void* __stdcall GetProcAddress(void*, const char*);
 __declspec(dllimport) unsigned long __stdcall GetLastError(void);
 __declspec(dllimport) int __stdcall QueryPerformanceCounter(void*); // LARGE_INTEGER*
@@ -573,7 +606,7 @@ __declspec(dllimport) unsigned long __stdcall GetActiveProcessorCount(unsigned s
 __declspec(dllimport) void __stdcall AcquireSRWLockExclusive(void*);
 __declspec(dllimport) void __stdcall ReleaseSRWLockExclusive(void*);
 __declspec(dllimport) int __stdcall SleepConditionVariableSRW(void*, void*, unsigned long,
-                                                               unsigned long);
+                                                              unsigned long);
 __declspec(dllimport) void __stdcall WakeAllConditionVariable(void*);
 __declspec(dllimport) unsigned long __stdcall WaitForSingleObject(void*, unsigned long);
 __declspec(dllimport) int __stdcall CloseHandle(void*);
@@ -593,10 +626,51 @@ __declspec(dllimport) int __stdcall UnmapViewOfFile(const void*);
 #endif
 #endif
 
+// Whether a path does not depend on the current folder or drive: "C:\\x" or "\\\\server\\x".
+static QLORA__UNUSED bool qlora__path_is_whole(const char* path) {
+    bool drive = path[0] != '\0' && path[1] == ':' && (path[2] == '\\' || path[2] == '/');
+    return drive || (path[0] == '\\' && path[1] == '\\');
+}
+
+// Looks for a library in the folders of PATH, where CUDA's installer puts its own. Entries that
+// depend on the current folder are left out.
+static QLORA__UNUSED void* qlora__library_in_path(const char* name) {
+    static const char variable[] = "PATH";
+    char path[32768];
+    char file[1200];
+    void* library = NULL;
+    unsigned long size = GetEnvironmentVariableA(variable, path, (unsigned long)sizeof path);
+    if (size == 0 || size >= sizeof path) {
+        return NULL;
+    }
+    for (char* at = path; *at != '\0' && library == NULL;) {
+        char* end = at + strcspn(at, ";");
+        char* next = *end != '\0' ? end + 1 : end;
+        *end = '\0';
+        int n = snprintf(file, sizeof file, "%s\\%s", at, name);
+        if (qlora__path_is_whole(at) && n > 0 && (size_t)n < sizeof file) {
+            library = (void*)LoadLibraryExA(file, NULL, 0x1100UL); // its folder, then the defaults
+        }
+        at = next;
+    }
+    return library;
+}
+
+// LoadLibraryA would also look in the current folder, where anybody may have put a file.
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
-    void* library = (void*)LoadLibraryA(name);
+    bool whole = qlora__path_is_whole(name);
+    if (!whole && strpbrk(name, "/\\:") != NULL) {
+        snprintf(why, size, "%s is a relative path; give an absolute one, or a name alone", name);
+        return NULL;
+    }
+    // the program's folder and the system's; for a path, also the folder it names
+    void* library = (void*)LoadLibraryExA(name, NULL, whole ? 0x1100UL : 0x1000UL);
+    unsigned long code = library == NULL ? GetLastError() : 0;
+    if (library == NULL && !whole) {
+        library = qlora__library_in_path(name);
+    }
     if (library == NULL) {
-        snprintf(why, size, "%s: error %lu", name, GetLastError());
+        snprintf(why, size, "%s: error %lu", name, code);
     }
     return library;
 }
@@ -615,6 +689,19 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
+}
+
+// Bytes of physical memory that are available; 0 = not known.
+static QLORA__UNUSED uint64_t qlora__os_memory(const char* root) {
+    struct {
+        uint32_t size;
+        uint32_t load;
+        uint64_t bytes[7]; // the second is the available physical memory
+    } status;
+    (void)root;
+    memset(&status, 0, sizeof status);
+    status.size = (uint32_t)sizeof status;
+    return GlobalMemoryStatusEx((void*)&status) ? status.bytes[1] : 0;
 }
 
 typedef struct qlora__mutex {
@@ -684,7 +771,17 @@ static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, 
     if (!qlora__wide(path, wide)) {
         return ENAMETOOLONG;
     }
-    FILE* f = _wfopen(wide, mode == QLORA_FILE_READ ? L"rb" : L"wb");
+    FILE* f = NULL;
+    if (mode == QLORA_FILE_READ) {
+        f = _wfopen(wide, L"rb");
+    } else {
+        int fd = _wopen(wide, _O_WRONLY | _O_CREAT | _O_EXCL | _O_BINARY | _O_NOINHERIT,
+                        _S_IREAD | _S_IWRITE);
+        f = fd >= 0 ? _fdopen(fd, "wb") : NULL;
+        if (fd >= 0 && f == NULL) {
+            _close(fd);
+        }
+    }
     if (f == NULL) {
         return errno != 0 ? errno : EIO;
     }
@@ -806,7 +903,12 @@ static QLORA__UNUSED void qlora__os_unmap(const void* data, uint64_t bytes, void
 
 // POSIX: shared libraries, clock, threads and files.
 
+// A path that depends on the current folder would let whoever can write there run code here.
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
+    if (name[0] != '/' && strchr(name, '/') != NULL) {
+        snprintf(why, size, "%s is a relative path; give an absolute one, or a name alone", name);
+        return NULL;
+    }
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char* text = dlerror();
@@ -828,6 +930,96 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 && n < 4096 ? (int32_t)n : 1;
+}
+
+// Reads a small text file, such as those of /proc; "" if there is none.
+static QLORA__UNUSED void qlora__os_text(const char* root, const char* folder, const char* name,
+                                         char* out, size_t size) {
+    char path[1200];
+    size_t used = 0;
+    int n = snprintf(path, sizeof path, "%s%s%s", root, folder, name);
+    int fd = n > 0 && (size_t)n < sizeof path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    while (fd >= 0 && used < size - 1) {
+        ssize_t got = read(fd, out + used, size - 1 - used);
+        if (got <= 0) {
+            break;
+        }
+        used += (size_t)got;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    out[used] = '\0';
+}
+
+// The number after a key at the start of a line; UINT64_MAX if there is none ("max" in a cgroup).
+static QLORA__UNUSED uint64_t qlora__os_number(const char* text, const char* key) {
+    size_t length = strlen(key);
+    while (text != NULL && strncmp(text, key, length) != 0) {
+        text = strchr(text, '\n');
+        text = text != NULL ? text + 1 : NULL;
+    }
+    text = text != NULL ? text + length : "";
+    while (*text == ' ') {
+        text++;
+    }
+    uint64_t value = *text >= '0' && *text <= '9' ? 0 : UINT64_MAX;
+    for (; *text >= '0' && *text <= '9' && value < UINT64_MAX / 16; text++) {
+        value = value * 10 + (uint64_t)(*text - '0');
+    }
+    return value;
+}
+
+// What one cgroup leaves: its limit less what it uses, without the file cache that it can drop.
+static QLORA__UNUSED uint64_t qlora__os_cgroup(const char* root, const char* folder, bool second) {
+    char text[8192];
+    qlora__os_text(root, folder, second ? "/memory.max" : "/memory.limit_in_bytes", text,
+                   sizeof text);
+    uint64_t limit = qlora__os_number(text, "");
+    qlora__os_text(root, folder, second ? "/memory.current" : "/memory.usage_in_bytes", text,
+                   sizeof text);
+    uint64_t used = qlora__os_number(text, "");
+    qlora__os_text(root, folder, "/memory.stat", text, sizeof text);
+    uint64_t cache = qlora__os_number(text, second ? "inactive_file " : "total_inactive_file ");
+    if (limit == UINT64_MAX || used == UINT64_MAX) {
+        return UINT64_MAX;
+    }
+    used -= cache != UINT64_MAX && cache < used ? cache : 0;
+    return limit > used ? limit - used : 0;
+}
+
+// Bytes of memory that this process can still take without swapping: what the system has available
+// and what every cgroup that it is in allows; at least 1. 0 = not known. Tests give another root
+// than "".
+static QLORA__UNUSED uint64_t qlora__os_memory(const char* root) {
+    char text[8192];
+    qlora__os_text(root, "/proc/meminfo", "", text, sizeof text);
+    uint64_t most = qlora__os_number(text, "MemAvailable:");
+    most = most != UINT64_MAX ? most * 1024 : UINT64_MAX;
+    qlora__os_text(root, "/proc/self/cgroup", "", text, sizeof text);
+    for (char* line = text; *line != '\0';) { // number:controllers:folder
+        char folder[1024];
+        char* end = line + strcspn(line, "\n");
+        char* next = *end != '\0' ? end + 1 : end;
+        *end = '\0';
+        bool second = strncmp(line, "0::", 3) == 0;
+        char* first = strstr(line, ":memory:");
+        const char* own = second ? line + 3 : first != NULL ? first + 8 : NULL;
+        const char* base = second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+        int n = own != NULL ? snprintf(folder, sizeof folder, "%s%s", base, own) : -1;
+        bool inside = n > 0 && (size_t)n < sizeof folder;
+        while (inside) { // up to the root, which in a container is the container's own
+            uint64_t left = qlora__os_cgroup(root, folder, second);
+            most = left < most ? left : most;
+            char* slash = strrchr(folder, '/');
+            inside = slash != NULL && (size_t)(slash - folder) >= strlen(base);
+            if (inside) {
+                *slash = '\0';
+            }
+        }
+        line = next;
+    }
+    return most == UINT64_MAX ? 0 : most > 0 ? most : 1;
 }
 
 typedef pthread_mutex_t qlora__mutex;
@@ -884,7 +1076,7 @@ static QLORA__UNUSED int qlora__os_fd(void* file) {
 static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
                                         void* user) {
     (void)user;
-    int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC;
+    int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_EXCL;
     int fd = open(path, flags | O_CLOEXEC, 0666);
     if (fd < 0) {
         return errno;
@@ -1457,6 +1649,10 @@ static QLORA__UNUSED qlora_result qlora__out_begin(qlora__env* env, const char* 
     memcpy(temporary, path, length);
     memcpy(temporary + length, ".tmp", 5);
     int code = env->files.open(temporary, QLORA_FILE_CREATE, &out->file, env->files.user);
+    if (code == EEXIST) { // left by a crash, or a link: the name is removed, never what it names
+        env->files.remove(temporary, env->files.user);
+        code = env->files.open(temporary, QLORA_FILE_CREATE, &out->file, env->files.user);
+    }
     if (code != 0) {
         out->file = NULL; // nothing to remove
         return qlora__out_fail(env, out, "create", code);
@@ -1480,7 +1676,9 @@ static QLORA__UNUSED qlora_result qlora__out_write(qlora__env* env, qlora__out* 
     return QLORA_OK;
 }
 
-static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out* out) {
+// Completes the temporary file: everything that was written is on disk. It still has to be
+// published.
+static QLORA__UNUSED qlora_result qlora__out_finish(qlora__env* env, qlora__out* out) {
     const qlora_files* files = &env->files;
     int code = files->sync(out->file, files->user);
     if (code != 0) {
@@ -1488,9 +1686,13 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     }
     code = files->close(out->file, files->user);
     out->file = NULL;
-    if (code == 0) {
-        code = files->rename(out->temporary, out->path, files->user);
-    }
+    return code == 0 ? QLORA_OK : qlora__out_fail(env, out, "close", code);
+}
+
+// Gives a finished file its final name.
+static QLORA__UNUSED qlora_result qlora__out_publish(qlora__env* env, qlora__out* out) {
+    const qlora_files* files = &env->files;
+    int code = files->rename(out->temporary, out->path, files->user);
     if (code != 0) {
         return qlora__out_fail(env, out, "replace", code);
     }
@@ -1506,6 +1708,11 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     }
     qlora__out_forget(env, out);
     return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out* out) {
+    QLORA__TRY(qlora__out_finish(env, out));
+    return qlora__out_publish(env, out);
 }
 
 // Writes a small file atomically.
@@ -3794,7 +4001,9 @@ static qlora_result qlora__text_reserve(qlora__env* env, void** data, size_t* ca
                                (unsigned long long)limit);
     }
     size_t wanted = count + extra;
-    size_t grown = *capacity <= limit / 2 ? *capacity * 2 : limit;
+    // large arrays grow by a quarter: half of a large file's memory would otherwise be unused
+    size_t more = *capacity < ((size_t)1 << 20) / element ? *capacity : *capacity / 4;
+    size_t grown = *capacity <= limit - more ? *capacity + more : limit;
     grown = grown < wanted ? wanted : grown;
     grown = grown < 16 ? 16 : grown;
     void* moved =
@@ -3899,7 +4108,7 @@ void qlora_text_ids_free(qlora_text* text, qlora_text_ids* ids) {
 static qlora_result qlora__text_file_append(qlora__env* env, const char* path, void* file,
                                             qlora_text_bytes* out) {
     for (;;) {
-        size_t step = out->count < 65536 ? 65536 : out->count;
+        size_t step = 65536;
         QLORA__TRY(qlora__text_bytes_room(env, out, step));
         int64_t got = env->files.read(file, out->data + out->count, step, env->files.user);
         if (got < 0 || (uint64_t)got > step) {
@@ -6242,13 +6451,14 @@ static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__
     return bit & step->mask ? at + length : at;
 }
 
-// Matches and the text between them, in order: together, the whole piece.
+// Matches and the text between them, in order: together, the text from *begin to the end of the
+// first match at or after `stop`, or to the end of the piece. *begin moves there.
 static qlora_result qlora__text_step_find(qlora__env* env, const qlora__text_step* step,
-                                          const qlora__text_view* v, size_t begin,
+                                          const qlora__text_view* v, size_t* begin, size_t stop,
                                           qlora__text_pieces* out) {
-    size_t at = begin;
-    size_t gap = begin;
-    while (at < v->end) {
+    size_t at = *begin;
+    size_t gap = *begin;
+    while (at < v->end && (at < stop || at > gap)) {
         size_t end = qlora__text_step_match(step, v, at);
         if (end > at) {
             if (at > gap) {
@@ -6263,6 +6473,7 @@ static qlora_result qlora__text_step_find(qlora__env* env, const qlora__text_ste
             at += length;
         }
     }
+    *begin = at;
     return at == gap ? QLORA_OK : qlora__text_pieces_add(env, out, gap, at, step->invert);
 }
 
@@ -8086,28 +8297,27 @@ static qlora_result qlora__text_resplit(qlora__env* env, qlora_text_tok* tok,
     out->count = 0;
     for (size_t i = 0; i < in->count; i++) {
         view.end = in->data[i].end;
+        size_t at = in->data[i].begin;
         if (step->behavior == QLORA__TEXT_B_ISOLATED) {
-            QLORA__TRY(qlora__text_step_find(env, step, &view, in->data[i].begin, out));
+            QLORA__TRY(qlora__text_step_find(env, step, &view, &at, view.end, out));
             continue;
         }
         found->count = 0;
-        QLORA__TRY(qlora__text_step_find(env, step, &view, in->data[i].begin, found));
+        QLORA__TRY(qlora__text_step_find(env, step, &view, &at, view.end, found));
         QLORA__TRY(qlora__text_step_merge(env, step->behavior, found, out));
     }
     return QLORA_OK;
 }
 
-// Splits and encodes normalised text without added tokens.
-static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
-                                             size_t size, bool first, bool open,
-                                             qlora_text_ids* out) {
-    qlora__text_view view = qlora__text_view_of(tok, text, size);
+// Applies the splitting steps from number `from` on to the pieces in tok->pieces[0], and encodes
+// what results.
+static qlora_result qlora__text_pieces_encode(qlora__env* env, qlora_text_tok* tok,
+                                              qlora__text_view view, size_t from, bool first,
+                                              bool open, qlora_text_ids* out) {
     qlora__text_pieces* now = &tok->pieces[0];
     qlora__text_pieces* then = &tok->pieces[1];
-    now->count = 0;
-    QLORA__TRY(qlora__text_pieces_add(env, now, 0, size, false));
     size_t written = 0;
-    for (size_t i = 0; i < tok->splitter.count; i++) {
+    for (size_t i = from; i < tok->splitter.count; i++) {
         const qlora__text_step* step = &tok->splitter.data[i];
         if (step->kind == QLORA__TEXT_P_BYTES) {
             view.code_of_byte = tok->code_of_byte;
@@ -8136,6 +8346,35 @@ static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* to
         const qlora__text_piece* piece = &now->data[i];
         QLORA__TRY(qlora__text_piece_encode(env, tok, (const char*)view.s + piece->begin,
                                             piece->end - piece->begin, out));
+    }
+    return QLORA_OK;
+}
+
+enum { QLORA__TEXT_WINDOW = 1 << 16 }; // bytes that are split at a time
+
+// Splits and encodes normalised text without added tokens. If the first step only cuts, later steps
+// see each of its pieces alone; a long text is then split in windows, whose pieces would otherwise
+// take more memory than the ids.
+static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
+                                             size_t size, bool first, bool open,
+                                             qlora_text_ids* out) {
+    qlora__text_view view = qlora__text_view_of(tok, text, size);
+    qlora__text_pieces* pieces = &tok->pieces[0];
+    const qlora__text_step* cut = tok->splitter.count > 0 ? &tok->splitter.data[0] : NULL;
+    if (cut == NULL || cut->behavior != QLORA__TEXT_B_ISOLATED ||
+        cut->kind == QLORA__TEXT_P_METASPACE || cut->kind == QLORA__TEXT_P_PREFIX_SPACE ||
+        cut->kind == QLORA__TEXT_P_BYTES) {
+        pieces->count = 0;
+        QLORA__TRY(qlora__text_pieces_add(env, pieces, 0, size, false));
+        return qlora__text_pieces_encode(env, tok, view, 0, first, open, out);
+    }
+    for (size_t at = 0; at < size;) {
+        bool start = at == 0;
+        size_t stop = size - at < QLORA__TEXT_WINDOW ? size : at + QLORA__TEXT_WINDOW;
+        pieces->count = 0;
+        QLORA__TRY(qlora__text_step_find(env, cut, &view, &at, stop, pieces));
+        QLORA__TRY(
+            qlora__text_pieces_encode(env, tok, view, 1, first && start, open || !start, out));
     }
     return QLORA_OK;
 }
@@ -9383,6 +9622,8 @@ struct qlora_text_data {
     qlora__text_record* records;
     size_t count;
     size_t capacity;
+    qlora_text_bytes
+        ignored; // names that no sample used, each with ", " after it; ends with a zero
 };
 
 // The state of reading one file.
@@ -9391,16 +9632,19 @@ typedef struct qlora__text_loader {
     qlora_text_tok* tok;
     qlora_text_data* data;
     const char* name; // of the file
+    const char* form; // the only form of record that is read, or NULL
     qlora__json* json;
     qlora_text_message* messages;
     size_t message_count;
     size_t message_capacity;
-    qlora_text_bytes work; // contents that were joined from parts, one after another
+    qlora_text_bytes work;  // contents that were joined from parts, one after another
+    qlora_text_ids numbers; // a list that belongs to the ids of one record
 } qlora__text_loader;
 
 static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
     qlora__text_ids_free(env, &data->ids);
     qlora__text_ids_free(env, &data->labels);
+    qlora__text_bytes_free(env, &data->ignored);
     qlora__env_free(env, data->records, data->capacity * sizeof *data->records);
     qlora__env_free(env, data, sizeof *data);
 }
@@ -9522,10 +9766,18 @@ static qlora_result qlora__text_message_parts(qlora__env* env, qlora__text_loade
     const qlora__json_token* part = parts + 1;
     *at = loader->work.count;
     for (uint32_t i = 0; i < parts->count; i++) {
+        const qlora__json_token* type = qlora__text_json_get(json, part, "type");
         const qlora__json_token* text = qlora__text_json_get(json, part, "text");
-        if (!qlora__text_json_string(text)) {
+        const char* kind = qlora__text_json_cstring(json, type);
+        if (kind != NULL && strcmp(kind, "text") != 0) {
             return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                   "contains a content part that is not text");
+                                   "has a content part of the type \"%.60s\"; only \"text\" is "
+                                   "supported",
+                                   kind);
+        }
+        if (!qlora__text_json_string(text)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "has a content part without a string in \"text\"");
         }
         QLORA__TRY(qlora__text_bytes_add(env, &loader->work, qlora__text_json_text(json, text),
                                          qlora__text_json_size(text)));
@@ -9546,6 +9798,91 @@ static bool qlora__text_is_filled(const qlora__json_token* value) {
     return !list || value->count > 0;
 }
 
+// ---- names that are not used
+
+enum { QLORA__TEXT_IGNORED_BYTES = 1024 }; // the list ends with "..." when it gets longer
+
+// Adds a name to the list of ignored ones. A name that is there already changes nothing.
+static qlora_result qlora__text_ignore(qlora__env* env, qlora_text_data* data, const char* before,
+                                       const char* name) {
+    char clean[48];
+    char entry[80];
+    qlora_text_bytes* list = &data->ignored;
+    snprintf(clean, sizeof clean, "%s", name);
+    qlora__env_clean(env, clean, sizeof clean);
+    snprintf(entry, sizeof entry, "%s%s, ", before, clean);
+    size_t size = strlen(entry);
+    for (size_t at = 0; at < list->count; at++) {
+        bool start = at == 0 || list->data[at - 1] == ' ';
+        if (start && list->count - at >= size && memcmp(list->data + at, entry, size) == 0) {
+            return QLORA_OK;
+        }
+    }
+    if (list->count > QLORA__TEXT_IGNORED_BYTES) {
+        return QLORA_OK;
+    }
+    return list->count + size > QLORA__TEXT_IGNORED_BYTES
+               ? qlora__text_bytes_add(env, list, "..., ", 5)
+               : qlora__text_bytes_add(env, list, entry, size);
+}
+
+// Reads "weight" or "train": 0 and false switch training off, 1 and true on.
+static qlora_result qlora__text_switch(qlora__env* env, const qlora__json* json,
+                                       const qlora__json_token* node, const char* name,
+                                       bool* masked) {
+    const qlora__json_token* value = qlora__text_json_get(json, node, name);
+    double number = 1.0;
+    if (qlora__text_json_absent(value) || value->kind == QLORA__JSON_TRUE) {
+        return QLORA_OK;
+    }
+    if (value->kind == QLORA__JSON_FALSE) {
+        *masked = true;
+        return QLORA_OK;
+    }
+    bool read = value->kind == QLORA__JSON_NUMBER &&
+                qlora__json_double(json, (uint32_t)(value - json->tokens), &number);
+    if (!read) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "has a \"%s\" that is neither a number nor true or false", name);
+    }
+    if (number != 0.0 && number != 1.0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "has the \"%s\" %g; only 0 and 1 are supported", name, number);
+    }
+    *masked = *masked || number == 0.0;
+    return QLORA_OK;
+}
+
+// Refuses what would change the text or its training, and lists the names that have no effect.
+static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loader* loader,
+                                              const qlora__json_token* node) {
+    static const char* const used[] = {"role", "from", "content", "value", "weight", "train"};
+    static const char* const refused[] = {
+        "reasoning_content", "reasoning",    "thinking", "tool_calls", "function_call",
+        "tool_call_id",      "train_detail", "images",   "audio",      "videos"};
+    const qlora__json* json = loader->json;
+    const qlora__json_token* key = node + 1;
+    for (uint32_t i = 0; node->kind == QLORA__JSON_OBJECT && i < node->count; i++) {
+        const char* name = qlora__text_json_text(json, key);
+        const qlora__json_token* value = qlora__text_json_next(json, key);
+        bool known = !qlora__text_is_filled(value);
+        for (size_t k = 0; k < QLORA__TEXT_COUNT(used); k++) {
+            known = known || strcmp(name, used[k]) == 0;
+        }
+        for (size_t k = 0; k < QLORA__TEXT_COUNT(refused) && !known; k++) {
+            if (strcmp(name, refused[k]) == 0) {
+                return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                       "has \"%s\", which is not supported", name);
+            }
+        }
+        if (!known) {
+            QLORA__TRY(qlora__text_ignore(env, loader->data, "messages/", name));
+        }
+        key = qlora__text_json_next(json, value);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader* loader,
                                              const qlora__json_token* node, bool masked) {
     const qlora__json* json = loader->json;
@@ -9558,16 +9895,13 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
     }
     const char* known = qlora__text_role_of(name);
-    if (known == NULL || qlora__text_is_filled(qlora__text_json_get(json, node, "tool_calls"))) {
+    if (known == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "has the role \"%.60s\"%s, which is not supported", name,
-                               known == NULL ? "" : " with tool_calls");
+                               "has the role \"%.60s\", which is not supported", name);
     }
-    const qlora__json_token* weight = qlora__text_json_get(json, node, "weight");
-    const qlora__json_token* train = qlora__text_json_get(json, node, "train");
-    int64_t number = 1;
-    masked = masked || qlora__text_json_false(train) ||
-             (qlora__text_json_integer(json, weight, &number) && number == 0);
+    QLORA__TRY(qlora__text_message_names(env, loader, node));
+    QLORA__TRY(qlora__text_switch(env, json, node, "weight", &masked));
+    QLORA__TRY(qlora__text_switch(env, json, node, "train", &masked));
     if (qlora__text_json_string(content)) {
         return qlora__text_message_add(env, loader, known, qlora__text_json_text(json, content),
                                        qlora__text_json_size(content), masked);
@@ -9629,24 +9963,93 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
     return QLORA_OK;
 }
 
-// ---- one record
+//@@ src/text/records.h
 
-static const qlora__json_token* qlora__text_record_string(const qlora__text_loader* loader,
-                                                          const qlora__json_token* record,
-                                                          const char* name) {
+// The forms of a record: the names that it must have. The first column is its name in desc.format.
+typedef enum qlora__text_kind {
+    QLORA__TEXT_R_IDS = 1,
+    QLORA__TEXT_R_CHAT = 2,
+    QLORA__TEXT_R_COMPLETION = 4,
+    QLORA__TEXT_R_PAIR = 8,
+    QLORA__TEXT_R_TEXT = 16
+} qlora__text_kind;
+
+typedef struct qlora__text_form {
+    const char* name;
+    const char* first;
+    const char* second; // or NULL
+    qlora__text_kind kind;
+} qlora__text_form;
+
+static const qlora__text_form qlora__text_forms[] = {
+    {"ids", "input_ids", NULL, QLORA__TEXT_R_IDS},
+    {"messages", "messages", NULL, QLORA__TEXT_R_CHAT},
+    {"conversations", "conversations", NULL, QLORA__TEXT_R_CHAT},
+    {"prompt", "prompt", "completion", QLORA__TEXT_R_COMPLETION},
+    {"prompt", "prompt", "response", QLORA__TEXT_R_COMPLETION},
+    {"instruction", "instruction", "output", QLORA__TEXT_R_PAIR},
+    {"instruction", "instruction", "response", QLORA__TEXT_R_PAIR},
+    {"question", "question", "answer", QLORA__TEXT_R_PAIR},
+    {"question", "question", "response", QLORA__TEXT_R_PAIR},
+    {"text", "text", NULL, QLORA__TEXT_R_TEXT},
+    {"input", "input", "output", QLORA__TEXT_R_PAIR}}; // only if nothing else fits
+
+enum { QLORA__TEXT_INPUT_FORM = QLORA__TEXT_COUNT(qlora__text_forms) - 1 };
+
+// Names that are used beside those of the form.
+static const struct {
+    const char* name;
+    int kinds;
+} qlora__text_extras[] = {
+    {"labels", QLORA__TEXT_R_IDS},
+    {"attention_mask", QLORA__TEXT_R_IDS},
+    {"position_ids", QLORA__TEXT_R_IDS},
+    {"system", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PAIR},
+    {"input", QLORA__TEXT_R_PAIR},
+    {"context", QLORA__TEXT_R_PAIR},
+    {"history", QLORA__TEXT_R_PAIR}};
+
+// Names that say which tokens are trained, in ways that are not read here.
+static const char* const qlora__text_masks[] = {"loss_mask", "completion_mask", "assistant_masks",
+                                                "assistant_mask", "loss_weights"};
+
+// A string, *out = NULL if it is absent, or an error that names it.
+static qlora_result qlora__text_record_string(qlora__env* env, const qlora__text_loader* loader,
+                                              const qlora__json_token* record, const char* name,
+                                              const qlora__json_token** out) {
     const qlora__json_token* node = qlora__text_json_get(loader->json, record, name);
-    return qlora__text_json_string(node) ? node : NULL;
+    *out = qlora__text_json_absent(node) ? NULL : node;
+    return *out == NULL || qlora__text_json_string(node)
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT, "\"%s\" is not a string", name);
 }
 
+// Starts the messages with "system", if the record has it.
 static qlora_result qlora__text_record_system(qlora__env* env, qlora__text_loader* loader,
                                               const qlora__json_token* record) {
-    const qlora__json_token* system = qlora__text_record_string(loader, record, "system");
+    const qlora__json_token* system = NULL;
+    QLORA__TRY(qlora__text_record_string(env, loader, record, "system", &system));
     if (system == NULL || qlora__text_json_size(system) == 0) {
         return QLORA_OK;
     }
     return qlora__text_message_add(env, loader, "system",
                                    qlora__text_json_text(loader->json, system),
                                    qlora__text_json_size(system), false);
+}
+
+// A list of messages, after "system".
+static qlora_result qlora__text_record_chat(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record, const char* name) {
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
+    size_t own = loader->message_count;
+    QLORA__TRY(qlora__text_messages_read(
+        env, loader, qlora__text_json_get(loader->json, record, name), name, false));
+    if (own > 0 && loader->message_count > own &&
+        strcmp(loader->messages[own].role, "system") == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "\"system\" is given beside a system message in \"%s\"", name);
+    }
+    return qlora__text_data_chat(env, loader);
 }
 
 // history: [[user, assistant], ...]
@@ -9679,23 +10082,49 @@ static qlora_result qlora__text_record_history(qlora__env* env, qlora__text_load
     return QLORA_OK;
 }
 
+// The text beside a question: "input" or "context". NULL if there is none.
+static qlora_result qlora__text_record_input(qlora__env* env, const qlora__text_loader* loader,
+                                             const qlora__json_token* record, bool question,
+                                             const qlora__json_token** out) {
+    const qlora__json_token* context = NULL;
+    *out = NULL;
+    if (!question) {
+        QLORA__TRY(qlora__text_record_string(env, loader, record, "input", out));
+    }
+    QLORA__TRY(qlora__text_record_string(env, loader, record, "context", &context));
+    bool input = *out != NULL && qlora__text_json_size(*out) > 0;
+    if (context == NULL || qlora__text_json_size(context) == 0) {
+        *out = input ? *out : NULL;
+        return QLORA_OK;
+    }
+    if (input) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "has both \"input\" and \"context\"");
+    }
+    *out = context;
+    return QLORA_OK;
+}
+
 // Alpaca and similar records. In the alpaca format the input has its own heading; elsewhere it
 // follows the instruction on a new line.
 static qlora_result qlora__text_record_pair(qlora__env* env, qlora__text_loader* loader,
                                             const qlora__json_token* record,
-                                            const qlora__json_token* question,
-                                            const qlora__json_token* answer) {
+                                            const qlora__text_form* form) {
     const qlora__json* json = loader->json;
-    const qlora__json_token* input = qlora__text_record_string(loader, record, "input");
+    const qlora__json_token* question = NULL;
+    const qlora__json_token* answer = NULL;
+    const qlora__json_token* input = NULL;
+    QLORA__TRY(qlora__text_record_string(env, loader, record, form->first, &question));
+    QLORA__TRY(qlora__text_record_string(env, loader, record, form->second, &answer));
+    QLORA__TRY(
+        qlora__text_record_input(env, loader, record, strcmp(form->first, "input") == 0, &input));
     bool alpaca = strcmp(loader->desc->chat->format.name, "alpaca") == 0;
-    bool more = input != NULL && input != question && qlora__text_json_size(input) > 0;
     QLORA__TRY(qlora__text_record_system(env, loader, record));
-    if (alpaca && more && loader->message_count == 0) {
+    if (alpaca && input != NULL && loader->message_count == 0) {
         QLORA__TRY(qlora__text_message_add(env, loader, "system", qlora__text_alpaca_system_input,
                                            sizeof(qlora__text_alpaca_system_input) - 1, false));
     }
     QLORA__TRY(qlora__text_record_history(env, loader, record));
-    if (more) {
+    if (input != NULL) {
         const char* between = alpaca ? "\n\n### Input:\n" : "\n";
         size_t at = loader->work.count;
         QLORA__TRY(qlora__text_bytes_add(env, &loader->work, qlora__text_json_text(json, question),
@@ -9718,25 +10147,43 @@ static qlora_result qlora__text_record_pair(qlora__env* env, qlora__text_loader*
     return qlora__text_data_chat(env, loader);
 }
 
-static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* loader,
-                                           const qlora__json_token* ids,
-                                           const qlora__json_token* labels) {
-    qlora_text_data* data = loader->data;
-    size_t begin = data->ids.count;
-    qlora_result r = qlora__text_json_ids(env, loader->json, ids, &data->ids);
-    if (r != QLORA_OK) {
-        return qlora__env_wrap(env, r, "\"input_ids\": ");
-    }
-    for (size_t i = begin; i < data->ids.count; i++) {
-        if (data->ids.data[i] < 0) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"input_ids\": %d is negative",
-                                   (int)data->ids.data[i]);
+// Both as strings: plain text. Both as lists: messages.
+static qlora_result qlora__text_record_completion(qlora__env* env, qlora__text_loader* loader,
+                                                  const qlora__json_token* record,
+                                                  const qlora__text_form* form) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* prompt = qlora__text_json_get(json, record, form->first);
+    const qlora__json_token* completion = qlora__text_json_get(json, record, form->second);
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
+    if (prompt->kind == QLORA__JSON_STRING && completion->kind == QLORA__JSON_STRING) {
+        if (loader->message_count > 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "\"system\" cannot be used with a \"prompt\" that is a string; "
+                                   "use messages");
         }
+        return qlora__text_data_plain(
+            env, loader, qlora__text_json_text(json, prompt), qlora__text_json_size(prompt),
+            qlora__text_json_text(json, completion), qlora__text_json_size(completion));
     }
+    if (prompt->kind == QLORA__JSON_ARRAY && completion->kind == QLORA__JSON_ARRAY) {
+        QLORA__TRY(qlora__text_messages_read(env, loader, prompt, form->first, true));
+        QLORA__TRY(qlora__text_messages_read(env, loader, completion, form->second, false));
+        return qlora__text_data_chat(env, loader);
+    }
+    return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                           "\"%s\" and \"%s\" must be two strings or two lists of messages",
+                           form->first, form->second);
+}
+
+// ---- token ids
+
+static qlora_result qlora__text_record_labels(qlora__env* env, qlora__text_loader* loader,
+                                              const qlora__json_token* labels, size_t begin) {
+    qlora_text_data* data = loader->data;
     if (qlora__text_json_absent(labels)) {
         return qlora__text_label_rest(env, data, true);
     }
-    r = qlora__text_json_ids(env, loader->json, labels, &data->labels);
+    qlora_result r = qlora__text_json_ids(env, loader->json, labels, &data->labels);
     if (r != QLORA_OK) {
         return qlora__env_wrap(env, r, "\"labels\": ");
     }
@@ -9755,6 +10202,105 @@ static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* 
     return QLORA_OK;
 }
 
+// Reads a list with one number per token into loader->numbers; nothing if it is absent.
+static qlora_result qlora__text_record_numbers(qlora__env* env, qlora__text_loader* loader,
+                                               const qlora__json_token* record, const char* name,
+                                               size_t wanted) {
+    const qlora__json_token* list = qlora__text_json_get(loader->json, record, name);
+    loader->numbers.count = 0;
+    if (qlora__text_json_absent(list)) {
+        return QLORA_OK;
+    }
+    qlora_result r = qlora__text_json_ids(env, loader->json, list, &loader->numbers);
+    if (r != QLORA_OK) {
+        return qlora__env_wrap(env, r, "\"%s\": ", name);
+    }
+    return loader->numbers.count == wanted
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                 "\"%s\" has %lu elements, \"input_ids\" %lu", name,
+                                 (unsigned long)loader->numbers.count, (unsigned long)wanted);
+}
+
+// Drops the padding that an attention mask marks: zeros before and after the ones, not trained.
+static qlora_result qlora__text_record_unpad(qlora__env* env, qlora__text_loader* loader,
+                                             size_t begin, bool labelled) {
+    qlora_text_data* data = loader->data;
+    const int32_t* mask = loader->numbers.data;
+    size_t count = loader->numbers.count;
+    size_t first = 0;
+    size_t end = count;
+    while (end > 0 && mask[end - 1] == 0) {
+        end--;
+    }
+    while (first < end && mask[first] == 0) {
+        first++;
+    }
+    for (size_t i = 0; i < count; i++) {
+        bool inside = i >= first && i < end;
+        if (inside && mask[i] != 1) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "\"attention_mask\": element %lu is %d; only padding at the "
+                                   "start or the end can be masked",
+                                   (unsigned long)i, (int)mask[i]);
+        }
+        if (!inside && labelled && data->labels.data[begin + i] != -100) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "\"attention_mask\": element %lu is 0, but its label is not "
+                                   "-100",
+                                   (unsigned long)i);
+        }
+    }
+    if (count > 0) {
+        size_t bytes = (end - first) * sizeof(int32_t);
+        memmove(data->ids.data + begin, data->ids.data + begin + first, bytes);
+        memmove(data->labels.data + begin, data->labels.data + begin + first, bytes);
+        data->ids.count = begin + end - first;
+        data->labels.count = data->ids.count;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* loader,
+                                           const qlora__json_token* record) {
+    qlora_text_data* data = loader->data;
+    const qlora__json* json = loader->json;
+    size_t begin = data->ids.count;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_masks); i++) {
+        if (qlora__text_is_filled(qlora__text_json_get(json, record, qlora__text_masks[i]))) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "\"%s\" is not supported; use \"labels\"", qlora__text_masks[i]);
+        }
+    }
+    qlora_result r = qlora__text_json_ids(
+        env, json, qlora__text_json_get(json, record, "input_ids"), &data->ids);
+    if (r != QLORA_OK) {
+        return qlora__env_wrap(env, r, "\"input_ids\": ");
+    }
+    size_t count = data->ids.count - begin;
+    for (size_t i = begin; i < data->ids.count; i++) {
+        if (data->ids.data[i] < 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"input_ids\": %d is negative",
+                                   (int)data->ids.data[i]);
+        }
+    }
+    const qlora__json_token* labels = qlora__text_json_get(json, record, "labels");
+    QLORA__TRY(qlora__text_record_labels(env, loader, labels, begin));
+    QLORA__TRY(qlora__text_record_numbers(env, loader, record, "position_ids", count));
+    for (size_t i = 0; i < loader->numbers.count; i++) {
+        if (loader->numbers.data[i] != (int32_t)i) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "\"position_ids\": element %lu is %d; only 0, 1, 2, ... is "
+                                   "supported",
+                                   (unsigned long)i, (int)loader->numbers.data[i]);
+        }
+    }
+    QLORA__TRY(qlora__text_record_numbers(env, loader, record, "attention_mask", count));
+    return qlora__text_record_unpad(env, loader, begin, !qlora__text_json_absent(labels));
+}
+
+// ---- one record
+
 // Names the keys that the record has.
 static qlora_result qlora__text_record_unknown(qlora__env* env, const qlora__text_loader* loader,
                                                const qlora__json_token* record) {
@@ -9764,10 +10310,17 @@ static qlora_result qlora__text_record_unknown(qlora__env* env, const qlora__tex
     const qlora__json_token* key = record + 1;
     names[0] = 0;
     for (uint32_t i = 0; i < record->count && used + 40 < sizeof(names); i++) {
-        int wrote = snprintf(names + used, sizeof(names) - used, "%s%.30s", i > 0 ? ", " : "",
-                             qlora__text_json_text(json, key));
+        const qlora__json_token* value = qlora__text_json_next(json, key);
+        int wrote = snprintf(names + used, sizeof(names) - used, "%s%.30s%s", i > 0 ? ", " : "",
+                             qlora__text_json_text(json, key),
+                             value->kind == QLORA__JSON_NULL ? " (null)" : "");
         used += wrote > 0 ? (size_t)wrote : 0;
-        key = qlora__text_json_next(json, qlora__text_json_next(json, key));
+        key = qlora__text_json_next(json, value);
+    }
+    if (loader->form != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the record does not have the format \"%s\"; found %s", loader->form,
+                               names[0] != 0 ? names : "no keys");
     }
     return qlora__env_fail(env, QLORA_ERR_FORMAT,
                            "unrecognised record: expected text, prompt and completion, messages, "
@@ -9776,73 +10329,93 @@ static qlora_result qlora__text_record_unknown(qlora__env* env, const qlora__tex
                            names[0] != 0 ? names : "no keys");
 }
 
-// Both as strings: plain text. Both as lists: messages.
-static qlora_result qlora__text_record_completion(qlora__env* env, qlora__text_loader* loader,
-                                                  const qlora__json_token* prompt,
-                                                  const qlora__json_token* completion) {
+static bool qlora__text_form_fits(const qlora__text_loader* loader, const qlora__json_token* record,
+                                  const qlora__text_form* form) {
     const qlora__json* json = loader->json;
-    if (prompt->kind == QLORA__JSON_STRING && completion->kind == QLORA__JSON_STRING) {
-        return qlora__text_data_plain(
-            env, loader, qlora__text_json_text(json, prompt), qlora__text_json_size(prompt),
-            qlora__text_json_text(json, completion), qlora__text_json_size(completion));
+    return (loader->form == NULL || strcmp(loader->form, form->name) == 0) &&
+           !qlora__text_json_absent(qlora__text_json_get(json, record, form->first)) &&
+           (form->second == NULL ||
+            !qlora__text_json_absent(qlora__text_json_get(json, record, form->second)));
+}
+
+// The one form that a record has; *out = NULL if it has none.
+static qlora_result qlora__text_form_find(qlora__env* env, const qlora__text_loader* loader,
+                                          const qlora__json_token* record,
+                                          const qlora__text_form** out) {
+    *out = NULL;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
+        const qlora__text_form* form = &qlora__text_forms[i];
+        if (!qlora__text_form_fits(loader, record, form) ||
+            (i == QLORA__TEXT_INPUT_FORM && *out != NULL && (*out)->kind == form->kind)) {
+            continue;
+        }
+        if (*out != NULL) {
+            const char* one = (*out)->second != NULL ? (*out)->second : (*out)->first;
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   strcmp((*out)->name, form->name) == 0
+                                       ? "the record has both \"%s\" and \"%s\""
+                                       : "the record has both \"%s\" and \"%s\"; set the format "
+                                         "to say which one is used",
+                                   one, form->second != NULL ? form->second : form->first);
+        }
+        *out = form;
     }
-    if (prompt->kind == QLORA__JSON_ARRAY && completion->kind == QLORA__JSON_ARRAY) {
-        QLORA__TRY(qlora__text_messages_read(env, loader, prompt, "prompt", true));
-        QLORA__TRY(qlora__text_messages_read(env, loader, completion, "completion", false));
-        return qlora__text_data_chat(env, loader);
+    return QLORA_OK;
+}
+
+// Lists the names that the form does not use.
+static qlora_result qlora__text_record_names(qlora__env* env, qlora__text_loader* loader,
+                                             const qlora__json_token* record,
+                                             const qlora__text_form* form) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* key = record + 1;
+    for (uint32_t i = 0; i < record->count; i++) {
+        const char* name = qlora__text_json_text(json, key);
+        const qlora__json_token* value = qlora__text_json_next(json, key);
+        bool used = !qlora__text_is_filled(value) || strcmp(name, form->first) == 0 ||
+                    (form->second != NULL && strcmp(name, form->second) == 0);
+        for (size_t k = 0; k < QLORA__TEXT_COUNT(qlora__text_extras); k++) {
+            used = used || ((qlora__text_extras[k].kinds & (int)form->kind) != 0 &&
+                            strcmp(name, qlora__text_extras[k].name) == 0);
+        }
+        if (!used) {
+            QLORA__TRY(qlora__text_ignore(env, loader->data, "", name));
+        }
+        key = qlora__text_json_next(json, value);
     }
-    return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                           "prompt and completion must be two strings or two lists of messages");
+    return QLORA_OK;
 }
 
 static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader* loader,
                                             const qlora__json_token* record) {
-    static const char* const pairs[][2] = {{"instruction", "output"},
-                                           {"instruction", "response"},
-                                           {"question", "answer"},
-                                           {"input", "output"}};
     const qlora__json* json = loader->json;
+    const qlora__text_form* form = NULL;
+    const qlora__json_token* text = NULL;
     if (record->kind != QLORA__JSON_OBJECT) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "a record must be an object {...}");
     }
     if (qlora__text_is_filled(qlora__text_json_get(json, record, "tools"))) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"tools\" are not supported");
     }
-    const qlora__json_token* ids = qlora__text_json_get(json, record, "input_ids");
-    if (ids != NULL) {
-        return qlora__text_record_ids(env, loader, ids,
-                                      qlora__text_json_get(json, record, "labels"));
+    QLORA__TRY(qlora__text_form_find(env, loader, record, &form));
+    if (form == NULL) {
+        return qlora__text_record_unknown(env, loader, record);
     }
-    const qlora__json_token* list = qlora__text_json_get(json, record, "messages");
-    if (list != NULL) {
-        QLORA__TRY(qlora__text_messages_read(env, loader, list, "messages", false));
-        return qlora__text_data_chat(env, loader);
-    }
-    list = qlora__text_json_get(json, record, "conversations");
-    if (list != NULL) {
-        QLORA__TRY(qlora__text_record_system(env, loader, record));
-        QLORA__TRY(qlora__text_messages_read(env, loader, list, "conversations", false));
-        return qlora__text_data_chat(env, loader);
-    }
-    const qlora__json_token* prompt = qlora__text_json_get(json, record, "prompt");
-    const qlora__json_token* completion = qlora__text_json_get(json, record, "completion");
-    completion = completion != NULL ? completion : qlora__text_json_get(json, record, "response");
-    if (prompt != NULL && completion != NULL) {
-        return qlora__text_record_completion(env, loader, prompt, completion);
-    }
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(pairs); i++) {
-        const qlora__json_token* question = qlora__text_record_string(loader, record, pairs[i][0]);
-        const qlora__json_token* answer = qlora__text_record_string(loader, record, pairs[i][1]);
-        if (question != NULL && answer != NULL) {
-            return qlora__text_record_pair(env, loader, record, question, answer);
-        }
-    }
-    const qlora__json_token* text = qlora__text_record_string(loader, record, "text");
-    if (text != NULL) {
+    QLORA__TRY(qlora__text_record_names(env, loader, record, form));
+    switch (form->kind) {
+    case QLORA__TEXT_R_IDS:
+        return qlora__text_record_ids(env, loader, record);
+    case QLORA__TEXT_R_CHAT:
+        return qlora__text_record_chat(env, loader, record, form->first);
+    case QLORA__TEXT_R_COMPLETION:
+        return qlora__text_record_completion(env, loader, record, form);
+    case QLORA__TEXT_R_PAIR:
+        return qlora__text_record_pair(env, loader, record, form);
+    default:
+        QLORA__TRY(qlora__text_record_string(env, loader, record, form->first, &text));
         return qlora__text_data_plain(env, loader, NULL, 0, qlora__text_json_text(json, text),
                                       qlora__text_json_size(text));
     }
-    return qlora__text_record_unknown(env, loader, record);
 }
 
 static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader* loader,
@@ -9857,7 +10430,7 @@ static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader*
     return qlora__text_data_close_record(env, loader->data, begin, line);
 }
 
-// ---- files
+//@@ src/text/data_files.h
 
 // How many lines end in these bytes.
 static size_t qlora__text_lines(const char* text, size_t size) {
@@ -9871,15 +10444,13 @@ static size_t qlora__text_lines(const char* text, size_t size) {
     return lines;
 }
 
-// [record, record, ...]
-static qlora_result qlora__text_data_array(qlora__env* env, qlora__text_loader* loader,
-                                           const char* source, size_t size) {
-    qlora__json* json = loader->json;
-    QLORA__TRY(qlora__text_json(env, loader->name, source, size, json));
-    const qlora__json_token* record = json->tokens + 1;
-    size_t line = 1;
+// The records of an array. `line` is the line of the first byte of json->text.
+static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_loader* loader,
+                                              const qlora__json_token* array, size_t line) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* record = array + 1;
     size_t seen = 0;
-    for (uint32_t i = 0; i < json->tokens[0].count; i++) {
+    for (uint32_t i = 0; i < array->count; i++) {
         size_t at = record->kind == QLORA__JSON_STRING ? seen : record->begin;
         line += qlora__text_lines(json->text + seen, at - seen);
         seen = at;
@@ -9889,8 +10460,66 @@ static qlora_result qlora__text_data_array(qlora__env* env, qlora__text_loader* 
     return QLORA_OK;
 }
 
+// {"data": [record, ...]}: the array, or NULL if this is an ordinary record.
+static const qlora__json_token* qlora__text_data_inside(const qlora__text_loader* loader,
+                                                        const qlora__json_token* record) {
+    const qlora__json_token* list = qlora__text_json_get(loader->json, record, "data");
+    if (list == NULL || list->kind != QLORA__JSON_ARRAY || list->count == 0 ||
+        list[1].kind != QLORA__JSON_OBJECT) {
+        return NULL;
+    }
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
+        if (qlora__text_form_fits(loader, record, &qlora__text_forms[i])) {
+            return NULL;
+        }
+    }
+    return list;
+}
+
+// A record, or an object around many of them.
+static qlora_result qlora__text_data_value(qlora__env* env, qlora__text_loader* loader,
+                                           size_t line) {
+    static const qlora__text_form outer = {"", "data", NULL, QLORA__TEXT_R_TEXT};
+    const qlora__json_token* record = loader->json->tokens;
+    const qlora__json_token* list = qlora__text_data_inside(loader, record);
+    if (list == NULL) {
+        return qlora__text_record_take(env, loader, record, line);
+    }
+    QLORA__TRY(qlora__text_record_names(env, loader, record, &outer));
+    return qlora__text_data_elements(env, loader, list, line);
+}
+
+// [record, record, ...]
+static qlora_result qlora__text_data_array(qlora__env* env, qlora__text_loader* loader,
+                                           const char* source, size_t size) {
+    QLORA__TRY(qlora__text_json(env, loader->name, source, size, loader->json));
+    return qlora__text_data_elements(env, loader, loader->json->tokens, 1);
+}
+
 static bool qlora__text_is_space(char c) {
     return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+// Parses the record at the start of json->text. A record may span several lines, so the end of a
+// truncated one is looked for in the next line; the fault is then reported where it is.
+static qlora_result qlora__text_data_parse(qlora__env* env, qlora__json* json, uint32_t* end) {
+    qlora_result r = qlora__json_parse_one(env, json, true, end);
+    const char* newline = (const char*)memchr(json->text, '\n', json->size);
+    if (r != QLORA_ERR_FORMAT || newline == NULL) {
+        return r == QLORA_OK ? qlora__json_decode(env, json) : r;
+    }
+    size_t line = (size_t)(newline - json->text);
+    size_t next = line;
+    while (next < json->size && qlora__text_is_space(json->text[next])) {
+        next++;
+    }
+    bool starts = next == json->size || (json->text[next] == '{' && json->text[next - 1] == '\n');
+    if (starts) {
+        json->size = (uint32_t)line;
+        r = qlora__json_parse_one(env, json, true, end);
+        r = r == QLORA_OK ? QLORA_ERR_FORMAT : r; // unreachable: the whole was not valid
+    }
+    return r;
 }
 
 // One record per line. A record may span several lines, but a line never holds two.
@@ -9915,9 +10544,8 @@ static qlora_result qlora__text_data_lines(qlora__env* env, qlora__text_loader* 
         // the limit is that of one record, not of the file
         json->size = left < QLORA__JSON_MAX_BYTES ? (uint32_t)left : QLORA__JSON_MAX_BYTES;
         json->line = (uint32_t)(line - 1);
-        QLORA__TRY(qlora__json_parse_one(env, json, true, &end));
-        QLORA__TRY(qlora__json_decode(env, json));
-        QLORA__TRY(qlora__text_record_take(env, loader, json->tokens, line));
+        QLORA__TRY(qlora__text_data_parse(env, json, &end));
+        QLORA__TRY(qlora__text_data_value(env, loader, line));
         line += qlora__text_lines(source + at, end);
         at += end;
     }
@@ -9944,57 +10572,61 @@ static qlora_result qlora__text_data_json(qlora__env* env, qlora__text_loader* l
     return r;
 }
 
-// Splits the ids of one document, without BOS, into samples of at most chunk_tokens. Without a BOS,
-// every sample starts with the last token of the previous one, so that each token is a target once.
+// Splits the ids of one document, which start at `begin` without BOS, into samples of at most
+// chunk_tokens. Without a BOS, every sample starts with the last token of the previous one, so that
+// each token is a target once. The ids are moved in place, because a copy would cost as much memory
+// as the samples themselves.
 static qlora_result qlora__text_data_chunk(qlora__env* env, const qlora__text_loader* loader,
-                                           const qlora_text_ids* document, size_t line) {
+                                           size_t begin, size_t line) {
     qlora_text_data* data = loader->data;
     int32_t bos = loader->desc->chat->bos;
+    size_t count = data->ids.count - begin;
+    size_t head = bos >= 0 ? 1 : 0;
     size_t limit = loader->desc->chunk_tokens > 0 ? loader->desc->chunk_tokens : SIZE_MAX;
-    size_t room = bos >= 0 ? limit - 1 : limit;
-    size_t at = 0;
-    for (;;) {
-        size_t begin = data->ids.count;
-        size_t count = document->count - at < room ? document->count - at : room;
+    size_t room = limit - head; // tokens of the document in one sample
+    size_t stride = bos >= 0 ? room : room - 1;
+    size_t samples = count > room ? 1 + (count - room + stride - 1) / stride : 1;
+    size_t extra = bos >= 0 ? samples : samples - 1;
+    QLORA__TRY(qlora__text_ids_room(env, &data->ids, extra + 1));
+    QLORA__TRY(qlora__text_ids_room(env, &data->labels, count + extra + 1));
+    int32_t* ids = data->ids.data + begin;
+    for (size_t i = samples; i-- > 0;) {
+        size_t part = count - i * stride < room ? count - i * stride : room;
+        size_t to = samples > 1 ? i * limit : 0;
+        memmove(ids + to + head, ids + i * stride, part * sizeof(int32_t));
         if (bos >= 0) {
-            QLORA__TRY(qlora__text_ids_add(env, &data->ids, bos));
+            ids[to] = bos;
         }
-        QLORA__TRY(qlora__text_label_rest(env, data, false));
-        qlora_text_ids part;
-        part.data = document->data + at;
-        part.count = count;
-        part.capacity = count;
-        QLORA__TRY(qlora__text_ids_append(env, &data->ids, &part));
-        QLORA__TRY(qlora__text_label_rest(env, data, true));
-        QLORA__TRY(qlora__text_data_close_record(env, data, begin, line));
-        at += count;
-        if (at == document->count) {
-            return QLORA_OK;
-        }
-        at -= bos >= 0 ? 0 : 1;
     }
+    data->ids.count = begin;
+    for (size_t i = 0; i < samples; i++) {
+        size_t start = data->ids.count;
+        size_t part = count - i * stride < room ? count - i * stride : room;
+        data->ids.count = start + head;
+        QLORA__TRY(qlora__text_label_rest(env, data, false));
+        data->ids.count += part;
+        QLORA__TRY(qlora__text_label_rest(env, data, true));
+        QLORA__TRY(qlora__text_data_close_record(env, data, start, line));
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__text_data_document(qlora__env* env, const qlora__text_loader* loader,
                                               const char* text, size_t size, size_t line) {
     int32_t bos = loader->desc->chat->bos;
     int32_t eos = loader->desc->chat->eos;
-    qlora_text_ids ids;
-    memset(&ids, 0, sizeof(ids));
-    qlora_result r = qlora__text_encode(env, loader->tok, text, size, 0, &ids);
-    if (r == QLORA_OK && bos >= 0 && ids.count > 0 && ids.data[0] == bos) {
-        ids.count--; // spelt out in the text: it still comes exactly once
-        memmove(ids.data, ids.data + 1, ids.count * sizeof(int32_t));
+    qlora_text_ids* ids = &loader->data->ids;
+    size_t begin = ids->count;
+    QLORA__TRY(qlora__text_encode(env, loader->tok, text, size, 0, ids));
+    if (bos >= 0 && ids->count > begin && ids->data[begin] == bos) {
+        ids->count--; // spelt out in the text: it still comes exactly once
+        memmove(ids->data + begin, ids->data + begin + 1, (ids->count - begin) * sizeof(int32_t));
     }
-    bool there = ids.count > 0 && ids.data[ids.count - 1] == eos;
-    if (r == QLORA_OK && eos >= 0 && !there) {
-        r = qlora__text_ids_add(env, &ids, eos);
+    bool there = ids->count > begin && ids->data[ids->count - 1] == eos;
+    if (eos >= 0 && !there) {
+        QLORA__TRY(qlora__text_ids_add(env, ids, eos));
     }
-    if (r == QLORA_OK && ids.count > 0) {
-        r = qlora__text_data_chunk(env, loader, &ids, line);
-    }
-    qlora__text_ids_free(env, &ids);
-    return r;
+    return ids->count > begin ? qlora__text_data_chunk(env, loader, begin, line) : QLORA_OK;
 }
 
 // The line <|endoftext|> at or after `at`: its start, or `size`.
@@ -10057,30 +10689,105 @@ static qlora_result qlora__text_data_text(qlora__env* env, const qlora__text_loa
     return QLORA_OK;
 }
 
+// ---- formats
+
+enum { QLORA__TEXT_FILE_UNKNOWN = 0, QLORA__TEXT_FILE_JSON, QLORA__TEXT_FILE_PLAIN };
+
+// The formats of whole files: names in desc.format and, with a dot, endings.
+static const struct {
+    const char* name;
+    int file;
+} qlora__text_files[] = {{"jsonl", QLORA__TEXT_FILE_JSON},
+                         {"ndjson", QLORA__TEXT_FILE_JSON},
+                         {"json", QLORA__TEXT_FILE_JSON},
+                         {"txt", QLORA__TEXT_FILE_PLAIN}};
+
+const char* qlora_text_data_formats(size_t index) {
+    const size_t files = QLORA__TEXT_COUNT(qlora__text_files);
+    if (index < files) {
+        return qlora__text_files[index].name;
+    }
+    for (size_t i = 0, number = files; i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
+        const char* name = qlora__text_forms[i].name;
+        bool again = i > 0 && strcmp(name, qlora__text_forms[i - 1].name) == 0;
+        if (!again && number++ == index) {
+            return name;
+        }
+    }
+    return NULL;
+}
+
+static char qlora__text_lower(char c) {
+    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+}
+
+// Whether a name ends in a dot and `ending`, in any case.
 static bool qlora__text_ends_with(const char* name, const char* ending) {
     size_t length = strlen(name);
     size_t size = strlen(ending);
-    return length >= size && strcmp(name + length - size, ending) == 0;
+    if (length <= size || name[length - size - 1] != '.') {
+        return false;
+    }
+    for (size_t i = 0; i < size; i++) {
+        if (qlora__text_lower(name[length - size + i]) != ending[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// What the file is: desc.format if it is set, else its ending. Standard input ("-") is JSON.
+static qlora_result qlora__text_data_format(qlora__env* env, qlora__text_loader* loader,
+                                            int* file) {
+    const char* format = loader->desc->format;
+    *file = format == NULL && strcmp(loader->desc->path, "-") == 0 ? QLORA__TEXT_FILE_JSON
+                                                                   : QLORA__TEXT_FILE_UNKNOWN;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_files); i++) {
+        const char* name = qlora__text_files[i].name;
+        if (format != NULL ? strcmp(format, name) == 0
+                           : qlora__text_ends_with(loader->name, name)) {
+            *file = qlora__text_files[i].file;
+        }
+    }
+    for (size_t i = 0; format != NULL && i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
+        if (strcmp(format, qlora__text_forms[i].name) == 0) {
+            *file = QLORA__TEXT_FILE_JSON;
+            loader->form = qlora__text_forms[i].name;
+        }
+    }
+    if (*file != QLORA__TEXT_FILE_UNKNOWN) {
+        return QLORA_OK;
+    }
+    if (format == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: unknown data format; the file name must end in .jsonl, .json "
+                               "or .txt, or the format must be given",
+                               loader->name);
+    }
+    char names[160];
+    size_t used = 0;
+    for (size_t i = 0; qlora_text_data_formats(i) != NULL && used < sizeof names; i++) {
+        int wrote = snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "",
+                             qlora_text_data_formats(i));
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+    return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "unknown data format \"%.60s\"; use one of %s",
+                           format, names);
 }
 
 static qlora_result qlora__text_data_read(qlora__env* env, qlora__text_loader* loader,
                                           const char* source, size_t size) {
-    const char* name = loader->name;
-    if (qlora__text_ends_with(name, ".txt")) {
-        QLORA__TRY(qlora__text_data_text(env, loader, source, size));
-    } else if (qlora__text_ends_with(name, ".jsonl") || qlora__text_ends_with(name, ".json") ||
-               qlora__text_ends_with(name, ".ndjson")) {
-        QLORA__TRY(qlora__text_data_json(env, loader, source, size));
-    } else {
-        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "%s: unknown data format; the file name must end in .jsonl, .json "
-                               "or .txt",
-                               name);
-    }
+    int file = QLORA__TEXT_FILE_UNKNOWN;
+    qlora_text_bytes* ignored = &loader->data->ignored;
+    QLORA__TRY(qlora__text_data_format(env, loader, &file));
+    QLORA__TRY(file == QLORA__TEXT_FILE_PLAIN ? qlora__text_data_text(env, loader, source, size)
+                                              : qlora__text_data_json(env, loader, source, size));
     if (loader->data->count == 0) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the file contains no records", name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the file contains no records",
+                               loader->name);
     }
-    return QLORA_OK;
+    ignored->count -= ignored->count > 0 ? 2 : 0; // the last ", "
+    return qlora__text_bytes_add(env, ignored, "", 1);
 }
 
 static qlora_result qlora__text_data_need(qlora_text* text, const qlora_text_data_desc* desc,
@@ -10112,7 +10819,7 @@ static qlora_result qlora__text_data_load(qlora_text* text, const qlora_text_dat
     memset(&loader, 0, sizeof(loader));
     loader.desc = desc;
     loader.tok = desc->chat->tok;
-    loader.name = desc->path;
+    loader.name = strcmp(desc->path, "-") == 0 ? "standard input" : desc->path;
     loader.data = (qlora_text_data*)qlora__text_zalloc(env, 1, sizeof(qlora_text_data));
     if (loader.data == NULL) {
         return QLORA_ERR_MEMORY;
@@ -10121,12 +10828,16 @@ static qlora_result qlora__text_data_load(qlora_text* text, const qlora_text_dat
     qlora_result r = qlora__text_data_read(env, &loader, source, size);
     qlora__env_free(env, loader.messages, loader.message_capacity * sizeof *loader.messages);
     qlora__text_bytes_free(env, &loader.work);
+    qlora__text_ids_free(env, &loader.numbers);
     if (r != QLORA_OK) {
         qlora__text_data_free(env, loader.data);
         return r;
     }
     QLORA__TEXT_LOG(env, INFO, "%s: %llu samples", loader.name,
                     (unsigned long long)loader.data->count);
+    if (loader.data->ignored.data[0] != 0) {
+        QLORA__TEXT_LOG(env, WARN, "%s: ignored names: %s", loader.name, loader.data->ignored.data);
+    }
     text->datas++;
     *out = loader.data;
     return QLORA_OK;
@@ -10170,6 +10881,17 @@ qlora_result qlora_text_data_close(qlora_text_data* data) {
     return QLORA_OK;
 }
 
+qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out) {
+    if (data == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(data->text, "qlora_text_data_query");
+    QLORA__TEXT_NEED(&data->text->env, out);
+    out->count = data->count;
+    out->ignored = data->ignored.data;
+    return QLORA_OK;
+}
+
 size_t qlora_text_data_count(const qlora_text_data* data) {
     return data != NULL ? data->count : 0;
 }
@@ -10207,4 +10929,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 07e6a0da1d087892
+//@@ end 1959f4e4e41e49fa

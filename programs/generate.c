@@ -30,10 +30,14 @@ typedef struct options {
     const char* adapter;
     const char* tokenizer;
     const char* prompt;
+    const char* prompt_file;
     const char* system;
     const char* template_name;
+    option_texts stops;
     double temperature;
     double top_p;
+    double min_p;
+    double penalty;
     int64_t max_tokens;
     int64_t context;
     int64_t top_k;
@@ -63,13 +67,16 @@ static const option option_table[] = {
         "tokenizer file or folder (default: --model)"},
     {"prompt", OPT_ANY_TEXT, AT(prompt), false, 0, 0, "TEXT",
         "text to continue; - reads standard input"},
+    {"prompt-file", OPT_TEXT, AT(prompt_file), false, 0, 0, "FILE",
+        "read the prompt from a file, exactly as it is"},
     {"no-echo", OPT_FLAG, AT(no_echo), false, 0, 0, "", "print only the generated text"},
-    {"chat", OPT_FLAG, AT(chat), false, 0, 0, "", "chat interactively, one line per message"},
+    {"chat", OPT_FLAG, AT(chat), false, 0, 0, "",
+        "chat interactively, one line per message; with --prompt, answer once"},
     {"system", OPT_ANY_TEXT, AT(system), false, 0, 0, "TEXT", "system message for --chat"},
     {"template", OPT_TEXT, AT(template_name), false, 0, 0, "NAME",
         "chat format (default: the model's own)"},
     {"context", OPT_WHOLE, AT(context), false, 16, 1e6, "N",
-        "maximum tokens in a conversation (default 2048)"},
+        "maximum tokens in a conversation (default 2048, or the model's limit if lower)"},
     {"max-tokens", OPT_WHOLE, AT(max_tokens), false, 1, 1e6, "N",
         "maximum new tokens (default 256)"},
     {"temperature", OPT_REAL, AT(temperature), false, 0, 100, "X",
@@ -78,6 +85,12 @@ static const option option_table[] = {
         "sample from the N most likely tokens; 0 = all (default 0)"},
     {"top-p", OPT_REAL, AT(top_p), false, 0, 1, "X",
         "nucleus sampling: smallest set with probability X (default 0.95)"},
+    {"min-p", OPT_REAL, AT(min_p), false, 0, 1, "X",
+        "drop tokens below X times the highest probability; 0 = off (default 0)"},
+    {"repetition-penalty", OPT_REAL, AT(penalty), false, 0.01, 100, "X",
+        "make tokens that the text already has less likely; 1 = off (default 1)"},
+    {"stop", OPT_TEXTS, AT(stops), false, 0, 0, "TEXT",
+        "end the text before TEXT; may be repeated"},
     {"seed", OPT_WHOLE, AT(seed), false, 0, 9e15, "N",
         "random seed; the same seed gives the same text (default 1)"},
     {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
@@ -90,7 +103,8 @@ static const option option_table[] = {
     {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
         "keep 16-bit copies of the 4-bit weights; auto copies as many as fit, on the CPU "
         "all (default auto)"},
-    {"device", OPT_WHOLE, AT(device), false, 0, 1023, "N", "GPU number (default 0)"},
+    {"device", OPT_WHOLE, AT(device), false, 0, 1023, "N",
+        "GPU number; fails if there is no such GPU (default 0)"},
     {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N", "CPU threads (default: one per core)"},
     {"stats", OPT_FLAG, AT(stats), false, 0, 0, "",
         "print token counts and speed on standard error"},
@@ -110,10 +124,16 @@ typedef struct app {
     qlora_text_stream stream;
     qlora_text_bytes out;
     qlora_text_bytes answer; // the whole text of this turn
+    size_t printed;          // how much of it was printed
+    size_t stop_from;        // where --stop is looked for: after the prompt
+    qlora_model_config config;
+    int64_t limit; // tokens that the model can have in a text
     int32_t stops[MAX_STOPS];
     int32_t stop_count;
-    int64_t made; // tokens in the last text
-    bool broken;  // writing failed, or memory ran out
+    int64_t made;     // tokens in the last text
+    bool broken;      // writing failed, or memory ran out
+    bool ended;       // by a --stop text
+    bool interrupted; // by Ctrl-C
 } app;
 
 static volatile sig_atomic_t interrupted;
@@ -141,31 +161,62 @@ static bool text_fail(const app* a, const char* what) {
     return fail("%s%s", what, message_text(qlora_text_last_error(a->text)));
 }
 
-// Prints the text that the stream has released, and keeps it for the next turn of a chat.
-static bool show(app* a, bool quiet) {
-    bool ok = qlora_text_bytes_add(a->text, &a->answer, a->out.data, a->out.count) == QLORA_OK;
-    if (ok && !quiet && a->out.count > 0) {
-        ok = fwrite(a->out.data, 1, a->out.count, stdout) == a->out.count && fflush(stdout) == 0;
+// The first place where a --stop text begins: all of it, or with `part` a text that ends too early
+// to tell. Returns the end of the answer if there is none.
+static size_t stop_find(const app* a, bool part) {
+    const qlora_text_bytes* t = &a->answer;
+    for (size_t at = a->stop_from; at < t->count; at++) {
+        for (int64_t i = 0; i < a->o.stops.count; i++) {
+            size_t length = strlen(a->o.stops.items[i]);
+            size_t left = t->count - at < length ? t->count - at : length;
+            if ((part || left == length) && memcmp(t->data + at, a->o.stops.items[i], left) == 0) {
+                return at;
+            }
+        }
     }
+    return t->count;
+}
+
+// Prints the text that the stream has released, and keeps it for the next turn of a chat. At the
+// `end`, what was held back is printed.
+static bool show(app* a, bool quiet, bool end) {
+    bool ok = a->ended ||
+              qlora_text_bytes_add(a->text, &a->answer, a->out.data, a->out.count) == QLORA_OK;
     a->out.count = 0;
+    size_t found = stop_find(a, false);
+    a->ended = a->ended || found < a->answer.count;
+    a->answer.count = found;
+    size_t ready = end || a->ended ? a->answer.count : stop_find(a, true);
+    a->stop_from = a->stop_from < ready ? ready : a->stop_from;
+    if (ok && !quiet && ready > a->printed) {
+        size_t size = ready - a->printed;
+        ok = fwrite(a->answer.data + a->printed, 1, size, stdout) == size && fflush(stdout) == 0;
+    }
+    a->printed = ready;
     return ok;
+}
+
+// A token that the tokenizer cannot name is shown as U+FFFD.
+static bool token_push(app* a, int32_t token) {
+    qlora_text_token_info info;
+    if (qlora_text_token_query(a->tok, token, &info) != QLORA_OK) {
+        return qlora_text_bytes_add(a->text, &a->out, "\xEF\xBF\xBD", 3) == QLORA_OK;
+    }
+    return qlora_text_stream_push(a->tok, &a->stream, token, QLORA_TEXT_SKIP, &a->out) == QLORA_OK;
 }
 
 static bool on_token(void* user, int32_t token) {
     app* a = (app*)user;
     a->made++;
-    if (qlora_text_stream_push(a->tok, &a->stream, token, QLORA_TEXT_SKIP, &a->out) != QLORA_OK ||
-        !show(a, false)) {
-        a->broken = true;
-    }
-    return !a->broken && !interrupted;
+    a->broken = !token_push(a, token) || !show(a, false, false);
+    return !a->broken && !a->ended && !interrupted;
 }
 
 static bool text_end(app* a) {
-    bool ok = qlora_text_stream_end(a->tok, &a->stream, &a->out) == QLORA_OK && show(a, false) &&
-              !a->broken;
+    bool ok = qlora_text_stream_end(a->tok, &a->stream, &a->out) == QLORA_OK &&
+              show(a, false, true) && !a->broken;
     ok = ok && fputc('\n', stdout) != EOF && fflush(stdout) == 0;
-    return ok || fail("cannot write to standard output");
+    return ok || fail("cannot write to standard output: %s", strerror(errno));
 }
 
 // Generates the text after `prompt` and prints it as it comes; Ctrl-C ends it.
@@ -179,17 +230,25 @@ static bool speak(app* a, const qlora_text_ids* prompt, int64_t most) {
     d.temperature = (float)o->temperature;
     d.top_k = (int32_t)o->top_k;
     d.top_p = (float)o->top_p;
+    d.min_p = (float)o->min_p;
+    d.repetition_penalty = (float)o->penalty;
     d.seed = (uint64_t)o->seed;
     d.stops = a->stops;
     d.stop_count = a->stop_count;
     a->made = 0;
+    a->ended = false;
+    a->stop_from = a->answer.count;
     interrupted = 0;
     double start = seconds_now();
     void (*before)(int) = signal(SIGINT, on_interrupt);
     qlora_result r = qlora_generate(a->model, &d, on_token, a);
     signal(SIGINT, before == SIG_ERR ? SIG_DFL : before);
     double seconds = seconds_now() - start;
+    a->interrupted = interrupted != 0;
     bool ok = lib(a, r) && text_end(a);
+    if (ok && a->made == most && (int64_t)prompt->count + most >= a->limit) {
+        fprintf(stderr, "[stopped at the model's limit of %lld tokens]\n", (long long)a->limit);
+    }
     if (ok && o->stats) {
         fprintf(stderr, "[%lld tokens after a prompt of %lld in %.2f s, %.1f tokens/s]\n",
                 (long long)a->made, (long long)prompt->count, seconds,
@@ -224,8 +283,9 @@ static bool context_open(app* a) {
     static char why[512];
     qlora_ctx_desc d;
     memset(&d, 0, sizeof d);
-    d.require_backend = (qlora_backend)a->o.backend;
-    d.device = (int32_t)a->o.device;
+    bool chosen = a->o.device >= 0; // a GPU that was asked for must exist
+    d.require_backend = chosen ? QLORA_BACKEND_CUDA : (qlora_backend)a->o.backend;
+    d.device = chosen ? (int32_t)a->o.device : 0;
     d.threads = (int32_t)a->o.threads;
     d.math = a->o.mode == MODE_TF32 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
     d.log = a->o.verbose ? qlora_log_stderr : NULL;
@@ -234,6 +294,10 @@ static bool context_open(app* a) {
     if (qlora_ctx_create(&d, &a->ctx) != QLORA_OK) {
         return fail("%s", message_text(why));
     }
+    if (!lib(a, qlora_config_read(a->ctx, a->o.model, &a->config))) {
+        return false;
+    }
+    a->limit = a->config.max_positions > 0 ? a->config.max_positions : INT64_MAX;
     return a->o.mode != QLORA_MODE_BF16 || qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU ||
            fail("--mode bf16 needs a GPU (%s); use --mode f32 or auto", qlora_ctx_reason(a->ctx));
 }
@@ -247,6 +311,36 @@ static bool norms_exist(const char* adapter) {
         fclose(file);
     }
     return file != NULL;
+}
+
+// A tokenizer that does not belong to the model gives wrong text without a word, so differences are
+// reported before anything is printed, and ids that the model does not have are refused.
+static bool tokenizer_check(const app* a, const qlora_text_ids* prompt) {
+    for (size_t i = 0; i < prompt->count; i++) {
+        if (prompt->data[i] >= a->config.vocab) {
+            return fail("the tokenizer belongs to another model: the prompt has token %d; the "
+                        "vocabulary has %lld",
+                        (int)prompt->data[i], (long long)a->config.vocab);
+        }
+    }
+    return true;
+}
+
+static bool tokenizer_warn(const app* a) {
+    qlora_text_tok_info info;
+    if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
+        return text_fail(a, "");
+    }
+    if (info.count < a->config.vocab) {
+        fprintf(stderr,
+                "[the model's vocabulary has %lld tokens, the tokenizer %d; a token without a name "
+                "is printed as U+FFFD]\n",
+                (long long)a->config.vocab, (int)info.count);
+    } else if (info.count > a->config.vocab) {
+        fprintf(stderr, "[the tokenizer has %d tokens, the model's vocabulary only %lld]\n",
+                (int)info.count, (long long)a->config.vocab);
+    }
+    return true;
 }
 
 // Opens the model for prompts of `prompt` tokens and `room` tokens in total.
@@ -272,12 +366,47 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
     if (!lib(a, qlora_model_open(a->ctx, &m, &a->model))) {
         return false;
     }
-    qlora_model_info info;
-    if (!lib(a, qlora_model_query(a->model, &info))) {
+    stops_collect(a, &a->config);
+    return tokenizer_warn(a);
+}
+
+// ---- the prompt -------------------------------------------------------------------------------
+
+// The prompt as it was given: on the command line, in a file, or on standard input.
+static bool prompt_read(app* a, qlora_text_bytes* out) {
+    const options* o = &a->o;
+    const char* path = o->prompt_file != NULL ? o->prompt_file : o->prompt;
+    bool standard = strcmp(path, "-") == 0;
+    if (o->prompt_file == NULL && !standard) {
+        return qlora_text_bytes_add(a->text, out, path, strlen(path)) == QLORA_OK ||
+               fail("out of memory");
+    }
+    FILE* file = standard ? stdin : fopen(path, "rb");
+    if (file == NULL) {
+        return fail("--prompt-file %s: %s", path, strerror(errno));
+    }
+    char piece[4096];
+    size_t n = 0;
+    bool ok = true;
+    while (ok && (n = fread(piece, 1, sizeof piece, file)) > 0) {
+        ok = qlora_text_bytes_add(a->text, out, piece, n) == QLORA_OK || fail("out of memory");
+    }
+    ok = ok && (ferror(file) == 0 ||
+                fail("cannot read %s: %s", standard ? "standard input" : path, strerror(errno)));
+    if (!standard) {
+        fclose(file);
+    }
+    return ok;
+}
+
+// Checks everything about the prompt that does not need the weights.
+static bool prompt_check(const app* a, const qlora_text_ids* ids, int64_t limit, const char* what) {
+    if (!tokenizer_check(a, ids)) {
         return false;
     }
-    stops_collect(a, &info.plan->config);
-    return true;
+    return (int64_t)ids->count < limit ||
+           fail("the prompt has %lld tokens; %s %lld, and the text needs at least one more",
+                (long long)ids->count, what, (long long)limit);
 }
 
 // ---- one text ---------------------------------------------------------------------------------
@@ -288,33 +417,25 @@ static bool complete(app* a) {
     qlora_text_ids ids;
     memset(&given, 0, sizeof given);
     memset(&ids, 0, sizeof ids);
-    bool ok = true;
-    if (strcmp(o->prompt, "-") == 0) {
-        char piece[4096];
-        size_t n = 0;
-        while (ok && (n = fread(piece, 1, sizeof piece, stdin)) > 0) {
-            ok = qlora_text_bytes_add(a->text, &given, piece, n) == QLORA_OK;
-        }
-    } else {
-        ok = qlora_text_bytes_add(a->text, &given, o->prompt, strlen(o->prompt)) == QLORA_OK;
-    }
     qlora_text_tok_info info;
-    ok = ok && qlora_text_tok_query(a->tok, &info) == QLORA_OK &&
-         (info.bos < 0 || qlora_text_ids_add(a->text, &ids, info.bos) == QLORA_OK) &&
-         qlora_text_encode(a->tok, given.data, given.count, 0, &ids) == QLORA_OK;
-    if (!ok) {
-        text_fail(a, "the prompt: ");
-    } else if (ids.count == 0) {
+    bool ok = prompt_read(a, &given);
+    if (ok && !(qlora_text_tok_query(a->tok, &info) == QLORA_OK &&
+                (info.bos < 0 || qlora_text_ids_add(a->text, &ids, info.bos) == QLORA_OK) &&
+                qlora_text_encode(a->tok, given.data, given.count, 0, &ids) == QLORA_OK)) {
+        ok = text_fail(a, "the prompt: ");
+    }
+    if (ok && ids.count == 0) {
         ok = fail("the prompt is empty and the tokenizer has no BOS token to start from");
     }
-    int64_t most = o->max_tokens;
+    ok = ok && prompt_check(a, &ids, a->limit, "the model's limit is");
+    int64_t room = a->limit - (int64_t)ids.count;
+    int64_t most = o->max_tokens < room ? o->max_tokens : room;
     ok = ok && model_open(a, (int64_t)ids.count, (int64_t)ids.count + most);
     // The prompt also goes through the stream: it decides whether the first word needs a space.
+    a->stop_from = SIZE_MAX;
     for (size_t i = 0; ok && i < ids.count; i++) {
-        ok = (qlora_text_stream_push(a->tok, &a->stream, ids.data[i], QLORA_TEXT_SKIP, &a->out) ==
-                  QLORA_OK &&
-              show(a, o->no_echo)) ||
-             fail("cannot write to standard output");
+        ok = (token_push(a, ids.data[i]) && show(a, o->no_echo, false)) ||
+             fail("cannot write to standard output: %s", strerror(errno));
     }
     ok = ok && speak(a, &ids, most);
     qlora_text_bytes_free(a->text, &given);
@@ -410,33 +531,65 @@ static bool turn(app* a, talk* t, const qlora_text_bytes* line, qlora_text_ids* 
     int64_t most = a->o.max_tokens < room ? a->o.max_tokens : room;
     memset(&a->stream, 0, sizeof a->stream);
     a->answer.count = 0;
-    if (!speak(a, ids, most)) {
+    a->printed = 0;
+    if (!tokenizer_check(a, ids) || !speak(a, ids, most)) {
         return false;
     }
     return talk_add(t, "assistant", a->answer.data, a->answer.count);
 }
 
-static bool converse(app* a) {
-    static talk t;
-    qlora_text_bytes line;
-    qlora_text_ids ids;
-    memset(&line, 0, sizeof line);
-    memset(&ids, 0, sizeof ids);
-    qlora_text_chat_info info;
+// Opens the chat format and starts the conversation with --system.
+static bool chat_open(app* a, talk* t) {
     qlora_text_chat_desc desc;
-    memset(&info, 0, sizeof info);
     memset(&desc, 0, sizeof desc);
     desc.tok = a->tok;
     desc.folder = a->o.model;
     desc.name = a->o.template_name;
-    bool ok = (qlora_text_chat_open(a->text, &desc, &a->chat) == QLORA_OK &&
-               qlora_text_chat_query(a->chat, &info) == QLORA_OK) ||
-              text_fail(a, "the chat format (see --template): ");
-    ok = ok && model_open(a, a->o.context, a->o.context);
-    if (ok && a->o.system != NULL) {
-        ok = talk_add(&t, "system", a->o.system, strlen(a->o.system));
-        t.first = t.count;
+    if (qlora_text_chat_open(a->text, &desc, &a->chat) != QLORA_OK) {
+        return text_fail(a, "the chat format (see --template): ");
     }
+    if (a->o.context > a->limit) {
+        return fail("--context %lld exceeds the model's limit of %lld tokens",
+                    (long long)a->o.context, (long long)a->limit);
+    }
+    a->o.context = a->o.context > 0 ? a->o.context : a->limit < 2048 ? a->limit : 2048;
+    if (a->o.system != NULL && !talk_add(t, "system", a->o.system, strlen(a->o.system))) {
+        return false;
+    }
+    t->first = t->count;
+    return true;
+}
+
+// Answers one message, from --prompt or --prompt-file.
+static bool answer_once(app* a, talk* t) {
+    qlora_text_bytes given;
+    qlora_text_ids ids;
+    memset(&given, 0, sizeof given);
+    memset(&ids, 0, sizeof ids);
+    bool ok = prompt_read(a, &given) && talk_add(t, "user", given.data, given.count);
+    if (ok &&
+        qlora_text_chat_encode(a->chat, t->messages, t->count, true, &ids, NULL) != QLORA_OK) {
+        ok = text_fail(a, "");
+    }
+    ok = ok && prompt_check(a, &ids, a->o.context, "--context is");
+    int64_t room = a->o.context - (int64_t)ids.count;
+    int64_t most = a->o.max_tokens < room ? a->o.max_tokens : room;
+    ok = ok && model_open(a, (int64_t)ids.count, (int64_t)ids.count + most) && speak(a, &ids, most);
+    qlora_text_bytes_free(a->text, &given);
+    qlora_text_ids_free(a->text, &ids);
+    return ok;
+}
+
+// Answers line by line until /exit or the end of the input.
+static bool converse(app* a, talk* t) {
+    qlora_text_bytes line;
+    qlora_text_ids ids;
+    qlora_text_chat_info info;
+    memset(&line, 0, sizeof line);
+    memset(&ids, 0, sizeof ids);
+    memset(&info, 0, sizeof info);
+    bool ok = model_open(a, a->o.context, a->o.context) &&
+              (qlora_text_chat_query(a->chat, &info) == QLORA_OK || text_fail(a, ""));
     if (ok) {
         fprintf(stderr, "[chat format %s, %s; /clear starts over, /exit or Ctrl-D quits]\n",
                 info.name, info.source);
@@ -450,14 +603,22 @@ static bool converse(app* a) {
             break;
         }
         if (line.count == 6 && memcmp(line.data, "/clear", 6) == 0) {
-            talk_drop(&t, t.first, t.count - t.first);
+            talk_drop(t, t->first, t->count - t->first);
         } else if (line.count > 0) {
-            ok = turn(a, &t, &line, &ids);
+            ok = turn(a, t, &line, &ids);
         }
     }
-    talk_drop(&t, 0, t.count);
+    a->interrupted = false; // Ctrl-C ended an answer, not the program
     qlora_text_bytes_free(a->text, &line);
     qlora_text_ids_free(a->text, &ids);
+    return ok;
+}
+
+static bool chat(app* a) {
+    static talk t;
+    bool once = a->o.prompt != NULL || a->o.prompt_file != NULL;
+    bool ok = chat_open(a, &t) && (once ? answer_once(a, &t) : converse(a, &t));
+    talk_drop(&t, 0, t.count);
     return ok;
 }
 
@@ -467,9 +628,19 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     if (o->model == NULL) {
         return fail("--model DIR is required; see --help");
     }
-    if ((o->prompt != NULL) == o->chat) {
-        return fail(o->chat ? "--prompt and --chat cannot be used together"
-                            : "either --prompt TEXT or --chat is required");
+    if (o->prompt != NULL && o->prompt_file != NULL) {
+        return fail("--prompt and --prompt-file cannot be used together");
+    }
+    if (o->prompt == NULL && o->prompt_file == NULL && !o->chat) {
+        return fail("--prompt TEXT, --prompt-file FILE or --chat is required");
+    }
+    if (o->device >= 0 && o->backend == QLORA_BACKEND_CPU) {
+        return fail("--device and --backend cpu cannot be used together");
+    }
+    if (file_is_gguf(o->model) || (o->adapter != NULL && file_is_gguf(o->adapter))) {
+        bool model = file_is_gguf(o->model);
+        return fail("--%s %s is a GGUF file; a folder with safetensors is needed",
+                    model ? "model" : "adapter", model ? o->model : o->adapter);
     }
     if (!o->chat && (o->system != NULL || o->template_name != NULL)) {
         return fail("--%s can only be used with --chat", o->system != NULL ? "system" : "template");
@@ -495,7 +666,7 @@ static bool run(app* a) {
     if (qlora_text_tok_open(a->text, vocabulary, &a->tok) != QLORA_OK) {
         return text_fail(a, "");
     }
-    return context_open(a) && (a->o.chat ? converse(a) : complete(a));
+    return context_open(a) && (a->o.chat ? chat(a) : complete(a));
 }
 
 static void app_close(app* a) {
@@ -510,7 +681,8 @@ static void app_close(app* a) {
 
 static void options_default(options* o) {
     o->max_tokens = 256;
-    o->context = 2048;
+    o->device = -1;
+    o->penalty = 1.0;
     o->temperature = 0.7;
     o->top_p = 0.95;
     o->seed = 1;
@@ -528,11 +700,13 @@ int main(int argc, char** argv) {
     if (o->help) {
         printf("usage: generate --model DIR [--adapter DIR] --prompt TEXT | --chat [options]\n\n");
         options_print(&set, 31);
-        printf("\nCtrl-C ends the text. Exit status: 0 on success, 1 on error.\n");
+        printf(
+            "\nCtrl-C ends the text. Exit status: 0 on success, 1 on error, 130 after Ctrl-C.\n");
         return tool_end(true);
     }
     char adapter[FOLDER_PATH];
     bool ok = options_check(o, adapter) && run(&a);
     app_close(&a);
-    return tool_end(ok);
+    status = tool_end(ok);
+    return status == 0 && a.interrupted ? 130 : status;
 }

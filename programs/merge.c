@@ -96,15 +96,12 @@ static bool norms_exist(const char* adapter) {
 // An existing file is replaced only if it is a GGUF file itself, so that a mistaken --gguf cannot
 // destroy the model or the data.
 static bool gguf_free(const char* path) {
-    char magic[4];
     FILE* file = fopen(path, "rb");
     if (file == NULL) {
         return true; // other faults are reported when the file is written
     }
-    bool ours = fread(magic, 1, sizeof magic, file) == sizeof magic &&
-                memcmp(magic, "GGUF", sizeof magic) == 0;
     fclose(file);
-    return ours || fail("--gguf %s: the file exists and is not a GGUF file", path);
+    return file_is_gguf(path) || fail("--gguf %s: the file exists and is not a GGUF file", path);
 }
 
 static bool options_check(options* o, char adapter[FOLDER_PATH]) {
@@ -118,6 +115,11 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     }
     if (o->gguf != NULL && !gguf_free(o->gguf)) {
         return false;
+    }
+    if (file_is_gguf(o->model) || file_is_gguf(o->adapter)) {
+        bool model = file_is_gguf(o->model);
+        return fail("--%s %s is a GGUF file; a folder with safetensors is needed",
+                    model ? "model" : "adapter", model ? o->model : o->adapter);
     }
     if (file_missing(o->model, "config.json")) {
         return fail("--model %s: config.json not found", o->model);

@@ -81,6 +81,19 @@ static inline bool file_missing(const char* dir, const char* name) {
     return errno == ENOENT || errno == ENOTDIR;
 }
 
+// Whether a path is a GGUF file, which some users expect to work where a folder is needed.
+static inline bool file_is_gguf(const char* path) {
+    char magic[4];
+    FILE* file = fopen(path, "rb");
+    if (file == NULL) {
+        return false;
+    }
+    bool is = fread(magic, 1, sizeof magic, file) == sizeof magic &&
+              memcmp(magic, "GGUF", sizeof magic) == 0;
+    fclose(file);
+    return is;
+}
+
 // A limit of an option as people write it: 1000000 rather than 1e+06, and 1M for a size in bytes.
 static inline const char* limit_text(double value, bool size, char out[32]) {
     static const char units[] = " KMGT";

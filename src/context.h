@@ -52,6 +52,27 @@ static void qlora__ctx_desc_fault(const qlora_ctx_desc* d, char* text, size_t si
     }
 }
 
+// Fails if the caller asked for a GPU that cannot be used: by require_backend, or by naming a
+// device or handles of its own. ctx->reason says why not.
+static qlora_result qlora__cpu_suffices(qlora_ctx* ctx) {
+    const qlora_ctx_desc* d = &ctx->desc;
+    if (d->require_backend == QLORA_BACKEND_CUDA) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA is required but not available: %.600s",
+                           ctx->reason);
+    }
+    const char* asked = d->cu_context != NULL  ? "cu_context is set"
+                        : d->cu_stream != NULL ? "cu_stream is set"
+                        : d->workspace != NULL ? "workspace is set"
+                                               : NULL;
+    if (d->require_backend != QLORA_BACKEND_CPU && (asked != NULL || d->device != 0)) {
+        char device[48];
+        snprintf(device, sizeof device, "device is %d", (int)d->device);
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "desc.%s, but CUDA is not available: %.600s",
+                           asked != NULL ? asked : device, ctx->reason);
+    }
+    return QLORA_OK;
+}
+
 #ifndef QLORA_NO_CUDA
 
 // Frees everything that qlora__gpu_open_tools created. The device's context must be current.
@@ -188,11 +209,7 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
     if (r == QLORA_ERR_MEMORY) {
         return r;
     }
-    if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA is required but not available: %.600s",
-                           ctx->reason);
-    }
-    return QLORA_OK;
+    return qlora__cpu_suffices(ctx);
 }
 
 #else
@@ -207,11 +224,7 @@ static void qlora__gpu_close(qlora_ctx* ctx) {
 
 static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
     snprintf(ctx->reason, sizeof ctx->reason, "built with QLORA_NO_CUDA");
-    if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA is required but not available: %s",
-                           ctx->reason);
-    }
-    return QLORA_OK;
+    return qlora__cpu_suffices(ctx);
 }
 
 #endif
@@ -286,8 +299,7 @@ qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, i
         return QLORA_ERR_ARGUMENT;
     }
     qlora_ctx_desc resolved = qlora__ctx_desc_defaults(desc);
-    qlora_ctx* ctx =
-        (qlora_ctx*)resolved.allocator.alloc(sizeof *ctx, 64, resolved.allocator.user);
+    qlora_ctx* ctx = (qlora_ctx*)resolved.allocator.alloc(sizeof *ctx, 64, resolved.allocator.user);
     if (ctx == NULL) {
         qlora__tell(desc, "qlora_ctx_create: cannot allocate host memory for the context");
         return QLORA_ERR_MEMORY;
@@ -316,8 +328,8 @@ qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, i
 
 // Lists the objects that still exist, as "2 tensors, 1 model"; empty if there are none.
 static void qlora__living_text(const qlora_ctx* ctx, char* text, size_t size) {
-    static const char* const names[] = {"tensor", "clip", "graph", "model", "trainer",
-                                        "generation"};
+    static const char* const names[] = {"tensor", "clip",    "graph",
+                                        "model",  "trainer", "generation"};
     size_t used = 0;
     text[0] = '\0';
     for (int i = 0; i < QLORA__KINDS; i++) {
@@ -392,8 +404,9 @@ qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math) {
 
 static qlora_result qlora__ctx_set_stream(qlora_ctx* ctx, void* stream) {
     if (qlora__on_cpu(ctx)) {
-        return stream == NULL ? QLORA_OK : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                                       "a CPU context has no CUDA streams");
+        return stream == NULL
+                   ? QLORA_OK
+                   : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "a CPU context has no CUDA streams");
     }
 #ifndef QLORA_NO_CUDA
     qlora__gpu* gpu = ctx->gpu;

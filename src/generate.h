@@ -19,6 +19,7 @@ struct qlora_generation {
     float* weights; // [V], for sampling
     int32_t* order; // [V]
     uint16_t* raw;  // [V]
+    uint8_t* seen;  // [V]: 1 if the text contains the token
     int32_t* ints;
 };
 
@@ -63,7 +64,8 @@ static int64_t qlora__sample_keep(const qlora_generation* g, int64_t vocab, doub
     double stop_at = g->desc.top_k > 0 ? 1e300 : part * whole;
     int64_t kept = 0;
     double out = 0.0;
-    while (kept < most && (kept == 0 || out < stop_at)) {
+    while (kept < most &&
+           (kept == 0 || (out < stop_at && (g->desc.top_k > 0 || w[heap[0]] >= g->desc.min_p)))) {
         int64_t last = vocab - 1 - kept;
         int32_t top = heap[0];
         heap[0] = heap[last];
@@ -77,6 +79,10 @@ static int64_t qlora__sample_keep(const qlora_generation* g, int64_t vocab, doub
     while (count < kept && (count == 0 || run < (g->desc.top_k > 0 ? part * out : stop_at))) {
         run += (double)w[heap[vocab - 1 - count]];
         count++;
+    }
+    while (count > 1 && w[heap[vocab - count]] < g->desc.min_p) { // the largest weight is 1
+        count--;
+        run -= (double)w[heap[vocab - 1 - count]];
     }
     *sum = run;
     return count;
@@ -92,8 +98,18 @@ static double qlora__sample_number(uint64_t seed, int64_t position) {
     return ((double)(words[0] >> 5) * 67108864.0 + (double)(words[1] >> 6)) / 9007199254740992.0;
 }
 
+// Applies the repetition penalty to the logits of one token, which are used only once.
+static void qlora__sample_penalise(qlora_generation* g, int64_t vocab) {
+    float penalty = g->desc.repetition_penalty;
+    for (int64_t i = 0; penalty > 0.0f && i < vocab; i++) {
+        float logit = g->logits[i];
+        g->logits[i] = g->seen[i] == 0 ? logit : logit > 0.0f ? logit / penalty : logit * penalty;
+    }
+}
+
 // Chooses the token after `position` from g->logits.
-static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t position) {
+static int32_t qlora__sample(qlora_generation* g, int64_t vocab, int64_t position) {
+    qlora__sample_penalise(g, vocab);
     const float* logits = g->logits;
     float* w = g->weights;
     int32_t best = 0;
@@ -109,7 +125,7 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
         w[i] = (float)exp(((double)logits[i] - top) / (double)g->desc.temperature);
         sum += (double)w[i];
     }
-    bool all = g->desc.top_k == 0 && !(g->desc.top_p > 0.0f);
+    bool all = g->desc.top_k == 0 && !(g->desc.top_p > 0.0f) && !(g->desc.min_p > 0.0f);
     int64_t count = all ? vocab : qlora__sample_keep(g, vocab, &sum);
     double left = qlora__sample_number(g->desc.seed, position) * sum;
     int32_t token = best;
@@ -208,6 +224,12 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.top_p is %g; it must be from 0 to 1",
                            (double)d->top_p);
     }
+    if (!(d->min_p >= 0.0f && d->min_p <= 1.0f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.min_p is %g; it must be from 0 to 1",
+                           (double)d->min_p);
+    }
+    QLORA__TRY(
+        qlora__need_real(ctx, "desc.repetition_penalty", (double)d->repetition_penalty, 0.0, 1e6));
     return qlora__generate_stops_check(ctx, d);
 }
 
@@ -232,7 +254,7 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->desc.prompt = NULL;
     g->desc.stops = NULL;
     g->waiting = -1;
-    g->bytes = (vocab * 3 + ints + stop_count) * 4 + vocab * 2;
+    g->bytes = (vocab * 3 + ints + stop_count) * 4 + vocab * 3;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
         qlora__generation_free(g);
@@ -244,6 +266,8 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->ints = g->order + vocab;
     g->stops = g->ints + ints;
     g->raw = (uint16_t*)(void*)(g->stops + stop_count);
+    g->seen = (uint8_t*)(g->raw + vocab);
+    memset(g->seen, 0, vocab);
     g->stop_count = (int64_t)stop_count;
     for (size_t i = 0; i < stop_count; i++) {
         g->stops[i] = stops[i];
@@ -310,6 +334,9 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
     for (int64_t at = 0; at < count; at += rows) {
         rows = g->length == 0 ? qlora__min(count, g->m->plan.tokens) : 1;
         QLORA__TRY(qlora__generate_run(g, ids + at, rows));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        g->seen[ids[i]] = 1;
     }
     QLORA__TRY(qlora__generate_logits(g, rows));
     g->broken = false;

@@ -127,6 +127,7 @@ extern "C" {
 #include "model/structure.h"
 #include "model/arena.h"
 #include "model/plan.h"
+#include "model/identity.h"
 #include "model/load.h"
 #include "model/parameters.h"
 #include "model/batch.h"

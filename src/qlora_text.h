@@ -60,6 +60,8 @@ extern "C" {
 #include "text/decode.h"
 #include "text/chat.h"
 #include "text/data.h"
+#include "text/records.h"
+#include "text/data_files.h"
 
 #if defined(__clang__)
 #pragma clang diagnostic pop

@@ -101,6 +101,9 @@ static int world_open(const char* path, qlora_file_mode mode, void** file, void*
         return EIO;
     }
     world_file* found = world_slot(w->files, path);
+    if (mode == QLORA_FILE_CREATE && found) {
+        return EEXIST;
+    }
     if (mode == QLORA_FILE_CREATE) {
         world_set(w->files, path, "", 0);
         found = world_slot(w->files, path);

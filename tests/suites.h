@@ -13,7 +13,9 @@
     X(attention_suite)                                                                             \
     X(formats_suite)                                                                               \
     X(gguf_suite)                                                                                  \
+    X(system_suite)                                                                                \
     X(text_suite)                                                                                  \
+    X(data_suite)                                                                                  \
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
     X(gradient_suite)                                                                              \

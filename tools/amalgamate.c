@@ -78,9 +78,11 @@ static void put(const char* data, size_t size) {
     }
 }
 
+// The first text has none: before the check of the language, a // comment would be an error.
 static void banner(const char* path, size_t line) {
     char mark[MAX_PATH + 16];
-    put(mark, (size_t)snprintf(mark, sizeof mark, "%s//@@ %s\n\n", lines > 0 ? "\n" : "", path));
+    int size = snprintf(mark, sizeof mark, "\n//@@ %s\n\n", path);
+    put(mark, run_count > 0 ? (size_t)size : 0);
     if (run_count == 2 * MAX_PARTS) {
         die("too many parts at", path);
     }
@@ -186,7 +188,8 @@ static text region(const char* data, const char* path, int number) {
     char mark[MAX_PATH + 8];
     snprintf(mark, sizeof mark, "//@@ %s\n\n", path);
     const char* at = data;
-    for (int i = 0; at != NULL && i <= number; i++) {
+    bool first = strcmp(runs[0].path, path) == 0;
+    for (int i = first ? 1 : 0; at != NULL && i <= number; i++) {
         at = strstr(at, mark);
         at = at == NULL ? NULL : at + strlen(mark);
     }

@@ -77,21 +77,21 @@ static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlor
     item->size = size;
 }
 
-// Writes the list as one file, atomically, with only one tensor in host memory at a time.
-static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
-                                      const char* path, const char* const* metadata,
-                                      bool checksum) {
+// Writes the list under the temporary name of its file, with only one tensor in host memory at a
+// time. The file is on disk then, and *w can publish it.
+static qlora_result qlora__save_prepare(qlora_ctx* ctx, const qlora__save_list* list,
+                                        const char* path, const char* const* metadata,
+                                        bool checksum, qlora__st_writer* w) {
     size_t room = (size_t)list->longest * 4;
     float* values = (float*)qlora__alloc(ctx, room + 4);
     if (values == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    qlora__st_writer w;
     qlora_result r =
-        qlora__st_write_begin(&ctx->env, path, list->entries, list->count, metadata, checksum, &w);
+        qlora__st_write_begin(&ctx->env, path, list->entries, list->count, metadata, checksum, w);
     bool begun = r == QLORA_OK;
     for (uint32_t i = 0; i < list->count && r == QLORA_OK; i++) {
-        const qlora__save_item* item = &list->items[w.order[i]];
+        const qlora__save_item* item = &list->items[w->order[i]];
         const void* bytes = item->bytes;
         if (item->arena != NULL) {
             qlora_tensor window;
@@ -100,15 +100,24 @@ static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* li
             r = qlora__floats_out(ctx, window.data, n, values);
             bytes = values;
         }
-        r = r == QLORA_OK ? qlora__st_write(&ctx->env, &w, bytes, item->size) : r;
+        r = r == QLORA_OK ? qlora__st_write(&ctx->env, w, bytes, item->size) : r;
     }
     if (r == QLORA_OK) {
-        r = qlora__st_write_commit(&ctx->env, &w);
+        r = qlora__st_write_finish(&ctx->env, w);
     } else if (begun) {
-        qlora__st_write_abort(&ctx->env, &w);
+        qlora__st_write_abort(&ctx->env, w);
     }
     qlora__free(ctx, values, room + 4);
     return r;
+}
+
+// Writes the list as one file, atomically.
+static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
+                                      const char* path, const char* const* metadata,
+                                      bool checksum) {
+    qlora__st_writer w;
+    QLORA__TRY(qlora__save_prepare(ctx, list, path, metadata, checksum, &w));
+    return qlora__st_write_publish(&ctx->env, &w);
 }
 
 // ---- PEFT folders -------------------------------------------------------------------------------
@@ -244,39 +253,55 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
-// Removes an existing adapter_config.json if it differs from the new one, so that new weights are
-// never stored next to an old config.
-static qlora_result qlora__peft_retire_config(qlora_ctx* ctx, const char* dir,
-                                              const qlora__peft_desc* desc) {
+// Whether a file of a folder exists.
+static qlora_result qlora__adapter_has(qlora_ctx* ctx, const char* dir, const char* name,
+                                       bool* out) {
+    char path[QLORA__PATH_ROOM];
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, name, path));
+    return qlora__file_exists(&ctx->env, path, out);
+}
+
+// Removes a file of a folder if it exists, and waits until that is on disk.
+static qlora_result qlora__adapter_retire(qlora_ctx* ctx, const char* dir, const char* name) {
     char path[QLORA__PATH_ROOM];
     bool exists = false;
-    QLORA__TRY(qlora__path_join(&ctx->env, dir, "adapter_config.json", path));
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, name, path));
     QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (!exists) {
         return QLORA_OK;
     }
+    int code = ctx->env.files.remove(path, ctx->env.files.user);
+    return code == 0 ? qlora__dir_sync(&ctx->env, dir)
+                     : qlora__fail(ctx, QLORA_ERR_FILE, "cannot remove %s: %s (%d)", path,
+                                   qlora__errno_text(code), code);
+}
+
+// Whether adapter_config.json exists and has the text that would be written.
+static qlora_result qlora__peft_config_stays(qlora_ctx* ctx, const char* dir,
+                                             const qlora__peft_desc* desc, bool* out) {
+    char path[QLORA__PATH_ROOM];
+    *out = false;
+    QLORA__TRY(qlora__adapter_has(ctx, dir, "adapter_config.json", out));
+    if (!*out) {
+        return QLORA_OK;
+    }
     qlora__map map;
     qlora__string text;
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, "adapter_config.json", path));
     QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
     qlora__string_begin(&ctx->env, &text);
     qlora__peft_write_text(&text, desc);
-    bool same = text.result == QLORA_OK && text.size == map.size && text.size > 0 &&
-                memcmp(text.data, map.data, text.size) == 0;
+    *out = text.result == QLORA_OK && text.size == map.size && text.size > 0 &&
+           memcmp(text.data, map.data, text.size) == 0;
     qlora_result r = text.result;
     qlora__string_free(&text);
     qlora__map_close(&ctx->env, &map);
-    if (r == QLORA_OK && !same) {
-        int code = ctx->env.files.remove(path, ctx->env.files.user);
-        r = code == 0 ? qlora__dir_sync(&ctx->env, dir)
-                      : qlora__fail(ctx, QLORA_ERR_FILE, "cannot remove %s: %s (%d)", path,
-                                    qlora__errno_text(code), code);
-    }
     return r;
 }
 
-// Writes adapter_model.safetensors with the matrices, or the file with the norms.
-static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_model* m,
-                                                 const char* dir, bool norms) {
+// Prepares adapter_model.safetensors with the matrices, or the file with the norms.
+static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m, const char* dir,
+                                           bool norms, qlora__st_writer* w) {
     char path[QLORA__PATH_ROOM];
     qlora__save_list list;
     QLORA__TRY(qlora__path_join(&ctx->env, dir,
@@ -288,31 +313,69 @@ static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_mod
             qlora__save_add(&list, norms ? "" : "base_model.model.", &m->parameters, &t);
         }
     }
-    qlora_result r = qlora__save_write(ctx, &list, path, NULL, false);
+    qlora_result r = qlora__save_prepare(ctx, &list, path, NULL, false, w);
     qlora__save_close(ctx, &list);
     return r;
 }
 
-// Writes the weights before the config, so that a config is never stored without its weights. A
-// LoRA adapter in PEFT format cannot contain norms, so trained norms are stored in a separate file
-// under their names in the base.
+// The files of an adapter that is being written: the matrices and the norms, complete under
+// temporary names.
+typedef struct qlora__adapter_files {
+    qlora__st_writer writers[2];
+    bool ready[2];
+} qlora__adapter_files;
+
+static const char* const qlora__adapter_names[2] = {"adapter_model.safetensors", QLORA__NORMS_FILE};
+
+// Exchanges the files of a folder. As long as several of them change, there is no config, and
+// without it the folder does not load: a crash leaves the old adapter, the new one, or none, but
+// never a mixture. Where only the matrices change, one rename is enough.
+static qlora_result qlora__adapter_publish(qlora_ctx* ctx, const char* dir,
+                                           const qlora__peft_desc* desc, qlora__adapter_files* f) {
+    bool stays = false;
+    bool norms = false;
+    bool lora = f->ready[0];
+    if (lora) {
+        QLORA__TRY(qlora__peft_config_stays(ctx, dir, desc, &stays));
+        QLORA__TRY(qlora__adapter_has(ctx, dir, QLORA__NORMS_FILE, &norms));
+    }
+    bool alone = stays && !norms && !f->ready[1];
+    QLORA__TRY(alone ? QLORA_OK : qlora__adapter_retire(ctx, dir, "adapter_config.json"));
+    for (int i = 1; i >= 0; i--) {
+        if (f->ready[i]) {
+            f->ready[i] = false;
+            QLORA__TRY(qlora__st_write_publish(&ctx->env, &f->writers[i]));
+        } else {
+            QLORA__TRY(qlora__adapter_retire(ctx, dir, qlora__adapter_names[i]));
+        }
+    }
+    return lora && !alone ? qlora__peft_write_config(&ctx->env, dir, desc) : QLORA_OK;
+}
+
+// Writes an adapter folder, which is one unit. A LoRA adapter in PEFT format cannot contain norms,
+// so trained norms are stored in a separate file under their names in the base; those of an earlier
+// save are removed.
 static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, const char* dir,
                                          const char* base_name) {
     qlora__peft_tables tables;
+    qlora__adapter_files files;
+    const bool wanted[2] = {qlora__has_lora(m), m->desc.train_norms};
+    memset(&files, 0, sizeof files);
     QLORA__TRY(qlora__dir_make(&ctx->env, dir));
-    bool lora = qlora__has_lora(m);
     qlora_result r = qlora__peft_describe(ctx, m, base_name, &tables);
-    if (r == QLORA_OK && lora) {
-        r = qlora__peft_retire_config(ctx, dir, &tables.desc);
+    for (int i = 0; i < 2 && r == QLORA_OK; i++) {
+        if (wanted[i]) {
+            r = qlora__adapter_prepare(ctx, m, dir, i == 1, &files.writers[i]);
+            files.ready[i] = r == QLORA_OK;
+        }
     }
-    if (r == QLORA_OK && lora) {
-        r = qlora__adapter_write_tensors(ctx, m, dir, false);
+    if (r == QLORA_OK) {
+        r = qlora__adapter_publish(ctx, dir, &tables.desc, &files);
     }
-    if (r == QLORA_OK && m->desc.train_norms) {
-        r = qlora__adapter_write_tensors(ctx, m, dir, true);
-    }
-    if (r == QLORA_OK && lora) {
-        r = qlora__peft_write_config(&ctx->env, dir, &tables.desc);
+    for (int i = 0; i < 2; i++) {
+        if (files.ready[i]) {
+            qlora__st_write_abort(&ctx->env, &files.writers[i]);
+        }
     }
     qlora__peft_tables_free(ctx, &tables);
     return r;

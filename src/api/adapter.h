@@ -15,11 +15,14 @@ QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
 // Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms,
 // which PEFT's LoRA adapters cannot contain, are written to trained_norms.safetensors next to them.
-// Waits for the device. desc NULL = all defaults, here and below.
+// The folder is one unit: files of an earlier adapter that the new one does not have are removed,
+// and a crash leaves the old adapter, the new one, or a folder without a config, which does not
+// load. Waits for the device. desc NULL = all defaults, here and below.
 QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
-// Loads a PEFT folder, whose modules, ranks and scales must be those of the model. The optimizer
-// state is left unchanged. Waits for the device.
+// Loads a PEFT folder, whose modules, ranks and scales must be those of the model; trained norms in
+// it need a model that was opened with train_norms. The optimizer state is left unchanged. Waits
+// for the device.
 QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
 // Writes an f32 adapter for llama.cpp; the format cannot contain trained norms. Waits for the

@@ -84,7 +84,7 @@ typedef struct qlora_device_allocator {
 
 typedef enum qlora_file_mode {
     QLORA_FILE_READ = 0,
-    QLORA_FILE_CREATE = 1 // for writing; truncates an existing file
+    QLORA_FILE_CREATE = 1 // a new file for writing; EEXIST if the name exists, even as a link
 } qlora_file_mode;
 
 // Set all functions or none. Those that return int return 0 or an errno value. read and write

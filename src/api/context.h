@@ -34,7 +34,7 @@ typedef struct qlora_ctx_desc {
     char* error_text; // receives the reason if qlora_ctx_create fails; may be NULL
     size_t error_text_size;
     qlora_backend require_backend; // fail unless this backend can be used; 0 = ANY
-    int32_t device;                // CUDA device number; 0 = the first
+    int32_t device;                // CUDA device number, then required; 0 = the first, if any
     int32_t threads;               // CPU threads, at most 64; 0 = one per core
     qlora_math math;               // 0 = F32
     void* cu_context;              // CUcontext to use; NULL = the device's primary context

@@ -8,8 +8,12 @@ typedef struct qlora_generate_desc {
     float temperature;     // 0 = always choose the most likely token
     int32_t top_k;         // choose only among the k most likely tokens; 0 = all
     float top_p;           // ... and among the most likely ones that make up p; 0 = all
-    uint64_t seed;         // for sampling
-    const int32_t* stops;  // ids that end a turn; NULL = the model's own, a single -1 = none
+    float min_p;           // ... and among those with at least min_p times the highest probability
+    // Divides the logits above 0 of tokens that the text already has, and multiplies the others, as
+    // in transformers. 0 = 1 = off.
+    float repetition_penalty;
+    uint64_t seed;        // for sampling
+    const int32_t* stops; // ids that end a turn; NULL = the model's own, a single -1 = none
     int32_t stop_count;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;

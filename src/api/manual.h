@@ -114,8 +114,9 @@
    DEVICES AND FALLBACK
        CUDA when it is usable (compute capability 7.5 or later), otherwise the CPU.
        qlora_ctx_backend returns which, qlora_ctx_reason why; desc.require_backend turns the
-       fallback into an error. The device's primary context is used unless desc.cu_context is
-       given; it is current only inside our calls.
+       fallback into an error, and so does naming a device other than 0 or a CUDA handle. The
+       device's primary context is used unless desc.cu_context is given; it is current only inside
+       our calls.
 
    NUMERICS
        Deterministic: no float atomics, one writer per output, a fixed order of summation, choices
@@ -132,3 +133,9 @@
        pre-train, distribute over several GPUs, run mixtures of experts or vision towers, or use the
        network.
 */
+
+#if !defined(__cplusplus) && (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L) &&         \
+    !defined(_MSC_VER)
+#error "qlora.h needs C99 or C++11: compile with -std=c99 or later"
+#include <stop> /* there is no such file: the compiler stops here */
+#endif

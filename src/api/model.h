@@ -50,7 +50,7 @@ typedef struct qlora_model_config {
     int64_t heads;
     int64_t kv_heads;
     int64_t head_dim;
-    int64_t max_positions;
+    int64_t max_positions; // longest text; longer ones are refused; 0 = no limit
     double rms_eps;
     qlora_rope_desc rope;         // layers with full attention; defaults are filled in
     qlora_rope_desc rope_sliding; // layers with a sliding window; usually the same
@@ -128,7 +128,7 @@ typedef struct qlora_model_desc {
     qlora_purpose purpose;   // 0 = TRAIN
     int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
     int64_t max_sequences;   // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
-    int64_t max_length;      // maximum tokens per sequence; 0 = tokens
+    int64_t max_length;      // maximum tokens per sequence; 0 = tokens, as far as the model goes
     int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens; // maximum tokens of a text, including the prompt; 0 = no generation
     qlora_choice recompute;  // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
@@ -141,7 +141,7 @@ typedef struct qlora_model_desc {
 
 // The machine to plan for.
 typedef struct qlora_plan_desc {
-    uint64_t bytes;     // memory limit; 0 = the free memory of the GPU, no limit on the CPU
+    uint64_t bytes;     // memory limit; 0 = what is free now, on the GPU or for this process
     int32_t capability; // compute capability, 90 for 9.0; 0 = that of the context's device
 } qlora_plan_desc;
 
@@ -171,7 +171,9 @@ struct qlora_plan {
 };
 
 // Plans the memory of a model without loading it. No GPU is needed: a CPU context can plan for any
-// device. desc NULL = this machine. Fails with QLORA_ERR_DEVICE_MEMORY if the model cannot fit.
+// device. desc NULL = this machine; the CPU's limit is the physical memory and the cgroup's limit,
+// less what is in use. With a capability but no bytes, a CPU context plans without a limit. Fails
+// with QLORA_ERR_DEVICE_MEMORY if the model cannot fit.
 QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
                                        const qlora_plan_desc* desc, qlora_plan* out);
 // Writes the plan as a table, truncated if the buffer is too small. Returns the number of bytes

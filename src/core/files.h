@@ -76,6 +76,10 @@ static QLORA__UNUSED qlora_result qlora__out_begin(qlora__env* env, const char* 
     memcpy(temporary, path, length);
     memcpy(temporary + length, ".tmp", 5);
     int code = env->files.open(temporary, QLORA_FILE_CREATE, &out->file, env->files.user);
+    if (code == EEXIST) { // left by a crash, or a link: the name is removed, never what it names
+        env->files.remove(temporary, env->files.user);
+        code = env->files.open(temporary, QLORA_FILE_CREATE, &out->file, env->files.user);
+    }
     if (code != 0) {
         out->file = NULL; // nothing to remove
         return qlora__out_fail(env, out, "create", code);
@@ -99,7 +103,9 @@ static QLORA__UNUSED qlora_result qlora__out_write(qlora__env* env, qlora__out* 
     return QLORA_OK;
 }
 
-static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out* out) {
+// Completes the temporary file: everything that was written is on disk. It still has to be
+// published.
+static QLORA__UNUSED qlora_result qlora__out_finish(qlora__env* env, qlora__out* out) {
     const qlora_files* files = &env->files;
     int code = files->sync(out->file, files->user);
     if (code != 0) {
@@ -107,9 +113,13 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     }
     code = files->close(out->file, files->user);
     out->file = NULL;
-    if (code == 0) {
-        code = files->rename(out->temporary, out->path, files->user);
-    }
+    return code == 0 ? QLORA_OK : qlora__out_fail(env, out, "close", code);
+}
+
+// Gives a finished file its final name.
+static QLORA__UNUSED qlora_result qlora__out_publish(qlora__env* env, qlora__out* out) {
+    const qlora_files* files = &env->files;
+    int code = files->rename(out->temporary, out->path, files->user);
     if (code != 0) {
         return qlora__out_fail(env, out, "replace", code);
     }
@@ -125,6 +135,11 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out*
     }
     qlora__out_forget(env, out);
     return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out* out) {
+    QLORA__TRY(qlora__out_finish(env, out));
+    return qlora__out_publish(env, out);
 }
 
 // Writes a small file atomically.

@@ -62,24 +62,39 @@ static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, 
     return QLORA_OK;
 }
 
+// "all-linear", in any case.
+static bool qlora__peft_is_all_linear(const qlora__json* json, uint32_t value) {
+    static const char word[] = "all-linear";
+    char text[16];
+    bool same = qlora__json_string(json, value, text, sizeof text) == sizeof word - 1;
+    for (size_t i = 0; same && word[i] != '\0'; i++) {
+        same = text[i] == word[i] || (text[i] >= 'A' && text[i] <= 'Z' && text[i] + 32 == word[i]);
+    }
+    return same;
+}
+
 // Evaluates target_modules or exclude_modules: a list of names (complete, or the part after a dot),
-// a regular expression, or "all-linear".
+// a regular expression, or "all-linear". *by_full_name: a list has the complete name.
 static qlora_result qlora__peft_selects(qlora__env* env, const qlora__json* json, uint32_t select,
-                                        const char* module, bool* selected) {
+                                        const char* module, bool* selected, bool* by_full_name) {
     const qlora__json_token* t = &json->tokens[select];
     *selected = false;
+    *by_full_name = false;
     if (t->kind == QLORA__JSON_STRING) {
-        if (qlora__json_is(json, select, "all-linear")) {
+        if (qlora__peft_is_all_linear(json, select)) {
             *selected = strcmp(qlora__plain_name(module), "lm_head") != 0;
             return QLORA_OK;
         }
         return qlora__peft_regex(env, json, select, "", "", module, selected);
     }
     size_t length = strlen(module);
-    for (uint32_t k = select + 1; k < t->next && !*selected; k = json->tokens[k].next) {
+    for (uint32_t k = select + 1; k < t->next && !*by_full_name; k = json->tokens[k].next) {
         size_t n = qlora__json_string(json, k, NULL, 0);
         bool whole = n == length || (n < length && module[length - n - 1] == '.');
-        *selected = whole && qlora__json_equals(json, k, module + length - n, n);
+        if (whole && qlora__json_equals(json, k, module + length - n, n)) {
+            *selected = true;
+            *by_full_name = n == length;
+        }
     }
     return QLORA_OK;
 }
@@ -138,14 +153,17 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     r.object = 0;
     bool selected = false;
     bool excluded = false;
+    bool full = false;
+    bool ignored = false;
     uint32_t value = 0;
     memset(out, 0, sizeof *out);
-    QLORA__TRY(qlora__peft_selects(env, json, p->targets, module, &selected));
+    QLORA__TRY(qlora__peft_selects(env, json, p->targets, module, &selected, &full));
     if (p->excludes != 0) {
-        QLORA__TRY(qlora__peft_selects(env, json, p->excludes, module, &excluded));
+        QLORA__TRY(qlora__peft_selects(env, json, p->excludes, module, &excluded, &ignored));
     }
+    // As in PEFT, a module that is listed by its full name is adapted whatever its layer is.
     if (!selected || excluded ||
-        (p->layers != 0 && !qlora__peft_layer_selected(json, p->layers, module))) {
+        (!full && p->layers != 0 && !qlora__peft_layer_selected(json, p->layers, module))) {
         return QLORA_OK;
     }
     int64_t rank = p->rank;
@@ -168,35 +186,107 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     return QLORA_OK;
 }
 
-// Rejects keys that change the computation in ways that are not supported, if they are set.
-static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
-    static const char* const refused[] = {"use_dora",
-                                          "lora_bias",
-                                          "fan_in_fan_out",
-                                          "modules_to_save",
-                                          "trainable_token_indices",
-                                          "layer_replication",
-                                          "target_parameters",
-                                          "use_qalora",
-                                          "use_bdlora",
-                                          "alora_invocation_tokens",
-                                          "arrow_config",
-                                          "kasa_config",
-                                          "monteclora_config",
-                                          "velora_config"};
-    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        uint32_t value = qlora__config_find(r, refused[i]);
-        if (value == 0) {
-            continue;
-        }
-        const qlora__json_token* t = &r->json->tokens[value];
-        bool empty =
-            t->kind == QLORA__JSON_FALSE ||
-            ((t->kind == QLORA__JSON_ARRAY || t->kind == QLORA__JSON_OBJECT) && t->count == 0);
-        if (!empty) {
-            return qlora__config_refuse(r, refused[i], value, "only plain LoRA is supported");
+// What becomes of each field of PEFT's LoraConfig (0.21). Fields that it does not list are refused,
+// too, unless they are switched off: a later PEFT may compute something else with them.
+typedef enum qlora__peft_field_kind {
+    QLORA__PEFT_USED,   // read elsewhere
+    QLORA__PEFT_NO_USE, // changes nothing that is computed from a saved adapter
+    QLORA__PEFT_OFF     // must be absent, null, false or empty
+} qlora__peft_field_kind;
+
+static const struct {
+    const char* name;
+    qlora__peft_field_kind kind;
+} qlora__peft_fields[] = {
+    {"alpha_pattern", QLORA__PEFT_USED},
+    {"alora_invocation_tokens", QLORA__PEFT_OFF},
+    {"arrow_config", QLORA__PEFT_OFF},
+    {"auto_mapping", QLORA__PEFT_NO_USE},
+    {"base_model_name_or_path", QLORA__PEFT_NO_USE},
+    {"bias", QLORA__PEFT_USED},
+    {"corda_config", QLORA__PEFT_NO_USE}, // these four only with the init_lora_weights of their
+    {"eva_config", QLORA__PEFT_NO_USE},   // name
+    {"loftq_config", QLORA__PEFT_NO_USE},
+    {"lora_ga_config", QLORA__PEFT_NO_USE},
+    {"ensure_weight_tying", QLORA__PEFT_NO_USE}, // of embeddings, whose adapters are refused
+    {"exclude_modules", QLORA__PEFT_USED},
+    {"fan_in_fan_out", QLORA__PEFT_OFF},
+    {"inference_mode", QLORA__PEFT_NO_USE},
+    {"init_lora_weights", QLORA__PEFT_USED},
+    {"kasa_config", QLORA__PEFT_OFF},
+    {"layer_replication", QLORA__PEFT_OFF},
+    {"layers_pattern", QLORA__PEFT_USED},
+    {"layers_to_transform", QLORA__PEFT_USED},
+    {"lora_alpha", QLORA__PEFT_USED},
+    {"lora_bias", QLORA__PEFT_OFF},
+    {"lora_dropout", QLORA__PEFT_USED},
+    {"megatron_config", QLORA__PEFT_OFF},
+    {"megatron_core", QLORA__PEFT_NO_USE}, // only with megatron_config
+    {"modules_to_save", QLORA__PEFT_OFF},
+    {"monteclora_config", QLORA__PEFT_OFF},
+    {"peft_type", QLORA__PEFT_USED},
+    {"peft_version", QLORA__PEFT_NO_USE},
+    {"qalora_group_size", QLORA__PEFT_NO_USE}, // only with use_qalora
+    {"r", QLORA__PEFT_USED},
+    {"rank_pattern", QLORA__PEFT_USED},
+    {"revision", QLORA__PEFT_NO_USE},
+    {"runtime_config", QLORA__PEFT_NO_USE}, // where PEFT keeps its tensors
+    {"target_modules", QLORA__PEFT_USED},
+    {"target_parameters", QLORA__PEFT_OFF},
+    {"task_type", QLORA__PEFT_NO_USE},
+    {"trainable_token_indices", QLORA__PEFT_OFF},
+    {"use_bdlora", QLORA__PEFT_OFF},
+    {"use_dora", QLORA__PEFT_OFF},
+    {"use_qalora", QLORA__PEFT_OFF},
+    {"use_rslora", QLORA__PEFT_USED},
+    {"velora_config", QLORA__PEFT_OFF},
+};
+
+static qlora_result qlora__peft_check_field(const qlora__config_reader* r, uint32_t key) {
+    uint32_t value = key + 1;
+    const qlora__json_token* t = &r->json->tokens[value];
+    bool nested = t->kind == QLORA__JSON_ARRAY || t->kind == QLORA__JSON_OBJECT;
+    bool off =
+        t->kind == QLORA__JSON_NULL || t->kind == QLORA__JSON_FALSE || (nested && t->count == 0);
+    for (size_t i = 0; i < sizeof qlora__peft_fields / sizeof qlora__peft_fields[0]; i++) {
+        if (qlora__json_is(r->json, key, qlora__peft_fields[i].name)) {
+            return off || qlora__peft_fields[i].kind != QLORA__PEFT_OFF
+                       ? QLORA_OK
+                       : qlora__config_refuse(r, qlora__peft_fields[i].name, value,
+                                              "only plain LoRA is supported");
         }
     }
+    char name[64];
+    qlora__json_string(r->json, key, name, sizeof name);
+    return off ? QLORA_OK : qlora__config_refuse(r, name, value, "the field is not known");
+}
+
+// How the adapter was initialised. Some ways also change the weights of the base, and PEFT changes
+// them again when it loads such an adapter: without that, its numbers mean another model. PEFT
+// itself turns them into plain LoRA adapters, whose file says true.
+static qlora_result qlora__peft_check_init(const qlora__config_reader* r) {
+    static const char* const plain[] = {"gaussian", "eva", "orthogonal", "mica"};
+    uint32_t value = qlora__config_find(r, "init_lora_weights");
+    if (value == 0 || qlora__json_kind_of(r->json, value) == QLORA__JSON_TRUE ||
+        qlora__json_kind_of(r->json, value) == QLORA__JSON_FALSE) {
+        return QLORA_OK;
+    }
+    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
+        if (qlora__json_is(r->json, value, plain[i])) {
+            return QLORA_OK;
+        }
+    }
+    return qlora__config_refuse(r, "init_lora_weights", value,
+                                "it changes the base; save the adapter with PEFT's "
+                                "path_initial_model_for_weight_conversion");
+}
+
+// Rejects what changes the computation in ways that are not supported.
+static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
+    for (uint32_t k = 1; k < r->json->tokens[0].next; k = r->json->tokens[k + 1].next) {
+        QLORA__TRY(qlora__peft_check_field(r, k));
+    }
+    QLORA__TRY(qlora__peft_check_init(r));
     uint32_t bias = qlora__config_find(r, "bias");
     if (bias != 0 && !qlora__json_is(r->json, bias, "none")) {
         return qlora__config_refuse(r, "bias", bias, "only \"none\" is supported");
@@ -243,6 +333,33 @@ static qlora_result qlora__peft_check_object(const qlora__config_reader* r, cons
     return *out != 0 ? qlora__config_need_object(r, key, *out) : QLORA_OK;
 }
 
+// layers_to_transform, a number or a list of numbers, only beside a list of modules. An empty list
+// means all layers, as in PEFT.
+static qlora_result qlora__peft_check_layers(const qlora__config_reader* r, qlora__peft* p) {
+    char shown[48];
+    uint32_t layers = qlora__config_find(r, "layers_to_transform");
+    const qlora__json_token* t = &r->json->tokens[layers];
+    bool list = layers != 0 && t->kind == QLORA__JSON_ARRAY;
+    int64_t ignored = 0;
+    bool good = list || layers == 0 || qlora__json_int(r->json, layers, &ignored);
+    for (uint32_t k = layers + 1; list && good && k < t->next; k = r->json->tokens[k].next) {
+        good = qlora__json_int(r->json, k, &ignored);
+    }
+    if (!good) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: layers_to_transform is %s; it must be an integer or a list of "
+                               "integers",
+                               r->json->label, qlora__config_show(r, layers, shown));
+    }
+    if (layers != 0 && qlora__json_kind_of(r->json, p->targets) == QLORA__JSON_STRING) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: layers_to_transform is set, but target_modules is not a list",
+                               r->json->label);
+    }
+    p->layers = list && t->count == 0 ? 0 : layers;
+    return QLORA_OK;
+}
+
 static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     qlora__config_reader r;
     char shown[48];
@@ -276,7 +393,7 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: target_modules is missing",
                                r.json->label);
     }
-    p->layers = qlora__config_find(&r, "layers_to_transform");
+    QLORA__TRY(qlora__peft_check_layers(&r, p));
     QLORA__TRY(qlora__peft_check_object(&r, "rank_pattern", &p->rank_pattern));
     return qlora__peft_check_object(&r, "alpha_pattern", &p->alpha_pattern);
 }

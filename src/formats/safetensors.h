@@ -596,8 +596,8 @@ static QLORA__UNUSED qlora_result qlora__st_write(qlora__env* env, qlora__st_wri
     return qlora__out_write(env, &w->out, bytes, size);
 }
 
-// Gives the complete file its final name. On failure, an existing file is left unchanged.
-static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora__st_writer* w) {
+// Completes the file under its temporary name. On failure, it has been abandoned.
+static QLORA__UNUSED qlora_result qlora__st_write_finish(qlora__env* env, qlora__st_writer* w) {
     qlora_result result = QLORA_OK;
     if (w->written != w->data_bytes) {
         result = qlora__env_fail(env, QLORA_ERR_ARGUMENT,
@@ -610,8 +610,22 @@ static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora_
         result = qlora__out_write(env, &w->out, sum, sizeof sum);
     }
     if (result == QLORA_OK) {
-        result = qlora__out_commit(env, &w->out);
+        result = qlora__out_finish(env, &w->out);
     }
+    if (result != QLORA_OK) {
+        qlora__st_write_abort(env, w);
+    }
+    return result;
+}
+
+// Gives a finished file its final name. On failure, an existing file is left unchanged.
+static QLORA__UNUSED qlora_result qlora__st_write_publish(qlora__env* env, qlora__st_writer* w) {
+    qlora_result result = qlora__out_publish(env, &w->out);
     qlora__st_write_abort(env, w);
     return result;
+}
+
+static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora__st_writer* w) {
+    QLORA__TRY(qlora__st_write_finish(env, w));
+    return qlora__st_write_publish(env, w);
 }

@@ -71,18 +71,22 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
         } else {
             r = qlora__peft_open(&ctx->env, dir, &s->own);
             s->peft = r == QLORA_OK ? &s->own : NULL;
+            r = r == QLORA_OK ? qlora__adapter_all_used(ctx, m, s->peft) : r;
         }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
     }
-    if (r == QLORA_OK && m->desc.train_norms) {
-        char path[QLORA__PATH_ROOM];
-        bool exists = false;
-        r = qlora__path_join(&ctx->env, dir, QLORA__NORMS_FILE, path);
-        r = r == QLORA_OK ? qlora__file_exists(&ctx->env, path, &exists) : r;
-        if (r == QLORA_OK && exists) {
-            r = qlora__st_open(&ctx->env, path, &s->norms);
-            s->has_norms = r == QLORA_OK;
-        }
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    r = r == QLORA_OK ? qlora__path_join(&ctx->env, dir, QLORA__NORMS_FILE, path) : r;
+    r = r == QLORA_OK ? qlora__file_exists(&ctx->env, path, &exists) : r;
+    if (r == QLORA_OK && exists && !m->desc.train_norms) {
+        r = qlora__fail(ctx, QLORA_ERR_FORMAT,
+                        "%s holds trained norms, which belong to the adapter; open the model with "
+                        "desc.train_norms",
+                        path);
+    } else if (r == QLORA_OK && exists) {
+        r = qlora__st_open(&ctx->env, path, &s->norms);
+        s->has_norms = r == QLORA_OK;
     }
     if (r != QLORA_OK) {
         qlora__adapter_source_close(ctx, s);

@@ -83,14 +83,14 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
 static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
-    int64_t I = m->plan.config.intermediate;
+    int64_t width = m->plan.config.intermediate;
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, &stack));
-    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, I);
-    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, I, I);
-    qlora_tensor x = qlora__window(&m->s, pass->rows, 0, I + stack.pad);
-    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, I);
-    qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, I);
+    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
+    qlora_tensor x = qlora__window(&m->s, pass->rows, 0, width + stack.pad);
+    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
+    qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, width);
     qlora_tensor dy = qlora__window(&m->dh, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor dy_inner = qlora__window(&m->dh, pass->rows, 0, stack.out);
     if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so SwiGLU comes first

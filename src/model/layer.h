@@ -174,10 +174,10 @@ static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer
 // SwiGLU and down_proj, into m->delta.
 static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
-    int64_t I = m->plan.config.intermediate;
-    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, I);
-    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, I, I);
-    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, I);
+    int64_t width = m->plan.config.intermediate;
+    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
+    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
     QLORA__TRY(qlora_swiglu_forward(pass->ctx, &gate, &up, &s));
     return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, &m->delta);
 }

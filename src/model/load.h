@@ -249,6 +249,8 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     memset(&stager, 0, sizeof stager);
     stager.m = m;
     stager.total = qlora__folder_bytes(folder);
+    m->base_config = qlora__identity_config(&m->plan.config);
+    m->base_weights = qlora__identity_folder(folder);
     qlora_result r = qlora__stager_open(ctx, &stager);
     if (r == QLORA_OK) {
         r = qlora__load_folder(ctx, &stager, folder);
@@ -262,6 +264,8 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     float deviation = m->desc.weight_std > 0.0f ? m->desc.weight_std : 0.02f;
     uint64_t seed = m->desc.seed;
+    m->base_config = qlora__identity_config(c);
+    m->base_weights = qlora__identity_random(seed, deviation);
     QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &m->embed));
     if (!c->tied) {
         QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &m->head));

@@ -118,7 +118,10 @@ static qlora_result qlora__model_build(qlora_ctx* ctx, const qlora_model_desc* d
     }
     qlora_plan_desc machine = qlora__machine_resolve(ctx, NULL);
     QLORA__TRY(qlora__skeleton(ctx, desc, &machine, out));
-    return qlora__model_adopt_plan(ctx, *out, desc->plan);
+    QLORA__TRY(qlora__model_adopt_plan(ctx, *out, desc->plan));
+    // A GPU refuses memory that it does not have; a CPU may promise it and kill the program later.
+    bool fits = !qlora__on_cpu(ctx) || qlora__plan_fits(*out, machine.bytes);
+    return fits ? QLORA_OK : qlora__plan_too_large(ctx, *out, machine.bytes);
 }
 
 static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
@@ -129,10 +132,6 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
     QLORA__TRY(qlora__not_in_capture(ctx, "opening a model"));
     qlora_model* m = NULL;
     qlora_result r = qlora__model_build(ctx, desc, &m);
-    if (r == QLORA_OK && m->compute == QLORA_BF16 && qlora__on_cpu(ctx)) {
-        r = qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                        "desc.mode is BF16, which needs a GPU; use F32 or AUTO on the CPU");
-    }
     if (r == QLORA_OK) {
         bool was_sealed = qlora__cache_set_sealed(ctx, false);
         r = qlora__model_start(ctx, m, desc);

@@ -48,6 +48,30 @@ static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora__peft* peft
     return QLORA_OK;
 }
 
+// Every matrix of an adapter folder must belong to a module of the model: what is not used would
+// change the results in PEFT.
+static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m,
+                                            const qlora__peft* peft) {
+    for (uint32_t i = 0; i < peft->tensors.count; i++) {
+        const char* name = peft->tensors.entries[i].tensor->name;
+        bool known = false;
+        for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
+            for (int k = 0; k < QLORA__PROJECTIONS && !known; k++) {
+                char module[160];
+                int n = snprintf(module, sizeof module, "base_model.model.model.layers.%lld.%s.",
+                                 (long long)l, qlora__projections[k].module);
+                known = n > 0 && strncmp(name, module, (size_t)n) == 0;
+            }
+        }
+        if (!known) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s does not belong to a projection of this model",
+                               peft->tensors.dir, name);
+        }
+    }
+    return QLORA_OK;
+}
+
 // Sets the rank and scale of every module; rank 0 = no adapter.
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
@@ -55,6 +79,7 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
     if (desc->adapter != NULL) {
         QLORA__TRY(qlora__peft_open(&ctx->env, desc->adapter, peft));
         m->source->has_peft = true;
+        QLORA__TRY(qlora__adapter_all_used(ctx, m, peft));
         m->desc.rslora = peft->rslora;
         m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft->dropout;
         m->desc.rank = (int32_t)peft->rank;
@@ -180,8 +205,8 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     }
 }
 
-// Fills in the defaults of a config that does not come from a file, and checks it.
-static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_config* c) {
+// Fills in the defaults of a config that comes from the caller, and checks it.
+static qlora_result qlora__config_check(qlora_ctx* ctx, qlora_model_config* c) {
     if (c->kv_heads == 0) {
         c->kv_heads = c->heads;
     }
@@ -219,6 +244,7 @@ static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_confi
                            c->rms_eps);
     }
     QLORA__TRY(qlora__need_whole(ctx, "config.window", c->window, 0, INT64_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "config.max_positions", c->max_positions, 0, INT64_MAX));
     return qlora__need_whole(ctx, "config.stop_count", c->stop_count, 0, QLORA_MAX_STOP_IDS);
 }
 
@@ -271,14 +297,28 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
     return qlora__need_real(ctx, "desc.weight_std", (double)d->weight_std, 0.0, 1e300);
 }
 
-// Fills in the defaults of the capacity settings.
-static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, qlora_model_desc* d) {
+// Checks that a model has seen texts of this length.
+static qlora_result qlora__positions_check(qlora_ctx* ctx, const char* name, int64_t value,
+                                           int64_t positions) {
+    return value <= positions ? QLORA_OK
+                              : qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                                            "%s is %lld, but the model has %lld positions "
+                                            "(max_position_embeddings)",
+                                            name, (long long)value, (long long)positions);
+}
+
+// Fills in the defaults of the capacity settings. A config without max_positions has no limit.
+static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, const qlora_model_config* c,
+                                            qlora_model_desc* d) {
+    int64_t positions = c->max_positions > 0 ? c->max_positions : INT64_MAX;
     d->tokens = d->tokens != 0 ? d->tokens : 2048;
     d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
-    d->max_length = d->max_length != 0 ? d->max_length : d->tokens;
+    d->max_length = d->max_length != 0 ? d->max_length : qlora__min(d->tokens, positions);
     d->head_chunk = qlora__min(d->head_chunk != 0 ? d->head_chunk : 1024, d->tokens);
     QLORA__TRY(qlora__need_whole(ctx, "desc.max_sequences", d->max_sequences, 1, d->tokens));
-    return qlora__need_whole(ctx, "desc.max_length", d->max_length, 1, d->tokens);
+    QLORA__TRY(qlora__need_whole(ctx, "desc.max_length", d->max_length, 1, d->tokens));
+    QLORA__TRY(qlora__positions_check(ctx, "desc.max_length", d->max_length, positions));
+    return qlora__positions_check(ctx, "desc.generate_tokens", d->generate_tokens, positions);
 }
 
 static void qlora__model_free(qlora_model* m) {
@@ -314,26 +354,42 @@ static uint64_t qlora__source_name(const qlora_model_desc* desc) {
     return hash;
 }
 
+// capability 0: the CPU.
+static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t capability) {
+    if (mode == QLORA_MODE_BF16 && capability == 0) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.mode is BF16, which needs a GPU; use F32 or AUTO on the CPU");
+    }
+    if (mode == QLORA_MODE_BF16 && capability < 80) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.mode is BF16, which needs compute capability 8.0 or later; this "
+                           "is %d.%d; use F32 or AUTO",
+                           (int)capability / 10, (int)capability % 10);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          const qlora_plan_desc* machine, qlora_model* m) {
     qlora_model_config* c = &m->plan.config;
-    QLORA__TRY(qlora__capacity_resolve(ctx, &m->desc));
     m->plan.source = qlora__source_name(desc);
     if (desc->plan != NULL && desc->plan->source != m->plan.source) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.plan was made for another model folder or adapter");
     }
-    if (desc->dir != NULL && desc->plan != NULL) {
-        *c = desc->plan->config;
-    } else if (desc->dir != NULL) {
+    if (desc->dir != NULL && desc->plan == NULL) {
         QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, c));
     } else {
-        *c = *desc->config;
-        QLORA__TRY(qlora__random_config_check(ctx, c));
+        // A plan is the caller's memory too, so that its config is checked as well.
+        qlora_model_config given = desc->dir != NULL ? desc->plan->config : *desc->config;
+        QLORA__TRY(qlora__config_check(ctx, &given));
+        *c = given;
     }
+    QLORA__TRY(qlora__capacity_resolve(ctx, c, &m->desc));
     m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
     m->desc.targets = desc->targets != 0 ? desc->targets : (uint32_t)QLORA_TARGET_ALL;
+    QLORA__TRY(qlora__mode_check(ctx, desc->mode, machine->capability));
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
                        (desc->mode == QLORA_MODE_AUTO && machine->capability >= 80);
     m->plan.mode = wants_16bit ? QLORA_MODE_BF16 : QLORA_MODE_F32;
@@ -430,6 +486,8 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     return QLORA_OK;
 }
 
+// Fills in what this machine has. The CPU's limit is the memory that is available now and what this
+// context holds of it; a CPU context that plans for a GPU has no limit of its own.
 static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_desc* given) {
     qlora_plan_desc d;
     memset(&d, 0, sizeof d);
@@ -446,9 +504,11 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
             d.bytes = (free_bytes > margin ? free_bytes - margin : 0) + ctx->device_bytes;
         }
     }
-#else
-    (void)ctx;
 #endif
+    if (d.bytes == 0 && d.capability == 0 && qlora__on_cpu(ctx)) {
+        uint64_t left = qlora__os_memory("");
+        d.bytes = left != 0 ? left + ctx->device_bytes : 0;
+    }
     return d;
 }
 
@@ -486,9 +546,9 @@ static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, 
         (double)p->activations / gib, (double)other / gib, (long long)p->tokens, remedy);
 }
 
-// Chooses the fewest recomputed layers that fit, then as many cached layers as fit. The memory is
-// monotonic in both, so bisection finds them.
-static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes) {
+// Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many
+// cached layers as fit. The memory is monotonic in both, so bisection finds them.
+static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes, bool fill) {
     int64_t layers = m->plan.config.layers;
     bool auto_recompute = m->desc.recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
     int64_t low = m->desc.recompute == QLORA_CHOICE_ON && qlora__trains(m) ? layers : 0;
@@ -508,7 +568,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t 
         }
     }
     bool has_nf4 = m->layers[0].projections[0].is_nf4;
-    if (m->desc.cache == QLORA_CHOICE_AUTO && bytes != 0 && low == 0 && has_nf4) {
+    if (m->desc.cache == QLORA_CHOICE_AUTO && fill && low == 0 && has_nf4) {
         int64_t most = layers;
         while (cached < most) {
             int64_t middle = (cached + most + 1) / 2;
@@ -534,7 +594,9 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
     m->plan.context = other                ? QLORA__SCRATCH_BYTES + 2 * QLORA__WORKSPACE_BYTES
                       : qlora__on_cpu(ctx) ? ctx->scratch->bytes
                                            : ctx->device_bytes;
-    qlora_result r = qlora__plan_choose(ctx, m, machine.bytes);
+    // Other programs also use the memory of the CPU: what was not asked for is left to them.
+    bool fill = machine.bytes != 0 && (!qlora__on_cpu(ctx) || (given != NULL && given->bytes != 0));
+    qlora_result r = qlora__plan_choose(ctx, m, machine.bytes, fill);
     if (r != QLORA_OK) {
         qlora__model_free(m);
         return r;

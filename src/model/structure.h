@@ -111,6 +111,8 @@ struct qlora_model {
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
     int64_t elements;    // of the parameter arena, including gaps
     int64_t positions;   // rows of the rope tables
+    uint64_t base_config; // hashes that tell one base model from another
+    uint64_t base_weights;
     qlora__buffer* arena;
     qlora__layer* layers;
     // base

@@ -56,8 +56,8 @@ static float qlora__f16_to(uint16_t h) {
         return qlora__from_bits(sign | 0x7f800000u | mantissa << 13);
     }
     if (exponent == 0) {
-        float small = (float)mantissa * (1.0f / 16777216.0f);
-        return sign != 0 ? -small : small;
+        float subnormal = (float)mantissa * (1.0f / 16777216.0f);
+        return sign != 0 ? -subnormal : subnormal;
     }
     return qlora__from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
 }

@@ -13,8 +13,10 @@
 
 #ifdef _WIN32
 #include <direct.h>
+#include <fcntl.h>
 #include <io.h>
 #include <process.h>
+#include <sys/stat.h>
 #include <wchar.h>
 #else
 #include <dlfcn.h>

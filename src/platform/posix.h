@@ -3,7 +3,12 @@
 
 // POSIX: shared libraries, clock, threads and files.
 
+// A path that depends on the current folder would let whoever can write there run code here.
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
+    if (name[0] != '/' && strchr(name, '/') != NULL) {
+        snprintf(why, size, "%s is a relative path; give an absolute one, or a name alone", name);
+        return NULL;
+    }
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char* text = dlerror();
@@ -25,6 +30,96 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 && n < 4096 ? (int32_t)n : 1;
+}
+
+// Reads a small text file, such as those of /proc; "" if there is none.
+static QLORA__UNUSED void qlora__os_text(const char* root, const char* folder, const char* name,
+                                         char* out, size_t size) {
+    char path[1200];
+    size_t used = 0;
+    int n = snprintf(path, sizeof path, "%s%s%s", root, folder, name);
+    int fd = n > 0 && (size_t)n < sizeof path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    while (fd >= 0 && used < size - 1) {
+        ssize_t got = read(fd, out + used, size - 1 - used);
+        if (got <= 0) {
+            break;
+        }
+        used += (size_t)got;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    out[used] = '\0';
+}
+
+// The number after a key at the start of a line; UINT64_MAX if there is none ("max" in a cgroup).
+static QLORA__UNUSED uint64_t qlora__os_number(const char* text, const char* key) {
+    size_t length = strlen(key);
+    while (text != NULL && strncmp(text, key, length) != 0) {
+        text = strchr(text, '\n');
+        text = text != NULL ? text + 1 : NULL;
+    }
+    text = text != NULL ? text + length : "";
+    while (*text == ' ') {
+        text++;
+    }
+    uint64_t value = *text >= '0' && *text <= '9' ? 0 : UINT64_MAX;
+    for (; *text >= '0' && *text <= '9' && value < UINT64_MAX / 16; text++) {
+        value = value * 10 + (uint64_t)(*text - '0');
+    }
+    return value;
+}
+
+// What one cgroup leaves: its limit less what it uses, without the file cache that it can drop.
+static QLORA__UNUSED uint64_t qlora__os_cgroup(const char* root, const char* folder, bool second) {
+    char text[8192];
+    qlora__os_text(root, folder, second ? "/memory.max" : "/memory.limit_in_bytes", text,
+                   sizeof text);
+    uint64_t limit = qlora__os_number(text, "");
+    qlora__os_text(root, folder, second ? "/memory.current" : "/memory.usage_in_bytes", text,
+                   sizeof text);
+    uint64_t used = qlora__os_number(text, "");
+    qlora__os_text(root, folder, "/memory.stat", text, sizeof text);
+    uint64_t cache = qlora__os_number(text, second ? "inactive_file " : "total_inactive_file ");
+    if (limit == UINT64_MAX || used == UINT64_MAX) {
+        return UINT64_MAX;
+    }
+    used -= cache != UINT64_MAX && cache < used ? cache : 0;
+    return limit > used ? limit - used : 0;
+}
+
+// Bytes of memory that this process can still take without swapping: what the system has available
+// and what every cgroup that it is in allows; at least 1. 0 = not known. Tests give another root
+// than "".
+static QLORA__UNUSED uint64_t qlora__os_memory(const char* root) {
+    char text[8192];
+    qlora__os_text(root, "/proc/meminfo", "", text, sizeof text);
+    uint64_t most = qlora__os_number(text, "MemAvailable:");
+    most = most != UINT64_MAX ? most * 1024 : UINT64_MAX;
+    qlora__os_text(root, "/proc/self/cgroup", "", text, sizeof text);
+    for (char* line = text; *line != '\0';) { // number:controllers:folder
+        char folder[1024];
+        char* end = line + strcspn(line, "\n");
+        char* next = *end != '\0' ? end + 1 : end;
+        *end = '\0';
+        bool second = strncmp(line, "0::", 3) == 0;
+        char* first = strstr(line, ":memory:");
+        const char* own = second ? line + 3 : first != NULL ? first + 8 : NULL;
+        const char* base = second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+        int n = own != NULL ? snprintf(folder, sizeof folder, "%s%s", base, own) : -1;
+        bool inside = n > 0 && (size_t)n < sizeof folder;
+        while (inside) { // up to the root, which in a container is the container's own
+            uint64_t left = qlora__os_cgroup(root, folder, second);
+            most = left < most ? left : most;
+            char* slash = strrchr(folder, '/');
+            inside = slash != NULL && (size_t)(slash - folder) >= strlen(base);
+            if (inside) {
+                *slash = '\0';
+            }
+        }
+        line = next;
+    }
+    return most == UINT64_MAX ? 0 : most > 0 ? most : 1;
 }
 
 typedef pthread_mutex_t qlora__mutex;
@@ -81,7 +176,7 @@ static QLORA__UNUSED int qlora__os_fd(void* file) {
 static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
                                         void* user) {
     (void)user;
-    int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC;
+    int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_EXCL;
     int fd = open(path, flags | O_CLOEXEC, 0666);
     if (fd < 0) {
         return errno;

@@ -11,7 +11,10 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-__declspec(dllimport) void* __stdcall LoadLibraryA(const char*);
+__declspec(dllimport) void* __stdcall LoadLibraryExA(const char*, void*, unsigned long);
+__declspec(dllimport) unsigned long __stdcall GetEnvironmentVariableA(const char*, char*,
+                                                                      unsigned long);
+__declspec(dllimport) int __stdcall GlobalMemoryStatusEx(void*); // MEMORYSTATUSEX*
 __declspec(dllimport) void* __stdcall GetProcAddress(void*, const char*);
 __declspec(dllimport) unsigned long __stdcall GetLastError(void);
 __declspec(dllimport) int __stdcall QueryPerformanceCounter(void*); // LARGE_INTEGER*
@@ -20,7 +23,7 @@ __declspec(dllimport) unsigned long __stdcall GetActiveProcessorCount(unsigned s
 __declspec(dllimport) void __stdcall AcquireSRWLockExclusive(void*);
 __declspec(dllimport) void __stdcall ReleaseSRWLockExclusive(void*);
 __declspec(dllimport) int __stdcall SleepConditionVariableSRW(void*, void*, unsigned long,
-                                                               unsigned long);
+                                                              unsigned long);
 __declspec(dllimport) void __stdcall WakeAllConditionVariable(void*);
 __declspec(dllimport) unsigned long __stdcall WaitForSingleObject(void*, unsigned long);
 __declspec(dllimport) int __stdcall CloseHandle(void*);
@@ -40,10 +43,51 @@ __declspec(dllimport) int __stdcall UnmapViewOfFile(const void*);
 #endif
 #endif
 
+// Whether a path does not depend on the current folder or drive: "C:\\x" or "\\\\server\\x".
+static QLORA__UNUSED bool qlora__path_is_whole(const char* path) {
+    bool drive = path[0] != '\0' && path[1] == ':' && (path[2] == '\\' || path[2] == '/');
+    return drive || (path[0] == '\\' && path[1] == '\\');
+}
+
+// Looks for a library in the folders of PATH, where CUDA's installer puts its own. Entries that
+// depend on the current folder are left out.
+static QLORA__UNUSED void* qlora__library_in_path(const char* name) {
+    static const char variable[] = "PATH";
+    char path[32768];
+    char file[1200];
+    void* library = NULL;
+    unsigned long size = GetEnvironmentVariableA(variable, path, (unsigned long)sizeof path);
+    if (size == 0 || size >= sizeof path) {
+        return NULL;
+    }
+    for (char* at = path; *at != '\0' && library == NULL;) {
+        char* end = at + strcspn(at, ";");
+        char* next = *end != '\0' ? end + 1 : end;
+        *end = '\0';
+        int n = snprintf(file, sizeof file, "%s\\%s", at, name);
+        if (qlora__path_is_whole(at) && n > 0 && (size_t)n < sizeof file) {
+            library = (void*)LoadLibraryExA(file, NULL, 0x1100UL); // its folder, then the defaults
+        }
+        at = next;
+    }
+    return library;
+}
+
+// LoadLibraryA would also look in the current folder, where anybody may have put a file.
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
-    void* library = (void*)LoadLibraryA(name);
+    bool whole = qlora__path_is_whole(name);
+    if (!whole && strpbrk(name, "/\\:") != NULL) {
+        snprintf(why, size, "%s is a relative path; give an absolute one, or a name alone", name);
+        return NULL;
+    }
+    // the program's folder and the system's; for a path, also the folder it names
+    void* library = (void*)LoadLibraryExA(name, NULL, whole ? 0x1100UL : 0x1000UL);
+    unsigned long code = library == NULL ? GetLastError() : 0;
+    if (library == NULL && !whole) {
+        library = qlora__library_in_path(name);
+    }
     if (library == NULL) {
-        snprintf(why, size, "%s: error %lu", name, GetLastError());
+        snprintf(why, size, "%s: error %lu", name, code);
     }
     return library;
 }
@@ -62,6 +106,19 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
+}
+
+// Bytes of physical memory that are available; 0 = not known.
+static QLORA__UNUSED uint64_t qlora__os_memory(const char* root) {
+    struct {
+        uint32_t size;
+        uint32_t load;
+        uint64_t bytes[7]; // the second is the available physical memory
+    } status;
+    (void)root;
+    memset(&status, 0, sizeof status);
+    status.size = (uint32_t)sizeof status;
+    return GlobalMemoryStatusEx((void*)&status) ? status.bytes[1] : 0;
 }
 
 typedef struct qlora__mutex {
@@ -131,7 +188,17 @@ static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, 
     if (!qlora__wide(path, wide)) {
         return ENAMETOOLONG;
     }
-    FILE* f = _wfopen(wide, mode == QLORA_FILE_READ ? L"rb" : L"wb");
+    FILE* f = NULL;
+    if (mode == QLORA_FILE_READ) {
+        f = _wfopen(wide, L"rb");
+    } else {
+        int fd = _wopen(wide, _O_WRONLY | _O_CREAT | _O_EXCL | _O_BINARY | _O_NOINHERIT,
+                        _S_IREAD | _S_IWRITE);
+        f = fd >= 0 ? _fdopen(fd, "wb") : NULL;
+        if (fd >= 0 && f == NULL) {
+            _close(fd);
+        }
+    }
     if (f == NULL) {
         return errno != 0 ? errno : EIO;
     }

@@ -160,21 +160,33 @@ typedef struct qlora_text_data qlora_text_data;
 
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
-    const char* path;      // ends in .jsonl, .ndjson, .json or .txt
+    const char* path;      // ends in .jsonl, .ndjson, .json or .txt, in any case
     qlora_text_chat* chat; // required; its tokenizer is used
     size_t chunk_tokens;   // .txt: longest sample, BOS included; 0 = no limit, else at least 2
     bool train_prompt;     // train on everything
     bool last_turn_only;   // train on the last assistant turn only
+    // One of qlora_text_data_formats: what the file is (jsonl, ndjson, json, txt), or the only form
+    // of record that is read from a JSON file (text, messages, ...). NULL = from the ending and the
+    // names in each record.
+    const char* format;
     uint32_t reserved_must_be_zero1;
 } qlora_text_data_desc;
 
 QLORA_API qlora_result qlora_text_data_open(qlora_text* text, const qlora_text_data_desc* desc,
                                             qlora_text_data** out);
-// The same from memory; desc->path is used in messages, and its ending says what the data is.
+// The same from memory; desc->path is used in messages, and its ending says what the data is. The
+// path "-" stands for standard input, which is JSON unless desc->format is set.
 QLORA_API qlora_result qlora_text_data_load(qlora_text* text, const qlora_text_data_desc* desc,
                                             const void* data, size_t size, qlora_text_data** out);
 QLORA_API qlora_result qlora_text_data_close(qlora_text_data* data); // NULL is fine
+QLORA_API const char* qlora_text_data_formats(size_t index); // every name; NULL after the last one
 QLORA_API size_t qlora_text_data_count(const qlora_text_data* data);
+
+typedef struct qlora_text_data_info {
+    size_t count;        // samples
+    const char* ignored; // names in the records that were not used: "id, source"; "" = none
+} qlora_text_data_info;
+QLORA_API qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out);
 
 typedef struct qlora_text_sample {
     const int32_t* ids;    // valid until the data is closed

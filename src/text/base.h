@@ -119,7 +119,9 @@ static qlora_result qlora__text_reserve(qlora__env* env, void** data, size_t* ca
                                (unsigned long long)limit);
     }
     size_t wanted = count + extra;
-    size_t grown = *capacity <= limit / 2 ? *capacity * 2 : limit;
+    // large arrays grow by a quarter: half of a large file's memory would otherwise be unused
+    size_t more = *capacity < ((size_t)1 << 20) / element ? *capacity : *capacity / 4;
+    size_t grown = *capacity <= limit - more ? *capacity + more : limit;
     grown = grown < wanted ? wanted : grown;
     grown = grown < 16 ? 16 : grown;
     void* moved =
@@ -224,7 +226,7 @@ void qlora_text_ids_free(qlora_text* text, qlora_text_ids* ids) {
 static qlora_result qlora__text_file_append(qlora__env* env, const char* path, void* file,
                                             qlora_text_bytes* out) {
     for (;;) {
-        size_t step = out->count < 65536 ? 65536 : out->count;
+        size_t step = 65536;
         QLORA__TRY(qlora__text_bytes_room(env, out, step));
         int64_t got = env->files.read(file, out->data + out->count, step, env->files.user);
         if (got < 0 || (uint64_t)got > step) {

@@ -43,28 +43,27 @@ static qlora_result qlora__text_resplit(qlora__env* env, qlora_text_tok* tok,
     out->count = 0;
     for (size_t i = 0; i < in->count; i++) {
         view.end = in->data[i].end;
+        size_t at = in->data[i].begin;
         if (step->behavior == QLORA__TEXT_B_ISOLATED) {
-            QLORA__TRY(qlora__text_step_find(env, step, &view, in->data[i].begin, out));
+            QLORA__TRY(qlora__text_step_find(env, step, &view, &at, view.end, out));
             continue;
         }
         found->count = 0;
-        QLORA__TRY(qlora__text_step_find(env, step, &view, in->data[i].begin, found));
+        QLORA__TRY(qlora__text_step_find(env, step, &view, &at, view.end, found));
         QLORA__TRY(qlora__text_step_merge(env, step->behavior, found, out));
     }
     return QLORA_OK;
 }
 
-// Splits and encodes normalised text without added tokens.
-static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
-                                             size_t size, bool first, bool open,
-                                             qlora_text_ids* out) {
-    qlora__text_view view = qlora__text_view_of(tok, text, size);
+// Applies the splitting steps from number `from` on to the pieces in tok->pieces[0], and encodes
+// what results.
+static qlora_result qlora__text_pieces_encode(qlora__env* env, qlora_text_tok* tok,
+                                              qlora__text_view view, size_t from, bool first,
+                                              bool open, qlora_text_ids* out) {
     qlora__text_pieces* now = &tok->pieces[0];
     qlora__text_pieces* then = &tok->pieces[1];
-    now->count = 0;
-    QLORA__TRY(qlora__text_pieces_add(env, now, 0, size, false));
     size_t written = 0;
-    for (size_t i = 0; i < tok->splitter.count; i++) {
+    for (size_t i = from; i < tok->splitter.count; i++) {
         const qlora__text_step* step = &tok->splitter.data[i];
         if (step->kind == QLORA__TEXT_P_BYTES) {
             view.code_of_byte = tok->code_of_byte;
@@ -93,6 +92,35 @@ static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* to
         const qlora__text_piece* piece = &now->data[i];
         QLORA__TRY(qlora__text_piece_encode(env, tok, (const char*)view.s + piece->begin,
                                             piece->end - piece->begin, out));
+    }
+    return QLORA_OK;
+}
+
+enum { QLORA__TEXT_WINDOW = 1 << 16 }; // bytes that are split at a time
+
+// Splits and encodes normalised text without added tokens. If the first step only cuts, later steps
+// see each of its pieces alone; a long text is then split in windows, whose pieces would otherwise
+// take more memory than the ids.
+static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
+                                             size_t size, bool first, bool open,
+                                             qlora_text_ids* out) {
+    qlora__text_view view = qlora__text_view_of(tok, text, size);
+    qlora__text_pieces* pieces = &tok->pieces[0];
+    const qlora__text_step* cut = tok->splitter.count > 0 ? &tok->splitter.data[0] : NULL;
+    if (cut == NULL || cut->behavior != QLORA__TEXT_B_ISOLATED ||
+        cut->kind == QLORA__TEXT_P_METASPACE || cut->kind == QLORA__TEXT_P_PREFIX_SPACE ||
+        cut->kind == QLORA__TEXT_P_BYTES) {
+        pieces->count = 0;
+        QLORA__TRY(qlora__text_pieces_add(env, pieces, 0, size, false));
+        return qlora__text_pieces_encode(env, tok, view, 0, first, open, out);
+    }
+    for (size_t at = 0; at < size;) {
+        bool start = at == 0;
+        size_t stop = size - at < QLORA__TEXT_WINDOW ? size : at + QLORA__TEXT_WINDOW;
+        pieces->count = 0;
+        QLORA__TRY(qlora__text_step_find(env, cut, &view, &at, stop, pieces));
+        QLORA__TRY(
+            qlora__text_pieces_encode(env, tok, view, 1, first && start, open || !start, out));
     }
     return QLORA_OK;
 }

@@ -30,7 +30,9 @@
        text/encode          text to ids
        text/decode          ids to text
        text/chat            chat formats
-       text/data            training files to samples
+       text/data            samples, messages
+       text/records         one record of a JSON file to a sample
+       text/data_files      training files to samples
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
 
@@ -62,15 +64,25 @@
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.
 
    DATA
-       .jsonl or .ndjson (one object per line), .json (an array of objects, or as .jsonl), .txt.
+       .jsonl or .ndjson (one object per line), .json (an array of objects, {"data": [...]}, or as
+       .jsonl), .txt; desc.format overrides the ending.
 
        {"text"}                            all of it is trained
        {"prompt", "completion"}            two strings, joined as they are; the completion is
                                            trained (two lists of messages: see messages)
        {"messages": [{"role", "content"}]} in the chat format; assistant turns are trained
-       {"conversations": [{"from", "value"}], "system"}           the same (ShareGPT)
-       {"instruction", "input", "output", "system", "history"}    the same (Alpaca)
+       {"conversations": [{"from", "value"}]}                 the same (ShareGPT)
+       {"instruction", "input", "output", "history"}          the same (Alpaca)
+       {"question", "answer"}, {"input", "output"}            the same
        {"input_ids", "labels"}             taken as they are
+
+       "response" is accepted for "completion", "output" and "answer", and "context" for "input"
+       (Dolly, SQuAD). "system" becomes the first message. In a message, "weight" or "train" 0 or
+       false means that this turn is not trained. Padding that an "attention_mask" marks is
+       dropped. null is the same as no value. A name above with another type is an error, and so is
+       a record that fits two forms, unless desc.format names one of them; all other names have no
+       effect and are listed by qlora_text_data_query. What would change the text or its training
+       but is not supported (tool_calls, reasoning_content, other weights, images) is an error.
 
        .txt: documents are separated by lines that contain only <|endoftext|>; a file without
        such a line is one document. A document longer than desc.chunk_tokens is split into
@@ -96,3 +108,9 @@
        A text object and everything opened from it are used by one thread at a time. Different text
        objects are independent.
 */
+
+#if !defined(__cplusplus) && (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L) &&         \
+    !defined(_MSC_VER)
+#error "qlora_text.h needs C99 or C++11: compile with -std=c99 or later"
+#include <stop> /* there is no such file: the compiler stops here */
+#endif

@@ -469,13 +469,14 @@ static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__
     return bit & step->mask ? at + length : at;
 }
 
-// Matches and the text between them, in order: together, the whole piece.
+// Matches and the text between them, in order: together, the text from *begin to the end of the
+// first match at or after `stop`, or to the end of the piece. *begin moves there.
 static qlora_result qlora__text_step_find(qlora__env* env, const qlora__text_step* step,
-                                          const qlora__text_view* v, size_t begin,
+                                          const qlora__text_view* v, size_t* begin, size_t stop,
                                           qlora__text_pieces* out) {
-    size_t at = begin;
-    size_t gap = begin;
-    while (at < v->end) {
+    size_t at = *begin;
+    size_t gap = *begin;
+    while (at < v->end && (at < stop || at > gap)) {
         size_t end = qlora__text_step_match(step, v, at);
         if (end > at) {
             if (at > gap) {
@@ -490,6 +491,7 @@ static qlora_result qlora__text_step_find(qlora__env* env, const qlora__text_ste
             at += length;
         }
     }
+    *begin = at;
     return at == gap ? QLORA_OK : qlora__text_pieces_add(env, out, gap, at, step->invert);
 }
 

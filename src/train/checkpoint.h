@@ -111,7 +111,13 @@ static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name
 
 // The numbers stored in a checkpoint. SAME: a different value is an error, because it would change
 // the results or their meaning; NOTED: a different value is logged; BACK: the value is restored.
-typedef enum qlora__state_kind { QLORA__SAME, QLORA__NOTED, QLORA__BACK } qlora__state_kind;
+// PRINT: a hash, of which only the difference can be told.
+typedef enum qlora__state_kind {
+    QLORA__SAME,
+    QLORA__PRINT,
+    QLORA__NOTED,
+    QLORA__BACK
+} qlora__state_kind;
 
 typedef struct qlora__state_row {
     const char* name;
@@ -183,7 +189,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     // kernels depends.
     qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
     s->count = 0;
-    qlora__state_add(s, "state_format", QLORA__SAME, 1);
+    qlora__state_add(s, "state_format", QLORA__SAME, 2);
     qlora__state_add(s, "mode", QLORA__SAME, (int64_t)m->plan.mode);
     qlora__state_add(s, "math", QLORA__SAME, (int64_t)m->math);
     qlora__state_add(s, "base", QLORA__SAME, (int64_t)m->desc.base);
@@ -196,7 +202,8 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "heads", QLORA__SAME, c->heads);
     qlora__state_add(s, "kv_heads", QLORA__SAME, c->kv_heads);
     qlora__state_add(s, "head_dim", QLORA__SAME, c->head_dim);
-    qlora__state_add(s, "random_seed", QLORA__SAME, m->dir == NULL ? (int64_t)m->desc.seed : 0);
+    qlora__state_add(s, "base_config", QLORA__PRINT, (int64_t)m->base_config);
+    qlora__state_add(s, "base_weights", QLORA__PRINT, (int64_t)m->base_weights);
     qlora__state_add(s, "train_norms", QLORA__SAME, m->desc.train_norms ? 1 : 0);
     qlora__state_add_real(s, "dropout", QLORA__SAME, (double)m->desc.dropout);
     qlora__state_add(s, "dropout_seed", QLORA__SAME, (int64_t)d->seed);
@@ -465,6 +472,11 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
         }
         if (row->kind == QLORA__BACK) {
             *row->back = value;
+        } else if (value != row->value && row->kind == QLORA__PRINT) {
+            return qlora__fail(
+                ctx, QLORA_ERR_STATE, "%s was saved for another base model: %s", st->label,
+                strcmp(row->name, "base_config") == 0 ? "its config computes something else"
+                                                      : "its weights are not the same");
         } else if (value != row->value && row->kind == QLORA__SAME) {
             return qlora__fail(ctx, QLORA_ERR_STATE,
                                "%s was saved with %s = %g, but this trainer has %g, so results "

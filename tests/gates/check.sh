@@ -146,6 +146,8 @@ gate_assembled() {
     # Lines of the header must have the same text as the lines that --where names.
     local line at
     for line in 7 200 1500 9000 15000; do
+        # between two parts there are only a blank line and a banner
+        sed -n "${line}p" qlora.h | grep -qE '^(//@@ .*)?$' && line=$((line + 4))
         at=$(build/amalgamate --where $line src/qlora.h) || bad=1
         [[ $(sed -n "${line}p" qlora.h) == "$(sed -n "${at##*:}p" "${at%:*}")" ]] ||
             fault "line $line is not $at"
@@ -348,6 +350,17 @@ gate_link() {
     fi
     gcc -I. -std=c99 -D_POSIX_C_SOURCE=200809L -c -o /dev/null $t/late.c ||
         fault "with a system header first, -D_POSIX_C_SOURCE=200809L does not help"
+    gcc -I. -std=c99 -Wall -Wextra -Werror -fsyntax-only $t/crowded.c ||
+        fault "a macro of another header breaks the implementation"
+    # An older C meets one #error, and nothing else but the end of the compilation.
+    local header
+    for header in qlora qlora_text; do
+        echo "#include \"$header.h\"" >$d/old.c
+        gcc -I. -std=c89 -c -o /dev/null $d/old.c 2>$d/old.log && fault "$header.h: C89 compiles"
+        grep ' error:' $d/old.log | grep -v 'fatal error: stop' >$d/old.errors
+        [[ $(wc -l <$d/old.errors) -eq 1 ]] && grep -q '#error.*needs C99' $d/old.errors ||
+            fault "$header.h in C89: not one #error that says what is needed: $(head -3 $d/old.log)"
+    done
 }
 
 # symbols_of PREFIX CONFIG.c DECLARATIONS.c MACRO...: what the object of the implementation exports,

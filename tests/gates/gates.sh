@@ -169,6 +169,8 @@ defect link "no guard around the implementation" \
 defect link "no extern C" 'sed -i "s/^extern \"C\" {/namespace qlora {/" src/qlora.h'
 defect link "no advice about system headers" \
     'sed -i "/#error/,+1s/or use -D_POSIX_C_SOURCE=200809L/sorry/" src/platform/*.h'
+defect link "a variable called I" 'core "static int qlora__i(int I) { return I; }"'
+defect link "no word about C89" 'sed -i "s/needs C99/is modern/" src/api/manual.h'
 defect symbols "a private function that is not static" 'core "int qlora__loose(void) { return 1; }"'
 defect symbols "a writable static" '
     core "static int qlora__n; int qlora_x(void);\nint qlora_x(void) { return qlora__n++; }"'

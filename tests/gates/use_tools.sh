@@ -62,8 +62,13 @@ wrong_use() {
         note $? "$program --help is at most 80 columns wide"
     done
     refuses "--model DIR is required" generate
-    refuses "either --prompt TEXT or --chat is required" generate --model x
-    refuses "cannot be used together" generate --model x --prompt x --chat
+    refuses "--prompt TEXT, --prompt-file FILE or --chat is required" generate --model x
+    refuses "--prompt and --prompt-file cannot" generate --model x --prompt x --prompt-file x
+    refuses "--device and --backend cpu cannot" generate --model x --prompt x --device 0 \
+        --backend cpu
+    printf 'GGUF0000' >base.gguf
+    refuses "--model base.gguf is a GGUF file" generate --model base.gguf --prompt x
+    refuses "--adapter base.gguf is a GGUF file" merge --model x --adapter base.gguf --out o
     refuses "--system can only be used with --chat" generate --model x --prompt x --system x
     refuses "--model nowhere: config.json not found" generate --model nowhere --prompt x
     refuses "--temperature: 'warm' is not a number$" generate --model x --prompt x \
@@ -211,6 +216,88 @@ texts() {
     fi
 }
 
+# Limits of the model, stop texts, prompts from files, one answer, Ctrl-C.
+generation() {
+    local model=$shared/models/stories260K
+    local greedy=(--model "$model" --prompt "Once upon a" --temperature 0) text status pid
+    [[ -d $model ]] || return
+    says "^Once upon a time" generate "${greedy[@]}" --max-tokens 2000
+    grep -q "stopped at the model's limit of 512 tokens" err
+    note $? "a text ends at max_position_embeddings"
+    refuses "the prompt has [0-9]+ tokens; the model's limit is 512" generate --model "$model" \
+        --prompt "$(printf 'x y %.0s' {1..400})"
+    refuses "--context 4096 exceeds the model's limit of 512" generate --model "$model" --chat \
+        --context 4096
+    refuses "the prompt has [0-9]+ tokens; --context is 16" generate --model "$model" --chat \
+        --context 16 --prompt "a message that does not fit"
+    says "^Once upon a time, there was a little $" generate "${greedy[@]}" --stop girl --stop zzz
+    says "^Once upon a time, there was a little girl named Lily\.$" generate "${greedy[@]}" \
+        --stop " She" --stop " Shf"
+    says "^Once upon a time, there was a little girl nam" generate "${greedy[@]}" --max-tokens 12 \
+        --stop "named Lilz"
+    printf 'Once upon a' >prompt.txt
+    says "^Once upon a time" generate --model "$model" --prompt-file prompt.txt --temperature 0 \
+        --max-tokens 20
+    text=$(cat out)
+    says "Once" generate "${greedy[@]}" --max-tokens 20
+    [[ $(cat out) == "$text" ]]
+    note $? "a prompt from a file: same text"
+    refuses "--prompt-file nowhere: No such file" generate --model "$model" --prompt-file nowhere
+    says "." generate --model "$model" --chat --prompt hello --temperature 0 --max-tokens 8
+    text=$(cat out)
+    [[ ! -s err ]]
+    note $? "one answer, and nothing else"
+    printf 'hello\n' | "$root/$B/generate" --model "$model" --chat --temperature 0 --max-tokens 8 \
+        >out 2>err
+    [[ $(cat out) == "$text" ]]
+    note $? "one answer: the same as in a conversation"
+    says "." generate "${greedy[@]}" --min-p 1 --temperature 5 --max-tokens 30
+    text=$(cat out)
+    says "." generate "${greedy[@]}" --max-tokens 30
+    [[ $(cat out) == "$text" ]]
+    note $? "--min-p 1 is greedy"
+    says "." generate "${greedy[@]}" --repetition-penalty 1.8 --max-tokens 30
+    [[ $(cat out) != "$text" ]]
+    note $? "--repetition-penalty changes the text"
+    refuses "GPU|CUDA|cuda" generate --model "$model" --prompt x --device 5
+    "$root/$B/generate" "${greedy[@]}" --max-tokens 500 --base 32bit --threads 1 >out 2>err &
+    pid=$!
+    while kill -0 $pid 2>/dev/null && [[ $(stat -c %s out) -lt 40 ]]; do sleep 0.01; done
+    kill -INT $pid 2>/dev/null
+    wait $pid
+    status=$?
+    [[ $status -eq 130 && $(wc -l <out) -ge 1 ]]
+    note $? "Ctrl-C: status 130 ($status)"
+}
+
+# Tokens without a name, and a tokenizer of another model.
+vocabularies() {
+    local model=$shared/models/stories260K
+    [[ -d $model ]] || return
+    refuses "belongs to another model: the prompt has token [0-9]+; the vocabulary has 512" \
+        generate --model "$model" --tokenizer big.json --prompt "$(printf '\xff')"
+    cp "$model/config.json" "$model/model.safetensors" small/
+    says "^Once" generate --model small --prompt "Once" --max-tokens 200 --temperature 3 --top-p 1
+    grep -q "vocabulary has 512 tokens, the tokenizer 257; .* U.FFFD" err
+    note $? "a tokenizer with fewer tokens is reported"
+    grep -q $'\xEF\xBF\xBD' out
+    note $? "tokens without a name are printed as U+FFFD"
+}
+
+# byte_tokenizer FIRST: one token per byte, with ids from FIRST on.
+byte_tokenizer() {
+    local vocab="" other=256 byte i
+    for ((byte = 0; byte < 256; byte++)); do
+        i=$byte
+        if ((byte <= 32 || (byte >= 127 && byte <= 160) || byte == 173)); then i=$((other++)); fi
+        vocab+=$(printf '%s"\\u%04x":%d' "${vocab:+,}" $i $((byte + $1)))
+    done
+    echo "{\"model\": {\"type\": \"BPE\", \"merges\": [], \"vocab\": {$vocab}},
+ \"added_tokens\": [{\"id\": $(($1 + 256)), \"content\": \"<|endoftext|>\", \"special\": true}],
+ \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false},
+ \"decoder\": {\"type\": \"ByteLevel\"}}"
+}
+
 rm -rf "$work"
 mkdir -p "$work"
 [[ -n ${NO_BUILD:-} ]] || ${MAKE:-make} -s B="$B" "$B/finetune" "$B/generate" "$B/merge" "$B/plan" \
@@ -224,5 +311,10 @@ habits
 versions
 plans
 texts
+generation
+mkdir small
+byte_tokenizer 0 >small/tokenizer.json
+byte_tokenizer 400 >big.json
+vocabularies
 echo "$passed passed, $failed failed, $skipped skipped"
 [[ $failed -eq 0 && $passed -gt 0 ]]

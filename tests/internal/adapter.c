@@ -1316,6 +1316,270 @@ TEST failures_are_clean(const file_job* job) {
     PASS();
 }
 
+// ---- an adapter folder is one unit ----
+
+// What a model with (1) or without (0) trained norms loads from "out": a fingerprint, 0 if it
+// refuses.
+static uint64_t unit_load(session* loader) {
+    if (!scramble(loader, "before")) {
+        return 1;
+    }
+    return qlora_adapter_load(loader->model, "out", NULL) == QLORA_OK ? fingerprint(loader) : 0;
+}
+
+typedef struct unit_case {
+    stage s;
+    session writers[2]; // without and with trained norms
+    session loaders[2];
+    world_file files[WORLD_FILES]; // with the old adapter
+    world_file disk[WORLD_FILES];
+    uint64_t want[2][2]; // what each loader finds in the old and the new folder
+    bool loads;          // the state after a crash loaded at least once
+} unit_case;
+
+static bool unit_begin(unit_case* u, int from, int to) {
+    opening o = {0};
+    memset(u, 0, sizeof *u);
+    if (!stage_begin(&u->s, NULL) || !folder_make(&u->s, "m")) {
+        return false;
+    }
+    o.dir = "m";
+    o.base = QLORA_BASE_NF4;
+    o.targets = QLORA_TARGET_Q;
+    for (int i = 0; i < 2; i++) {
+        o.norms = i == 1;
+        if (!session_open(&u->s, &o, &u->writers[i]) || !session_open(&u->s, &o, &u->loaders[i])) {
+            return false;
+        }
+    }
+    bool good = true;
+    for (int step = 0; step < 2; step++) {
+        session* writer = &u->writers[step == 0 ? from : to];
+        if (step == 1) {
+            stage_apply(&u->s);
+            files_copy(u->files, u->s.w.files);
+            files_copy(u->disk, u->s.w.disk);
+        }
+        good = good && scramble(writer, step == 0 ? "old" : "new") &&
+               save_named(writer->model, "out", "base") == QLORA_OK;
+        for (int i = 0; i < 2; i++) {
+            u->want[step][i] = unit_load(&u->loaders[i]);
+        }
+    }
+    return good;
+}
+
+static void unit_rewind(unit_case* u) {
+    stage_apply(&u->s);
+    files_copy(u->s.w.files, u->files);
+    files_copy(u->s.w.disk, u->disk);
+    u->s.w.operations = 0;
+}
+
+// Whether both loaders find the old adapter, the new one, or nothing that loads.
+static bool unit_holds(unit_case* u, const char* what, long n) {
+    bool good = true;
+    for (int i = 0; i < 2; i++) {
+        uint64_t got = unit_load(&u->loaders[i]);
+        good = good && (got == 0 || got == u->want[0][i] || got == u->want[1][i]);
+        u->loads = u->loads || got != 0;
+    }
+    if (!good) {
+        printf("\n%s at operation %ld: a mixture of two adapters loads\n", what, n);
+    }
+    return good;
+}
+
+// An adapter is written over another one, and every file operation fails once, or is the last one
+// before the power goes. The norms of the old one never stay beside the matrices of the new one.
+TEST adapter_folders_are_units(const int* way) {
+    static unit_case u;
+    int from = *way / 2;
+    int to = *way % 2;
+    ASSERT(unit_begin(&u, from, to));
+    // The new folder is what was saved: with norms, only a model that has them loads it.
+    ASSERT(u.want[1][1] != 0);
+    ASSERT_EQ(to == 1, u.want[1][0] == 0);
+    ASSERT_EQ(to == 1, has_file(&u.s, "out/trained_norms.safetensors"));
+    ASSERT_FALSE(u.want[0][1] == u.want[1][1]);
+    long operations = 0;
+    for (int late = 0; late < 2; late++) {
+        for (long cut = 1; cut <= operations + 1; cut++) {
+            unit_rewind(&u);
+            u.s.late = late != 0;
+            u.s.w.cut_at = cut;
+            ASSERT_EQ(QLORA_OK, save_named(u.writers[to].model, "out", "base"));
+            operations = u.s.w.operations;
+            for (int i = 0; i < u.s.change_count; i++) { // unsynced changes are lost
+                free(u.s.changes[i].data);
+            }
+            u.s.change_count = 0;
+            files_copy(u.s.w.files, u.s.w.disk);
+            u.s.w.cut_at = 0;
+            u.s.late = false;
+            ASSERT(unit_holds(&u, late != 0 ? "late power cut" : "power cut", cut));
+        }
+    }
+    for (long n = 1; n <= operations; n++) {
+        unit_rewind(&u);
+        u.s.w.fail_at = n;
+        qlora_result r = save_named(u.writers[to].model, "out", "base");
+        u.s.w.fail_at = 0;
+        ASSERT(unit_holds(&u, "failure", n));
+        ASSERT(r != QLORA_OK || unit_load(&u.loaders[1]) == u.want[1][1]);
+        ASSERT_EQ(0, count_files(&u.s, "out/adapter_model.safetensors.tmp"));
+    }
+    ASSERT(u.loads && operations > 10);
+    files_drop(u.files);
+    files_drop(u.disk);
+    for (int i = 0; i < 2; i++) {
+        ASSERT(session_close(&u.writers[i]) && session_close(&u.loaders[i]));
+    }
+    ASSERT(stage_end(&u.s));
+    PASS();
+}
+
+// ---- the base of a checkpoint ----
+
+// Changes one byte or one word of a file of the world.
+static void file_edit(stage* s, const char* name, const char* from, const char* to) {
+    world_file* f = world_slot(s->w.files, name);
+    size_t n = strlen(from);
+    for (size_t i = 0; f != NULL && i + n <= f->size; i++) {
+        if (memcmp(f->data + i, from, n) == 0) {
+            memcpy(f->data + i, to, n);
+            return;
+        }
+    }
+    abort();
+}
+
+// A checkpoint continues on the same base in another folder, and on no other base.
+TEST checkpoints_know_their_base(void) {
+    static stage s;
+    session a;
+    opening o = {0};
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    o.dir = "m";
+    o.base = QLORA_BASE_NF4;
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(train_steps(&a, 0, 1));
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(a.trainer, "run", NULL, 0));
+    ASSERT(session_close(&a));
+    static const char* const files[] = {"config.json", "generation_config.json",
+                                        "model.safetensors"};
+    static const struct {
+        const char* from;
+        const char* to;
+        const char* says; // NULL: the same model
+    } edits[] = {{"", "", NULL},
+                 {"\"max_position_embeddings\":64", "\"max_position_embeddings\":65", NULL},
+                 {"\"rms_norm_eps\":1e-5", "\"rms_norm_eps\":1e-6", "config"},
+                 {"\"rope_theta\":10000.0", "\"rope_theta\":20000.0", "config"},
+                 {NULL, NULL, "weights"}};
+    for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
+        for (int k = 0; k < 3; k++) { // another folder with the same contents
+            char from[WORLD_NAME];
+            char to[WORLD_NAME];
+            snprintf(from, sizeof from, "m/%s", files[k]);
+            snprintf(to, sizeof to, "copy/%s", files[k]);
+            const world_file* f = world_slot(s.w.files, from);
+            world_put(&s.w, to, f->data, f->size);
+        }
+        if (edits[i].from != NULL) {
+            file_edit(&s, "copy/config.json", edits[i].from, edits[i].to);
+        } else {
+            world_file* f = world_slot(s.w.files, "copy/model.safetensors");
+            f->data[f->size - 3] ^= 1;
+        }
+        o.dir = "copy";
+        ASSERT(session_open(&s, &o, &a));
+        qlora_result r = qlora_checkpoint_load(a.trainer, "run", NULL, NULL);
+        if (edits[i].says == NULL) {
+            ASSERT_EQm(qlora_last_error(s.ctx), QLORA_OK, r);
+        } else {
+            ASSERT_EQ(QLORA_ERR_STATE, r);
+            ASSERT(strstr(qlora_last_error(s.ctx), "another base model: its ") != NULL);
+            ASSERT(strstr(qlora_last_error(s.ctx), edits[i].says) != NULL);
+        }
+        ASSERT(session_close(&a));
+    }
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
+// Every field of a config that changes the computation changes its hash, and no other one does. A
+// new field changes the size of the struct: then decide, and add it to qlora__identity_config.
+TEST every_field_of_the_config_counts(void) {
+    qlora_model_config c;
+    memset(&c, 0, sizeof c);
+    c.layers = 3;
+    uint64_t want = qlora__identity_config(&c);
+    const size_t fields[][2] = {
+#define FIELD(name) {offsetof(qlora_model_config, name), sizeof c.name}
+        FIELD(family),
+        FIELD(vocab),
+        FIELD(hidden),
+        FIELD(intermediate),
+        FIELD(heads),
+        FIELD(kv_heads),
+        FIELD(head_dim),
+        FIELD(window),
+        FIELD(tied),
+        FIELD(qkv_bias),
+        FIELD(o_bias),
+        FIELD(mlp_bias),
+        FIELD(qk_norm),
+        FIELD(rms_eps),
+        FIELD(rope.theta),
+        FIELD(rope.factor),
+        FIELD(rope_sliding.beta_fast),
+        FIELD(rope.no_truncate),
+        FIELD(rope_sliding.type),
+        FIELD(sliding),
+#undef FIELD
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        qlora_model_config other = c;
+        ((unsigned char*)&other)[fields[i][0]] ^= 1;
+        ASSERT(qlora__identity_config(&other) != want);
+    }
+    c.dtype = 2;
+    c.stop_count = 1;
+    c.stop_ids[0] = 7;
+    c.bos_id = 5;
+    c.pad_id = 6;
+    c.max_positions = 99;
+    c.quantized = true;
+    ASSERT(qlora__identity_config(&c) == want);
+    PASS();
+}
+
+// Of a large tensor, a change anywhere in the blocks that are hashed is seen, and so are the first
+// and the last byte.
+TEST large_tensors_are_sampled(void) {
+    static uint8_t bytes[(1 << 20) + 5];
+    qlora__st_tensor t;
+    qlora__hash h;
+    memset(&t, 0, sizeof t);
+    t.data = bytes;
+    t.bytes = sizeof bytes;
+    static const size_t places[] = {0, 4095, sizeof bytes - 1, sizeof bytes - 4096};
+    qlora__hash_begin(&h);
+    qlora__identity_tensor(&h, "x", &t);
+    uint64_t want = qlora__hash_end(&h);
+    ASSERT_EQ_FMT((int)(2 + 16 + 64 * 4096), (int)h.bytes, "%d");
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        bytes[places[i]] = 1;
+        qlora__hash_begin(&h);
+        qlora__identity_tensor(&h, "x", &t);
+        ASSERT(qlora__hash_end(&h) != want);
+        bytes[places[i]] = 0;
+    }
+    PASS();
+}
+
 // If any byte of this file of the newest checkpoint is wrong, the older one, of step 4, is loaded.
 static bool damage_is_seen(stage* s, session* a, const char* path) {
     world_file* file = world_slot(s->w.files, path);
@@ -1580,6 +1844,13 @@ SUITE(adapter_suite) {
     RUN_ON(TEST_ONE_EACH, saved_adapters_come_back);
     RUN_TEST(patterns_survive);
     RUN_TEST(folders_are_read_once);
+    static const int ways[] = {0, 1, 2, 3};
+    for (int i = 0; i < 4; i++) {
+        RUN_TEST1(adapter_folders_are_units, &ways[i]);
+    }
+    RUN_TEST(checkpoints_know_their_base);
+    RUN_TEST(every_field_of_the_config_counts);
+    RUN_TEST(large_tensors_are_sampled);
     static const char* const adapters[] = {NULL, "pattern"};
     for (int i = 0; i < 2; i++) {
         greatest_set_test_suffix(i == 0 ? "plain" : "pattern");

@@ -10,3 +10,5 @@
 #include "internal/adapter.c"
 
 #include "internal/model.c"
+
+#include "internal/system.c"

@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 // ---- an allocator that counts and can fail ----------------------------------------------------
 
@@ -663,7 +664,12 @@ TEST faults_destroy_leaves_current_context_alone(const test_machine* machine) {
 static const char* built(const char* name) {
     static char path[512];
     const char* folder = getenv("B");
-    snprintf(path, sizeof path, "%s/%s", folder != NULL ? folder : "build", name);
+    char here[256];
+    folder = folder != NULL ? folder : "build";
+    if (getcwd(here, sizeof here) == NULL || folder[0] == '/') {
+        here[0] = '\0';
+    }
+    snprintf(path, sizeof path, "%s%s%s/%s", here, here[0] != '\0' ? "/" : "", folder, name);
     return path;
 }
 

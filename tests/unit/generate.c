@@ -689,12 +689,83 @@ TEST math_is_the_models(const test_machine* machine) {
     PASS();
 }
 
+// The most likely token after ids[0..count), with the logits of earlier tokens penalised.
+static int32_t penalised_top(world* w, const int32_t* ids, int32_t count, float penalty) {
+    float logits[ROOM * 61];
+    qlora_batch b;
+    memset(&b, 0, sizeof b);
+    b.ids = ids;
+    b.labels = ids;
+    b.lengths = &count;
+    b.count = 1;
+    if (qlora_eval_logits(w->model, &b, logits) != QLORA_OK) {
+        return -1;
+    }
+    float* row = logits + (count - 1) * 61;
+    int32_t best = 0;
+    for (int32_t v = 0; v < 61; v++) {
+        bool seen = false;
+        for (int32_t i = 0; i < count; i++) {
+            seen = seen || ids[i] == v;
+        }
+        row[v] = !seen ? row[v] : row[v] > 0.0f ? row[v] / penalty : row[v] * penalty;
+        best = row[v] > row[best] ? v : best;
+    }
+    return best;
+}
+
+TEST penalty_and_min_p(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    world w;
+    int32_t all[ROOM] = {5, 17, 5};
+    text t;
+    ASSERT(world_open(ctx, &kinds[0], QLORA_MODE_F32, ROOM, true, &w));
+    memset(&t, 0, sizeof t);
+    qlora_generate_desc d = desc_of(all, 3);
+    d.max_tokens = 12;
+    d.repetition_penalty = 1.7f;
+    ASSERT_EQ(QLORA_OK, qlora_generate(w.model, &d, take, &t));
+    ASSERT_EQ(12, t.count);
+    for (int32_t i = 0; i < t.count; i++) {
+        ASSERT_EQ_FMT(penalised_top(&w, all, 3 + i, 1.7f), t.ids[i], "%d");
+        all[3 + i] = t.ids[i];
+    }
+    // with min_p = 1, only the most likely token is left
+    for (int i = 0; i < 3; i++) {
+        text greedy;
+        memset(&t, 0, sizeof t);
+        memset(&greedy, 0, sizeof greedy);
+        d = desc_of(all, 1);
+        d.temperature = 1.5f;
+        d.max_tokens = 16;
+        d.min_p = i < 2 ? 1.0f : 1e-6f;
+        d.top_k = i == 1 ? 7 : 0;
+        d.seed = 7;
+        ASSERT_EQ(QLORA_OK, qlora_generate(w.model, &d, take, &t));
+        d.temperature = 0.0f;
+        ASSERT_EQ(QLORA_OK, qlora_generate(w.model, &d, take, &greedy));
+        ASSERT_EQ(i < 2, memcmp(greedy.ids, t.ids, 64) == 0);
+    }
+    d.min_p = 1.5f;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_generate(w.model, &d, take, &t));
+    d.min_p = 0.0f;
+    d.repetition_penalty = -1.0f;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_generate(w.model, &d, take, &t));
+    ASSERT(world_close(&w));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 SUITE(generate_suite) {
     RUN_ON(TEST_EVERYWHERE, greedy_is_the_top_of_the_logits);
     RUN_ON(TEST_TENSOR_CORES, decoding_is_warmed);
     RUN_ON(TEST_ONE_EACH, adapters_change_the_text);
     RUN_ON(TEST_ONE_EACH, sampling_repeats_and_narrows);
     RUN_ON(TEST_CPU, sampling_follows_the_distribution);
+    RUN_ON(TEST_ONE_EACH, penalty_and_min_p);
     RUN_ON(TEST_ONE_EACH, stops_end_a_text);
     RUN_ON(TEST_ONE_EACH, wrong_calls_are_refused);
     RUN_ON(TEST_ONE_FAKE, failing_driver_calls);

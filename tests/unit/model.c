@@ -1260,6 +1260,15 @@ SPOIL(recompute, s->model.recompute = (qlora_choice)3);
 SPOIL(cache, s->model.cache = (qlora_choice)-1);
 SPOIL(chunk, s->model.head_chunk = -1);
 SPOIL(generate, s->model.generate_tokens = -1);
+SPOIL(generate_far, s->model.generate_tokens = 65);
+SPOIL(stop_count, s->config.stop_count = QLORA_MAX_STOP_IDS + 1);
+SPOIL(stop_count_negative, s->config.stop_count = -1);
+SPOIL(positions, s->config.max_positions = -1);
+
+static void spoil_length_far(setup* s) {
+    s->config.max_positions = 16;
+    s->model.max_length = 17;
+}
 SPOIL(bf16, s->model.mode = QLORA_MODE_BF16);
 SPOIL(adapter, s->model.adapter = "no/such/adapter");
 
@@ -1312,6 +1321,11 @@ static const refusal refusals[] = {
     {"cache", spoil_cache, "cache"},
     {"head_chunk", spoil_chunk, "head_chunk"},
     {"generate_tokens", spoil_generate, "generate_tokens"},
+    {"generate_tokens past the positions", spoil_generate_far, "generate_tokens is 65"},
+    {"max_length past the positions", spoil_length_far, "max_position_embeddings"},
+    {"stop_count", spoil_stop_count, "stop_count is 17"},
+    {"negative stop_count", spoil_stop_count_negative, "stop_count is -1"},
+    {"max_positions", spoil_positions, "max_positions is -1"},
     {"bf16 on the CPU", spoil_bf16, "F32"},
     {"adapter", spoil_adapter, "no/such/adapter"},
 };
@@ -1357,7 +1371,71 @@ TEST bad_descs_are_refused(const test_machine* machine) {
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_plan_make(r.ctx, &s.model, NULL, NULL));
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_config_read(r.ctx, NULL, &s.config));
     ASSERT_EQ_FMT(1, (int)qlora_plan_describe(NULL, NULL, 0), "%d");
+    // The longest sequence is by default what both the batch and the model can hold.
+    s.config.max_positions = 16;
+    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, NULL, &plan));
+    ASSERT_EQ_FMT(16, (int)plan.max_length, "%d");
     ASSERT(test_close_ctx(machine, r.ctx));
+    PASS();
+}
+
+// A plan is memory of the caller's: a config in it that was overwritten is found.
+TEST spoilt_plans_are_refused(const test_machine* machine) {
+    static const char dir[] = "tests/golden/tiny/model";
+    setup s = setup_make(machine);
+    rig r;
+    memset(&r, 0, sizeof r);
+    r.ctx = test_open(machine, NULL);
+    ASSERTm(test_open_reason(), r.ctx != NULL);
+    s.model.dir = dir;
+    qlora_plan plan;
+    for (int i = 0; i < 3; i++) {
+        ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, NULL, &plan));
+        plan.config.stop_count = i == 0 ? QLORA_MAX_STOP_IDS + 1 : plan.config.stop_count;
+        plan.config.layers = i == 1 ? QLORA_MAX_LAYERS + 1 : plan.config.layers;
+        qlora_model_desc desc = s.model;
+        desc.plan = &plan;
+        qlora_result result = qlora_model_open(r.ctx, &desc, &r.model);
+        ASSERT_EQ_FMT(i < 2 ? (int)QLORA_ERR_ARGUMENT : (int)QLORA_OK, (int)result, "%d");
+    }
+    ASSERT_OK(r, qlora_model_close(r.model));
+    ASSERT(test_close_ctx(machine, r.ctx));
+    PASS();
+}
+
+// A model that no machine has room for is refused before anything is allocated, also on the CPU,
+// and bf16 on a device that does not have it.
+TEST plans_know_the_machine(const test_machine* machine) {
+    setup s = setup_make(machine);
+    qlora_plan_desc target;
+    qlora_plan plan;
+    memset(&target, 0, sizeof target);
+    qlora_ctx* ctx = test_open(machine, NULL);
+    ASSERTm(test_open_reason(), ctx != NULL);
+    s.config.hidden = 1 << 20;
+    s.config.intermediate = 1 << 20;
+    s.config.layers = 256;
+    s.model.config = &s.config;
+    s.model.rank = -1;
+    s.model.train_norms = false;
+    qlora_model* model = NULL;
+    ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_plan_make(ctx, &s.model, NULL, &plan));
+    ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_model_open(ctx, &s.model, &model));
+    // A plan that was made for more memory than there is does not open.
+    target.bytes = UINT64_MAX;
+    ASSERT_EQ(QLORA_OK, qlora_plan_make(ctx, &s.model, &target, &plan));
+    s.model.plan = &plan;
+    ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_model_open(ctx, &s.model, &model));
+    s = setup_make(machine);
+    s.model.config = &s.config;
+    target.bytes = 0;
+    target.capability = 75;
+    s.model.mode = QLORA_MODE_BF16;
+    ASSERT_EQ(QLORA_ERR_UNSUPPORTED, qlora_plan_make(ctx, &s.model, &target, &plan));
+    ASSERT(strstr(qlora_last_error(ctx), "7.5") != NULL);
+    target.capability = 80;
+    ASSERT_EQ(QLORA_OK, qlora_plan_make(ctx, &s.model, &target, &plan));
+    ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
 
@@ -2129,6 +2207,8 @@ SUITE(model_suite) {
     RUN_ON(TEST_CPU, schedules_follow_their_formulas);
     RUN_ON(TEST_ONE_EACH, first_update_moves_by_lr);
     RUN_ON(TEST_CPU, bad_descs_are_refused);
+    RUN_ON(TEST_CPU, spoilt_plans_are_refused);
+    RUN_ON(TEST_CPU | TEST_ONE_FAKE, plans_know_the_machine);
     RUN_ON(TEST_ONE_EACH, bad_batches_are_refused);
     RUN_ON(TEST_CPU | TEST_ONE_FAKE, folders_of_every_kind);
     RUN_ON(TEST_ONE_EACH, bad_folders_are_refused);

@@ -426,8 +426,9 @@ static bool split_is_right(const qlora__text_step* step, const uint8_t* classes,
     qlora__text_view view = {(const unsigned char*)qlora__text_json_text(json, text),
                              qlora__text_json_size(text), classes, NULL};
     qlora__text_pieces pieces = {0};
-    bool right =
-        OK(qlora__text_step_find(ENV, step, &view, 0, &pieces)) && pieces.count == ends->count;
+    size_t begin = 0;
+    bool right = OK(qlora__text_step_find(ENV, step, &view, &begin, view.end, &pieces)) &&
+                 pieces.count == ends->count;
     const qlora__json_token* end = ends + 1;
     int64_t characters = 0;
     size_t at = 0;
@@ -1095,8 +1096,8 @@ TEST record_options(void) {
 
 TEST bad_data(void) {
     static const char* const rows[][3] = {
-        {"x.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\"\n", "x.jsonl:3:1: invalid JSON"},
-        {"x.jsonl", "{\"text\":\"a\"}\n\n{\"text\":3}\n", "x.jsonl:3: unrecognised record"},
+        {"x.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\"\n", "x.jsonl:2:12: invalid JSON"},
+        {"x.jsonl", "{\"text\":\"a\"}\n\n{\"text\":3}\n", "x.jsonl:3: \"text\" is not a string"},
         {"x.jsonl", "{\"text\":\"a\"} {\"text\":\"b\"}\n",
          "x.jsonl:1:14: invalid JSON: unexpected text after the value"},
         {"x.jsonl", "{\"txt\":\"a\",\"b\":1}", "found txt, b"},
@@ -1111,7 +1112,7 @@ TEST bad_data(void) {
         {"x.jsonl", "{\"messages\":[{\"content\":\"\"}]}", "message 1 has no \"role\""},
         {"x.jsonl", "{\"messages\":[{\"role\":\"user\"}]}", "message 1 has no text"},
         {"x.jsonl", "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]}",
-         "not text"},
+         "the type \"image\""},
         {"x.jsonl", "{\"messages\":{}}", "not a list"},
         {"x.jsonl", "{\"prompt\":\"a\",\"completion\":3}", "two strings"},
         {"x.jsonl", "{\"input_ids\":[1,2],\"labels\":[1]}", "\"labels\" has 1"},

@@ -85,6 +85,15 @@ size_t strlen(const char*), strspn(const char*, const char*), strcspn(const char
 typedef int64_t time_t;
 time_t time(time_t*);
 
+#define _O_WRONLY 1
+#define _O_CREAT 0x100
+#define _O_EXCL 0x400
+#define _O_BINARY 0x8000
+#define _O_NOINHERIT 0x80
+#define _S_IREAD 0x100
+#define _S_IWRITE 0x80
+int _wopen(const wchar_t*, int, ...), _close(int);
+FILE* _fdopen(int, const char*);
 int _wmkdir(const wchar_t*), _wremove(const wchar_t*), _commit(int), _wunlink(const wchar_t*);
 uintptr_t _beginthreadex(void*, unsigned, unsigned(__stdcall*)(void*), void*, unsigned, unsigned*);
 

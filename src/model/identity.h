@@ -1,0 +1,73 @@
+// ---- the identity of a base model ---------------------------------------------------------------
+
+// A checkpoint continues only on the base that it was trained on. Two hashes stand for that base:
+// one of what its config means for the computation, one of its weights. They are compared, never
+// the paths: a folder may move, and another folder may take its place.
+
+#define QLORA__IDENTITY_WHOLE ((uint64_t)1 << 20) // tensors up to this size are hashed entirely
+#define QLORA__IDENTITY_BLOCKS 64                 // of a larger one, as many blocks, evenly spread
+#define QLORA__IDENTITY_BLOCK 4096
+
+static void qlora__identity_rope(qlora__hash* h, const qlora_rope_desc* r) {
+    const double numbers[] = {(double)r->type,     r->theta,
+                              r->factor,           r->low_freq_factor,
+                              r->high_freq_factor, r->original_max_position,
+                              r->beta_fast,        r->beta_slow,
+                              r->attention_factor, r->mscale,
+                              r->mscale_all_dim,   r->no_truncate ? 1.0 : 0.0};
+    qlora__hash_add(h, numbers, sizeof numbers);
+}
+
+// Every field that changes what the model computes. The ids of special tokens, the declared length
+// and the type of the weights in the files do not.
+static uint64_t qlora__identity_config(const qlora_model_config* c) {
+    const int64_t sizes[] = {(int64_t)c->family, c->vocab,  c->hidden,   c->intermediate,
+                             c->layers,          c->heads,  c->kv_heads, c->head_dim,
+                             c->window,          c->tied,   c->qkv_bias, c->o_bias,
+                             c->mlp_bias,        c->qk_norm};
+    qlora__hash h;
+    qlora__hash_begin(&h);
+    qlora__hash_add(&h, sizes, sizeof sizes);
+    qlora__hash_add(&h, &c->rms_eps, sizeof c->rms_eps);
+    qlora__identity_rope(&h, &c->rope);
+    qlora__identity_rope(&h, &c->rope_sliding);
+    qlora__hash_add(&h, c->sliding, (size_t)c->layers);
+    return qlora__hash_end(&h);
+}
+
+static void qlora__identity_tensor(qlora__hash* h, const char* name, const qlora__st_tensor* t) {
+    uint64_t facts[2] = {(uint64_t)t->dtype, t->bytes};
+    qlora__hash_add(h, name, strlen(name) + 1);
+    qlora__hash_add(h, facts, sizeof facts);
+    qlora__hash_add(h, t->shape, t->rank * sizeof t->shape[0]);
+    if (t->bytes <= QLORA__IDENTITY_WHOLE) {
+        qlora__hash_add(h, t->data, (size_t)t->bytes);
+        return;
+    }
+    uint64_t last = t->bytes - QLORA__IDENTITY_BLOCK;
+    for (uint64_t i = 0; i < QLORA__IDENTITY_BLOCKS; i++) {
+        uint64_t at = last / (QLORA__IDENTITY_BLOCKS - 1) * i;
+        at = i == QLORA__IDENTITY_BLOCKS - 1 ? last : at;
+        qlora__hash_add(h, t->data + at, QLORA__IDENTITY_BLOCK);
+    }
+}
+
+// The tensors in the order of their names: how they are spread over files does not matter.
+static uint64_t qlora__identity_folder(const qlora__folder* folder) {
+    qlora__hash h;
+    qlora__hash_begin(&h);
+    for (uint32_t i = 0; i < folder->count; i++) {
+        const qlora__folder_entry* entry = &folder->entries[folder->by_name[i]];
+        qlora__identity_tensor(&h, entry->name, entry->tensor);
+    }
+    return qlora__hash_end(&h);
+}
+
+// Weights that are generated are as good as the numbers they come from.
+static uint64_t qlora__identity_random(uint64_t seed, float deviation) {
+    qlora__hash h;
+    qlora__hash_begin(&h);
+    qlora__hash_add(&h, &seed, sizeof seed);
+    qlora__hash_add(&h, &deviation, sizeof deviation);
+    return qlora__hash_end(&h);
+}

@@ -1,0 +1,464 @@
+// The forms of a record: the names that it must have. The first column is its name in desc.format.
+typedef enum qlora__text_kind {
+    QLORA__TEXT_R_IDS = 1,
+    QLORA__TEXT_R_CHAT = 2,
+    QLORA__TEXT_R_COMPLETION = 4,
+    QLORA__TEXT_R_PAIR = 8,
+    QLORA__TEXT_R_TEXT = 16
+} qlora__text_kind;
+
+typedef struct qlora__text_form {
+    const char* name;
+    const char* first;
+    const char* second; // or NULL
+    qlora__text_kind kind;
+} qlora__text_form;
+
+static const qlora__text_form qlora__text_forms[] = {
+    {"ids", "input_ids", NULL, QLORA__TEXT_R_IDS},
+    {"messages", "messages", NULL, QLORA__TEXT_R_CHAT},
+    {"conversations", "conversations", NULL, QLORA__TEXT_R_CHAT},
+    {"prompt", "prompt", "completion", QLORA__TEXT_R_COMPLETION},
+    {"prompt", "prompt", "response", QLORA__TEXT_R_COMPLETION},
+    {"instruction", "instruction", "output", QLORA__TEXT_R_PAIR},
+    {"instruction", "instruction", "response", QLORA__TEXT_R_PAIR},
+    {"question", "question", "answer", QLORA__TEXT_R_PAIR},
+    {"question", "question", "response", QLORA__TEXT_R_PAIR},
+    {"text", "text", NULL, QLORA__TEXT_R_TEXT},
+    {"input", "input", "output", QLORA__TEXT_R_PAIR}}; // only if nothing else fits
+
+enum { QLORA__TEXT_INPUT_FORM = QLORA__TEXT_COUNT(qlora__text_forms) - 1 };
+
+// Names that are used beside those of the form.
+static const struct {
+    const char* name;
+    int kinds;
+} qlora__text_extras[] = {
+    {"labels", QLORA__TEXT_R_IDS},
+    {"attention_mask", QLORA__TEXT_R_IDS},
+    {"position_ids", QLORA__TEXT_R_IDS},
+    {"system", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PAIR},
+    {"input", QLORA__TEXT_R_PAIR},
+    {"context", QLORA__TEXT_R_PAIR},
+    {"history", QLORA__TEXT_R_PAIR}};
+
+// Names that say which tokens are trained, in ways that are not read here.
+static const char* const qlora__text_masks[] = {"loss_mask", "completion_mask", "assistant_masks",
+                                                "assistant_mask", "loss_weights"};
+
+// A string, *out = NULL if it is absent, or an error that names it.
+static qlora_result qlora__text_record_string(qlora__env* env, const qlora__text_loader* loader,
+                                              const qlora__json_token* record, const char* name,
+                                              const qlora__json_token** out) {
+    const qlora__json_token* node = qlora__text_json_get(loader->json, record, name);
+    *out = qlora__text_json_absent(node) ? NULL : node;
+    return *out == NULL || qlora__text_json_string(node)
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT, "\"%s\" is not a string", name);
+}
+
+// Starts the messages with "system", if the record has it.
+static qlora_result qlora__text_record_system(qlora__env* env, qlora__text_loader* loader,
+                                              const qlora__json_token* record) {
+    const qlora__json_token* system = NULL;
+    QLORA__TRY(qlora__text_record_string(env, loader, record, "system", &system));
+    if (system == NULL || qlora__text_json_size(system) == 0) {
+        return QLORA_OK;
+    }
+    return qlora__text_message_add(env, loader, "system",
+                                   qlora__text_json_text(loader->json, system),
+                                   qlora__text_json_size(system), false);
+}
+
+// A list of messages, after "system".
+static qlora_result qlora__text_record_chat(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record, const char* name) {
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
+    size_t own = loader->message_count;
+    QLORA__TRY(qlora__text_messages_read(
+        env, loader, qlora__text_json_get(loader->json, record, name), name, false));
+    if (own > 0 && loader->message_count > own &&
+        strcmp(loader->messages[own].role, "system") == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "\"system\" is given beside a system message in \"%s\"", name);
+    }
+    return qlora__text_data_chat(env, loader);
+}
+
+// history: [[user, assistant], ...]
+static qlora_result qlora__text_record_history(qlora__env* env, qlora__text_loader* loader,
+                                               const qlora__json_token* record) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* history = qlora__text_json_get(json, record, "history");
+    if (!qlora__text_is_filled(history)) {
+        return QLORA_OK;
+    }
+    static const char wanted[] = "\"history\" is not a list of [user, assistant]";
+    if (history->kind != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s", wanted);
+    }
+    const qlora__json_token* turn = history + 1;
+    for (uint32_t i = 0; i < history->count; i++) {
+        const qlora__json_token* user = turn + 1;
+        if (turn->kind != QLORA__JSON_ARRAY || turn->count != 2 || !qlora__text_json_string(user) ||
+            !qlora__text_json_string(qlora__text_json_next(json, user))) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s", wanted);
+        }
+        const qlora__json_token* reply = qlora__text_json_next(json, user);
+        QLORA__TRY(qlora__text_message_add(env, loader, "user", qlora__text_json_text(json, user),
+                                           qlora__text_json_size(user), false));
+        QLORA__TRY(qlora__text_message_add(env, loader, "assistant",
+                                           qlora__text_json_text(json, reply),
+                                           qlora__text_json_size(reply), false));
+        turn = qlora__text_json_next(json, turn);
+    }
+    return QLORA_OK;
+}
+
+// The text beside a question: "input" or "context". NULL if there is none.
+static qlora_result qlora__text_record_input(qlora__env* env, const qlora__text_loader* loader,
+                                             const qlora__json_token* record, bool question,
+                                             const qlora__json_token** out) {
+    const qlora__json_token* context = NULL;
+    *out = NULL;
+    if (!question) {
+        QLORA__TRY(qlora__text_record_string(env, loader, record, "input", out));
+    }
+    QLORA__TRY(qlora__text_record_string(env, loader, record, "context", &context));
+    bool input = *out != NULL && qlora__text_json_size(*out) > 0;
+    if (context == NULL || qlora__text_json_size(context) == 0) {
+        *out = input ? *out : NULL;
+        return QLORA_OK;
+    }
+    if (input) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "has both \"input\" and \"context\"");
+    }
+    *out = context;
+    return QLORA_OK;
+}
+
+// Alpaca and similar records. In the alpaca format the input has its own heading; elsewhere it
+// follows the instruction on a new line.
+static qlora_result qlora__text_record_pair(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record,
+                                            const qlora__text_form* form) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* question = NULL;
+    const qlora__json_token* answer = NULL;
+    const qlora__json_token* input = NULL;
+    QLORA__TRY(qlora__text_record_string(env, loader, record, form->first, &question));
+    QLORA__TRY(qlora__text_record_string(env, loader, record, form->second, &answer));
+    QLORA__TRY(
+        qlora__text_record_input(env, loader, record, strcmp(form->first, "input") == 0, &input));
+    bool alpaca = strcmp(loader->desc->chat->format.name, "alpaca") == 0;
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
+    if (alpaca && input != NULL && loader->message_count == 0) {
+        QLORA__TRY(qlora__text_message_add(env, loader, "system", qlora__text_alpaca_system_input,
+                                           sizeof(qlora__text_alpaca_system_input) - 1, false));
+    }
+    QLORA__TRY(qlora__text_record_history(env, loader, record));
+    if (input != NULL) {
+        const char* between = alpaca ? "\n\n### Input:\n" : "\n";
+        size_t at = loader->work.count;
+        QLORA__TRY(qlora__text_bytes_add(env, &loader->work, qlora__text_json_text(json, question),
+                                         qlora__text_json_size(question)));
+        if (qlora__text_json_size(question) > 0) {
+            QLORA__TRY(qlora__text_bytes_add(env, &loader->work, between, strlen(between)));
+        }
+        QLORA__TRY(qlora__text_bytes_add(env, &loader->work, qlora__text_json_text(json, input),
+                                         qlora__text_json_size(input)));
+        QLORA__TRY(
+            qlora__text_message_add(env, loader, "user", NULL, loader->work.count - at, false));
+    } else {
+        QLORA__TRY(qlora__text_message_add(env, loader, "user",
+                                           qlora__text_json_text(json, question),
+                                           qlora__text_json_size(question), false));
+    }
+    QLORA__TRY(qlora__text_message_add(env, loader, "assistant",
+                                       qlora__text_json_text(json, answer),
+                                       qlora__text_json_size(answer), false));
+    return qlora__text_data_chat(env, loader);
+}
+
+// Both as strings: plain text. Both as lists: messages.
+static qlora_result qlora__text_record_completion(qlora__env* env, qlora__text_loader* loader,
+                                                  const qlora__json_token* record,
+                                                  const qlora__text_form* form) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* prompt = qlora__text_json_get(json, record, form->first);
+    const qlora__json_token* completion = qlora__text_json_get(json, record, form->second);
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
+    if (prompt->kind == QLORA__JSON_STRING && completion->kind == QLORA__JSON_STRING) {
+        if (loader->message_count > 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "\"system\" cannot be used with a \"prompt\" that is a string; "
+                                   "use messages");
+        }
+        return qlora__text_data_plain(
+            env, loader, qlora__text_json_text(json, prompt), qlora__text_json_size(prompt),
+            qlora__text_json_text(json, completion), qlora__text_json_size(completion));
+    }
+    if (prompt->kind == QLORA__JSON_ARRAY && completion->kind == QLORA__JSON_ARRAY) {
+        QLORA__TRY(qlora__text_messages_read(env, loader, prompt, form->first, true));
+        QLORA__TRY(qlora__text_messages_read(env, loader, completion, form->second, false));
+        return qlora__text_data_chat(env, loader);
+    }
+    return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                           "\"%s\" and \"%s\" must be two strings or two lists of messages",
+                           form->first, form->second);
+}
+
+// ---- token ids
+
+static qlora_result qlora__text_record_labels(qlora__env* env, qlora__text_loader* loader,
+                                              const qlora__json_token* labels, size_t begin) {
+    qlora_text_data* data = loader->data;
+    if (qlora__text_json_absent(labels)) {
+        return qlora__text_label_rest(env, data, true);
+    }
+    qlora_result r = qlora__text_json_ids(env, loader->json, labels, &data->labels);
+    if (r != QLORA_OK) {
+        return qlora__env_wrap(env, r, "\"labels\": ");
+    }
+    if (data->labels.count != data->ids.count) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "\"labels\" has %lu elements, \"input_ids\" %lu",
+            (unsigned long)(data->labels.count - begin), (unsigned long)(data->ids.count - begin));
+    }
+    for (size_t i = begin; i < data->labels.count; i++) {
+        if (data->labels.data[i] < 0 && data->labels.data[i] != -100) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "\"labels\": %d is neither an id nor -100",
+                                   (int)data->labels.data[i]);
+        }
+    }
+    return QLORA_OK;
+}
+
+// Reads a list with one number per token into loader->numbers; nothing if it is absent.
+static qlora_result qlora__text_record_numbers(qlora__env* env, qlora__text_loader* loader,
+                                               const qlora__json_token* record, const char* name,
+                                               size_t wanted) {
+    const qlora__json_token* list = qlora__text_json_get(loader->json, record, name);
+    loader->numbers.count = 0;
+    if (qlora__text_json_absent(list)) {
+        return QLORA_OK;
+    }
+    qlora_result r = qlora__text_json_ids(env, loader->json, list, &loader->numbers);
+    if (r != QLORA_OK) {
+        return qlora__env_wrap(env, r, "\"%s\": ", name);
+    }
+    return loader->numbers.count == wanted
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                 "\"%s\" has %lu elements, \"input_ids\" %lu", name,
+                                 (unsigned long)loader->numbers.count, (unsigned long)wanted);
+}
+
+// Drops the padding that an attention mask marks: zeros before and after the ones, not trained.
+static qlora_result qlora__text_record_unpad(qlora__env* env, qlora__text_loader* loader,
+                                             size_t begin, bool labelled) {
+    qlora_text_data* data = loader->data;
+    const int32_t* mask = loader->numbers.data;
+    size_t count = loader->numbers.count;
+    size_t first = 0;
+    size_t end = count;
+    while (end > 0 && mask[end - 1] == 0) {
+        end--;
+    }
+    while (first < end && mask[first] == 0) {
+        first++;
+    }
+    for (size_t i = 0; i < count; i++) {
+        bool inside = i >= first && i < end;
+        if (inside && mask[i] != 1) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "\"attention_mask\": element %lu is %d; only padding at the "
+                                   "start or the end can be masked",
+                                   (unsigned long)i, (int)mask[i]);
+        }
+        if (!inside && labelled && data->labels.data[begin + i] != -100) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "\"attention_mask\": element %lu is 0, but its label is not "
+                                   "-100",
+                                   (unsigned long)i);
+        }
+    }
+    if (count > 0) {
+        size_t bytes = (end - first) * sizeof(int32_t);
+        memmove(data->ids.data + begin, data->ids.data + begin + first, bytes);
+        memmove(data->labels.data + begin, data->labels.data + begin + first, bytes);
+        data->ids.count = begin + end - first;
+        data->labels.count = data->ids.count;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* loader,
+                                           const qlora__json_token* record) {
+    qlora_text_data* data = loader->data;
+    const qlora__json* json = loader->json;
+    size_t begin = data->ids.count;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_masks); i++) {
+        if (qlora__text_is_filled(qlora__text_json_get(json, record, qlora__text_masks[i]))) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "\"%s\" is not supported; use \"labels\"", qlora__text_masks[i]);
+        }
+    }
+    qlora_result r = qlora__text_json_ids(
+        env, json, qlora__text_json_get(json, record, "input_ids"), &data->ids);
+    if (r != QLORA_OK) {
+        return qlora__env_wrap(env, r, "\"input_ids\": ");
+    }
+    size_t count = data->ids.count - begin;
+    for (size_t i = begin; i < data->ids.count; i++) {
+        if (data->ids.data[i] < 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"input_ids\": %d is negative",
+                                   (int)data->ids.data[i]);
+        }
+    }
+    const qlora__json_token* labels = qlora__text_json_get(json, record, "labels");
+    QLORA__TRY(qlora__text_record_labels(env, loader, labels, begin));
+    QLORA__TRY(qlora__text_record_numbers(env, loader, record, "position_ids", count));
+    for (size_t i = 0; i < loader->numbers.count; i++) {
+        if (loader->numbers.data[i] != (int32_t)i) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "\"position_ids\": element %lu is %d; only 0, 1, 2, ... is "
+                                   "supported",
+                                   (unsigned long)i, (int)loader->numbers.data[i]);
+        }
+    }
+    QLORA__TRY(qlora__text_record_numbers(env, loader, record, "attention_mask", count));
+    return qlora__text_record_unpad(env, loader, begin, !qlora__text_json_absent(labels));
+}
+
+// ---- one record
+
+// Names the keys that the record has.
+static qlora_result qlora__text_record_unknown(qlora__env* env, const qlora__text_loader* loader,
+                                               const qlora__json_token* record) {
+    char names[200];
+    size_t used = 0;
+    const qlora__json* json = loader->json;
+    const qlora__json_token* key = record + 1;
+    names[0] = 0;
+    for (uint32_t i = 0; i < record->count && used + 40 < sizeof(names); i++) {
+        const qlora__json_token* value = qlora__text_json_next(json, key);
+        int wrote = snprintf(names + used, sizeof(names) - used, "%s%.30s%s", i > 0 ? ", " : "",
+                             qlora__text_json_text(json, key),
+                             value->kind == QLORA__JSON_NULL ? " (null)" : "");
+        used += wrote > 0 ? (size_t)wrote : 0;
+        key = qlora__text_json_next(json, value);
+    }
+    if (loader->form != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the record does not have the format \"%s\"; found %s", loader->form,
+                               names[0] != 0 ? names : "no keys");
+    }
+    return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                           "unrecognised record: expected text, prompt and completion, messages, "
+                           "conversations, instruction and output, question and answer, or "
+                           "input_ids; found %s",
+                           names[0] != 0 ? names : "no keys");
+}
+
+static bool qlora__text_form_fits(const qlora__text_loader* loader, const qlora__json_token* record,
+                                  const qlora__text_form* form) {
+    const qlora__json* json = loader->json;
+    return (loader->form == NULL || strcmp(loader->form, form->name) == 0) &&
+           !qlora__text_json_absent(qlora__text_json_get(json, record, form->first)) &&
+           (form->second == NULL ||
+            !qlora__text_json_absent(qlora__text_json_get(json, record, form->second)));
+}
+
+// The one form that a record has; *out = NULL if it has none.
+static qlora_result qlora__text_form_find(qlora__env* env, const qlora__text_loader* loader,
+                                          const qlora__json_token* record,
+                                          const qlora__text_form** out) {
+    *out = NULL;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
+        const qlora__text_form* form = &qlora__text_forms[i];
+        if (!qlora__text_form_fits(loader, record, form) ||
+            (i == QLORA__TEXT_INPUT_FORM && *out != NULL && (*out)->kind == form->kind)) {
+            continue;
+        }
+        if (*out != NULL) {
+            const char* one = (*out)->second != NULL ? (*out)->second : (*out)->first;
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   strcmp((*out)->name, form->name) == 0
+                                       ? "the record has both \"%s\" and \"%s\""
+                                       : "the record has both \"%s\" and \"%s\"; set the format "
+                                         "to say which one is used",
+                                   one, form->second != NULL ? form->second : form->first);
+        }
+        *out = form;
+    }
+    return QLORA_OK;
+}
+
+// Lists the names that the form does not use.
+static qlora_result qlora__text_record_names(qlora__env* env, qlora__text_loader* loader,
+                                             const qlora__json_token* record,
+                                             const qlora__text_form* form) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* key = record + 1;
+    for (uint32_t i = 0; i < record->count; i++) {
+        const char* name = qlora__text_json_text(json, key);
+        const qlora__json_token* value = qlora__text_json_next(json, key);
+        bool used = !qlora__text_is_filled(value) || strcmp(name, form->first) == 0 ||
+                    (form->second != NULL && strcmp(name, form->second) == 0);
+        for (size_t k = 0; k < QLORA__TEXT_COUNT(qlora__text_extras); k++) {
+            used = used || ((qlora__text_extras[k].kinds & (int)form->kind) != 0 &&
+                            strcmp(name, qlora__text_extras[k].name) == 0);
+        }
+        if (!used) {
+            QLORA__TRY(qlora__text_ignore(env, loader->data, "", name));
+        }
+        key = qlora__text_json_next(json, value);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record) {
+    const qlora__json* json = loader->json;
+    const qlora__text_form* form = NULL;
+    const qlora__json_token* text = NULL;
+    if (record->kind != QLORA__JSON_OBJECT) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "a record must be an object {...}");
+    }
+    if (qlora__text_is_filled(qlora__text_json_get(json, record, "tools"))) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"tools\" are not supported");
+    }
+    QLORA__TRY(qlora__text_form_find(env, loader, record, &form));
+    if (form == NULL) {
+        return qlora__text_record_unknown(env, loader, record);
+    }
+    QLORA__TRY(qlora__text_record_names(env, loader, record, form));
+    switch (form->kind) {
+    case QLORA__TEXT_R_IDS:
+        return qlora__text_record_ids(env, loader, record);
+    case QLORA__TEXT_R_CHAT:
+        return qlora__text_record_chat(env, loader, record, form->first);
+    case QLORA__TEXT_R_COMPLETION:
+        return qlora__text_record_completion(env, loader, record, form);
+    case QLORA__TEXT_R_PAIR:
+        return qlora__text_record_pair(env, loader, record, form);
+    default:
+        QLORA__TRY(qlora__text_record_string(env, loader, record, form->first, &text));
+        return qlora__text_data_plain(env, loader, NULL, 0, qlora__text_json_text(json, text),
+                                      qlora__text_json_size(text));
+    }
+}
+
+static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record, size_t line) {
+    size_t begin = loader->data->ids.count;
+    loader->message_count = 0;
+    loader->work.count = 0;
+    qlora_result r = qlora__text_record_read(env, loader, record);
+    if (r != QLORA_OK) {
+        return qlora__env_wrap(env, r, "%s:%lu: ", loader->name, (unsigned long)line);
+    }
+    return qlora__text_data_close_record(env, loader->data, begin, line);
+}

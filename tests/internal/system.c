@@ -1,0 +1,168 @@
+// system.c - white-box tests of the operating system's side: files that are created, and the memory
+// that is left for a plan.
+#include "test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void text_put(const char* path, const char* text) {
+    FILE* file = fopen(path, "w");
+    if (file != NULL) {
+        fputs(text, file);
+        fclose(file);
+    }
+}
+
+static bool text_is(const char* path, const char* text) {
+    char got[64] = "";
+    FILE* file = fopen(path, "r");
+    if (file != NULL) {
+        got[fread(got, 1, sizeof got - 1, file)] = '\0';
+        fclose(file);
+    }
+    return file != NULL && strcmp(got, text) == 0;
+}
+
+// The temporary file of a write is a new one: a link that waits under its name is removed and never
+// followed, and what a crash left there does not stay in the way.
+TEST temporary_files_are_new(void) {
+    char dir[] = "/tmp/qlora-files-XXXXXX";
+    char path[4][128];
+    ASSERT(mkdtemp(dir) != NULL);
+    static const char* const names[4] = {"out", "out.tmp", "victim", "none"};
+    for (int i = 0; i < 4; i++) {
+        snprintf(path[i], sizeof path[i], "%s/%s", dir, names[i]);
+    }
+    qlora__env env;
+    memset(&env, 0, sizeof env);
+    qlora__hooks_default(&env.allocator, &env.files);
+    // a link to a file, a link to nothing, a file
+    for (int i = 0; i < 3; i++) {
+        text_put(path[2], "keep");
+        if (i == 2) {
+            text_put(path[1], "left by a crash, and longer than the new text");
+        } else {
+            ASSERT_EQ(0, symlink(path[2 + i], path[1]));
+        }
+        ASSERT_EQ(QLORA_OK, qlora__file_write(&env, path[0], "new", 3));
+        struct stat info;
+        ASSERT_EQ(0, lstat(path[0], &info));
+        ASSERT(S_ISREG(info.st_mode));
+        ASSERT(text_is(path[0], "new"));
+        ASSERT(text_is(path[2], "keep"));
+        ASSERT(access(path[3], F_OK) != 0);
+        ASSERT(access(path[1], F_OK) != 0);
+    }
+    void* file = NULL;
+    ASSERT_EQ(EEXIST, qlora__os_open(path[0], QLORA_FILE_CREATE, &file, NULL));
+    // A folder under the temporary name cannot be removed when it is not empty: an error, no loss.
+    char inside[160];
+    ASSERT_EQ(0, mkdir(path[1], 0777));
+    snprintf(inside, sizeof inside, "%s/x", path[1]);
+    text_put(inside, "mine");
+    ASSERT_EQ(QLORA_ERR_FILE, qlora__file_write(&env, path[0], "newer", 5));
+    ASSERT(text_is(path[0], "new") && text_is(inside, "mine"));
+    remove(inside);
+    for (int i = 0; i < 4; i++) {
+        remove(path[i]);
+    }
+    ASSERT_EQ(0, remove(dir));
+    ASSERT_EQ_FMT(0, (int)env.host_bytes, "%d");
+    PASS();
+}
+
+// One machine: the files of /proc and /sys under a root of its own, and the bytes that are left.
+typedef struct memory_case {
+    const char* name;
+    const char* files[8][2];
+    uint64_t left;
+} memory_case;
+
+#define MEMINFO "MemTotal:   1000 kB\nMemFree:  100 kB\nMemAvailable:   800 kB\n"
+
+static const memory_case memory_cases[] = {
+    {"nothing to read", {{NULL, NULL}}, 0},
+    {"no cgroup", {{"proc/meminfo", MEMINFO}}, 800 * 1024},
+    {"a cgroup without a limit",
+     {{"proc/meminfo", MEMINFO},
+      {"proc/self/cgroup", "0::/a/b\n"},
+      {"sys/fs/cgroup/a/b/memory.max", "max\n"},
+      {"sys/fs/cgroup/a/b/memory.current", "5\n"}},
+     800 * 1024},
+    {"a limit less what is used, but not less the file cache",
+     {{"proc/meminfo", MEMINFO},
+      {"proc/self/cgroup", "0::/a/b\n"},
+      {"sys/fs/cgroup/a/b/memory.max", "500000\n"},
+      {"sys/fs/cgroup/a/b/memory.current", "200000\n"},
+      {"sys/fs/cgroup/a/b/memory.stat", "anon 7\nfile 9\ninactive_file 50000\nactive_file 1\n"}},
+     350000},
+    {"the limit of an outer group",
+     {{"proc/meminfo", MEMINFO},
+      {"proc/self/cgroup", "0::/a/b\n"},
+      {"sys/fs/cgroup/a/b/memory.max", "500000\n"},
+      {"sys/fs/cgroup/a/b/memory.current", "200000\n"},
+      {"sys/fs/cgroup/a/memory.max", "300000\n"},
+      {"sys/fs/cgroup/a/memory.current", "299999\n"}},
+     1},
+    {"a container: the group is the root",
+     {{"proc/meminfo", MEMINFO},
+      {"proc/self/cgroup", "0::/\n"},
+      {"sys/fs/cgroup/memory.max", "4096\n"},
+      {"sys/fs/cgroup/memory.current", "96\n"}},
+     4000},
+    {"used up",
+     {{"proc/meminfo", MEMINFO},
+      {"proc/self/cgroup", "0::/\n"},
+      {"sys/fs/cgroup/memory.max", "4096\n"},
+      {"sys/fs/cgroup/memory.current", "4097\n"}},
+     1},
+    {"the first version of cgroups",
+     {{"proc/meminfo", MEMINFO},
+      {"proc/self/cgroup", "12:cpu,cpuacct:/x\n5:memory:/docker/id\n0::/y\n"},
+      {"sys/fs/cgroup/memory/memory.limit_in_bytes", "70000\n"},
+      {"sys/fs/cgroup/memory/memory.usage_in_bytes", "30000\n"},
+      {"sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 10000\n"}},
+     50000},
+    {"the first version without a limit",
+     {{"proc/meminfo", MEMINFO},
+      {"proc/self/cgroup", "5:memory:/\n"},
+      {"sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"},
+      {"sys/fs/cgroup/memory/memory.usage_in_bytes", "30000\n"}},
+     800 * 1024},
+};
+
+TEST memory_that_is_left(const memory_case* c) {
+    char root[] = "/tmp/qlora-memory-XXXXXX";
+    char command[256];
+    ASSERT(mkdtemp(root) != NULL);
+    for (int i = 0; i < 8 && c->files[i][0] != NULL; i++) {
+        char path[256];
+        snprintf(path, sizeof path, "%s/%s", root, c->files[i][0]);
+        for (char* at = path + strlen(root) + 1; *at != '\0'; at++) {
+            if (*at == '/') {
+                *at = '\0';
+                mkdir(path, 0777);
+                *at = '/';
+            }
+        }
+        text_put(path, c->files[i][1]);
+    }
+    uint64_t left = qlora__os_memory(root);
+    snprintf(command, sizeof command, "rm -rf %s", root);
+    ASSERT_EQ(0, system(command));
+    if (left != c->left) {
+        fprintf(stderr, "%s: %llu, not %llu\n", c->name, (unsigned long long)left,
+                (unsigned long long)c->left);
+    }
+    ASSERT(left == c->left);
+    PASS();
+}
+
+SUITE(system_suite) {
+    RUN_TEST(temporary_files_are_new);
+    for (size_t i = 0; i < sizeof memory_cases / sizeof memory_cases[0]; i++) {
+        RUN_TEST1(memory_that_is_left, &memory_cases[i]);
+    }
+}
