@@ -99,13 +99,13 @@ static bool ends_in(const char* text, const char* ending) { // in any case
 }
 
 static bool gguf_refuse(const options* o, char error[1024]) {
-    if (o->model != NULL && ends_in(o->model, ".gguf")) {
+    if (o->model != NULL && (ends_in(o->model, ".gguf") || file_is_gguf(o->model))) {
         return error_set(error,
                          "--model %s is a GGUF file; give the model's folder in Hugging Face "
                          "format",
                          o->model);
     }
-    if (o->adapter != NULL && ends_in(o->adapter, ".gguf")) {
+    if (o->adapter != NULL && (ends_in(o->adapter, ".gguf") || file_is_gguf(o->adapter))) {
         return error_set(error,
                          "--adapter %s is a GGUF file; give the adapter's folder in PEFT format",
                          o->adapter);
@@ -135,6 +135,18 @@ static bool adapter_check(options* o, char adapter[FOLDER_PATH], char error[1024
     return true;
 }
 
+// Standard input can be read once.
+static bool inputs_check(const options* o, char error[1024]) {
+    int inputs = 0;
+    const option_texts* lists[2] = {&o->data, &o->eval_data};
+    for (int k = 0; k < 2; k++) {
+        for (int64_t i = 0; i < lists[k]->count; i++) {
+            inputs += strcmp(lists[k]->items[i], "-") == 0 ? 1 : 0;
+        }
+    }
+    return inputs < 2 || error_set(error, "standard input (-) can be given only once");
+}
+
 static bool needs_check(const options* o, char error[1024]) {
     bool look = o->plan || o->doctor || o->eval_only;
     if (o->demo && (o->model != NULL || o->data.count > 0)) {
@@ -159,7 +171,7 @@ static bool needs_check(const options* o, char error[1024]) {
 }
 
 static bool options_check(options* o, char adapter[FOLDER_PATH], char error[1024]) {
-    if (!needs_check(o, error) || !gguf_refuse(o, error)) {
+    if (!needs_check(o, error) || !inputs_check(o, error) || !gguf_refuse(o, error)) {
         return false;
     }
     if (o->tokens != 0 && o->length != 0 && o->length > o->tokens) {

@@ -30,8 +30,8 @@ static bool record_try(app* a, const qlora_text_data_desc* desc, char* record, s
         qlora_text_data_close(one);
         return true;
     }
-    bad_add(a, desc->path, line,
-            place_skip(message_text(qlora_text_last_error(a->text)), desc->path));
+    const char* name = strcmp(desc->path, "-") == 0 ? "standard input" : desc->path;
+    bad_add(a, name, line, place_skip(message_text(qlora_text_last_error(a->text)), name));
     for (size_t i = 0; i < size; i++) {
         record[i] = record[i] == '\n' ? '\n' : ' ';
     }
@@ -78,6 +78,11 @@ static size_t value_end(const blob* text, size_t at) {
     return text->count;
 }
 
+static bool format_file(const char* format) { // of a file rather than of its records
+    return format != NULL && (strcmp(format, "jsonl") == 0 || strcmp(format, "ndjson") == 0 ||
+                              strcmp(format, "json") == 0 || strcmp(format, "txt") == 0);
+}
+
 // The records of an array, one by one. The comma after a bad record, or before it if it is the
 // last, is removed with it.
 static void array_try(app* a, const qlora_text_data_desc* desc, blob* text) {
@@ -86,6 +91,7 @@ static void array_try(app* a, const qlora_text_data_desc* desc, blob* text) {
     size_t at = 0;
     size_t comma = SIZE_MAX; // after the last good record
     single.path = "record.jsonl";
+    single.format = format_file(desc->format) ? NULL : desc->format;
     while (at < text->count && text->data[at] != '[') {
         line += text->data[at++] == '\n' ? 1 : 0;
     }
@@ -106,7 +112,8 @@ static void array_try(app* a, const qlora_text_data_desc* desc, blob* text) {
         size_t before = a->bad.count;
         bool good = record_try(a, &single, text->data + at, end - at, first);
         if (!good && before < BAD_SHOWN) {
-            a->bad.shown[before].path = desc->path;
+            a->bad.shown[before].path =
+                strcmp(desc->path, "-") == 0 ? "standard input" : desc->path;
         }
         bool more = end < text->count && text->data[end] == ',';
         if (good) {
@@ -123,28 +130,39 @@ static void array_try(app* a, const qlora_text_data_desc* desc, blob* text) {
     }
 }
 
-// Opens a file that contains bad records: notes them and reads the others. False if the fault is
-// not in single records; the library's error is then still the one to print.
-static bool records_open(app* a, const qlora_text_data_desc* desc, qlora_text_data** out) {
+// Whether the data is an array of records (false: one record per line), and whether it has records.
+static bool records_array(const qlora_text_data_desc* desc, const blob* text, bool* records) {
+    const char* path = desc->format != NULL ? desc->format : desc->path;
+    bool lines = ends_in(path, "jsonl") || ends_in(path, "ndjson");
+    *records = !ends_in(path, "txt");
+    if (lines || ends_in(path, "json")) {
+        return !lines;
+    }
+    size_t blank = 0;
+    while (blank < text->count && strchr(" \t\r\n", text->data[blank]) != NULL) {
+        blank++;
+    }
+    return ends_in(desc->path, ".json") || (blank < text->count && text->data[blank] == '[');
+}
+
+// Reads data that contains bad records: notes them and keeps the others. False if the fault is not
+// in single records; the library's error is then still the one to print.
+static bool records_open(app* a, const qlora_text_data_desc* desc, blob* text,
+                         qlora_text_data** out) {
     char error[1024];
     size_t before = a->bad.count;
-    blob text;
-    memset(&text, 0, sizeof text);
+    bool records = false;
     snprintf(error, sizeof error, "%s", a->error);
-    bool lines = ends_in(desc->path, ".jsonl") || ends_in(desc->path, ".ndjson");
-    bool array = ends_in(desc->path, ".json");
-    if ((lines || array) && blob_read_path(&text, desc->path) == 0) {
-        if (lines) {
-            lines_try(a, desc, &text);
-        } else {
-            array_try(a, desc, &text);
-        }
+    bool array = records_array(desc, text, &records);
+    if (records && array) {
+        array_try(a, desc, text);
+    } else if (records) {
+        lines_try(a, desc, text);
     }
     bool found = a->bad.count > before;
     if (found) { // nothing is left if every record is bad
-        (void)qlora_text_data_load(a->text, desc, text.data, text.count, out);
+        (void)qlora_text_data_load(a->text, desc, text->data, text->count, out);
     }
-    blob_free(&text);
     memcpy(a->error, error, sizeof error);
     if (found) {
         a->error[0] = '\0';

@@ -42,16 +42,43 @@ static bool tokenizer_open(app* a) {
            text_fail(a, "the chat format (see --template): ");
 }
 
+// Names in the records that nothing was done with are told, so that no column is lost unnoticed.
+static bool ignored_tell(app* a, const char* path, qlora_text_data* data) {
+    qlora_text_data_info info;
+    if (data == NULL || qlora_text_data_query(data, &info) != QLORA_OK) {
+        return data == NULL || text_fail(a, "");
+    }
+    if (info.ignored[0] != '\0') {
+        say(a, "note: %s: not used: %s\n", strcmp(path, "-") == 0 ? "standard input" : path,
+            info.ignored);
+    }
+    return true;
+}
+
 static bool data_open(app* a, const char* path, qlora_text_data** out) {
+    blob text;
+    bool input = strcmp(path, "-") == 0;
+    memset(&text, 0, sizeof text);
     qlora_text_data_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.path = path;
+    desc.format = a->o.format;
     desc.chat = a->chat;
     desc.chunk_tokens = (size_t)a->o.length;
     desc.train_prompt = a->o.train_prompt;
     desc.last_turn_only = a->o.last_turn;
-    return qlora_text_data_open(a->text, &desc, out) == QLORA_OK || text_fail(a, "") ||
-           (a->o.doctor && records_open(a, &desc, out));
+    int code = input ? blob_read(&text, stdin) : 0;
+    if (code != 0) {
+        return error_set(a->error, "cannot read standard input: %s", strerror(code));
+    }
+    qlora_result result = input ? qlora_text_data_load(a->text, &desc, text.data, text.count, out)
+                                : qlora_text_data_open(a->text, &desc, out);
+    bool ok = result == QLORA_OK || text_fail(a, "");
+    if (!ok && a->o.doctor && (input || blob_read_path(&text, path) == 0)) {
+        ok = records_open(a, &desc, &text, out);
+    }
+    blob_free(&text);
+    return ok && ignored_tell(a, path, *out);
 }
 
 static size_t trained_count(const int32_t* labels, size_t length) {

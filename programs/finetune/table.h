@@ -10,6 +10,7 @@ typedef struct options {
     const char* config;
     const char* adapter;
     const char* template_name;
+    const char* format;
     const char* base_name;
     const char* prompt;
     int64_t rank;
@@ -68,7 +69,8 @@ static const option option_table[] = {
     {"model", OPT_TEXT, AT(model), true, 0, 0, "DIR",
         "model folder in Hugging Face format (required)"},
     {"data", OPT_TEXTS, AT(data), true, 0, 0, "FILE",
-        "training data: .jsonl, .json or .txt, see below; may be given several times (required)"},
+        "training data: .jsonl, .json or .txt, see below; - reads standard input; may be given "
+        "several times (required)"},
     {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
         "output folder for the adapter, checkpoint, log and plot (required)"},
     {"template", OPT_TEXT, AT(template_name), true, 0, 0, "NAME",
@@ -77,6 +79,8 @@ static const option option_table[] = {
         "start from this PEFT adapter, or that of a run; sets rank, alpha, targets and rslora"},
     {"base-name", OPT_TEXT, AT(base_name), false, 0, 0, "NAME",
         "base model name stored in the adapter (default: --model)"},
+    {"format", OPT_TEXT, AT(format), true, 0, 0, "NAME",
+        "form of the data, see below (default: from the ending and the names in each record)"},
     {"max-samples", OPT_WHOLE, AT(max_samples), true, 1, 1e9, "N",
         "use only the first N samples of the data (default: all)"},
     {"config", OPT_TEXT, AT(config), false, 0, 0, "FILE",
@@ -233,10 +237,19 @@ static void help_print(const option_set* set) {
     for (size_t i = 0; qlora_text_chat_names(i) != NULL; i++) {
         printf(" %s", qlora_text_chat_names(i));
     }
+    printf("\n");
+    char forms[256] = "";
+    for (size_t i = 0; qlora_text_data_formats(i) != NULL; i++) {
+        size_t used = strlen(forms);
+        snprintf(forms + used, sizeof forms - used, "%s%s", used > 0 ? " " : "",
+                 qlora_text_data_formats(i));
+    }
+    help_row("Forms of data:", 18, forms);
     printf(
-        "\nData: one JSON object per sample (.jsonl: one per line; .json: an array):\n"
+        "Data: one JSON object per sample (.jsonl: one per line; .json: an array):\n"
         "  {\"text\"}  {\"prompt\", \"completion\"}  {\"messages\": [{\"role\", \"content\"}]}\n"
         "  {\"conversations\": [{\"from\", \"value\"}]}  {\"instruction\", \"input\", \"output\"}\n"
+        "  {\"question\", \"answer\"}  {\"input_ids\", \"labels\"}\n"
         "  .txt: plain text, split into samples of --length tokens\n"
         "Exit status: 0 on success, 1 on error (reported on standard error), 130 after\n"
         "Ctrl-C.\n");

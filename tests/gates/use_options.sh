@@ -27,6 +27,23 @@ several() { # --data and --eval-data may be repeated
         "${one[@]}" --data sums.jsonl --eval-data long.jsonl --steps 1 --out o
 }
 
+inputs() { # --data -, --format, names that are not used
+    local line='{"text": "one and one is two", "id": 7}'
+    rm -rf piped
+    printf '%s\n%s\n' "$line" "$line" >asked.data
+    "$finetune" "${one[@]}" --data - --eval 0 --steps 1 --out piped <asked.data >out 2>err
+    check "standard input" grep -q "^data: 2 samples" out
+    check "names that are not used" grep -q "note: standard input: not used: id" out
+    works "a form that is given" "${one[@]}" --data asked.data --format jsonl --eval 0 --steps 1 \
+        --out piped --resume never
+    refuses "an unknown form" "nonsense" "${one[@]}" --data asked.data --format nonsense --out o
+    refuses "standard input twice" "can be given only once" "${one[@]}" --data - --eval-data - \
+        --out o
+    printf '%s\n{"text": 1}\n' "$line" |
+        "$finetune" --model model --data - --doctor >out 2>err
+    check "bad records in standard input" grep -q "^  standard input:2: " out
+}
+
 notes() {
     local i
     rm -rf noted
@@ -138,7 +155,7 @@ doctors() {
     check "bad records: status 1 ($status)" [ $status -eq 1 ]
     check "the total is in the error" grep -q "^finetune: 27 records cannot be read$" err
     check "with their lines" grep -q "^  ill.jsonl:3: invalid JSON" out
-    check "each of them" grep -q "^  ill.jsonl:4: prompt and completion must be" out
+    check "each of them" grep -q "^  ill.jsonl:4: .*prompt" out
     check "the first twenty" [ "$(grep -c '^  ill.jsonl:' out)" -eq 20 ]
     check "and a count" grep -q "^  and 7 more$" out
     check "the others are shown" grep -qE "^  samples +4$" out
