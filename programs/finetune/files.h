@@ -2,30 +2,40 @@
 #ifndef FINETUNE_FILES_H
 #define FINETUNE_FILES_H
 
+// Creates a file and writes it. A leftover of the same name is replaced, never followed: it may be
+// a link to something else. Returns 0 or errno.
+static int file_create(const qlora_files* f, const char* path, const char* data, size_t size) {
+    void* file = NULL;
+    int code = f->open(path, QLORA_FILE_CREATE, &file, f->user);
+    if (code == EEXIST && (code = f->remove(path, f->user)) == 0) {
+        code = f->open(path, QLORA_FILE_CREATE, &file, f->user);
+    }
+    if (code != 0) {
+        return code;
+    }
+    for (size_t done = 0; done < size && code == 0;) {
+        int64_t wrote = f->write(file, data + done, size - done, f->user);
+        code = wrote < 0 ? (int)-wrote : wrote == 0 ? EIO : 0;
+        done += wrote > 0 ? (size_t)wrote : 0;
+    }
+    int closed = f->close(file, f->user);
+    return code != 0 ? code : closed;
+}
+
 // Writes to a temporary name, then renames, so that readers never see a partial file.
-static bool file_replace(app* a, const char* name, const void* data, size_t size) {
+static bool file_replace(app* a, const char* name, const char* data, size_t size) {
     char path[PATH_SIZE];
     char temporary[PATH_SIZE + 8];
     out_path(a, name, path);
     snprintf(temporary, sizeof temporary, "%s.new", path);
-    FILE* file = fopen(temporary, "wb");
-    bool ok = file != NULL;
-    int code = errno;
-    if (ok) {
-        ok = (size == 0 || fwrite(data, 1, size, file) == size) && fflush(file) == 0;
-        code = errno;
-        if (fclose(file) != 0 && ok) {
-            ok = false;
-            code = errno;
-        }
-        if (ok && (code = a->files.rename(temporary, path, a->files.user)) != 0) {
-            ok = false;
-        }
-        if (!ok) {
-            remove(temporary);
-        }
+    int code = file_create(&a->files, temporary, data, size);
+    if (code == 0) {
+        code = a->files.rename(temporary, path, a->files.user);
     }
-    return ok || error_set(a->error, "cannot write %s: %s", path, strerror(code));
+    if (code != 0) {
+        (void)a->files.remove(temporary, a->files.user);
+    }
+    return code == 0 || error_set(a->error, "cannot write %s: %s", path, strerror(code));
 }
 
 PRINTF(2, 3)

@@ -8,6 +8,7 @@
 #define FINETUNE_LOCK_H
 
 #define LOCK_NAME ".finetune.lock"
+#define LOCK_MOVED (-1) // the file was removed while it was opened: try again
 
 typedef struct lock_owner {
     long process; // 0 = not known
@@ -41,8 +42,8 @@ static void lock_parse(const char* text, lock_owner* out) {
     }
 }
 
-// Opens and locks the file without waiting. Returns 0, EAGAIN if another process has it, or another
-// errno. *file is open after 0 only.
+// Opens and locks the file without waiting. Returns 0, EAGAIN if another process has it, LOCK_MOVED,
+// or another errno. *file is open after 0 only.
 #ifdef _WIN32
 static int lock_open(const char* path, int* file, lock_owner* owner) {
     char text[512] = "";
@@ -108,7 +109,7 @@ static int lock_open(const char* path, int* file, lock_owner* owner) {
     // The previous owner removes the file when it ends; a lock on a removed file protects nothing.
     if (code == 0 && (fstat(*file, &opened) != 0 || stat(path, &named) != 0 ||
                       opened.st_ino != named.st_ino || opened.st_dev != named.st_dev)) {
-        code = ESTALE;
+        code = LOCK_MOVED;
     }
     if (code != 0) {
         close(*file);
@@ -150,15 +151,16 @@ static bool lock_take(app* a) {
     lock_owner owner;
     out_path(a, LOCK_NAME, path);
     lock_self(&self);
-    int code = ESTALE;
-    for (int attempt = 0; attempt < 100 && code == ESTALE; attempt++) {
+    int code = LOCK_MOVED;
+    for (int attempt = 0; attempt < 100 && code == LOCK_MOVED; attempt++) {
         code = lock_open(path, &a->lock, &owner);
     }
     if (code == EAGAIN) {
         return lock_refuse(a, &owner, self.host, path);
     }
     if (code != 0) {
-        return error_set(a->error, "cannot lock %s: %s", path, strerror(code));
+        return error_set(a->error, "cannot lock %s: %s", path,
+                         strerror(code == LOCK_MOVED ? EBUSY : code));
     }
     if (owner.process != 0 && strcmp(owner.host, self.host) != 0) {
         lock_close(a->lock, NULL);

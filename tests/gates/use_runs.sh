@@ -149,6 +149,22 @@ closing() {
     check "and no other" [ ! -e a ]
 }
 
+links() { # a temporary file never writes through a link
+    local name
+    rm -rf linked victim
+    works "a run" "${few[@]}" --model model --steps 1 --out linked
+    echo "precious" >victim
+    for name in settings.txt log.jsonl training.svg; do
+        ln -sf ../victim linked/$name.new
+    done
+    works "links in its folder" "${few[@]}" --model model --steps 3 --out linked --resume never
+    check "the file they name is kept" [ "$(cat victim)" = precious ]
+    ln -sf ../victim linked/.finetune.lock
+    run "$finetune" "${few[@]}" --model model --steps 3 --out linked
+    check "a lock that is a link is refused ($status)" [ $status -eq 1 ]
+    check "and not followed" [ "$(cat victim)" = precious ]
+}
+
 starting_over() {
     local kind long=(--model model --steps 12 --save-every 4)
     rm -rf again
