@@ -116,13 +116,11 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     if (o->gguf != NULL && !gguf_free(o->gguf)) {
         return false;
     }
-    if (file_is_gguf(o->model) || file_is_gguf(o->adapter)) {
-        bool model = file_is_gguf(o->model);
-        return fail("--%s %s is a GGUF file; a folder with safetensors is needed",
-                    model ? "model" : "adapter", model ? o->model : o->adapter);
+    if (file_is_gguf(o->adapter)) {
+        return fail("--adapter %s is a GGUF file; a folder with safetensors is needed", o->adapter);
     }
-    if (file_missing(o->model, "config.json")) {
-        return fail("--model %s: config.json not found", o->model);
+    if (model_fault(o->model) != NULL) {
+        return fail("--model %s: %s", o->model, model_fault(o->model));
     }
     if (!folder_adapter(o->adapter, adapter)) {
         return fail("--adapter %s: adapter_config.json not found", o->adapter);

@@ -293,8 +293,8 @@ static bool run(app* a) {
     if (one && (o->batch < 1 || o->length < 1 || (o->model == NULL && s == NULL))) {
         return fail("--batch and --length must be given together, with --model or --shape");
     }
-    if (o->model != NULL && file_missing(o->model, "config.json")) {
-        return fail("--model %s: config.json not found", o->model);
+    if (o->model != NULL && model_fault(o->model) != NULL) {
+        return fail("--model %s: %s", o->model, model_fault(o->model));
     }
     static char why[512];
     qlora_ctx_desc d;

@@ -201,8 +201,8 @@ static bool options_check(options* o, char error[1024]) {
     if (o->eval >= 1.0 && o->eval != floor(o->eval)) {
         return fail(error, "--eval: %g is neither a fraction below 1 nor a whole number", o->eval);
     }
-    if (o->model != NULL && file_missing(o->model, "config.json")) {
-        return fail(error, "--model %s: config.json not found", o->model);
+    if (o->model != NULL && model_fault(o->model) != NULL) {
+        return fail(error, "--model %s: %s", o->model, model_fault(o->model));
     }
     if (o->adapter != NULL && file_missing(o->adapter, "adapter_config.json")) {
         return fail(error, "--adapter %s: adapter_config.json not found", o->adapter);
