@@ -427,7 +427,7 @@ static bool split_is_right(const qlora__text_step* step, const uint8_t* classes,
                              qlora__text_json_size(text), classes, NULL};
     qlora__text_pieces pieces = {0};
     size_t begin = 0;
-    bool right = OK(qlora__text_step_find(ENV, step, &view, &begin, view.end, &pieces)) &&
+    bool right = OK(qlora__text_step_find(ENV, step, &view, begin, &begin, view.end, &pieces)) &&
                  pieces.count == ends->count;
     const qlora__json_token* end = ends + 1;
     int64_t characters = 0;

@@ -36,14 +36,14 @@ static const char* matches_of(const char* pattern, const char* text, char* out, 
     out[0] = '\0';
     lib->env.call = NULL;
     if (!OK(qlora__pattern_compile(&lib->env, pattern, strlen(pattern), classes, &p))) {
-        snprintf(out, room, "! %s", lib->env.error);
+        snprintf(out, room, "! %.500s", lib->env.error);
         return out;
     }
     qlora__pattern_allow(p, view.end);
     for (size_t at = 0; at < view.end;) {
         size_t end = at;
         if (!OK(qlora__pattern_match(&lib->env, p, &view, 0, at, &end))) {
-            snprintf(out, room, "! %s", lib->env.error);
+            snprintf(out, room, "! %.500s", lib->env.error);
             break;
         }
         if (end > at) {
