@@ -60,7 +60,7 @@ typedef struct options {
 // clang-format off
 static const option option_table[] = {
     {"model", OPT_TEXT, AT(model), false, 0, 0, "DIR",
-        "model folder in Hugging Face format (required)"},
+        "model folder (Hugging Face) or GGUF file (required)"},
     {"adapter", OPT_TEXT, AT(adapter), false, 0, 0, "DIR",
         "PEFT adapter or finetune run to apply (default: none)"},
     {"tokenizer", OPT_TEXT, AT(tokenizer), false, 0, 0, "PATH",

@@ -82,7 +82,7 @@ typedef struct options {
 #define AT(field) offsetof(options, field)
 // clang-format off
 static const option option_table[] = {
-    {"model", OPT_TEXT, AT(model), false, 0, 0, "DIR", "folder of the model to plan for"},
+    {"model", OPT_TEXT, AT(model), false, 0, 0, "DIR", "model to plan for: folder or GGUF file"},
     {"shape", OPT_TEXT, AT(shape), false, 0, 0, "NAME", "public model to plan for, see below"},
     {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
         "memory to plan for; 8G and 8GiB are binary, 8GB is decimal (default: free GPU memory)"},

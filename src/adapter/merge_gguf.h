@@ -15,8 +15,9 @@ typedef struct qlora__merge_file {
     qlora__merge_part* parts;
     uint32_t count;
     uint32_t room;
-    uint8_t* row; // one packed row
-    size_t row_bytes;
+    uint8_t* buffer; // packed rows that are not written yet
+    size_t room_bytes;
+    size_t filled;
     qlora__out out;
 } qlora__merge_file;
 
@@ -165,6 +166,12 @@ static void qlora__merge_put_header(const qlora__merge_file* f, qlora__string* t
 
 // ---- the data -----------------------------------------------------------------------------------
 
+static qlora_result qlora__merge_flush(qlora__merge_file* f) {
+    size_t n = f->filled;
+    f->filled = 0;
+    return qlora__out_write(&f->g->ctx->env, &f->out, f->buffer, n);
+}
+
 // Packs and writes row `row` of the file, which is in f->g->values; the values begin at row
 // `first` of the model.
 static qlora_result qlora__merge_write_row(qlora__merge_file* f, const qlora__merge_part* part,
@@ -186,9 +193,13 @@ static qlora_result qlora__merge_write_row(qlora__merge_file* f, const qlora__me
                                part->source->name, (double)values[i]);
         }
     }
-    qlora__gguf_pack(part->type, values, (uint64_t)cols, f->row);
     size_t bytes = (size_t)((uint64_t)cols / part->type->block * part->type->bytes);
-    return qlora__out_write(&f->g->ctx->env, &f->out, f->row, bytes);
+    if (bytes > f->room_bytes - f->filled) {
+        QLORA__TRY(qlora__merge_flush(f));
+    }
+    qlora__gguf_pack(part->type, values, (uint64_t)cols, f->buffer + f->filled);
+    f->filled += bytes;
+    return QLORA_OK;
 }
 
 static qlora_result qlora__merge_write_item(qlora__merge_file* f, const qlora__merge_part* part) {
@@ -207,14 +218,13 @@ static qlora_result qlora__merge_write_item(qlora__merge_file* f, const qlora__m
                          : QLORA_OK;
     for (int64_t row = 0; row < all && r == QLORA_OK; row += most) {
         int64_t rows = qlora__min(most, all - row);
-        r = qlora__merge_rows_make(g, part->item, &module, row,
-                                   part->source->rank == 1 ? 1 : rows);
+        r = qlora__merge_rows_make(g, part->item, &module, row, part->source->rank == 1 ? 1 : rows);
         for (int64_t i = row; i < row + rows && r == QLORA_OK; i++) {
             r = qlora__merge_write_row(f, part, row, i);
         }
     }
     qlora__merge_module_close(g->ctx, &module);
-    return r;
+    return r == QLORA_OK ? qlora__merge_flush(f) : r;
 }
 
 static qlora_result qlora__merge_write_parts(qlora__merge_file* f) {
@@ -253,7 +263,7 @@ static qlora_result qlora__merge_file_write(qlora__merge_file* f, const char* pa
     return qlora__out_commit(env, &f->out);
 }
 
-// The whole export: the sizes of the buffers allow a head of rows at a time.
+// The whole export.
 static qlora_result qlora__merge_gguf(qlora__merge* g, const char* path,
                                       const qlora__gguf_type* type) {
     qlora_ctx* ctx = g->ctx;
@@ -269,10 +279,45 @@ static qlora_result qlora__merge_gguf(qlora__merge* g, const char* path,
     }
     QLORA__TRY(qlora__merge_open(g, UINT64_MAX));
     QLORA__TRY(qlora__merge_tell(g));
-    f.row_bytes = (size_t)qlora__max(g->most_cols, 1) * 4;
-    f.row = (uint8_t*)qlora__alloc(ctx, f.row_bytes);
-    qlora_result r = f.row != NULL ? qlora__merge_file_write(&f, path) : QLORA_ERR_MEMORY;
-    qlora__free(ctx, f.row, f.row_bytes);
+    f.room_bytes = (size_t)qlora__max(4 * g->most_cols, (int64_t)1 << 20);
+    f.buffer = (uint8_t*)qlora__alloc(ctx, f.room_bytes);
+    qlora_result r = f.buffer != NULL ? qlora__merge_file_write(&f, path) : QLORA_ERR_MEMORY;
+    qlora__free(ctx, f.buffer, f.room_bytes);
     qlora__free(ctx, f.parts, f.room * sizeof *f.parts);
     return r;
+}
+
+static const qlora__gguf_type* qlora__merge_type(const qlora_merge_desc* desc) {
+    return qlora__gguf_type_named(desc->gguf == QLORA_GGUF_Q8_0   ? "Q8_0"
+                                  : desc->gguf == QLORA_GGUF_Q4_0 ? "Q4_0"
+                                  : desc->dtype == QLORA_BF16     ? "BF16"
+                                  : desc->dtype == QLORA_F16      ? "F16"
+                                                                  : "F32");
+}
+
+static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
+                                      const qlora_merge_desc* desc) {
+    QLORA__TRY(qlora__merge_need(ctx, m, desc));
+    qlora__merge g;
+    memset(&g, 0, sizeof g);
+    g.ctx = ctx;
+    g.m = m;
+    g.dir = desc->dir;
+    g.dtype = desc->dtype;
+    g.trained = desc->base == QLORA_MERGE_TRAINED;
+    g.progress = desc->progress;
+    g.user = desc->progress_user;
+    QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &g.folder));
+    uint64_t shard = desc->shard_bytes != 0 ? desc->shard_bytes : (uint64_t)5000000000u;
+    qlora_result r = qlora__gguf_path(desc->dir)
+                         ? qlora__merge_gguf(&g, desc->dir, qlora__merge_type(desc))
+                         : qlora__merge_run(&g, shard);
+    qlora__merge_close(&g);
+    return r;
+}
+
+qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_merge_save");
+    return qlora__leave(ctx, qlora__merge_save(ctx, model, desc));
 }
