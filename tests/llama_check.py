@@ -2,23 +2,27 @@
 """Compares us with llama.cpp on the same GGUF file: tokens, log-probabilities, an adapter.
 
 usage: python3 tests/llama_check.py --model FILE.gguf [--text FILE] [--tokens 2000]
-           [--adapter DIR --gguf FILE] [--base 16|32|nf4] [--strings 500]
+           [--adapter DIR --gguf FILE] [--base 16|32|nf4] [--strings 500] [--reference FILE]
 
-Needs the Python package xllamacpp (pip install xllamacpp), whose library contains llama.cpp, and
+Needs the Python packages numpy and xllamacpp, whose library contains llama.cpp, and
 build/tokenize and build/logprobs. Prints, and checks against limits: how many of the hostile
 strings have llama.cpp's ids; the mean absolute difference of the log-probabilities of the text's
-tokens (limit 0.02), without and with an adapter (a folder of ours, and its adapter.gguf). Exit
+tokens (limit 0.02), without and with an adapter (a folder of ours, and its adapter.gguf).
+
+On a quantised file, llama.cpp also rounds the activations to 8 bits, which alone changes the
+log-probabilities by more than that. --reference names a file with the same weights that it does not
+round, such as `merge --dtype f32` writes it; with --adapter, that file has the adapter merged. Exit
 status 0: all within their limits. This is not part of `make test`.
 """
 import argparse
 import ctypes
 import json
-import math
 import os
 import random
 import subprocess
 import sys
 
+import numpy
 import xllamacpp
 
 LIMIT = 0.02
@@ -110,9 +114,10 @@ class Llama:
             sys.exit("llama.cpp cannot decode")
         out = []
         for i in range(len(ids) - 1):
-            row = self.lib.llama_get_logits_ith(context, i)[:self.size]
-            most = max(row)
-            out.append(row[ids[i + 1]] - most - math.log(sum(math.exp(x - most) for x in row)))
+            row = numpy.ctypeslib.as_array(self.lib.llama_get_logits_ith(context, i), (self.size,))
+            row = row.astype(numpy.float64)
+            most = row.max()
+            out.append(float(row[ids[i + 1]] - most - numpy.log(numpy.exp(row - most).sum())))
         self.lib.llama_free(context)
         return out
 
@@ -165,6 +170,7 @@ def main():
     parser.add_argument("--base", default="16")
     parser.add_argument("--adapter")
     parser.add_argument("--gguf")
+    parser.add_argument("--reference")
     options = parser.parse_args()
     llama = Llama(options.model)
     good = True
@@ -180,7 +186,11 @@ def main():
     if options.tokens:
         with open(options.text, "rb") as file:
             ids = llama.tokenize(file.read())[:options.tokens]
-        theirs = llama.logprobs(ids)
+        if options.reference and options.adapter:
+            ours = our_logprobs(options.model, ids, options.base, options.adapter)
+            theirs = Llama(options.reference).logprobs(ids)
+            return 0 if compare("adapter, merged", ours, theirs) <= LIMIT else 1
+        theirs = (Llama(options.reference) if options.reference else llama).logprobs(ids)
         base = compare("base", our_logprobs(options.model, ids, options.base), theirs)
         good = good and base <= LIMIT
         compare("NF4 (stated, no limit)", our_logprobs(options.model, ids, "nf4"), theirs)
