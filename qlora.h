@@ -427,6 +427,7 @@ typedef struct qlora_memory_info {
     uint64_t device_free;        // free memory reported by the driver; 0 on the CPU
     uint64_t device_total;       // memory of the device; 0 on the CPU
     uint64_t host_bytes;         // host memory allocated by the context at present
+    uint64_t host_free;          // host memory that this process can still use; 0 = unknown
 } qlora_memory_info;
 
 // How a matrix product is computed.
@@ -12810,6 +12811,7 @@ static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
     out->device_peak = ctx->device_peak;
     out->device_allocations = ctx->device_allocations;
     out->host_bytes = ctx->env.host_bytes;
+    out->host_free = qlora__os_memory("");
 #ifndef QLORA_NO_CUDA
     if (ctx->gpu != NULL) {
         size_t free_bytes = 0;
@@ -19646,23 +19648,20 @@ static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
     return bytes == 0 || m->plan.total + m->plan.context <= bytes;
 }
 
-// Reports the smallest plan that the settings allow, and those that would make it smaller.
+// Reports the smallest plan that the settings allow. It suggests nothing: a smaller setting would
+// have to be planned before it is known to fit.
 static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, uint64_t bytes) {
     const qlora_plan* p = &m->plan;
     double gib = 1073741824.0;
     bool all = p->recompute_layers == p->config.layers;
     uint64_t other = p->workspace + p->head + p->generation + p->batches + p->cache + p->context;
-    const char* remedy = p->cached_layers > 0       ? ", or set desc.cache to AUTO"
-                         : qlora__trains(m) && !all ? ", or set desc.recompute to AUTO"
-                                                    : "";
-    return qlora__fail(
-        ctx, QLORA_ERR_DEVICE_MEMORY,
-        "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
-        "adapters and optimizer %.2f, activations %.2f, other %.2f); lower "
-        "desc.tokens (%lld) or desc.rank%s",
-        (double)(p->total + p->context) / gib, all ? " even with every layer recomputed" : "",
-        (double)bytes / gib, (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
-        (double)p->activations / gib, (double)other / gib, (long long)p->tokens, remedy);
+    return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
+                       "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
+                       "adapters and optimizer %.2f, activations %.2f, other %.2f)",
+                       (double)(p->total + p->context) / gib,
+                       all ? " even with every layer recomputed" : "", (double)bytes / gib,
+                       (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
+                       (double)p->activations / gib, (double)other / gib);
 }
 
 // Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many
@@ -25299,4 +25298,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end f4c373b7aba70de6
+//@@ end 69d7fe98b6d66864
