@@ -77,6 +77,7 @@ extern "C" {
 #include "numbers/floats.h"
 #include "numbers/nf4.h"
 #ifndef QLORA_NO_MODEL
+#include "arch.h"
 #include "formats/json_read.h"
 #include "formats/json_write.h"
 #include "formats/stop_ids.h"
@@ -85,6 +86,8 @@ extern "C" {
 #include "formats/gguf_tensors.h"
 #include "formats/gguf_view.h"
 #include "formats/safetensors.h"
+#include "formats/config_values.h"
+#include "formats/config_rope.h"
 #include "formats/config.h"
 #include "formats/folder.h"
 #include "formats/gguf_folder.h"

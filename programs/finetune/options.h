@@ -101,14 +101,15 @@ static bool targets_read(const option* row, const char* text, int64_t* out, char
         size_t length = strcspn(at, ",");
         size_t stem = length > 5 && strncmp(at + length - 5, "_proj", 5) == 0 ? length - 5 : length;
         int64_t bit = 0;
-        for (int i = 0; i < 7; i++) {
+        for (int i = 0; i < 9; i++) {
             bit |= strlen(target_names[i]) == stem && strncmp(target_names[i], at, stem) == 0
                        ? 1 << i
                        : 0;
         }
         if (bit == 0) {
-            return fail(error, "--%s: '%.*s' is not one of q, k, v, o, gate, up, down", row->name,
-                        (int)length, at);
+            return fail(error,
+                        "--%s: '%.*s' is not one of q, k, v, o, gate, up, down, qkv, gate_up",
+                        row->name, (int)length, at);
         }
         bits |= bit;
         at += length;
@@ -116,7 +117,8 @@ static bool targets_read(const option* row, const char* text, int64_t* out, char
     }
     *out = bits;
     return bits != 0 ||
-           fail(error, "--%s needs a value: all, or some of q,k,v,o,gate,up,down", row->name);
+           fail(error, "--%s needs a value: all, or some of q,k,v,o,gate,up,down,qkv,gate_up",
+                row->name);
 }
 
 static bool option_set(options* o, const option* row, const char* text, char error[1024]) {

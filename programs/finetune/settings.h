@@ -51,9 +51,11 @@ static void setting_show(const char* line, size_t length, char out[256]) {
             word = strchr(word, '|') + 1;
         }
         snprintf(out, 256, "--%s %.*s", row->name, (int)strcspn(word, "|"), word);
+    } else if (row->kind == OPT_TARGETS && number == QLORA_TARGET_ALL) {
+        snprintf(out, 256, "--%s all", row->name);
     } else if (row->kind == OPT_TARGETS) {
         int used = snprintf(out, 256, "--%s", row->name);
-        for (int i = 0; i < 7; i++) {
+        for (int i = 0; i < 9; i++) {
             used += (number >> i & 1) == 0
                         ? 0
                         : snprintf(out + used, 256 - (size_t)used, "%s%s",

@@ -99,7 +99,8 @@ static const option option_table[] = {
     {"alpha", OPT_REAL, AT(alpha), true, 1e-6, 1e6, "X",
         "LoRA alpha (default: twice the rank)"},
     {"targets", OPT_TARGETS, AT(targets), true, 0, 0, "LIST",
-        "modules to adapt: all, or some of q,k,v,o,gate,up,down (default all)"},
+        "modules to adapt: all, or some of q,k,v,o,gate,up,down (default all); Phi and GLM "
+        "have qkv and gate_up"},
     {"rslora", OPT_FLAG, AT(rslora), true, 0, 0, "",
         "scale by alpha / sqrt(rank) instead of alpha / rank"},
     {"dropout", OPT_REAL, AT(dropout), true, 0, 0.99, "X",
@@ -189,7 +190,8 @@ static const option option_table[] = {
 // clang-format on
 #define OPTION_COUNT (sizeof option_table / sizeof option_table[0])
 
-static const char* const target_names[] = {"q", "k", "v", "o", "gate", "up", "down"};
+static const char* const target_names[] = {"q",  "k",    "v",   "o",      "gate",
+                                           "up", "down", "qkv", "gate_up"};
 
 static void* option_at(options* o, const option* row) {
     return (char*)o + row->offset;

@@ -7,7 +7,9 @@ typedef struct qlora__merge_item {
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t norm_width;
     bool nf4;
-    bool raw; // not floats: the bytes are copied
+    bool foreign;                // a 4-bit weight that is not a projection: of a vision part
+    qlora__linear_source source; // of a foreign weight
+    bool raw;                    // not floats: the bytes are copied
     int64_t shape[2];
     int64_t rows; // the tensor as a matrix
     int64_t cols;
@@ -157,6 +159,32 @@ static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_
     return QLORA_OK;
 }
 
+// Dequantises rows [first, first + rows) of a 4-bit weight that is only in the folder.
+static void qlora__merge_foreign(const qlora__merge_item* item, int64_t first, int64_t rows,
+                                 float* values) {
+    const qlora__linear_source* s = &item->source;
+    float scale = 0.0f;
+    int64_t last = -1;
+    for (int64_t i = 0; i < rows * item->cols; i++) {
+        int64_t e = first * item->cols + i;
+        int64_t block = e / s->block;
+        if (block != last && s->nested) {
+            float outer = 0.0f;
+            qlora__st_read_f32(s->map2, s->absmax->data[block], 1, &scale);
+            qlora__st_read_f32(s->absmax2, (uint64_t)(block / s->block2), 1, &outer);
+            volatile float product = scale * outer; // rounded before the sum, as in training
+            scale = product + s->offset;
+        } else if (block != last) {
+            qlora__st_read_f32(s->absmax, (uint64_t)block, 1, &scale);
+        }
+        last = block;
+        float level = qlora__nf4_levels[qlora__nf4_code_at(s->weight->data, e)];
+        values[i] = s->dtype == QLORA_BF16  ? qlora__bf16_to(qlora__bf16_from(level * scale))
+                    : s->dtype == QLORA_F16 ? qlora__f16_to(qlora__f16_from(level * scale))
+                                            : level * scale;
+    }
+}
+
 // Computes rows [first, first + rows) of an item in f32.
 static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__merge_item* item,
                                            const qlora__merge_module* module, int64_t first,
@@ -164,7 +192,15 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
     if (item->norm_at >= 0) {
         qlora_tensor norm;
         qlora__arena_window(&g->m->parameters, item->norm_at, 1, item->cols, &norm);
-        return qlora__floats_out(g->ctx, norm.data, item->cols, g->values);
+        QLORA__TRY(qlora__floats_out(g->ctx, norm.data, item->cols, g->values));
+        for (int64_t i = 0; i < item->cols; i++) {
+            g->values[i] -= (float)g->m->plan.config.norm_offset;
+        }
+        return QLORA_OK;
+    }
+    if (item->foreign) {
+        qlora__merge_foreign(item, first, rows, g->values);
+        return QLORA_OK;
     }
     if (!item->nf4) {
         qlora__st_read_f32(item->tensor, (uint64_t)(first * item->cols),
@@ -249,20 +285,37 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     for (const char* at = plain + 7; *at >= '0' && *at <= '9' && layer < QLORA_MAX_LAYERS; at++) {
         layer = layer * 10 + (*at - '0');
     }
-    for (int i = 0; i < QLORA__PROJECTIONS && layer < m->plan.config.layers; i++) {
+    for (int i = 0; i < m->arch->layout->count && layer < m->plan.config.layers; i++) {
         snprintf(name, sizeof name, "layers.%lld.%s.weight", (long long)layer,
-                 qlora__projections[i].module);
+                 m->arch->layout->rows[i].module);
         if (strcmp(name, plain) == 0) {
             item->projection = &m->layers[layer].projections[i];
         }
     }
     memset(&norm, 0, sizeof norm);
-    for (int i = 0; layer < m->plan.config.layers && qlora__trained_norm(m, layer, i, &norm); i++) {
-        if (strcmp(qlora__plain_name(norm.name), plain) == 0) {
+    for (int i = 0; layer < m->plan.config.layers && i < QLORA__NORMS; i++) {
+        if (qlora__trained_norm(m, layer, i, &norm) &&
+            strcmp(qlora__plain_name(norm.name), plain) == 0) {
             item->norm_at = norm.at;
             item->norm_width = norm.cols;
         }
     }
+}
+
+// Whether a tensor that is no projection of the model is the codes of a 4-bit weight.
+static qlora_result qlora__merge_find_foreign(const qlora__merge* g,
+                                              const qlora__folder_entry* entry,
+                                              qlora__merge_item* item) {
+    char state[320];
+    snprintf(state, sizeof state, "%.280s%s", entry->name, qlora__bnb_suffix);
+    if (qlora__folder_find(&g->folder, state) == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__folder_linear(&g->ctx->env, &g->folder, entry->name, -1, -1, &item->source));
+    item->foreign = true;
+    item->shape[0] = item->source.rows;
+    item->shape[1] = item->source.cols;
+    return QLORA_OK;
 }
 
 // Describes one tensor. The folder may have changed since the model was opened, so shapes are
@@ -276,7 +329,8 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     const qlora__projection* p = item->projection;
     bool is_float = qlora__st_is_float(t);
     item->nf4 = p != NULL && p->is_nf4 && (g->trained || !is_float);
-    item->raw = !item->nf4 && !is_float;
+    QLORA__TRY(p == NULL && !is_float ? qlora__merge_find_foreign(g, entry, item) : QLORA_OK);
+    item->raw = !item->nf4 && !item->foreign && !is_float;
     if (p != NULL) {
         item->shape[0] = p->out;
         item->shape[1] = p->in;
@@ -290,8 +344,9 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
                            "%s: tensor %s has changed since the model was opened", g->m->dir,
                            t->name);
     }
-    item->cols = p != NULL ? p->in : t->rank > 0 ? t->shape[t->rank - 1] : 1;
-    int64_t n = p != NULL ? p->out * p->in : (int64_t)qlora__st_elements(t);
+    bool reshaped = p != NULL || item->foreign;
+    item->cols = reshaped ? item->shape[1] : t->rank > 0 ? t->shape[t->rank - 1] : 1;
+    int64_t n = reshaped ? item->shape[0] * item->shape[1] : (int64_t)qlora__st_elements(t);
     item->rows = item->cols > 0 ? n / item->cols : 0;
     item->bytes = item->raw ? t->bytes : (uint64_t)n * qlora_dtype_bytes(g->dtype);
     return QLORA_OK;
@@ -349,8 +404,9 @@ static qlora_result qlora__merge_shard(qlora__merge* g, uint32_t shard) {
         if (item->shard == shard) {
             qlora__st_entry* e = &g->entries[count];
             e->name = item->tensor->name;
-            e->shape = item->projection != NULL ? item->shape : item->tensor->shape;
-            e->rank = item->projection != NULL ? 2 : item->tensor->rank;
+            bool reshaped = item->projection != NULL || item->foreign;
+            e->shape = reshaped ? item->shape : item->tensor->shape;
+            e->rank = reshaped ? 2 : item->tensor->rank;
             e->dtype = item->raw ? item->tensor->dtype : qlora__st_dtype_for(g->dtype);
             g->members[count++] = i;
         }

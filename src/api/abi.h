@@ -29,6 +29,7 @@
     X(qlora_nf4)                                                                               \
     X(qlora_nf4_parts)                                                                         \
     X(qlora_clip_info)                                                                         \
+    X(qlora_rotation_desc)                                                                     \
     X(qlora_cross_entropy_desc)                                                                \
     X(qlora_adamw_state)                                                                       \
     X(qlora_adamw_range)                                                                       \

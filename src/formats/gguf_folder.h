@@ -34,10 +34,13 @@ static qlora_result qlora__gguf_get_family(qlora__env* env, const qlora__gguf* g
     }
     QLORA__TRY(qlora__gguf_get_string(env, g, "general.architecture", true, &facts->prefix,
                                       &facts->prefix_size));
-    for (int i = 0; i < QLORA__FAMILY_COUNT; i++) {
-        if (qlora__gguf_is(facts->prefix, facts->prefix_size, qlora__families[i].gguf_name)) {
-            facts->family = qlora__families[i].family;
-            facts->permuted = strcmp(qlora__families[i].gguf_name, "llama") == 0;
+    static const qlora_family families[] = {QLORA_FAMILY_LLAMA, QLORA_FAMILY_QWEN2,
+                                            QLORA_FAMILY_QWEN3};
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
+        const qlora__arch* arch = qlora__arch_of(families[i]);
+        if (qlora__gguf_is(facts->prefix, facts->prefix_size, arch->gguf)) {
+            facts->family = arch->family;
+            facts->permuted = (arch->has & QLORA__HAS_PERMUTED_GGUF) != 0;
             return QLORA_OK;
         }
     }

@@ -638,7 +638,8 @@ TEST patterns_survive(void) {
         for (int i = 0; i < QLORA__PROJECTIONS; i++) {
             char module[64];
             qlora__peft_module at;
-            snprintf(module, sizeof module, "model.layers.%d.%s", l, qlora__projections[i].module);
+            snprintf(module, sizeof module, "model.layers.%d.%s", l,
+                     qlora__layout_seven.rows[i].module);
             ASSERT_EQ(QLORA_OK, qlora__peft_lookup(&s.ctx->env, &peft, module, &at));
             for (int k = 0; k < PATTERN_MODULES; k++) {
                 if (strcmp(pattern_modules[k].module, module) == 0) {
