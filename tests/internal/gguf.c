@@ -565,6 +565,14 @@ TEST gguf_models_give_the_golden_logits(void) {
         {"models/stories260K-bf16", "stories260K", NULL, 1e-5},
         {"models/qwen2-f16", "qwen2", NULL, 1e-5},
         {"models/qwen3-bf16-00001-of-00002", "qwen3", NULL, 1e-5},
+        {"models/llama3-rope-bf16", "llama3-rope", NULL, 1e-5},
+        {"models/phi3-longrope-bf16", "phi3-longrope", NULL, 1e-5},
+        {"models/gemma-bf16", "gemma", NULL, 1e-5},
+        {"models/smollm3-bf16", "smollm3", NULL, 1e-5},
+        {"models/olmo2-bf16", "olmo2", NULL, 1e-5},
+        {"models/seed_oss-bf16", "seed_oss", NULL, 1e-5},
+        {"extra/gemma2-bf16", "gemma2", "extra/gemma2-bf16", 1e-5},
+        {"extra/gemma3-bf16", "gemma3", "extra/gemma3-bf16", 1e-5},
         {"extra/llama-hd128-mixed", "llama-hd128", "extra/llama-hd128-mixed", 1e-5},
     };
     qlora_ctx_desc machine;
