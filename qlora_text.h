@@ -86,6 +86,8 @@
        BPE models of tokenizer.json, byte-level (GPT-2, Llama 3, Qwen, SmolLM, ...) and
        SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), and the
        tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the `tokenizers` library.
+       GGUF files: the models "llama" (SentencePiece with scores) and "gpt2" (byte-level BPE, with
+       the pattern that tokenizer.ggml.pre names); the ids are those of llama.cpp.
        Anything in the file that is not supported is reported by name and rejected when it is
        loaded: a model other than BPE, an unknown normalizer, a part of a regular expression.
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.
@@ -373,8 +375,8 @@ QLORA_API void qlora_text_ids_free(qlora_text* text, qlora_text_ids* ids);
 
 typedef struct qlora_text_tok qlora_text_tok;
 
-// `path` is a tokenizer.json, a tokenizer.bin of llama2.c, or a folder that contains
-// tokenizer.json, tokenizer.bin or tok512.bin.
+// `path` is a tokenizer.json, a tokenizer.bin of llama2.c, a GGUF file (its name ends in .gguf), or
+// a folder that contains tokenizer.json, tokenizer.bin or tok512.bin.
 QLORA_API qlora_result qlora_text_tok_open(qlora_text* text, const char* path,
                                            qlora_text_tok** out);
 // The same from memory; `name` appears in messages.
@@ -491,7 +493,8 @@ typedef struct qlora_text_chat_desc {
     uint32_t reserved_must_be_zero0;
     qlora_text_tok* tok; // required; must stay open as long as the chat
     // The model's folder: chat_template.jinja, chat_template.json, tokenizer_config.json,
-    // generation_config.json and config.json are read if they exist. NULL = none.
+    // generation_config.json and config.json are read if they exist. Or a GGUF file, which has the
+    // same inside. NULL = none.
     const char* folder;
     // A built-in format: chatml, llama3, mistral, alpaca, plain, ...; NULL = the model's template,
     // else a format whose tokens the tokenizer has, else alpaca.
@@ -522,6 +525,12 @@ QLORA_API qlora_result qlora_text_chat_encode(qlora_text_chat* chat,
                                               const qlora_text_message* messages, size_t count,
                                               bool prompt, qlora_text_ids* ids,
                                               qlora_text_ids* labels);
+
+// The same for a conversation as JSON: an object with "messages", perhaps "tools", and any other
+// variable of the template. Appends the rendering to `text` as well; text and labels may be NULL.
+QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conversation,
+                                                   size_t size, bool prompt, qlora_text_bytes* text,
+                                                   qlora_text_ids* ids, qlora_text_ids* labels);
 
 // ---- training data ------------------------------------------------------------------------------
 
@@ -2178,13 +2187,16 @@ typedef enum qlora__json_kind {
 #define QLORA__JSON_ROOT 0xFFFFFFFFu
 #define QLORA__JSON_UNIQUE 1u // flag: duplicate keys in an object are an error
 
+// 16 bytes, because a file of short numbers has a token for every two bytes.
 typedef struct qlora__json_token {
-    qlora__json_kind kind;
-    uint32_t begin; // first byte; of a string, the byte after the opening quote
-    uint32_t end;   // one past the last byte; of a string, the closing quote
-    uint32_t next;  // token after this value and everything inside it
-    uint32_t count; // members, elements, or escapes in a string
+    uint32_t begin;      // first byte; of a string, the byte after the opening quote
+    uint32_t end;        // one past the last byte; of a string, the closing quote
+    uint32_t next;       // token after this value and everything inside it
+    uint32_t kind : 3;   // a qlora__json_kind
+    uint32_t count : 29; // members, elements, or escapes in a string
 } qlora__json_token;
+
+#define QLORA__JSON_MAX_COUNT 0x1FFFFFFFu
 
 typedef struct qlora__json {
     const char* text; // owned by the caller; must outlive the tokens
@@ -2247,27 +2259,63 @@ static QLORA__UNUSED uint32_t qlora__hex4(const char* text, uint32_t left) {
     return value;
 }
 
+// Makes room for `capacity` tokens.
+static QLORA__UNUSED qlora_result qlora__json_room(qlora__json_parser* p, uint32_t capacity) {
+    qlora__json* json = p->json;
+    qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
+        p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
+        capacity * sizeof *tokens);
+    if (tokens == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    json->tokens = tokens;
+    json->capacity = capacity;
+    return QLORA_OK;
+}
+
+// How many tokens the value at the start of the text has: brackets, strings and runs of other
+// characters. Stops where the value ends or the parser will stop.
+static QLORA__UNUSED uint32_t qlora__json_estimate(const qlora__json* json) {
+    uint32_t count = 0;
+    uint32_t depth = 0;
+    bool run = false; // inside a number or a word
+    for (uint32_t i = 0; i < json->size; i++) {
+        char c = json->text[i];
+        if (c == ' ' || c == '\t' || c == '\n' || c == '\r') {
+            run = false;
+            continue;
+        }
+        bool opens = c == '[' || c == '{';
+        bool ends = c == ']' || c == '}' || c == ',' || c == ':';
+        count += opens || c == '"' || (!ends && !run) ? 1 : 0;
+        run = !opens && !ends && c != '"';
+        depth += opens ? 1 : 0;
+        depth -= (c == ']' || c == '}') && depth > 0 ? 1 : 0;
+        if (c == '"') {
+            for (i++; i < json->size && json->text[i] != '"'; i++) {
+                i += json->text[i] == '\\' ? 1 : 0;
+            }
+        }
+        if (depth == 0 || depth > QLORA__JSON_MAX_DEPTH || count >= QLORA__JSON_MAX_COUNT) {
+            break;
+        }
+    }
+    return count > 0 ? count : 1;
+}
+
 static QLORA__UNUSED qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind,
                                                    uint32_t begin, uint32_t end) {
     qlora__json* json = p->json;
+    if (json->count == QLORA__JSON_MAX_COUNT) {
+        return qlora__json_bad(p, "too many values");
+    }
     if (json->count == json->capacity) {
-        uint32_t capacity = json->capacity == 0 ? 64 : json->capacity * 2;
-        size_t bytes = 0;
-        if (capacity < json->capacity || !qlora__mul(capacity, sizeof *json->tokens, &bytes)) {
-            return qlora__json_bad(p, "too many values");
-        }
-        qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
-            p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
-            bytes);
-        if (tokens == NULL) {
-            return QLORA_ERR_MEMORY;
-        }
-        json->tokens = tokens;
-        json->capacity = capacity;
+        uint32_t half = json->capacity / 2;
+        QLORA__TRY(qlora__json_room(p, json->capacity + (half < 64 ? 64 : half)));
     }
     qlora__json_token* t = &json->tokens[json->count];
     json->count++;
-    t->kind = kind;
+    t->kind = (uint32_t)kind & 7u;
     t->begin = begin;
     t->end = end;
     t->next = json->count;
@@ -2338,7 +2386,7 @@ static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p
         return qlora__json_bad(p, "string without a closing quote");
     }
     QLORA__TRY(qlora__json_push(p, QLORA__JSON_STRING, begin, p->at));
-    p->json->tokens[p->json->count - 1].count = escapes;
+    p->json->tokens[p->json->count - 1].count = escapes & QLORA__JSON_MAX_COUNT;
     p->at++;
     return QLORA_OK;
 }
@@ -2453,7 +2501,8 @@ static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool*
         if (c != ',' && c != (object ? '}' : ']')) {
             return qlora__json_bad(p, object ? "expected ',' or '}'" : "expected ',' or ']'");
         }
-        open->count += p->json->count > p->parent + 1 ? 1 : 0;
+        open->count = (open->count + (p->json->count > p->parent + 1 ? 1u : 0u)) &
+                      QLORA__JSON_MAX_COUNT; // there are no more tokens than that
         p->at++;
         if (c == ',') {
             qlora__json_space(p);
@@ -2550,6 +2599,8 @@ static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p
 static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p) {
     qlora__json* json = p->json;
     bool done = false;
+    uint32_t need = qlora__json_estimate(json);
+    QLORA__TRY(need > json->capacity ? qlora__json_room(p, need) : QLORA_OK);
     qlora__json_space(p);
     while (!done) {
         // A value is expected here, and in an object its key comes first.
@@ -2639,7 +2690,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse_one(qlora__env* env, qlora__
 }
 
 static QLORA__UNUSED qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t token) {
-    return json->tokens[token].kind;
+    return (qlora__json_kind)json->tokens[token].kind;
 }
 
 // Whether the decoded text of a string token equals the given bytes.
@@ -3354,9 +3405,10 @@ static QLORA__UNUSED bool qlora__re_match(const qlora__re* re, const char* text)
 
 // ---- the ids that end a text --------------------------------------------------------------------
 
-// As transformers reads them: those of generation_config.json where it has an "eos_token_id", else
-// those of config.json (in "text_config", where a model that also sees or hears keeps its language
-// part). The key holds one id or a list; null counts as absent.
+// As transformers (5.22) reads them: where there is a generation_config.json, it alone decides,
+// even if it names none; else config.json does (in "text_config", where a model that also sees or
+// hears keeps its language part). The key "eos_token_id" holds one id or a list; null and an empty
+// list name none.
 #define QLORA__MAX_STOP_IDS 16
 
 typedef struct qlora__stop_ids {
@@ -3364,13 +3416,13 @@ typedef struct qlora__stop_ids {
     int32_t count;
 } qlora__stop_ids;
 
-// Reads one object. What it says replaces *out; where it says nothing, *out stays as it is. Ids
-// must be below `vocab`.
+// Reads one object, which replaces *out. Ids must be below `vocab`.
 static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const qlora__json* json,
                                                        uint32_t object, int64_t vocab,
                                                        qlora__stop_ids* out) {
     uint32_t value = qlora__json_find(json, object, "eos_token_id");
     if (value == 0 || qlora__json_kind_of(json, value) == QLORA__JSON_NULL) {
+        out->count = 0;
         return QLORA_OK;
     }
     bool list = qlora__json_kind_of(json, value) == QLORA__JSON_ARRAY;
@@ -3396,7 +3448,7 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
         ids.id[i] = (int32_t)id;
     }
     ids.count = (int32_t)count;
-    *out = count > 0 ? ids : *out;
+    *out = ids;
     return QLORA_OK;
 }
 
@@ -20579,13 +20631,23 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
 typedef struct qlora__text_output {
     qlora_text_ids* ids;
     qlora_text_ids* labels; // may be NULL
-    size_t start;
+    size_t start;           // of this sample, in both
+    size_t labels_start;
 } qlora__text_output;
+
+static qlora__text_output qlora__text_output_start(qlora_text_ids* ids, qlora_text_ids* labels) {
+    qlora__text_output o;
+    o.ids = ids;
+    o.labels = labels;
+    o.start = ids->count;
+    o.labels_start = labels != NULL ? labels->count : 0;
+    return o;
+}
 
 static qlora_result qlora__text_output_label(qlora__env* env, const qlora__text_output* o,
                                              bool trained) {
-    while (o->labels != NULL && o->labels->count - o->start < o->ids->count - o->start) {
-        int32_t id = o->ids->data[o->labels->count];
+    while (o->labels != NULL && o->labels->count - o->labels_start < o->ids->count - o->start) {
+        int32_t id = o->ids->data[o->start + (o->labels->count - o->labels_start)];
         QLORA__TRY(qlora__text_ids_add(env, o->labels, trained ? id : -100));
     }
     return QLORA_OK;
@@ -20625,61 +20687,6 @@ static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_
         QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->eos));
     }
     return qlora__text_output_label(env, o, trained);
-}
-
-// A whole text. Spans are in order and do not overlap.
-static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_output* o,
-                                            const qlora_text_chat* chat,
-                                            const qlora_text_bytes* text,
-                                            const qlora_text_spans* spans) {
-    size_t at = 0;
-    for (size_t i = 0; i < spans->count; i++) {
-        size_t begin = spans->data[i].begin;
-        size_t end = spans->data[i].end;
-        if (begin < at || end > text->count) {
-            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                   "the template's generation blocks overlap");
-        }
-        QLORA__TRY(qlora__text_output_piece(env, o, chat, text->data + at, begin - at, false));
-        if (end > begin) {
-            QLORA__TRY(
-                qlora__text_output_piece(env, o, chat, text->data + begin, end - begin, true));
-        }
-        at = end;
-    }
-    if (at < text->count || o->ids->count == o->start) {
-        QLORA__TRY(
-            qlora__text_output_piece(env, o, chat, text->data + at, text->count - at, false));
-    }
-    // what follows the last trained token teaches nothing
-    size_t end = o->ids->count;
-    while (o->labels != NULL && end > o->start && o->labels->data[end - 1] == -100) {
-        end--;
-    }
-    if (o->labels != NULL && end > o->start) {
-        o->ids->count = end;
-        o->labels->count = end;
-    }
-    return QLORA_OK;
-}
-
-// ---- what is trained
-
-static size_t qlora__text_common(const qlora_text_bytes* a, const qlora_text_bytes* b) {
-    size_t same = 0;
-    while (same < a->count && same < b->count && a->data[same] == b->data[same]) {
-        same++;
-    }
-    while (same > 0 && same < a->count && ((unsigned char)a->data[same] & 0xC0) == 0x80) {
-        same--; // not inside a character
-    }
-    return same;
-}
-
-static bool qlora__text_starts(const qlora_text_bytes* text, const qlora_text_bytes* start,
-                               size_t size) {
-    return text->count >= size && start->count >= size &&
-           (size == 0 || memcmp(text->data, start->data, size) == 0);
 }
 
 // The markers in a text: how many, whether there is nothing else but whitespace, whether it ends
@@ -20724,6 +20731,67 @@ static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_ch
     return r;
 }
 
+// A whole text. Spans are in order and do not overlap.
+static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_output* o,
+                                            const qlora_text_chat* chat,
+                                            const qlora_text_bytes* text,
+                                            const qlora_text_spans* spans) {
+    size_t at = 0;
+    for (size_t i = 0; i < spans->count; i++) {
+        size_t begin = spans->data[i].begin;
+        size_t end = spans->data[i].end;
+        if (begin < at || end > text->count) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "the template's generation blocks overlap");
+        }
+        QLORA__TRY(qlora__text_output_piece(env, o, chat, text->data + at, begin - at, false));
+        if (end > begin) {
+            QLORA__TRY(
+                qlora__text_output_piece(env, o, chat, text->data + begin, end - begin, true));
+        }
+        at = end;
+    }
+    size_t last = text->count;
+    if (o->labels != NULL && spans->count == 0 && last > 0) { // no whitespace after the last marker
+        qlora__text_marks_seen seen;
+        size_t cut = qlora__jin_back_space(text->data, 0, last);
+        QLORA__TRY(qlora__text_see_markers(env, chat, text->data, cut, &seen));
+        last = seen.last ? cut : last;
+    }
+    if (at < last || o->ids->count == o->start) {
+        QLORA__TRY(qlora__text_output_piece(env, o, chat, text->data + at, last - at, false));
+    }
+    // what follows the last trained token teaches nothing
+    size_t count = o->ids->count - o->start;
+    while (o->labels != NULL && count > 0 && o->labels->data[o->labels_start + count - 1] == -100) {
+        count--;
+    }
+    if (o->labels != NULL && count > 0) {
+        o->ids->count = o->start + count;
+        o->labels->count = o->labels_start + count;
+    }
+    return QLORA_OK;
+}
+
+// ---- what is trained
+
+static size_t qlora__text_common(const qlora_text_bytes* a, const qlora_text_bytes* b) {
+    size_t same = 0;
+    while (same < a->count && same < b->count && a->data[same] == b->data[same]) {
+        same++;
+    }
+    while (same > 0 && same < a->count && ((unsigned char)a->data[same] & 0xC0) == 0x80) {
+        same--; // not inside a character
+    }
+    return same;
+}
+
+static bool qlora__text_starts(const qlora_text_bytes* text, const qlora_text_bytes* start,
+                               size_t size) {
+    return text->count >= size && start->count >= size &&
+           (size == 0 || memcmp(text->data, start->data, size) == 0);
+}
+
 // Where the answer ends in talk->after. What follows its end marker is not generated: whitespace,
 // and what the template writes only at the end of a conversation (such as EOS). A template that
 // writes the end marker only when something follows gets it here. `next` is a longer rendering.
@@ -20734,10 +20802,15 @@ static qlora_result qlora__text_answer_end(qlora__env* env, qlora__text_talk* ta
     qlora__text_marks_seen seen;
     size_t same = qlora__text_common(after, next);
     *end = after->count;
-    if (same > begin && same < after->count) {
+    // two markers may start alike, so the difference may begin inside one
+    for (size_t back = 0; back < 24 && same > begin + back && same < after->count; back++) {
+        size_t from = same - back;
         QLORA__TRY(
-            qlora__text_see_markers(env, chat, after->data + same, after->count - same, &seen));
-        *end = seen.alone ? same : *end;
+            qlora__text_see_markers(env, chat, after->data + from, after->count - from, &seen));
+        if (seen.alone) {
+            *end = from;
+            break;
+        }
     }
     size_t cut = qlora__jin_back_space(after->data, begin, *end);
     QLORA__TRY(qlora__text_see_markers(env, chat, after->data + begin, cut - begin, &seen));
@@ -20779,6 +20852,25 @@ static qlora_result qlora__text_talk_next(qlora__env* env, qlora__text_talk* tal
     return r;
 }
 
+// A template that ignores tool calls would train an empty answer.
+static qlora_result qlora__text_turn_calls(qlora__env* env, const qlora__text_talk* talk, size_t k,
+                                           size_t begin, size_t end) {
+    const qlora__json_token* node = talk->turns[k].node;
+    const qlora__json_token* calls =
+        node != NULL ? qlora__text_json_get(talk->json, node, "tool_calls") : NULL;
+    qlora__text_marks_seen seen;
+    if (calls == NULL || calls->kind != QLORA__JSON_ARRAY || calls->count == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(
+        qlora__text_see_markers(env, talk->chat, talk->after.data + begin, end - begin, &seen));
+    return seen.alone && talk->turns[k].length == 0
+               ? qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                 "message %lu has tool_calls, which the template does not render",
+                                 (unsigned long)k + 1)
+               : QLORA_OK;
+}
+
 // The answer of turn k: talk->after is the text up to it, *begin and *end its place there.
 static qlora_result qlora__text_turn_span(qlora__env* env, qlora__text_talk* talk, size_t k,
                                           size_t* begin, size_t* end) {
@@ -20798,7 +20890,8 @@ static qlora_result qlora__text_turn_span(qlora__env* env, qlora__text_talk* tal
     }
     *begin = size;
     QLORA__TRY(qlora__text_talk_next(env, talk, k, &next));
-    return qlora__text_answer_end(env, talk, size, next, end);
+    QLORA__TRY(qlora__text_answer_end(env, talk, size, next, end));
+    return qlora__text_turn_calls(env, talk, k, *begin, *end);
 }
 
 static bool qlora__text_is_trained(const qlora__text_turn* turn) {
@@ -20879,10 +20972,7 @@ static qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* tal
 // Appends ids and labels of the whole conversation.
 static qlora_result qlora__text_talk_encode(qlora__env* env, qlora__text_talk* talk, bool prompt,
                                             qlora_text_ids* ids, qlora_text_ids* labels) {
-    qlora__text_output o;
-    o.ids = ids;
-    o.labels = labels;
-    o.start = ids->count;
+    qlora__text_output o = qlora__text_output_start(ids, labels);
     if (prompt || labels == NULL) {
         talk->spans.count = 0;
         QLORA__TRY(qlora__text_talk_render(env, talk, talk->count, prompt, &talk->whole, NULL));
@@ -21047,6 +21137,70 @@ qlora_result qlora_text_chat_encode(qlora_text_chat* chat, const qlora_text_mess
     qlora_result r = qlora__text_talk_encode(env, &talk, prompt, ids, labels);
     qlora__text_talk_free(env, &talk);
     qlora__env_free(env, turns, count * sizeof(qlora__text_turn));
+    if (r != QLORA_OK) {
+        ids->count = before;
+        if (labels != NULL) {
+            labels->count = labels_before;
+        }
+    }
+    return r;
+}
+
+// The messages of a conversation in JSON, as they are.
+static qlora_result qlora__text_json_turns(qlora__env* env, const qlora__json* json,
+                                           qlora__text_turn** out, size_t* count) {
+    const qlora__json_token* list = qlora__text_json_get(json, json->tokens, "messages");
+    if (list == NULL || list->kind != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the conversation must be an object {\"messages\": [...]}");
+    }
+    qlora__text_turn* turns =
+        (qlora__text_turn*)qlora__text_zalloc(env, list->count, sizeof(qlora__text_turn));
+    if (turns == NULL && list->count > 0) {
+        return QLORA_ERR_MEMORY;
+    }
+    const qlora__json_token* node = list + 1;
+    for (uint32_t i = 0; i < list->count; i++) {
+        const char* role = qlora__text_json_cstring(json, qlora__text_json_get(json, node, "role"));
+        turns[i].role = role != NULL ? role : "";
+        turns[i].node = node;
+        node = qlora__text_json_next(json, node);
+    }
+    *out = turns;
+    *count = list->count;
+    return QLORA_OK;
+}
+
+qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conversation,
+                                         size_t size, bool prompt, qlora_text_bytes* text,
+                                         qlora_text_ids* ids, qlora_text_ids* labels) {
+    if (chat == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &chat->text->env;
+    qlora__text_talk talk;
+    qlora__json json;
+    qlora__text_turn* turns = NULL;
+    memset(&talk, 0, sizeof talk);
+    qlora__text_enter(chat->text, "qlora_text_chat_encode_json");
+    QLORA__TEXT_NEED(env, conversation);
+    QLORA__TEXT_NEED(env, ids);
+    size_t before = ids->count;
+    size_t labels_before = labels != NULL ? labels->count : 0;
+    QLORA__TRY(qlora__text_json(env, "the conversation", conversation, size, &json));
+    qlora_result r = qlora__text_json_turns(env, &json, &turns, &talk.count);
+    talk.chat = chat;
+    talk.turns = turns;
+    talk.json = &json;
+    talk.record = json.tokens;
+    talk.literal = true;
+    r = r == QLORA_OK ? qlora__text_talk_encode(env, &talk, prompt, ids, labels) : r;
+    if (r == QLORA_OK && text != NULL) {
+        r = qlora__text_bytes_add(env, text, talk.whole.data, talk.whole.count);
+    }
+    qlora__env_free(env, turns, talk.count * sizeof(qlora__text_turn));
+    qlora__text_talk_free(env, &talk);
+    qlora__json_free(env, &json);
     if (r != QLORA_OK) {
         ids->count = before;
         if (labels != NULL) {
@@ -21359,7 +21513,8 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
     }
     const char* known = qlora__text_role_of(name);
-    if (known == NULL) {
+    bool tool = known != NULL && strcmp(known, "tool") == 0;
+    if (known == NULL || (tool && loader->desc->chat->built_in)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "has the role \"%.60s\", which is not supported", name);
     }
@@ -21436,7 +21591,6 @@ static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader
     qlora_text_data* data = loader->data;
     bool first = true;
     for (size_t k = 0; k < talk->count; k++) {
-        qlora__text_output o;
         if (!qlora__text_is_trained(&talk->turns[k])) {
             continue;
         }
@@ -21445,9 +21599,7 @@ static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader
             loader->begin = data->ids.count;
         }
         first = false;
-        o.ids = &data->ids;
-        o.labels = &data->labels;
-        o.start = data->ids.count;
+        qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
         QLORA__TRY(qlora__text_talk_turn(env, talk, k, &o));
         qlora__text_data_train_all(loader, o.start);
     }
@@ -21458,7 +21610,6 @@ static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader
 static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* loader) {
     qlora_text_data* data = loader->data;
     qlora__text_talk talk;
-    qlora__text_output o;
     memset(&talk, 0, sizeof talk);
     if (loader->message_count == 0) {
         return QLORA_OK;
@@ -21469,9 +21620,7 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
     talk.count = loader->message_count;
     talk.json = loader->json;
     talk.record = loader->record;
-    o.ids = &data->ids;
-    o.labels = &data->labels;
-    o.start = data->ids.count;
+    qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
     qlora_result r = qlora__text_talk_plan(env, &talk);
     if (r == QLORA_OK && talk.stable) {
         r = qlora__text_output_text(env, &o, talk.chat, &talk.whole, &talk.spans);
@@ -22459,4 +22608,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end d06a46ddf75375b6
+//@@ end 04f6451c74fbeed6
