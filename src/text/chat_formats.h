@@ -1,5 +1,5 @@
-// The built-in chat formats, as templates: for models without one of their own, and on request. What
-// is trained stands in generation blocks.
+// The built-in chat formats, as templates: for models without one, and on request. Their
+// generation blocks say what is trained.
 
 enum { QLORA__TEXT_MAX_STOPS = QLORA__MAX_STOP_IDS + 2 };
 

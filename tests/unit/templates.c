@@ -454,7 +454,7 @@ static void sample_show(qlora_text_tok* tok, const qlora_text_sample* sample, ch
     "\"get\",\"arguments\":\"{\\\"a\\\": 1}\"}}]},{\"role\":\"tool\",\"tool_call_id\":"            \
     "\"123456789\",\"name\":\"get\",\"content\":\"5\"},{\"role\":\"assistant\"," answer "}]}"
 
-// Each row: a template, a record, which sample, and how it ends; with a "!", what the error contains.
+// Each row: a template, a record, which sample, and how it ends; with a "!", part of the error.
 static const struct {
     const char* name;
     const char* record;
@@ -493,9 +493,12 @@ static const struct {
     {"qwen3", TURNS, 2, 1,
      "<s><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n<|im_start|>user\n"
      "q<|im_end|>\n<|im_start|>assistant\n[[<think>\n\n</think>\n\nbye<|im_end|>]]"},
-    {"qwen3", CALLS("\"reasoning_content\":\"hm\",\"content\":\"five\""), 1, 0,
-     "<|im_start|>assistant\n[[<tool_call>\n{\"name\": \"get\", \"arguments\": {\"a\": 1}}\n"
-     "</tool_call><|im_end|>]]\n<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n"
+    {"qwen3", CALLS("\"reasoning_content\":\"hm\",\"content\":\"five\""), 2, 0,
+     "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n[[<think>\n\n</think>\n\n<tool_call>\n"
+     "{\"name\": \"get\", \"arguments\": {\"a\": 1}}\n</tool_call><|im_end|>]]"},
+    {"qwen3", CALLS("\"reasoning_content\":\"hm\",\"content\":\"five\""), 2, 1,
+     "<|im_start|>assistant\n<tool_call>\n{\"name\": \"get\", \"arguments\": {\"a\": 1}}\n"
+     "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n"
      "<|im_start|>assistant\n[[<think>\nhm\n</think>\n\nfive<|im_end|>]]"},
     {"laguna-s-2.1", TURNS, 1, 0,
      "<user>hi</user>\n[[<assistant><think></think>yo</assistant>\n]]<user>q</user>\n"
