@@ -143,6 +143,7 @@ TEST hostile(void) {
         "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(100000) %}"
         "{% set ns.s = ns.s + ns.s %}{% endfor %}",
         "{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}",
+        "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
         "{{ 'x' * 99999999999 }}",
         "{{ range(99999999) }}",
         "{{ [[1] * 1000] * 100000 }}",
@@ -276,6 +277,25 @@ static char* array_print(const char* path, const char* each) {
     return printed;
 }
 
+// Spans as the golden files write them, in code points; "" if there are none.
+static void spans_show(const char* text, const qlora_text_spans* spans, char* out, size_t room) {
+    size_t used = 0;
+    out[0] = '\0';
+    for (size_t i = 0; i < spans->count && used + 60 < room; i++) {
+        size_t at[2] = {0, 0};
+        for (size_t k = 0; k < spans->data[i].end; k++) {
+            size_t start = ((unsigned char)text[k] & 0xC0) != 0x80 ? 1 : 0;
+            at[0] += k < spans->data[i].begin ? start : 0;
+            at[1] += start;
+        }
+        used += (size_t)snprintf(out + used, room - used, "%s[%lu, %lu]", i > 0 ? ", " : "[",
+                                 (unsigned long)at[0], (unsigned long)at[1]);
+    }
+    if (spans->count > 0) {
+        snprintf(out + used, room - used, "]");
+    }
+}
+
 // One template with its 36 records; the number of wrong ones.
 static int golden_check(const char* name, char** conversations, char* report, size_t room) {
     char path[300];
@@ -284,7 +304,8 @@ static int golden_check(const char* name, char** conversations, char* report, si
     snprintf(path, sizeof path, SHARED "%s.jinja", name);
     char* source = file_read(path, &size);
     snprintf(path, sizeof path, SHARED "golden/%s.json", name);
-    char* records = array_print(path, "{{ r.text if r.text is defined else '@~error' }}");
+    char* records = array_print(path, "{{ r.text if r.text is defined else '@~error' }}{{ mark }}"
+                                      "{{ r.spans | tojson if r.spans else '' }}");
     char* rest = records;
     if (source == NULL || records == NULL) {
         free(source);
@@ -293,10 +314,16 @@ static int golden_check(const char* name, char** conversations, char* report, si
     }
     for (int i = 0; i < 36; i++) {
         const char* why = NULL;
+        char shown[600];
+        qlora_text_spans spans = {0};
         const char* want = part_next(&rest);
-        char* got = render(source, size, conversations[i / 2], i % 2 != 0, NULL, &why);
+        const char* places = part_next(&rest);
+        char* got = render(source, size, conversations[i / 2], i % 2 != 0, &spans, &why);
+        spans_show(got != NULL ? got : "", &spans, shown, sizeof shown);
+        qlora_text_spans_free(lib, &spans);
         bool error = want != NULL && strcmp(want, "@~error") == 0;
         bool right = want != NULL && (error ? got == NULL : got != NULL && strcmp(got, want) == 0);
+        right = right && places != NULL && strcmp(places, shown) == 0;
         if (!right) {
             snprintf(report, room, "%s, conversation %d: %.300s", name, i / 2,
                      got == NULL ? why : "other text");
