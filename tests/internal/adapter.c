@@ -1550,6 +1550,7 @@ TEST every_field_of_the_config_counts(void) {
     memset(&c, 0, sizeof c);
     c.layers = 3;
     uint64_t want = qlora__identity_config(&c);
+    ASSERT_EQ_FMT((size_t)3008, sizeof c, "%zu");
     const size_t fields[][2] = {
 #define FIELD(name) {offsetof(qlora_model_config, name), sizeof c.name}
         FIELD(family),
@@ -1572,6 +1573,20 @@ TEST every_field_of_the_config_counts(void) {
         FIELD(rope.no_truncate),
         FIELD(rope_sliding.type),
         FIELD(sliding),
+        FIELD(no_rope),
+        FIELD(rope.short_factor),
+        FIELD(rope_sliding.long_factor),
+        FIELD(rope.use_long),
+        FIELD(rope_dims),
+        FIELD(embedding_scale),
+        FIELD(residual_scale),
+        FIELD(attention_scale),
+        FIELD(logits_divisor),
+        FIELD(attention_cap),
+        FIELD(logits_cap),
+        FIELD(query_beta),
+        FIELD(query_period),
+        FIELD(norm_offset),
 #undef FIELD
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
