@@ -254,10 +254,10 @@ evaluations() {
     works "a run to evaluate" "${few[@]}" --model model --steps 60 --lr 1e-2 --out learnt
     works "the model itself" --model model --data held.jsonl --tokens 256 --eval-only
     check "prints a loss" grep -qE "^loss [0-9.]+, perplexity [0-9.]+ over 30 samples" out
-    sed 's/^loss \([0-9.]*\).*/\1/;t;d' out >before
+    sed 's/^loss \([0-9.]*\).*/\1/;t;d' out >untrained
     works "the adapter" --model model --adapter learnt --data held.jsonl --tokens 256 --eval-only
-    sed 's/^loss \([0-9.]*\).*/\1/;t;d' out >after
-    check "has learnt" awk 'NR == 1 { a = $1 } NR == 2 { exit !($1 < a) }' before after
+    sed 's/^loss \([0-9.]*\).*/\1/;t;d' out >trained
+    check "has learnt" awk 'NR == 1 { a = $1 } NR == 2 { exit !($1 < a) }' untrained trained
     works "as JSON" --model model --adapter learnt --eval-data held.jsonl --eval-only --json
     check "one line" grep -qE '^\{"loss": [0-9.]+, .*"samples": 30,' out
     check "nothing is created" [ ! -e o ]
