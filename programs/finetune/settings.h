@@ -76,7 +76,7 @@ static const char* setting_text(const option_set* set, const option* row, char r
         }
         snprintf(room, 256, "%.*s", (int)strcspn(word, "|"), word);
     } else if (row->kind == OPT_TARGETS) {
-        for (int i = 0; i < 7; i++) {
+        for (int i = 0; i < OPTION_TARGETS; i++) {
             if ((number >> i & 1) != 0) {
                 strcat(room, room[0] != '\0' ? "," : "");
                 strcat(room, option_targets[i]);

@@ -67,7 +67,7 @@ enum { RESUME_AUTO = 0, RESUME_NEVER, RESUME_MUST };
 static const option option_table[] = {
     {"Model and data", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"model", OPT_TEXT, AT(model), true, 0, 0, "DIR",
-        "model folder in Hugging Face format (required)"},
+        "model folder (Hugging Face) or GGUF file (required)"},
     {"data", OPT_TEXTS, AT(data), true, 0, 0, "FILE",
         "training data: .jsonl, .json or .txt, see below; - reads standard input; may be given "
         "several times (required)"},
@@ -91,7 +91,8 @@ static const option option_table[] = {
     {"alpha", OPT_REAL, AT(alpha), true, 1e-6, 1e6, "X",
         "LoRA alpha (default: twice the rank)"},
     {"targets", OPT_TARGETS, AT(targets), true, 0, 0, "LIST",
-        "modules to adapt: all, or some of q,k,v,o,gate,up,down (default all)"},
+        "modules to adapt: all, or some of q,k,v,o,gate,up,down (default all); Phi and GLM "
+        "have qkv and gate_up"},
     {"rslora", OPT_FLAG, AT(rslora), true, 0, 0, "",
         "scale by alpha / sqrt(rank) instead of alpha / rank"},
     {"dropout", OPT_REAL, AT(dropout), true, 0, 0.99, "X",
