@@ -309,8 +309,8 @@ static void weights_take(void* user, const char* name) {
     }
 }
 
-// A hash of the weights in a folder or a GGUF file, whatever its path is. 0: no path. Of a GGUF file
-// in several parts only the first is read; the checkpoint knows all of them.
+// A hash of the weights in a folder or a GGUF file, whatever its path is. 0: no path. Of a GGUF
+// file in several parts only the first is read; the checkpoint knows all of them.
 static bool weights_identity(app* a, const char* dir, uint64_t* out) {
     weights_search s = {a, dir, 0, true};
     if (dir != NULL && ends_in(dir, ".gguf")) {
