@@ -258,8 +258,8 @@ static bool one_plan(app* a) {
     return true;
 }
 
-// Fills in the free memory of this machine unless --memory was given: that of its GPU, or of its CPU
-// if it has none.
+// Fills in the free memory of this machine unless --memory was given: that of its GPU, or of its
+// CPU if it has none.
 static bool budget_fill(app* a) {
     qlora_ctx_desc d;
     qlora_ctx* gpu = NULL;
