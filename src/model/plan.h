@@ -45,6 +45,16 @@ static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, i
     p->rank = found.rank;
     p->alpha = found.alpha;
     p->scale = (float)found.scale;
+    if (p->rank == 0) { // patterns of a multimodal model may be written for its older names
+        char key[320];
+        QLORA__TRY(qlora__peft_key(&ctx->env, module, 'A', key));
+        if (qlora__folder_find(&peft->tensors, key) != NULL) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s has matrices for %s, but target_modules of adapter_config.json "
+                               "does not match this name",
+                               peft->tensors.dir, module);
+        }
+    }
     return QLORA_OK;
 }
 
@@ -66,8 +76,7 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
                 char module[160];
                 int n = snprintf(module, sizeof module, "layers.%lld.%s.", (long long)l,
                                  m->arch->layout->rows[k].module);
-                known = n > 0 && strncmp(name, module, (size_t)n) == 0 &&
-                        m->layers[l].projections[k].rank > 0;
+                known = n > 0 && strncmp(name, module, (size_t)n) == 0;
             }
         }
         if (!known) {
@@ -445,9 +454,9 @@ static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t c
     return QLORA_OK;
 }
 
-// Longrope has two sets of factors. transformers chooses between them in every pass; a model does it
-// once, by the longest sequence it is planned for, so that a text does not change its meaning while
-// it grows.
+// Longrope has two sets of factors. transformers chooses between them in every pass; a model does
+// it once, by the longest sequence it is planned for, so that a text does not change its meaning
+// while it grows.
 static void qlora__rope_choose(qlora_rope_desc* rope, int64_t max_length) {
     rope->use_long =
         rope->type == QLORA_ROPE_LONGROPE && (double)max_length > rope->original_max_position;
