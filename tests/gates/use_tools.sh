@@ -231,11 +231,10 @@ texts() {
     says "[GM]iB" plan --model whole.gguf --memory 8G
     for words in byte spm; do # a folder with a tokenizer: its file gives the same ids
         rm -rf spoken spoken.gguf
-        cp -r "$fixture/model" spoken
+        cp -r "${fixture%/*}/qwen2/model" spoken # it has more ids than these tokenizers
         chmod -R u+w spoken
-        sed 's/"id": 5[0-9][0-9]/"id": 1/' "$root/tests/golden/text_$words.json" \
-            >spoken/tokenizer.json
-        says "^wrote spoken.gguf$" merge --model spoken --adapter "$fixture/adapter20" \
+        cp "$root/tests/golden/text_$words.json" spoken/tokenizer.json
+        says "^wrote spoken.gguf$" merge --model spoken --adapter "${fixture%/*}/qwen2/adapter20" \
             --out spoken.gguf
         printf 'Once upon a time, 1234 dogs  and\ta cat.\n' >words
         "$root/$B/tokenize" spoken/tokenizer.json <words >ids1 &&
