@@ -98,7 +98,7 @@ static bool ends_in(const char* text, const char* ending) { // in any case
     return length >= size;
 }
 
-static bool gguf_refuse(const options* o, char error[1024]) {
+static bool adapter_is_folder(const options* o, char error[1024]) {
     if (o->adapter != NULL && (ends_in(o->adapter, ".gguf") || file_is_gguf(o->adapter))) {
         return error_set(error,
                          "--adapter %s is a GGUF file; give the adapter's folder in PEFT format",
@@ -165,7 +165,7 @@ static bool needs_check(const options* o, char error[1024]) {
 }
 
 static bool options_check(options* o, char adapter[FOLDER_PATH], char error[1024]) {
-    if (!needs_check(o, error) || !inputs_check(o, error) || !gguf_refuse(o, error)) {
+    if (!needs_check(o, error) || !inputs_check(o, error) || !adapter_is_folder(o, error)) {
         return false;
     }
     if (o->tokens != 0 && o->length != 0 && o->length > o->tokens) {
