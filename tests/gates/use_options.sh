@@ -74,6 +74,8 @@ notes() {
         --device 5 --out o
     refuses "a GGUF adapter" "x.gguf is a GGUF file" "${one[@]:0:4}" --data sums.jsonl --out o \
         --adapter x.gguf
+    refuses "a GGUF model that is missing" "--model none.gguf: no such file" --model none.gguf \
+        --data sums.jsonl --out o
     refuses "nearest option" "unknown option --modle; did you mean --model" --modle model
     refuses "too little memory for anything" "not enough memory: .*; it would not fit with" \
         "${few[@]}" --model model --memory 1M --out o
