@@ -6097,6 +6097,79 @@ static QLORA__UNUSED qlora_result qlora__gguf_model_open(qlora__env* env, const 
     return result;
 }
 
+//@@ src/formats/gguf_view.h
+
+// ---- tensors of a model in a GGUF file ----------------------------------------------------------
+
+// llama.cpp rotates pairs of neighbours in some architectures; their files order the rows of q and
+// k accordingly. Row `row` of our matrix is this row of the file's.
+static QLORA__UNUSED int64_t qlora__gguf_stored_row(int64_t row, int64_t head_dim) {
+    int64_t in_head = row % head_dim;
+    int64_t half = head_dim / 2;
+    return row - in_head + (in_head < half ? 2 * in_head : 2 * (in_head - half) + 1);
+}
+
+// How a matrix of the model is made from those of a file: rows [first, first + rows) of the parts,
+// one below the other.
+typedef struct qlora__gguf_view {
+    const qlora__gguf_tensor* parts[3];
+    uint32_t count;
+    int64_t first;
+    int64_t rows;
+    int64_t cols;
+    int64_t head_dim; // > 0: the rows are those of q or k, and are put back in order within heads
+    bool minus_one;   // the file holds w + 1
+} qlora__gguf_view;
+
+static bool qlora__gguf_view_is_plain(const qlora__gguf_view* v) {
+    return v->count == 1 && v->head_dim == 0 && !v->minus_one;
+}
+
+// A vector is a matrix of one column, so that its elements can be put in order like rows.
+static int64_t qlora__gguf_rows(const qlora__gguf_tensor* t) {
+    return (int64_t)(t->rank == 1 ? t->shape[0] : t->shape[1]);
+}
+
+// The tensor and the row in it that hold a row of the view.
+static const qlora__gguf_tensor* qlora__gguf_view_row(const qlora__gguf_view* v, int64_t row,
+                                                      uint64_t* stored) {
+    int64_t at = v->first + (v->head_dim > 0 ? qlora__gguf_stored_row(row, v->head_dim) : row);
+    uint32_t part = 0;
+    while (part + 1 < v->count && at >= qlora__gguf_rows(v->parts[part])) {
+        at -= qlora__gguf_rows(v->parts[part]);
+        part++;
+    }
+    *stored = (uint64_t)at;
+    return v->parts[part];
+}
+
+// The bytes of a row of the view.
+static const uint8_t* qlora__gguf_view_bytes(const qlora__gguf_view* v, int64_t row) {
+    uint64_t stored = 0;
+    const qlora__gguf_tensor* t = qlora__gguf_view_row(v, row, &stored);
+    return t->data + stored * ((uint64_t)v->cols / t->type->block * t->type->bytes);
+}
+
+// Elements [first, first + count) as floats.
+static QLORA__UNUSED void qlora__gguf_view_read(const qlora__gguf_view* v, uint64_t first,
+                                                uint64_t count, float* out) {
+    const qlora__gguf_type* type = v->parts[0]->type;
+    uint64_t cols = (uint64_t)v->cols;
+    float block[256];
+    for (uint64_t done = 0; done < count;) {
+        uint64_t col = (first + done) % cols;
+        const uint8_t* row = qlora__gguf_view_bytes(v, (int64_t)((first + done) / cols));
+        uint64_t skip = col % type->block;
+        uint64_t n = type->block - skip;
+        n = n < count - done ? n : count - done;
+        type->widen(row + col / type->block * type->bytes, block);
+        for (uint64_t i = 0; i < n; i++) {
+            out[done + i] = v->minus_one ? block[skip + i] - 1.0f : block[skip + i];
+        }
+        done += n;
+    }
+}
+
 //@@ src/formats/safetensors.h
 
 // ---- reading safetensors ------------------------------------------------------------------------
@@ -6153,6 +6226,9 @@ typedef struct qlora__st_tensor {
     uint64_t begin; // offset in the data part
     qlora__st_dtype dtype;
     uint32_t rank;
+    // A tensor of a GGUF file whose values must be made first: data is NULL; see
+    // qlora__folder_make.
+    const qlora__gguf_view* view;
 } qlora__st_tensor;
 
 typedef struct qlora__st {
@@ -6523,6 +6599,10 @@ static bool qlora__st_is_float(const qlora__st_tensor* t) {
 // Converts elements [first, first + count) of an F32, BF16 or F16 tensor to floats, exactly.
 static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64_t count,
                                float* out) {
+    if (t->view != NULL) {
+        qlora__gguf_view_read(t->view, first, count, out);
+        return;
+    }
     if (t->dtype == QLORA__ST_F32) {
         memcpy(out, t->data + first * 4, (size_t)count * 4);
         return;
@@ -7233,8 +7313,8 @@ static qlora_result qlora__config_parse_generation(qlora__env* env, const char* 
 }
 
 // Reads config.json of a model folder and, if it exists, generation_config.json.
-static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char* dir,
-                                                     qlora_model_config* out) {
+static QLORA__UNUSED qlora_result qlora__config_read_dir(qlora__env* env, const char* dir,
+                                                         qlora_model_config* out) {
     char path[QLORA__PATH_ROOM];
     qlora__map map;
     qlora_model_config config;
@@ -7267,7 +7347,27 @@ typedef struct qlora__folder_entry {
     const qlora__st_tensor* tensor;
 } qlora__folder_entry;
 
+// The values of the tensor of a GGUF file that was asked for last.
+typedef struct qlora__folder_cache {
+    qlora__st_tensor tensor;
+    uint8_t* data;
+    size_t bytes;
+} qlora__folder_cache;
+
+// A tensor of a GGUF file under the name that a folder would give it.
+typedef struct qlora__folder_made {
+    qlora__st_tensor tensor;
+    qlora__gguf_view view;
+    int64_t shape[2];
+    char name[96];
+} qlora__folder_made;
+
+// A model folder, or a GGUF file that looks like one.
 typedef struct qlora__folder {
+    qlora__gguf_model gguf;   // no files: a folder
+    qlora__folder_made* made; // one per entry of a GGUF file
+    qlora__folder_cache* cache;
+    uint32_t made_room;
     qlora__st* shards;
     uint32_t shard_count;
     uint32_t shard_room;
@@ -7298,6 +7398,12 @@ static void qlora__folder_close(qlora__env* env, qlora__folder* f) {
     for (uint32_t i = 0; i < f->shard_count; i++) {
         qlora__st_close(env, &f->shards[i]);
     }
+    if (f->cache != NULL) {
+        qlora__env_free(env, f->cache->data, f->cache->bytes);
+        qlora__env_free(env, f->cache, sizeof *f->cache);
+    }
+    qlora__env_free(env, f->made, f->made_room * sizeof *f->made);
+    qlora__gguf_model_close(env, &f->gguf);
     qlora__env_free(env, f->shards, f->shard_room * sizeof *f->shards);
     qlora__env_free(env, f->entries, f->room * (sizeof *f->entries + sizeof *f->by_name));
     memset(f, 0, sizeof *f);
@@ -7492,8 +7598,8 @@ static qlora_result qlora__folder_open_single(qlora__env* env, qlora__folder* f,
 
 // Opens the weights of a model folder: model.safetensors, or the shards that its index names. All
 // files stay mapped until qlora__folder_close. After a failure there is nothing to close.
-static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char* dir,
-                                                     qlora__folder* f) {
+static QLORA__UNUSED qlora_result qlora__folder_open_dir(qlora__env* env, const char* dir,
+                                                         qlora__folder* f) {
     char path[QLORA__PATH_ROOM];
     memset(f, 0, sizeof *f);
     QLORA__TRY(qlora__path_join(env, "", dir, f->dir));
@@ -7864,6 +7970,543 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
     QLORA__TRY(qlora__bnb_parts(env, f, name, &w));
     *out = w;
     return QLORA_OK;
+}
+
+//@@ src/formats/gguf_folder.h
+
+// ---- a GGUF file as a model folder --------------------------------------------------------------
+
+// The family of a file, and what its tensors need.
+typedef struct qlora__gguf_facts {
+    qlora_family family;
+    const char* prefix; // of the keys of its architecture, not terminated
+    size_t prefix_size;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t head_dim;
+    bool permuted;
+} qlora__gguf_facts;
+
+// The full name of a key of the architecture: "llama" and "block_count" give "llama.block_count".
+typedef struct qlora__gguf_key {
+    char text[128];
+} qlora__gguf_key;
+
+static qlora__gguf_key qlora__gguf_key_of(const qlora__gguf_facts* facts, const char* name) {
+    qlora__gguf_key key;
+    snprintf(key.text, sizeof key.text, "%.*s.%s", (int)facts->prefix_size, facts->prefix, name);
+    return key;
+}
+
+static qlora_result qlora__gguf_get_family(qlora__env* env, const qlora__gguf* g,
+                                           qlora__gguf_facts* facts) {
+    const char* type = NULL;
+    size_t size = 0;
+    QLORA__TRY(qlora__gguf_get_string(env, g, "general.type", false, &type, &size));
+    if (type != NULL && !qlora__gguf_is(type, size, "model")) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: general.type is \"%.*s\"; only a \"model\" can be opened",
+                               g->label, qlora__gguf_shown(size), type);
+    }
+    QLORA__TRY(qlora__gguf_get_string(env, g, "general.architecture", true, &facts->prefix,
+                                      &facts->prefix_size));
+    for (int i = 0; i < QLORA__FAMILY_COUNT; i++) {
+        if (qlora__gguf_is(facts->prefix, facts->prefix_size, qlora__families[i].gguf_name)) {
+            facts->family = qlora__families[i].family;
+            facts->permuted = strcmp(qlora__families[i].gguf_name, "llama") == 0;
+            return QLORA_OK;
+        }
+    }
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "%s: general.architecture \"%.*s\" is not supported; supported are "
+                           "llama, qwen2 and qwen3",
+                           g->label, qlora__gguf_shown(facts->prefix_size), facts->prefix);
+}
+
+static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
+                                          qlora__gguf_facts* facts) {
+    int64_t hidden = 0;
+    int64_t value = 0;
+    int64_t experts = 0;
+    memset(facts, 0, sizeof *facts);
+    QLORA__TRY(qlora__gguf_get_family(env, g, facts));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "expert_count").text, 0, 0,
+                                   INT32_MAX, &experts));
+    if (experts > 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: expert_count is %lld; mixtures of experts are not supported",
+                               g->label, (long long)experts);
+    }
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "embedding_length").text, -1,
+                                   1, 1 << 20, &hidden));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "attention.head_count").text,
+                                   -1, 1, 1 << 14, &facts->heads));
+    QLORA__TRY(qlora__gguf_get_int(env, g,
+                                   qlora__gguf_key_of(facts, "attention.head_count_kv").text,
+                                   facts->heads, 1, 1 << 14, &facts->kv_heads));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "attention.key_length").text,
+                                   hidden / facts->heads, 1, 1 << 14, &facts->head_dim));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "attention.value_length").text,
+                                   facts->head_dim, 1, 1 << 14, &value));
+    if (value != facts->head_dim || facts->head_dim % 2 != 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: key_length is %lld and value_length %lld; they must be equal "
+                               "and even",
+                               g->label, (long long)facts->head_dim, (long long)value);
+    }
+    return QLORA_OK;
+}
+
+// ---- names --------------------------------------------------------------------------------------
+
+static const struct {
+    const char* gguf;
+    const char* module;
+} qlora__gguf_modules[] = {
+    {"attn_norm", "input_layernorm"},    {"ffn_norm", "post_attention_layernorm"},
+    {"attn_q", "self_attn.q_proj"},      {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},      {"attn_output", "self_attn.o_proj"},
+    {"attn_q_norm", "self_attn.q_norm"}, {"attn_k_norm", "self_attn.k_norm"},
+    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+};
+
+// The module of a tensor of a layer; `name` is what follows "blk.N." and has `size` characters.
+static const char* qlora__gguf_module(const char* name, size_t size) {
+    for (size_t i = 0; i < sizeof qlora__gguf_modules / sizeof qlora__gguf_modules[0]; i++) {
+        if (qlora__gguf_is(name, size, qlora__gguf_modules[i].gguf)) {
+            return qlora__gguf_modules[i].module;
+        }
+    }
+    return NULL;
+}
+
+static qlora_result qlora__gguf_unknown(qlora__env* env, const qlora__folder* f,
+                                        const qlora__gguf_facts* facts, const char* name) {
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "%s: the tensor %s is not known in the architecture %.*s", f->dir, name,
+                           (int)facts->prefix_size, facts->prefix);
+}
+
+// Starts an entry for rows [first, first + rows) of a tensor.
+static qlora__folder_made* qlora__gguf_entry_add(qlora__folder* f, const qlora__gguf_tensor* t,
+                                                 int64_t first, int64_t rows) {
+    qlora__folder_made* made = &f->made[f->count];
+    memset(made, 0, sizeof *made);
+    made->view.parts[0] = t;
+    made->view.count = 1;
+    made->view.first = first;
+    made->view.rows = rows;
+    made->view.cols = t->rank == 1 ? 1 : (int64_t)t->shape[0];
+    return made;
+}
+
+// Ends an entry: its type, shape and size follow from the view.
+static void qlora__gguf_entry_end(qlora__folder* f, qlora__folder_made* made) {
+    const qlora__gguf_tensor* t = made->view.parts[0];
+    qlora__st_tensor* out = &made->tensor;
+    bool plain = qlora__gguf_view_is_plain(&made->view);
+    bool vector = t->rank == 1;
+    out->name = made->name;
+    out->shape = made->shape;
+    out->rank = vector ? 1 : 2;
+    made->shape[0] = made->view.rows;
+    made->shape[1] = made->view.cols;
+    out->dtype = t->type->block > 1 || made->view.minus_one ? QLORA__ST_F32
+                 : strcmp(t->type->name, "F32") == 0        ? QLORA__ST_F32
+                 : strcmp(t->type->name, "F16") == 0        ? QLORA__ST_F16
+                                                            : QLORA__ST_BF16;
+    out->bytes =
+        (uint64_t)(made->view.rows * made->view.cols) * (qlora__st_dtypes[out->dtype].bits / 8);
+    if (plain && t->type->block == 1) {
+        out->data = qlora__gguf_view_bytes(&made->view, 0);
+    } else {
+        out->view = &made->view;
+    }
+    qlora__folder_add(f, out);
+}
+
+// A tensor of a layer: "blk.N.NAME.weight" or ".bias".
+static qlora_result qlora__gguf_add_layer(qlora__env* env, qlora__folder* f,
+                                          const qlora__gguf_facts* facts,
+                                          const qlora__gguf_tensor* t) {
+    const char* at = t->name + 4;
+    unsigned layer = 0;
+    for (; *at >= '0' && *at <= '9' && layer < 100000; at++) {
+        layer = layer * 10 + (unsigned)(*at - '0');
+    }
+    const char* last = strrchr(t->name, '.');
+    bool bias = strcmp(last, ".bias") == 0;
+    if (*at != '.' || at == t->name + 4 || last <= at || (!bias && strcmp(last, ".weight") != 0)) {
+        return qlora__gguf_unknown(env, f, facts, t->name);
+    }
+    at++;
+    size_t size = (size_t)(last - at);
+    int64_t q = facts->heads * facts->head_dim;
+    int64_t kv = facts->kv_heads * facts->head_dim;
+    bool fused = qlora__gguf_is(at, size, "attn_qkv");
+    static const char* const three[] = {"attn_q", "attn_k", "attn_v"};
+    int64_t first = 0;
+    for (int i = 0; i < (fused ? 3 : 1); i++) {
+        const char* name = fused ? three[i] : at;
+        const char* module = qlora__gguf_module(name, fused ? 6 : size);
+        if (module == NULL) {
+            return qlora__gguf_unknown(env, f, facts, t->name);
+        }
+        bool is_q = strcmp(module, "self_attn.q_proj") == 0;
+        bool rotated = is_q || strcmp(module, "self_attn.k_proj") == 0;
+        int64_t all = qlora__gguf_rows(t);
+        int64_t rows = !fused ? all : i == 0 ? q : kv;
+        if (first + rows > all || (fused && i == 2 && first + rows != all) ||
+            (rotated && facts->permuted && rows % facts->head_dim != 0)) {
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT, "%s: %s has %lld rows, which do not fit %lld heads of %lld",
+                f->dir, t->name, (long long)all, (long long)(is_q ? facts->heads : facts->kv_heads),
+                (long long)facts->head_dim);
+        }
+        qlora__folder_made* made = qlora__gguf_entry_add(f, t, first, rows);
+        made->view.head_dim = rotated && facts->permuted ? facts->head_dim : 0;
+        snprintf(made->name, sizeof made->name, "model.layers.%u.%s%s", layer, module, last);
+        qlora__gguf_entry_end(f, made);
+        first += rows;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_add(qlora__env* env, qlora__folder* f,
+                                    const qlora__gguf_facts* facts, const qlora__gguf_tensor* t) {
+    static const struct {
+        const char* gguf;
+        const char* name;
+    } names[] = {{"token_embd.weight", "model.embed_tokens.weight"},
+                 {"output_norm.weight", "model.norm.weight"},
+                 {"output.weight", "lm_head.weight"}};
+    if (t->rank > 2 || (t->rank == 1 && t->type->block > 1)) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s has %u dimensions and type %s, which is not supported",
+                               f->dir, t->name, t->rank, t->type->name);
+    }
+    if (strncmp(t->name, "blk.", 4) == 0) {
+        return qlora__gguf_add_layer(env, f, facts, t);
+    }
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(t->name, names[i].gguf) == 0) {
+            qlora__folder_made* made = qlora__gguf_entry_add(f, t, 0, qlora__gguf_rows(t));
+            snprintf(made->name, sizeof made->name, "%s", names[i].name);
+            qlora__gguf_entry_end(f, made);
+            return QLORA_OK;
+        }
+    }
+    // the divisors of the rotation are part of the config
+    bool rope = strcmp(t->name, "rope_freqs.weight") == 0 ||
+                strcmp(t->name, "rope_factors_long.weight") == 0 ||
+                strcmp(t->name, "rope_factors_short.weight") == 0;
+    return rope ? QLORA_OK : qlora__gguf_unknown(env, f, facts, t->name);
+}
+
+static qlora_result qlora__gguf_fill(qlora__env* env, qlora__folder* f) {
+    qlora__gguf_facts facts;
+    uint64_t count = 0;
+    QLORA__TRY(qlora__gguf_get_facts(env, &f->gguf.files[0].meta, &facts));
+    for (uint32_t i = 0; i < f->gguf.count; i++) {
+        count += f->gguf.files[i].count;
+    }
+    if (count > UINT32_MAX / 3 / sizeof *f->made) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many tensors", f->dir);
+    }
+    count = 3 * count; // a fused tensor is three
+    QLORA__TRY(qlora__folder_reserve(env, f, (uint32_t)count));
+    f->made = (qlora__folder_made*)qlora__env_alloc(env, (size_t)count * sizeof *f->made);
+    f->cache = (qlora__folder_cache*)qlora__env_alloc_zero(env, sizeof *f->cache);
+    if (f->cache == NULL || f->made == NULL) {
+        f->made_room = f->made != NULL ? (uint32_t)count : 0;
+        return QLORA_ERR_MEMORY;
+    }
+    f->made_room = (uint32_t)count;
+    for (uint32_t i = 0; i < f->gguf.count; i++) {
+        for (uint32_t k = 0; k < f->gguf.files[i].count; k++) {
+            QLORA__TRY(qlora__gguf_add(env, f, &facts, &f->gguf.files[i].tensors[k]));
+        }
+    }
+    return qlora__folder_sort(env, f);
+}
+
+static qlora_result qlora__folder_open_gguf(qlora__env* env, const char* path, qlora__folder* f) {
+    memset(f, 0, sizeof *f);
+    QLORA__TRY(qlora__path_join(env, "", path, f->dir));
+    QLORA__TRY(qlora__gguf_model_open(env, path, &f->gguf));
+    qlora_result result = qlora__gguf_fill(env, f);
+    if (result != QLORA_OK) {
+        qlora__folder_close(env, f);
+    }
+    return result;
+}
+
+// Opens the weights of a model: those of a folder, or of a GGUF file.
+static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char* dir,
+                                                     qlora__folder* f) {
+    return qlora__gguf_path(dir) ? qlora__folder_open_gguf(env, dir, f)
+                                 : qlora__folder_open_dir(env, dir, f);
+}
+
+// The values of a tensor. If they must be made first, they are valid until the next call.
+static QLORA__UNUSED qlora_result qlora__folder_make(qlora__env* env, const qlora__folder* f,
+                                                     const qlora__st_tensor** tensor) {
+    const qlora__st_tensor* t = *tensor;
+    qlora__folder_cache* cache = f->cache;
+    if (t->view == NULL) {
+        return QLORA_OK;
+    }
+    if (cache->bytes < t->bytes) {
+        qlora__env_free(env, cache->data, cache->bytes);
+        cache->bytes = 0;
+        cache->data = (uint8_t*)qlora__env_alloc(env, (size_t)t->bytes);
+        if (cache->data == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        cache->bytes = (size_t)t->bytes;
+    }
+    if (t->dtype == QLORA__ST_F32) {
+        qlora__gguf_view_read(t->view, 0, qlora__st_elements(t), (float*)(void*)cache->data);
+    } else {
+        size_t row = (size_t)t->view->cols * 2;
+        for (int64_t i = 0; i < t->view->rows; i++) {
+            memcpy(cache->data + (size_t)i * row, qlora__gguf_view_bytes(t->view, i), row);
+        }
+    }
+    cache->tensor = *t;
+    cache->tensor.view = NULL;
+    cache->tensor.data = cache->data;
+    *tensor = &cache->tensor;
+    return QLORA_OK;
+}
+
+//@@ src/formats/gguf_config.h
+
+// ---- the config of a model from the metadata of a GGUF file -------------------------------------
+
+typedef struct qlora__gguf_reader {
+    qlora__env* env;
+    const qlora__gguf_model* m;
+    const qlora__gguf* g;
+    qlora__gguf_facts facts;
+} qlora__gguf_reader;
+
+static qlora_result qlora__gguf_config_int(const qlora__gguf_reader* r, const char* name,
+                                           int64_t fallback, int64_t least, int64_t most,
+                                           int64_t* out) {
+    qlora__gguf_key key = qlora__gguf_key_of(&r->facts, name);
+    return qlora__gguf_get_int(r->env, r->g, key.text, fallback, least, most, out);
+}
+
+static qlora_result qlora__gguf_config_positive(const qlora__gguf_reader* r, const char* name,
+                                                double fallback, double* out) {
+    qlora__gguf_key key = qlora__gguf_key_of(&r->facts, name);
+    return qlora__gguf_get_positive(r->env, r->g, key.text, fallback, out);
+}
+
+// The sizes, by the names of their keys. A fallback of -1 means that the key is required.
+static qlora_result qlora__gguf_config_sizes(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const struct {
+        const char* name;
+        int64_t fallback;
+        int64_t most;
+        int64_t* out;
+    } sizes[] = {{"embedding_length", -1, 1 << 20, &c->hidden},
+                 {"feed_forward_length", -1, 1 << 22, &c->intermediate},
+                 {"block_count", -1, QLORA_MAX_LAYERS, &c->layers},
+                 {"context_length", -1, INT32_MAX, &c->max_positions}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        QLORA__TRY(qlora__gguf_config_int(r, sizes[i].name, sizes[i].fallback, 1, sizes[i].most,
+                                          sizes[i].out));
+    }
+    c->heads = r->facts.heads;
+    c->kv_heads = r->facts.kv_heads;
+    c->head_dim = r->facts.head_dim;
+    if (c->heads % c->kv_heads != 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: head_count (%lld) is not a multiple of head_count_kv (%lld)",
+                               r->g->label, (long long)c->heads, (long long)c->kv_heads);
+    }
+    if (c->head_dim > 256) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: key_length is %lld; the maximum is 256", r->g->label,
+                               (long long)c->head_dim);
+    }
+    return qlora__gguf_config_positive(r, "attention.layer_norm_rms_epsilon", -1.0, &c->rms_eps);
+}
+
+// The vocabulary has as many tokens as the embedding has rows, whatever vocab_size says: converters
+// cut the embedding to the tokenizer.
+static qlora_result qlora__gguf_config_vocab(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__gguf_tensor* embed = qlora__gguf_model_find(r->m, "token_embd.weight");
+    if (embed == NULL || embed->rank != 2 || embed->shape[1] > (1u << 24)) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: token_embd.weight %s", r->g->label,
+                               embed == NULL ? "is missing" : "must be a matrix");
+    }
+    c->vocab = (int64_t)embed->shape[1];
+    const qlora__gguf_value* tokens = qlora__gguf_find(r->g, "tokenizer.ggml.tokens");
+    if (tokens != NULL && (int64_t)tokens->count != c->vocab) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: tokenizer.ggml.tokens has %llu tokens, but token_embd.weight "
+                               "has %lld rows",
+                               r->g->label, (unsigned long long)tokens->count, (long long)c->vocab);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_config_yarn(const qlora__gguf_reader* r, qlora_rope_desc* rope) {
+    QLORA__TRY(
+        qlora__gguf_config_positive(r, "rope.scaling.yarn_beta_fast", 32.0, &rope->beta_fast));
+    QLORA__TRY(
+        qlora__gguf_config_positive(r, "rope.scaling.yarn_beta_slow", 1.0, &rope->beta_slow));
+    double all = 0.0;
+    const qlora__gguf_value* v = qlora__gguf_find(
+        r->g, qlora__gguf_key_of(&r->facts, "rope.scaling.yarn_log_multiplier").text);
+    if (v != NULL && !qlora__gguf_real(v, 0, &all)) {
+        return qlora__gguf_wrong(r->env, r->g, "rope.scaling.yarn_log_multiplier", v, "F32");
+    }
+    if (all > 0.0) {
+        rope->mscale = 1.0;
+        rope->mscale_all_dim = all;
+    }
+    return QLORA_OK;
+}
+
+// The scaling of the rotation by its keys.
+static qlora_result qlora__gguf_config_rope(const qlora__gguf_reader* r, qlora_model_config* c) {
+    qlora_rope_desc* rope = &c->rope;
+    const char* type = NULL;
+    size_t size = 0;
+    int64_t original = 0;
+    double factor = 1.0;
+    QLORA__TRY(qlora__gguf_config_positive(r, "rope.freq_base", 10000.0, &rope->theta));
+    if (!(rope->theta > 1.0)) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: rope.freq_base is %g; it must be greater than 1", r->g->label,
+                               rope->theta);
+    }
+    QLORA__TRY(qlora__gguf_config_positive(r, "rope.scale_linear", 1.0, &factor)); // old name
+    QLORA__TRY(qlora__gguf_config_positive(r, "rope.scaling.factor", factor, &factor));
+    QLORA__TRY(qlora__gguf_config_int(r, "rope.scaling.original_context_length", c->max_positions,
+                                      1, INT32_MAX, &original));
+    QLORA__TRY(qlora__gguf_get_string(r->env, r->g,
+                                      qlora__gguf_key_of(&r->facts, "rope.scaling.type").text,
+                                      false, &type, &size));
+    rope->factor = 1.0;
+    if (qlora__gguf_is(type, size, "yarn")) {
+        rope->type = QLORA_ROPE_YARN;
+        rope->factor = factor;
+        rope->original_max_position = (double)original;
+        QLORA__TRY(qlora__gguf_config_yarn(r, rope));
+    } else if (type == NULL || qlora__gguf_is(type, size, "linear")) {
+        rope->type = factor > 1.0 || factor < 1.0 ? QLORA_ROPE_LINEAR : QLORA_ROPE_DEFAULT;
+        rope->factor = factor;
+    } else if (!qlora__gguf_is(type, size, "none")) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope.scaling.type \"%.*s\" is not supported; supported are "
+                               "none, linear and yarn",
+                               r->g->label, qlora__gguf_shown(size), type);
+    }
+    return QLORA_OK;
+}
+
+// The divisors of the frequencies, if the file has them.
+static qlora_result qlora__gguf_config_factors(const qlora__gguf_reader* r, qlora_model_config* c) {
+    if (qlora__gguf_model_find(r->m, "rope_freqs.weight") != NULL) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope_freqs.weight is not supported yet", r->g->label);
+    }
+    c->rope_sliding = c->rope;
+    return QLORA_OK;
+}
+
+// The ids of special tokens. Generation ends at the end of the text and of a turn.
+static qlora_result qlora__gguf_config_ids(const qlora__gguf_reader* r, qlora_model_config* c) {
+    static const struct {
+        const char* key;
+        int role; // 0: begin, 1: padding, 2: stop
+    } ids[] = {{"tokenizer.ggml.bos_token_id", 0},
+               {"tokenizer.ggml.padding_token_id", 1},
+               {"tokenizer.ggml.eos_token_id", 2},
+               {"tokenizer.ggml.eot_token_id", 2},
+               {"tokenizer.ggml.eom_token_id", 2}};
+    c->bos_id = -1;
+    c->pad_id = -1;
+    for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
+        int64_t id = 0;
+        if (qlora__gguf_find(r->g, ids[i].key) == NULL) {
+            continue;
+        }
+        QLORA__TRY(qlora__gguf_get_int(r->env, r->g, ids[i].key, -1, 0, c->vocab - 1, &id));
+        bool there = false;
+        for (int32_t k = 0; k < c->stop_count; k++) {
+            there = there || c->stop_ids[k] == (int32_t)id;
+        }
+        if (ids[i].role == 2 && !there) {
+            c->stop_ids[c->stop_count++] = (int32_t)id;
+        } else if (ids[i].role < 2) {
+            *(ids[i].role == 0 ? &c->bos_id : &c->pad_id) = (int32_t)id;
+        }
+    }
+    return QLORA_OK;
+}
+
+// What the presence of tensors says.
+static void qlora__gguf_config_tensors(const qlora__gguf_reader* r, qlora_model_config* c) {
+    c->tied = qlora__gguf_model_find(r->m, "output.weight") == NULL;
+    c->qkv_bias = qlora__gguf_model_find(r->m, "blk.0.attn_q.bias") != NULL ||
+                  qlora__gguf_model_find(r->m, "blk.0.attn_qkv.bias") != NULL;
+    c->o_bias = qlora__gguf_model_find(r->m, "blk.0.attn_output.bias") != NULL;
+    c->mlp_bias = qlora__gguf_model_find(r->m, "blk.0.ffn_down.bias") != NULL;
+    c->qk_norm = qlora__gguf_model_find(r->m, "blk.0.attn_q_norm.weight") != NULL;
+    c->dtype = -1;
+}
+
+static qlora_result qlora__gguf_config_fill(qlora__gguf_reader* r, qlora_model_config* c) {
+    int64_t rotated = 0;
+    memset(c, 0, sizeof *c);
+    QLORA__TRY(qlora__gguf_get_facts(r->env, r->g, &r->facts));
+    c->family = r->facts.family;
+    QLORA__TRY(qlora__gguf_config_sizes(r, c));
+    QLORA__TRY(qlora__gguf_config_vocab(r, c));
+    QLORA__TRY(qlora__gguf_config_rope(r, c));
+    QLORA__TRY(
+        qlora__gguf_config_int(r, "rope.dimension_count", c->head_dim, 1, 1 << 14, &rotated));
+    if (rotated != c->head_dim) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope.dimension_count is %lld; it must be %lld, the size of a "
+                               "head",
+                               r->g->label, (long long)rotated, (long long)c->head_dim);
+    }
+    QLORA__TRY(qlora__gguf_config_factors(r, c));
+    qlora__gguf_config_tensors(r, c);
+    return qlora__gguf_config_ids(r, c);
+}
+
+static qlora_result qlora__config_read_gguf(qlora__env* env, const char* path,
+                                            qlora_model_config* out) {
+    qlora__gguf_model m;
+    qlora__gguf_reader r;
+    qlora_model_config config;
+    QLORA__TRY(qlora__gguf_model_open(env, path, &m));
+    memset(&r, 0, sizeof r);
+    r.env = env;
+    r.m = &m;
+    r.g = &m.files[0].meta;
+    qlora_result result = qlora__gguf_config_fill(&r, &config);
+    qlora__gguf_model_close(env, &m);
+    if (result == QLORA_OK) {
+        *out = config;
+    }
+    return result;
+}
+
+// The config of a model folder or a GGUF file.
+static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char* dir,
+                                                     qlora_model_config* out) {
+    return qlora__gguf_path(dir) ? qlora__config_read_gguf(env, dir, out)
+                                 : qlora__config_read_dir(env, dir, out);
 }
 
 //@@ src/formats/regex.h
@@ -19180,20 +19823,31 @@ static uint64_t qlora__identity_config(const qlora_model_config* c) {
     return qlora__hash_end(&h);
 }
 
+static void qlora__identity_bytes(qlora__hash* h, const uint8_t* data, uint64_t bytes) {
+    if (bytes <= QLORA__IDENTITY_WHOLE) {
+        qlora__hash_add(h, data, (size_t)bytes);
+        return;
+    }
+    uint64_t last = bytes - QLORA__IDENTITY_BLOCK;
+    for (uint64_t i = 0; i < QLORA__IDENTITY_BLOCKS; i++) {
+        uint64_t at = last / (QLORA__IDENTITY_BLOCKS - 1) * i;
+        at = i == QLORA__IDENTITY_BLOCKS - 1 ? last : at;
+        qlora__hash_add(h, data + at, QLORA__IDENTITY_BLOCK);
+    }
+}
+
 static void qlora__identity_tensor(qlora__hash* h, const char* name, const qlora__st_tensor* t) {
     uint64_t facts[2] = {(uint64_t)t->dtype, t->bytes};
     qlora__hash_add(h, name, strlen(name) + 1);
     qlora__hash_add(h, facts, sizeof facts);
     qlora__hash_add(h, t->shape, t->rank * sizeof t->shape[0]);
-    if (t->bytes <= QLORA__IDENTITY_WHOLE) {
-        qlora__hash_add(h, t->data, (size_t)t->bytes);
+    if (t->view == NULL) {
+        qlora__identity_bytes(h, t->data, t->bytes);
         return;
     }
-    uint64_t last = t->bytes - QLORA__IDENTITY_BLOCK;
-    for (uint64_t i = 0; i < QLORA__IDENTITY_BLOCKS; i++) {
-        uint64_t at = last / (QLORA__IDENTITY_BLOCKS - 1) * i;
-        at = i == QLORA__IDENTITY_BLOCKS - 1 ? last : at;
-        qlora__hash_add(h, t->data + at, QLORA__IDENTITY_BLOCK);
+    // of a GGUF file: as it stores them
+    for (uint32_t i = 0; i < t->view->count; i++) {
+        qlora__identity_bytes(h, t->view->parts[i]->data, t->view->parts[i]->bytes);
     }
 }
 
@@ -19323,6 +19977,7 @@ static qlora_result qlora__load_named(qlora_ctx* ctx, qlora__stager* s, const ql
     const qlora__st_tensor* t = NULL;
     QLORA__TRY(qlora__folder_need(&ctx->env, folder, name, out->rows == 1 ? out->cols : out->rows,
                                   out->rows == 1 ? -1 : out->cols, &t));
+    QLORA__TRY(qlora__folder_make(&ctx->env, folder, &t));
     return qlora__load_dense(ctx, s, t, out);
 }
 
@@ -19393,6 +20048,7 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     snprintf(name, sizeof name, "%.180s.weight", module);
     qlora__linear_source source;
     QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+    QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
     if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
     } else if (p->is_nf4) {
@@ -24315,4 +24971,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end e255333b928b0daf
+//@@ end 78478b6120e18e7c

@@ -16,16 +16,22 @@
        core                 errors, log, memory, files; shared with qlora.h
        formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h
        text/base            the text object, growing arrays, whole files
+       text/folder          files of a model folder, also made from a GGUF file
        text/classes         classes of characters
        text/unicode_tables  generated tables
        text/unicode         UTF-8, normalisation
        text/values          JSON values as the loaders use them
        text/maps            hash tables: byte strings, pairs of numbers
+       text/view            a text to be split, by characters
+       text/pattern         regular expressions: compiling
+       text/pattern_match   regular expressions: matching
        text/split           pre-tokenizers
        text/bpe             one word to ids
        text/normalize       normalizers
        text/load_model      tokenizer.json: tokens and merges
        text/load            tokenizer.json: the steps around them
+       text/load_scored     vocabularies whose tokens have scores
+       text/load_gguf       the tokenizer in a GGUF file
        text/load_bin        tokenizer.bin of llama2.c; opening and asking
        text/encode          text to ids
        text/decode          ids to text
@@ -60,7 +66,7 @@
        SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), and the
        tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the `tokenizers` library.
        Anything in the file that is not supported is reported by name and rejected when it is
-       loaded: a model other than BPE, an unknown regular expression, an unknown normalizer.
+       loaded: a model other than BPE, an unknown normalizer, a part of a regular expression.
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.
 
    DATA
@@ -4143,10 +4149,111 @@ static qlora_result qlora__text_file_read(qlora__env* env, const char* path, qlo
     return r;
 }
 
-// Reads folder/name, if there is such a file.
+//@@ src/text/folder.h
+
+// ---- the files of a model folder, and of a GGUF file in their place -----------------------------
+
+// The text of the token whose id a key holds, as a member of a JSON object; nothing if there is no
+// such key or token.
+static void qlora__text_gguf_token(const qlora__gguf* g, const char* key, const char* name,
+                                   qlora__json_writer* w, qlora__string* text) {
+    const qlora__gguf_value* id = qlora__gguf_find(g, key);
+    const qlora__gguf_value* tokens = qlora__gguf_find(g, "tokenizer.ggml.tokens");
+    int64_t number = 0;
+    uint64_t at = 0;
+    size_t size = 0;
+    if (id == NULL || tokens == NULL || tokens->element != QLORA__GGUF_STRING ||
+        !qlora__gguf_integer(id, 0, &number) || number < 0 || (uint64_t)number >= tokens->count) {
+        return;
+    }
+    const char* token = NULL;
+    for (int64_t i = 0; i <= number; i++) {
+        token = qlora__gguf_next_string(tokens, &at, &size);
+    }
+    qlora__json_write_key(w, name);
+    qlora__json_write_quoted(text, token, size);
+}
+
+// tokenizer_config.json: the names of the special tokens.
+static void qlora__text_gguf_config(const qlora__gguf* g, qlora__json_writer* w,
+                                    qlora__string* text) {
+    qlora__text_gguf_token(g, "tokenizer.ggml.bos_token_id", "bos_token", w, text);
+    qlora__text_gguf_token(g, "tokenizer.ggml.eos_token_id", "eos_token", w, text);
+    qlora__text_gguf_token(g, "tokenizer.ggml.unknown_token_id", "unk_token", w, text);
+    qlora__text_gguf_token(g, "tokenizer.ggml.padding_token_id", "pad_token", w, text);
+}
+
+// config.json: the ids at which generation ends.
+static void qlora__text_gguf_stops(const qlora__gguf* g, qlora__json_writer* w) {
+    static const char* const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    qlora__json_write_open(w, "eos_token_id", '[');
+    int64_t seen[3] = {-1, -1, -1};
+    for (int i = 0; i < 3; i++) {
+        const qlora__gguf_value* v = qlora__gguf_find(g, keys[i]);
+        int64_t id = -1;
+        bool is_id = v != NULL && qlora__gguf_integer(v, 0, &id) && id >= 0 && id <= INT32_MAX;
+        if (is_id && id != seen[0] && id != seen[1]) {
+            qlora__json_write_int(w, NULL, id);
+            seen[i] = id;
+        }
+    }
+    qlora__json_write_close(w, ']');
+}
+
+// What a file of a model folder would contain, made from the metadata.
+static qlora_result qlora__text_gguf_make(qlora__env* env, const qlora__gguf* g, const char* name,
+                                          qlora_text_bytes* out, bool* found) {
+    qlora__string text;
+    qlora__json_writer w;
+    bool config = strcmp(name, "tokenizer_config.json") == 0;
+    if (strcmp(name, "chat_template.jinja") == 0) {
+        const char* chat = NULL;
+        size_t size = 0;
+        QLORA__TRY(qlora__gguf_get_string(env, g, "tokenizer.chat_template", false, &chat, &size));
+        *found = chat != NULL;
+        return *found ? qlora__text_bytes_add(env, out, chat, size) : QLORA_OK;
+    }
+    *found = config || strcmp(name, "config.json") == 0;
+    if (!*found) {
+        return QLORA_OK;
+    }
+    qlora__string_begin(env, &text);
+    qlora__json_write_begin(&w, &text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    if (config) {
+        qlora__text_gguf_config(g, &w, &text);
+    } else {
+        qlora__text_gguf_stops(g, &w);
+    }
+    qlora__json_write_close(&w, '}');
+    qlora_result r = text.result;
+    r = r == QLORA_OK ? qlora__text_bytes_add(env, out, text.data, text.size) : r;
+    qlora__string_free(&text);
+    return r;
+}
+
+static qlora_result qlora__text_gguf_read(qlora__env* env, const char* path, const char* name,
+                                          qlora_text_bytes* out, bool* found) {
+    qlora__map map;
+    qlora__gguf g;
+    QLORA__TRY(qlora__map_open(env, path, &map));
+    qlora_result r = qlora__gguf_parse(env, path, map.data, map.size, &g);
+    if (r == QLORA_OK) {
+        r = qlora__text_gguf_make(env, &g, name, out, found);
+        qlora__gguf_free(env, &g);
+    }
+    qlora__map_close(env, &map);
+    return r;
+}
+
+// Reads folder/name, if there is such a file. `folder` may also be a GGUF file.
 static qlora_result qlora__text_folder_read(qlora__env* env, const char* folder, const char* name,
                                             qlora_text_bytes* out, bool* found) {
     char path[QLORA__PATH_ROOM];
+    if (qlora__gguf_path(folder)) {
+        return qlora__text_gguf_read(env, folder, name, out, found);
+    }
     QLORA__TRY(qlora__path_join(env, folder, name, path));
     return qlora__text_file_read(env, path, out, found);
 }
@@ -5978,7 +6085,7 @@ static void qlora__text_words_free(qlora__env* env, qlora__text_words* words) {
     memset(words, 0, sizeof(*words));
 }
 
-//@@ src/text/split.h
+//@@ src/text/view.h
 
 // A text to be split. After the ByteLevel step, every byte is one character: code_of_byte is set.
 typedef struct qlora__text_view {
@@ -6020,6 +6127,1105 @@ static size_t qlora__text_run(const qlora__text_view* v, size_t at, unsigned mas
     }
     return at;
 }
+
+//@@ src/text/pattern.h
+
+// ---- regular expressions of pre-tokenizers ------------------------------------------------------
+
+// A pattern is compiled to a small program for a machine that tries the alternatives in order and
+// goes back to the last choice when it fails, as Oniguruma does (the engine of the `tokenizers`
+// library). Supported: literals, ., [sets], \d \w \s \p{..} and their opposites, \b \B ^ $ \A \z
+// \Z, groups, (?i:..), (?=..), (?!..), (?>..), |, and * + ? {n,m}, also lazy; * + ? also
+// possessive. Anything else is refused by name. Choices are kept on a stack of our own, so nothing
+// recurses, and every match has a limited number of steps, so nothing hangs.
+
+#define QLORA__PATTERN_STEPS 4096
+#define QLORA__PATTERN_SETS 256
+#define QLORA__PATTERN_RANGES 128 // of one set
+#define QLORA__PATTERN_GROUPS 32
+#define QLORA__PATTERN_REPEAT 1000
+
+typedef enum qlora__pattern_op {
+    QLORA__PATTERN_SET,   // one character of set `a`
+    QLORA__PATTERN_RUN,   // `least` to `most` characters of set `a`, in the way `mode`
+    QLORA__PATTERN_SPLIT, // continue with the next step; if that fails, at this + a
+    QLORA__PATTERN_LAZY,  // continue at this + a; if that fails, with the next step
+    QLORA__PATTERN_JUMP,  // continue at this + a
+    QLORA__PATTERN_LOOK,  // look-ahead until LOOK_END at this + a; mode 1: negative
+    QLORA__PATTERN_LOOK_END,
+    QLORA__PATTERN_ATOMIC, // forget the choices between this and its end
+    QLORA__PATTERN_ATOMIC_END,
+    QLORA__PATTERN_LINE_BEGIN,
+    QLORA__PATTERN_LINE_END,
+    QLORA__PATTERN_TEXT_BEGIN,
+    QLORA__PATTERN_TEXT_END,
+    QLORA__PATTERN_LAST_LINE, // \Z: the end, or before a final line end
+    QLORA__PATTERN_WORD,      // \b; mode 1: \B
+    QLORA__PATTERN_MATCH
+} qlora__pattern_op;
+
+enum { QLORA__PATTERN_GREEDY, QLORA__PATTERN_RELUCTANT, QLORA__PATTERN_POSSESSIVE };
+
+typedef struct qlora__pattern_step {
+    qlora__pattern_op op;
+    int32_t a;
+    int32_t least;
+    int32_t most; // -1: no limit
+    int32_t mode;
+} qlora__pattern_step;
+
+// A set of characters: classes, parts of classes, and ranges.
+typedef struct qlora__pattern_set {
+    uint32_t ascii[4]; // the answer for the first 128 code points
+    unsigned mask;     // classes that belong to it as a whole
+    unsigned parts;    // QLORA__PATTERN_LU .. of the classes that have parts
+    uint32_t ranges[QLORA__PATTERN_RANGES][2];
+    uint32_t count;
+    bool negated;
+} qlora__pattern_set;
+
+// A class of text/classes.h may hold two general categories; these are the ones that patterns tell
+// apart, and the members of the rarer one.
+enum {
+    QLORA__PATTERN_LU = 1,
+    QLORA__PATTERN_LT = 2,
+    QLORA__PATTERN_LM = 4,
+    QLORA__PATTERN_LO = 8,
+    QLORA__PATTERN_ND = 16,
+    QLORA__PATTERN_NL = 32,
+    QLORA__PATTERN_Z = 64,       // white space that is a separator
+    QLORA__PATTERN_CONTROL = 128 // white space that is a control character
+};
+
+// Oniguruma counts these numbers of Latin-1 as word characters in \w and \b, but not in a set.
+static const uint32_t qlora__pattern_words[][2] = {{0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}};
+
+static bool qlora__pattern_in(const uint32_t (*ranges)[2], size_t count, uint32_t code) {
+    for (size_t i = 0; i < count; i++) {
+        if (code >= ranges[i][0] && code <= ranges[i][1]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// The part of its class that a character belongs to; 0 if its class has no parts that differ.
+static unsigned qlora__pattern_part(unsigned bit, uint32_t code) {
+    static const uint32_t title[][2] = {
+        {0x1C5, 0x1C5},   {0x1C8, 0x1C8},   {0x1CB, 0x1CB},   {0x1F2, 0x1F2},   {0x1F88, 0x1F8F},
+        {0x1F98, 0x1F9F}, {0x1FA8, 0x1FAF}, {0x1FBC, 0x1FBC}, {0x1FCC, 0x1FCC}, {0x1FFC, 0x1FFC}};
+    static const uint32_t letters[][2] = {
+        {0x16EE, 0x16F0},   {0x2160, 0x2182},   {0x2185, 0x2188},   {0x3007, 0x3007},
+        {0x3021, 0x3029},   {0x3038, 0x303A},   {0xA6E6, 0xA6EF},   {0x10140, 0x10174},
+        {0x10341, 0x10341}, {0x1034A, 0x1034A}, {0x103D1, 0x103D5}, {0x12400, 0x1246E}};
+    if (bit == QLORA__TEXT_BIT(UPPER)) {
+        return qlora__pattern_in(title, QLORA__TEXT_COUNT(title), code) ? QLORA__PATTERN_LT
+                                                                        : QLORA__PATTERN_LU;
+    }
+    if (bit == QLORA__TEXT_BIT(DIGIT)) {
+        return qlora__pattern_in(letters, QLORA__TEXT_COUNT(letters), code) ? QLORA__PATTERN_NL
+                                                                            : QLORA__PATTERN_ND;
+    }
+    if (bit == QLORA__TEXT_BIT(SPACE)) {
+        return (code >= 9 && code <= 13) || code == 0x85 ? QLORA__PATTERN_CONTROL
+                                                         : QLORA__PATTERN_Z;
+    }
+    return 0;
+}
+
+static bool qlora__pattern_has(const qlora__pattern_set* set, unsigned bit, uint32_t code) {
+    bool in = (set->mask & bit) != 0 || (set->parts & qlora__pattern_part(bit, code)) != 0 ||
+              qlora__pattern_in(set->ranges, set->count, code);
+    return in != set->negated;
+}
+
+// A choice to come back to, or a mark that a look-ahead or an atomic group left.
+typedef struct qlora__pattern_frame {
+    size_t at;
+    size_t begin; // of a run; a mark: the frame of the mark before it
+    int32_t step;
+    int32_t kind;
+} qlora__pattern_frame;
+
+enum {
+    QLORA__PATTERN_CHOICE,  // continue at step
+    QLORA__PATTERN_SHORTER, // a greedy run: give back one character, down to `begin`
+    QLORA__PATTERN_LONGER,  // a lazy run: take one more
+    QLORA__PATTERN_MARK,    // forgotten when it is reached
+    QLORA__PATTERN_MARK_NOT // a negative look-ahead: when everything in it failed, it holds
+};
+
+typedef struct qlora__pattern {
+    qlora__pattern_step* steps;
+    qlora__pattern_set* sets;
+    int32_t count;
+    int32_t set_count;
+    size_t step_capacity;
+    size_t set_capacity;
+    qlora__pattern_frame* frames;
+    size_t frame_capacity;
+    uint64_t left; // steps that the present text may still take
+} qlora__pattern;
+
+static void qlora__pattern_free(qlora__env* env, qlora__pattern* p) {
+    if (p != NULL) {
+        qlora__env_free(env, p->steps, p->step_capacity * sizeof *p->steps);
+        qlora__env_free(env, p->sets, p->set_capacity * sizeof *p->sets);
+        qlora__env_free(env, p->frames, p->frame_capacity * sizeof *p->frames);
+        qlora__env_free(env, p, sizeof *p);
+    }
+}
+
+// ---- compiling ----------------------------------------------------------------------------------
+
+typedef struct qlora__pattern_group {
+    int32_t begin;  // first step of the group
+    int32_t branch; // first step of the current alternative
+    int32_t jumps;  // last jump to the end of the group; each links to the previous one, -1 ends
+    int32_t kind;   // the op that was opened for it, or -1
+    int64_t width;  // least number of characters of the current alternative
+    int64_t least;  // and of the shortest one so far; -1: none yet
+    bool any_case;
+} qlora__pattern_group;
+
+typedef struct qlora__pattern_parser {
+    qlora__env* env;
+    qlora__pattern* out;
+    const uint8_t* classes;
+    const char* text;
+    size_t size;
+    size_t at;
+    qlora__pattern_group groups[QLORA__PATTERN_GROUPS];
+    int depth;
+    qlora__pattern_set set; // being built
+} qlora__pattern_parser;
+
+static qlora_result qlora__pattern_refuse(const qlora__pattern_parser* p, const char* what) {
+    return qlora__env_fail(p->env, QLORA_ERR_UNSUPPORTED,
+                           "the regular expression %.200s has, at byte %llu, %s, which is not "
+                           "supported",
+                           p->text, (unsigned long long)p->at, what);
+}
+
+static bool qlora__pattern_is(const qlora__pattern_parser* p, const char* word) {
+    size_t n = strlen(word);
+    return p->size - p->at >= n && memcmp(p->text + p->at, word, n) == 0;
+}
+
+// Skips `word` if it comes next.
+static bool qlora__pattern_accept(qlora__pattern_parser* p, const char* word) {
+    bool found = qlora__pattern_is(p, word);
+    p->at += found ? strlen(word) : 0;
+    return found;
+}
+
+// Makes room for `n` steps at a place. Every jump inside the moved piece is relative and stays
+// inside it.
+static qlora_result qlora__pattern_open(qlora__pattern_parser* p, int32_t at, int32_t n) {
+    qlora__pattern* out = p->out;
+    if (n > QLORA__PATTERN_STEPS - out->count) {
+        return qlora__pattern_refuse(p, "more than 4096 steps");
+    }
+    void* data = out->steps;
+    qlora_result r = qlora__text_reserve(p->env, &data, &out->step_capacity, (size_t)out->count,
+                                         (size_t)n, sizeof *out->steps);
+    out->steps = (qlora__pattern_step*)data;
+    QLORA__TRY(r);
+    memmove(out->steps + at + n, out->steps + at, (size_t)(out->count - at) * sizeof *out->steps);
+    memset(out->steps + at, 0, (size_t)n * sizeof *out->steps);
+    out->count += n;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__pattern_insert(qlora__pattern_parser* p, int32_t at,
+                                          qlora__pattern_op op, int32_t a, int32_t mode) {
+    QLORA__TRY(qlora__pattern_open(p, at, 1));
+    p->out->steps[at].op = op;
+    p->out->steps[at].a = a;
+    p->out->steps[at].mode = mode;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__pattern_append(qlora__pattern_parser* p, qlora__pattern_op op, int32_t a,
+                                          int32_t mode) {
+    return qlora__pattern_insert(p, p->out->count, op, a, mode);
+}
+
+// ---- sets ---------------------------------------------------------------------------------------
+
+static qlora_result qlora__pattern_range(qlora__pattern_parser* p, uint32_t low, uint32_t high) {
+    qlora__pattern_set* set = &p->set;
+    if (low > high) {
+        return qlora__pattern_refuse(p, "a range whose end is before its start");
+    }
+    if (set->count == QLORA__PATTERN_RANGES) {
+        return qlora__pattern_refuse(p, "a set of more than 128 ranges");
+    }
+    set->ranges[set->count][0] = low;
+    set->ranges[set->count][1] = high;
+    set->count++;
+    return QLORA_OK;
+}
+
+// A character or a range, in both cases if case is ignored: only ASCII letters have a simple rule.
+static qlora_result qlora__pattern_chars(qlora__pattern_parser* p, uint32_t low, uint32_t high) {
+    QLORA__TRY(qlora__pattern_range(p, low, high));
+    if (!p->groups[p->depth].any_case) {
+        return QLORA_OK;
+    }
+    if (high >= 0x80) {
+        return qlora__pattern_refuse(p, "a character beyond ASCII where case is ignored");
+    }
+    for (uint32_t c = low; c <= high; c++) {
+        uint32_t lower = c | 0x20u;
+        if (lower < 'a' || lower > 'z') {
+            continue;
+        }
+        QLORA__TRY(qlora__pattern_range(p, c ^ 0x20u, c ^ 0x20u));
+        if (lower == 's' || lower == 'k') { // the long s, and the Kelvin sign
+            uint32_t other = lower == 's' ? 0x17Fu : 0x212Au;
+            QLORA__TRY(qlora__pattern_range(p, other, other));
+        }
+    }
+    return QLORA_OK;
+}
+
+typedef struct qlora__pattern_property {
+    const char* name;
+    unsigned mask;
+    unsigned parts;
+} qlora__pattern_property;
+
+static const qlora__pattern_property qlora__pattern_properties[] = {
+    {"L", QLORA__TEXT_L, 0},
+    {"Lu", 0, QLORA__PATTERN_LU},
+    {"Lt", 0, QLORA__PATTERN_LT},
+    {"Ll", QLORA__TEXT_BIT(LOWER), 0},
+    {"Lm", 0, QLORA__PATTERN_LM},
+    {"Lo", 0, QLORA__PATTERN_LO},
+    {"M", QLORA__TEXT_M, 0},
+    {"N", QLORA__TEXT_N, 0},
+    {"Nd", 0, QLORA__PATTERN_ND},
+    {"Nl", 0, QLORA__PATTERN_NL},
+    {"No", QLORA__TEXT_BIT(NUMBER), 0},
+    {"P", QLORA__TEXT_P, 0},
+    {"Pc", QLORA__TEXT_BIT(CONNECTOR), 0},
+    {"S", QLORA__TEXT_S, 0},
+    {"Z", 0, QLORA__PATTERN_Z},
+    {"C", QLORA__TEXT_BIT(OTHER) | QLORA__TEXT_BIT(JOINER), QLORA__PATTERN_CONTROL},
+    {"Letter", QLORA__TEXT_L, 0},
+    {"Mark", QLORA__TEXT_M, 0},
+    {"Number", QLORA__TEXT_N, 0},
+    {"Punctuation", QLORA__TEXT_P, 0},
+    {"Symbol", QLORA__TEXT_S, 0},
+};
+
+// Adds a property, or its opposite. The opposite of a property is one of classes and parts, too.
+static void qlora__pattern_add(qlora__pattern_set* set, unsigned mask, unsigned parts,
+                               bool opposite) {
+    static const struct {
+        unsigned bit;
+        unsigned parts;
+    } shared[] = {{QLORA__TEXT_BIT(UPPER), QLORA__PATTERN_LU | QLORA__PATTERN_LT},
+                  {QLORA__TEXT_BIT(DIGIT), QLORA__PATTERN_ND | QLORA__PATTERN_NL},
+                  {QLORA__TEXT_BIT(LETTER), QLORA__PATTERN_LM | QLORA__PATTERN_LO},
+                  {QLORA__TEXT_BIT(SPACE), QLORA__PATTERN_Z | QLORA__PATTERN_CONTROL}};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(shared); i++) {
+        parts |= (mask & shared[i].bit) != 0 ? shared[i].parts : 0u;
+        mask &= ~shared[i].bit;
+    }
+    if (opposite) {
+        mask = ~mask & 0x7FFFu;
+        parts = ~parts & 0xFFu;
+        for (size_t i = 0; i < QLORA__TEXT_COUNT(shared); i++) {
+            mask &= ~shared[i].bit;
+        }
+    }
+    set->mask |= mask;
+    set->parts |= parts;
+}
+
+// \p{..}, \P{..} and \p{^..}; the position is after the p.
+static qlora_result qlora__pattern_parse_property(qlora__pattern_parser* p, bool opposite) {
+    char name[32];
+    size_t n = 0;
+    if (!qlora__pattern_accept(p, "{")) {
+        return qlora__pattern_refuse(p, "\\p without a name in braces");
+    }
+    opposite = qlora__pattern_accept(p, "^") ? !opposite : opposite;
+    while (p->at + n < p->size && p->text[p->at + n] != '}' && n + 1 < sizeof name) {
+        name[n] = p->text[p->at + n];
+        n++;
+    }
+    name[n] = '\0';
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__pattern_properties); i++) {
+        const qlora__pattern_property* property = &qlora__pattern_properties[i];
+        if (strcmp(property->name, name) == 0) {
+            p->at += n + 1;
+            qlora__pattern_add(&p->set, property->mask, property->parts, opposite);
+            return QLORA_OK;
+        }
+    }
+    char what[64];
+    snprintf(what, sizeof what, "the property %s", name);
+    return qlora__pattern_refuse(p, what);
+}
+
+// \xHH, \x{H...} and \uHHHH; the position is after the letter.
+static qlora_result qlora__pattern_parse_hex(qlora__pattern_parser* p, size_t digits,
+                                             uint32_t* out) {
+    bool braces = qlora__pattern_accept(p, "{");
+    size_t most = braces ? 6 : digits;
+    uint32_t code = 0;
+    size_t n = 0;
+    while (n < most && p->at < p->size) {
+        static const char hex[] = "0123456789abcdef0123456789ABCDEF";
+        const char* found = (const char*)memchr(hex, p->text[p->at], 32);
+        if (found == NULL) {
+            break;
+        }
+        code = code * 16 + (uint32_t)((found - hex) % 16);
+        p->at++;
+        n++;
+    }
+    if (n == 0 || (!braces && n != digits) || (braces && !qlora__pattern_accept(p, "}")) ||
+        code >= QLORA__TEXT_CODES) {
+        return qlora__pattern_refuse(p, "a hexadecimal escape that is not a code point");
+    }
+    *out = code;
+    return QLORA_OK;
+}
+
+// One item of a set after a backslash: a class is added to the set (*is_class), a character is
+// returned.
+static qlora_result qlora__pattern_parse_escape(qlora__pattern_parser* p, bool* is_class,
+                                                uint32_t* code) {
+    static const char letters[] = "rntfvae";
+    static const char meaning[] = "\r\n\t\f\v\a\x1b";
+    if (p->at == p->size) {
+        return qlora__pattern_refuse(p, "a backslash at its end");
+    }
+    char c = p->text[p->at];
+    *is_class = true;
+    p->at++;
+    if (c == 'p' || c == 'P') {
+        return qlora__pattern_parse_property(p, c == 'P');
+    }
+    if (c == 'd' || c == 'D') {
+        qlora__pattern_add(&p->set, 0, QLORA__PATTERN_ND, c == 'D');
+        return QLORA_OK;
+    }
+    if (c == 'w' || c == 'W') {
+        qlora__pattern_add(&p->set, QLORA__TEXT_W, 0, c == 'W');
+        return QLORA_OK;
+    }
+    if (c == 's' || c == 'S') {
+        qlora__pattern_add(&p->set, QLORA__TEXT_WS, 0, c == 'S');
+        return QLORA_OK;
+    }
+    *is_class = false;
+    if (c == 'x' || c == 'u') {
+        return qlora__pattern_parse_hex(p, c == 'x' ? 2 : 4, code);
+    }
+    const char* letter = strchr(letters, c);
+    if (letter != NULL && c != '\0') {
+        *code = (uint8_t)meaning[letter - letters];
+        return QLORA_OK;
+    }
+    bool plain = (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z');
+    if (!plain || (uint8_t)c < 0x20 || (uint8_t)c >= 0x7F) {
+        p->at--;
+        char what[32];
+        snprintf(what, sizeof what, "the escape \\%c", (uint8_t)c < 0x7F && c > 0x20 ? c : '?');
+        return qlora__pattern_refuse(p, what);
+    }
+    *code = (uint8_t)c;
+    return QLORA_OK;
+}
+
+// The character at the position, which is not a backslash.
+static qlora_result qlora__pattern_parse_char(qlora__pattern_parser* p, uint32_t* code) {
+    size_t n = qlora__text_utf8((const unsigned char*)p->text + p->at, p->size - p->at, code);
+    if (n == 0) {
+        return qlora__pattern_refuse(p, "bytes that are not UTF-8");
+    }
+    p->at += n;
+    return QLORA_OK;
+}
+
+// A member of a set: a class, a character or a range.
+static qlora_result qlora__pattern_parse_member(qlora__pattern_parser* p) {
+    uint32_t low = 0;
+    uint32_t high = 0;
+    bool is_class = false;
+    if (qlora__pattern_is(p, "[") || qlora__pattern_is(p, "&&")) {
+        return qlora__pattern_refuse(p, "a set inside a set");
+    }
+    if (qlora__pattern_accept(p, "\\")) {
+        QLORA__TRY(qlora__pattern_parse_escape(p, &is_class, &low));
+    } else {
+        QLORA__TRY(qlora__pattern_parse_char(p, &low));
+    }
+    if (is_class) {
+        return QLORA_OK;
+    }
+    if (!qlora__pattern_is(p, "-") || p->size - p->at < 2 || p->text[p->at + 1] == ']') {
+        return qlora__pattern_chars(p, low, low);
+    }
+    p->at++;
+    if (qlora__pattern_accept(p, "\\")) {
+        QLORA__TRY(qlora__pattern_parse_escape(p, &is_class, &high));
+    } else {
+        QLORA__TRY(qlora__pattern_parse_char(p, &high));
+    }
+    if (is_class) {
+        return qlora__pattern_refuse(p, "a range that ends in a class");
+    }
+    return qlora__pattern_chars(p, low, high);
+}
+
+// Ends the set that was built: a step that matches one of its characters.
+static qlora_result qlora__pattern_add_set(qlora__pattern_parser* p) {
+    qlora__pattern* out = p->out;
+    qlora__pattern_set* set = &p->set;
+    unsigned letters = set->parts & (QLORA__PATTERN_LM | QLORA__PATTERN_LO);
+    if (letters == QLORA__PATTERN_LM || letters == QLORA__PATTERN_LO) {
+        return qlora__pattern_refuse(p, "one of \\p{Lm} and \\p{Lo} without the other");
+    }
+    set->mask |= letters != 0 ? QLORA__TEXT_BIT(LETTER) : 0u;
+    for (uint32_t c = 0; c < 128; c++) {
+        if (qlora__pattern_has(set, 1u << (p->classes[c] & 15), c)) {
+            set->ascii[c / 32] |= 1u << c % 32;
+        }
+    }
+    if (out->set_count == QLORA__PATTERN_SETS) {
+        return qlora__pattern_refuse(p, "more than 256 sets");
+    }
+    void* data = out->sets;
+    qlora_result r = qlora__text_reserve(p->env, &data, &out->set_capacity, (size_t)out->set_count,
+                                         1, sizeof *out->sets);
+    out->sets = (qlora__pattern_set*)data;
+    QLORA__TRY(r);
+    out->sets[out->set_count] = *set;
+    out->set_count++;
+    return qlora__pattern_append(p, QLORA__PATTERN_SET, out->set_count - 1, 0);
+}
+
+static void qlora__pattern_new_set(qlora__pattern_parser* p) {
+    memset(&p->set, 0, sizeof p->set);
+}
+
+// [..]; the position is after the bracket.
+static qlora_result qlora__pattern_parse_set(qlora__pattern_parser* p) {
+    qlora__pattern_new_set(p);
+    p->set.negated = qlora__pattern_accept(p, "^");
+    for (bool first = true; first || !qlora__pattern_is(p, "]"); first = false) {
+        if (p->at == p->size) {
+            return qlora__pattern_refuse(p, "a set without a closing ']'");
+        }
+        QLORA__TRY(qlora__pattern_parse_member(p));
+    }
+    p->at++;
+    return qlora__pattern_add_set(p);
+}
+
+// ---- atoms and groups ---------------------------------------------------------------------------
+
+// An anchor after a backslash, if there is one.
+static qlora_result qlora__pattern_parse_anchor(qlora__pattern_parser* p, bool* found) {
+    static const struct {
+        const char* text;
+        qlora__pattern_op op;
+        int32_t mode;
+    } anchors[] = {{"\\b", QLORA__PATTERN_WORD, 0},       {"\\B", QLORA__PATTERN_WORD, 1},
+                   {"\\A", QLORA__PATTERN_TEXT_BEGIN, 0}, {"\\z", QLORA__PATTERN_TEXT_END, 0},
+                   {"\\Z", QLORA__PATTERN_LAST_LINE, 0},  {"^", QLORA__PATTERN_LINE_BEGIN, 0},
+                   {"$", QLORA__PATTERN_LINE_END, 0}};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(anchors); i++) {
+        if (qlora__pattern_accept(p, anchors[i].text)) {
+            *found = true;
+            return qlora__pattern_append(p, anchors[i].op, 0, anchors[i].mode);
+        }
+    }
+    *found = false;
+    return QLORA_OK;
+}
+
+// A character, a set, a class or an anchor; *width is the number of characters it takes.
+static qlora_result qlora__pattern_parse_atom(qlora__pattern_parser* p, int64_t* width) {
+    bool anchor = false;
+    bool is_class = false;
+    uint32_t code = 0;
+    QLORA__TRY(qlora__pattern_parse_anchor(p, &anchor));
+    *width = anchor ? 0 : 1;
+    if (anchor) {
+        return QLORA_OK;
+    }
+    if (qlora__pattern_accept(p, "[")) {
+        return qlora__pattern_parse_set(p);
+    }
+    qlora__pattern_new_set(p);
+    if (qlora__pattern_accept(p, ".")) {
+        p->set.negated = true;
+        QLORA__TRY(qlora__pattern_range(p, '\n', '\n'));
+        return qlora__pattern_add_set(p);
+    }
+    if (p->text[p->at] == '*' || p->text[p->at] == '+' || p->text[p->at] == '?') {
+        return qlora__pattern_refuse(p, "a quantifier with nothing before it");
+    }
+    if (qlora__pattern_is(p, "\\w") || qlora__pattern_is(p, "\\W")) {
+        p->set.negated = qlora__pattern_is(p, "\\W");
+        p->at += 2;
+        qlora__pattern_add(&p->set, QLORA__TEXT_W, 0, false);
+        for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__pattern_words); i++) {
+            QLORA__TRY(
+                qlora__pattern_range(p, qlora__pattern_words[i][0], qlora__pattern_words[i][1]));
+        }
+        return qlora__pattern_add_set(p);
+    }
+    if (qlora__pattern_accept(p, "\\")) {
+        QLORA__TRY(qlora__pattern_parse_escape(p, &is_class, &code));
+    } else {
+        QLORA__TRY(qlora__pattern_parse_char(p, &code));
+    }
+    if (!is_class) {
+        QLORA__TRY(qlora__pattern_chars(p, code, code));
+    }
+    return qlora__pattern_add_set(p);
+}
+
+// The start of a group; the position is after the parenthesis.
+static qlora_result qlora__pattern_begin(qlora__pattern_parser* p) {
+    static const struct {
+        const char* text;
+        int32_t kind;
+        int32_t mode;
+        bool any_case;
+    } kinds[] = {{"?:", -1, 0, false},
+                 {"?i:", -1, 0, true},
+                 {"?=", QLORA__PATTERN_LOOK, 0, false},
+                 {"?!", QLORA__PATTERN_LOOK, 1, false},
+                 {"?>", QLORA__PATTERN_ATOMIC, 0, false}};
+    if (p->depth + 1 == QLORA__PATTERN_GROUPS) {
+        return qlora__pattern_refuse(p, "groups nested more than 31 deep");
+    }
+    qlora__pattern_group* g = &p->groups[p->depth + 1];
+    memset(g, 0, sizeof *g);
+    g->begin = p->out->count;
+    g->jumps = -1;
+    g->kind = -1;
+    g->least = -1;
+    g->any_case = p->groups[p->depth].any_case;
+    bool known = !qlora__pattern_is(p, "?");
+    for (size_t i = 0; !known && i < QLORA__TEXT_COUNT(kinds); i++) {
+        if (qlora__pattern_accept(p, kinds[i].text)) {
+            known = true;
+            g->kind = kinds[i].kind;
+            g->any_case = g->any_case || kinds[i].any_case;
+            if (g->kind >= 0) {
+                QLORA__TRY(qlora__pattern_append(p, (qlora__pattern_op)g->kind, 0, kinds[i].mode));
+            }
+        }
+    }
+    if (!known) {
+        return qlora__pattern_refuse(p, "a (?..) group other than (?:, (?i:, (?=, (?! and (?>");
+    }
+    g->branch = p->out->count;
+    p->depth++;
+    return QLORA_OK;
+}
+
+// Ends an alternative: the steps so far become one of two branches.
+static qlora_result qlora__pattern_alternative(qlora__pattern_parser* p) {
+    qlora__pattern_group* g = &p->groups[p->depth];
+    int32_t size = p->out->count - g->branch;
+    QLORA__TRY(qlora__pattern_insert(p, g->branch, QLORA__PATTERN_SPLIT, size + 2, 0));
+    QLORA__TRY(qlora__pattern_append(p, QLORA__PATTERN_JUMP, g->jumps, 0));
+    g->jumps = p->out->count - 1;
+    g->branch = p->out->count;
+    g->least = g->least < 0 || g->width < g->least ? g->width : g->least;
+    g->width = 0;
+    return QLORA_OK;
+}
+
+// The end of a group; *width is the least number of characters it takes.
+static qlora_result qlora__pattern_end(qlora__pattern_parser* p, int64_t* width) {
+    qlora__pattern_group* g = &p->groups[p->depth];
+    for (int32_t jump = g->jumps; jump >= 0;) {
+        int32_t before = p->out->steps[jump].a;
+        p->out->steps[jump].a = p->out->count - jump;
+        jump = before;
+    }
+    *width = g->least < 0 || g->width < g->least ? g->width : g->least;
+    if (g->kind >= 0) {
+        p->out->steps[g->begin].a = p->out->count - g->begin;
+        QLORA__TRY(qlora__pattern_append(
+            p, g->kind == QLORA__PATTERN_LOOK ? QLORA__PATTERN_LOOK_END : QLORA__PATTERN_ATOMIC_END,
+            0, 0));
+        *width = g->kind == QLORA__PATTERN_LOOK ? 0 : *width;
+    }
+    return QLORA_OK;
+}
+
+// ---- quantifiers --------------------------------------------------------------------------------
+
+// {n}, {n,}, {n,m} or {,m}; false, without moving, if it is none of them: then it is literal.
+static bool qlora__pattern_parse_counts(qlora__pattern_parser* p, int32_t* least, int32_t* most) {
+    size_t at = p->at + 1;
+    int32_t numbers[2] = {0, 0};
+    int digits[2] = {0, 0};
+    int which = 0;
+    for (; at < p->size && p->text[at] != '}'; at++) {
+        char c = p->text[at];
+        if (c == ',' && which == 0) {
+            which = 1;
+        } else if (c >= '0' && c <= '9' && numbers[which] <= QLORA__PATTERN_REPEAT) {
+            numbers[which] = numbers[which] * 10 + (c - '0');
+            digits[which]++;
+        } else {
+            return false;
+        }
+    }
+    if (at == p->size || (digits[0] == 0 && digits[1] == 0)) {
+        return false;
+    }
+    *least = numbers[0];
+    *most = which == 0 ? numbers[0] : digits[1] > 0 ? numbers[1] : -1;
+    p->at = at + 1;
+    return true;
+}
+
+// Reads a quantifier; *least is -1 if there is none.
+static qlora_result qlora__pattern_parse_quantifier(qlora__pattern_parser* p, int32_t* least,
+                                                    int32_t* most, int32_t* mode) {
+    bool counted = false;
+    *least = -1;
+    *most = -1;
+    *mode = QLORA__PATTERN_GREEDY;
+    if (qlora__pattern_accept(p, "*")) {
+        *least = 0;
+    } else if (qlora__pattern_accept(p, "+")) {
+        *least = 1;
+    } else if (qlora__pattern_accept(p, "?")) {
+        *least = 0;
+        *most = 1;
+    } else if (qlora__pattern_is(p, "{")) {
+        counted = qlora__pattern_parse_counts(p, least, most);
+    }
+    if (*least < 0) {
+        return QLORA_OK;
+    }
+    if (*least > QLORA__PATTERN_REPEAT || *most > QLORA__PATTERN_REPEAT ||
+        (*most >= 0 && *most < *least)) {
+        return qlora__pattern_refuse(p, "a repetition that is not within 0 to 1000");
+    }
+    if (!counted && qlora__pattern_accept(p, "+")) {
+        *mode = QLORA__PATTERN_POSSESSIVE;
+    } else if (qlora__pattern_accept(p, "?")) {
+        *mode = QLORA__PATTERN_RELUCTANT;
+    }
+    if (qlora__pattern_is(p, "*") || qlora__pattern_is(p, "+") || qlora__pattern_is(p, "?")) {
+        return qlora__pattern_refuse(p, "a quantifier after a quantifier");
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__pattern_copy(qlora__pattern_parser* p, int32_t from, int32_t size) {
+    int32_t at = p->out->count;
+    QLORA__TRY(qlora__pattern_open(p, at, size));
+    memcpy(p->out->steps + at, p->out->steps + from, (size_t)size * sizeof *p->out->steps);
+    return QLORA_OK;
+}
+
+// Repeats the steps from `atom` on: `least` copies, then optional ones.
+static qlora_result qlora__pattern_repeat(qlora__pattern_parser* p, int32_t atom, int32_t least,
+                                          int32_t most, int32_t mode) {
+    int32_t size = p->out->count - atom;
+    qlora__pattern_op choice =
+        mode == QLORA__PATTERN_RELUCTANT ? QLORA__PATTERN_LAZY : QLORA__PATTERN_SPLIT;
+    for (int32_t i = 1; i < least; i++) {
+        QLORA__TRY(qlora__pattern_copy(p, atom, size));
+    }
+    int32_t first = p->out->count; // of the optional part
+    if (least == 0) {
+        first = atom;
+    } else if (most != least) {
+        QLORA__TRY(qlora__pattern_copy(p, atom, size));
+    }
+    if (most < 0) {
+        QLORA__TRY(qlora__pattern_insert(p, first, choice, size + 2, 0));
+        QLORA__TRY(qlora__pattern_append(p, QLORA__PATTERN_JUMP, -size - 1, 0));
+    } else if (most > least) {
+        // Each option is followed by the next one: leaving one leaves all.
+        int32_t options = most - least;
+        for (int32_t i = 1; i < options; i++) {
+            QLORA__TRY(qlora__pattern_copy(p, first, size));
+        }
+        for (int32_t i = options; i > 0; i--) {
+            int32_t at = first + (i - 1) * size;
+            QLORA__TRY(qlora__pattern_insert(p, at, choice, p->out->count - at + 1, 0));
+        }
+    } else if (most == 0) {
+        p->out->count = atom;
+    }
+    if (mode == QLORA__PATTERN_POSSESSIVE) {
+        size = p->out->count - atom;
+        QLORA__TRY(qlora__pattern_insert(p, atom, QLORA__PATTERN_ATOMIC, size + 1, 0));
+        return qlora__pattern_append(p, QLORA__PATTERN_ATOMIC_END, 0, 0);
+    }
+    return QLORA_OK;
+}
+
+// Applies the quantifier that follows the steps from `atom` on, and counts their width.
+static qlora_result qlora__pattern_quantify(qlora__pattern_parser* p, int32_t atom, int64_t width) {
+    int32_t least = 0;
+    int32_t most = 0;
+    int32_t mode = 0;
+    QLORA__TRY(qlora__pattern_parse_quantifier(p, &least, &most, &mode));
+    qlora__pattern_group* g = &p->groups[p->depth];
+    if (least < 0) {
+        g->width += width;
+        return QLORA_OK;
+    }
+    if (width == 0) {
+        return qlora__pattern_refuse(p, "a repetition of what may be empty");
+    }
+    g->width += width * least;
+    qlora__pattern_step* step = &p->out->steps[atom];
+    if (p->out->count == atom + 1 && step->op == QLORA__PATTERN_SET) {
+        step->op = QLORA__PATTERN_RUN;
+        step->least = least;
+        step->most = most;
+        step->mode = mode;
+        return QLORA_OK;
+    }
+    return qlora__pattern_repeat(p, atom, least, most, mode);
+}
+
+static qlora_result qlora__pattern_parse(qlora__pattern_parser* p) {
+    while (p->at < p->size) {
+        int32_t atom = p->out->count;
+        int64_t width = 0;
+        if (qlora__pattern_accept(p, "(")) {
+            QLORA__TRY(qlora__pattern_begin(p));
+            continue;
+        }
+        if (qlora__pattern_accept(p, "|")) {
+            QLORA__TRY(qlora__pattern_alternative(p));
+            continue;
+        }
+        if (qlora__pattern_is(p, ")")) {
+            if (p->depth == 0) {
+                return qlora__pattern_refuse(p, "an unmatched ')'");
+            }
+            p->at++;
+            atom = p->groups[p->depth].begin;
+            QLORA__TRY(qlora__pattern_end(p, &width));
+            p->depth--;
+        } else {
+            QLORA__TRY(qlora__pattern_parse_atom(p, &width));
+        }
+        QLORA__TRY(qlora__pattern_quantify(p, atom, width));
+    }
+    if (p->depth > 0) {
+        return qlora__pattern_refuse(p, "an unmatched '('");
+    }
+    int64_t width = 0;
+    QLORA__TRY(qlora__pattern_end(p, &width));
+    return qlora__pattern_append(p, QLORA__PATTERN_MATCH, 0, 0);
+}
+
+// Compiles a pattern. `classes` is the table of text/unicode.h.
+static qlora_result qlora__pattern_compile(qlora__env* env, const char* text, size_t size,
+                                           const uint8_t* classes, qlora__pattern** out) {
+    qlora__pattern_parser p;
+    memset(&p, 0, sizeof p);
+    p.env = env;
+    p.classes = classes;
+    p.text = text;
+    p.size = size;
+    p.groups[0].jumps = -1;
+    p.groups[0].kind = -1;
+    p.groups[0].least = -1;
+    p.out = (qlora__pattern*)qlora__text_zalloc(env, 1, sizeof *p.out);
+    if (p.out == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__pattern_parse(&p);
+    if (r != QLORA_OK) {
+        qlora__pattern_free(env, p.out);
+        return r;
+    }
+    *out = p.out;
+    return QLORA_OK;
+}
+
+//@@ src/text/pattern_match.h
+
+// ---- matching a compiled pattern ----------------------------------------------------------------
+
+// The machine: a position in the text and in the program, and the choices to come back to.
+typedef struct qlora__pattern_run {
+    qlora__env* env;
+    qlora__pattern* p;
+    const qlora__text_view* v;
+    size_t begin; // of the text that is searched
+    size_t at;
+    int32_t step;
+    size_t depth; // frames in use
+    size_t mark;  // the last mark, or SIZE_MAX
+} qlora__pattern_run;
+
+// The length of the character at a position if the set has it, else 0.
+static size_t qlora__pattern_one(const qlora__text_view* v, size_t at,
+                                 const qlora__pattern_set* set) {
+    if (at >= v->end) {
+        return 0;
+    }
+    unsigned char c = v->s[at];
+    if (c < 0x80 && v->code_of_byte == NULL) {
+        return set->ascii[c / 32] >> c % 32 & 1;
+    }
+    size_t length = 1;
+    uint32_t code = 0;
+    unsigned bit = qlora__text_class_at(v, at, &length);
+    if (v->code_of_byte != NULL) {
+        code = v->code_of_byte[c];
+    } else if (qlora__text_utf8(v->s + at, v->end - at, &code) == 0) {
+        code = QLORA__TEXT_CODES + c; // an invalid byte is in no range
+    }
+    return qlora__pattern_has(set, bit, code) ? length : 0;
+}
+
+// The start of the character before a position. An invalid byte is a character of its own.
+static size_t qlora__pattern_before(const qlora__pattern_run* r, size_t at) {
+    size_t back = at - 1;
+    uint32_t code;
+    while (r->v->code_of_byte == NULL && back > r->begin && at - back < 4 &&
+           (r->v->s[back] & 0xC0) == 0x80) {
+        back--;
+    }
+    bool whole = qlora__text_utf8(r->v->s + back, at - back, &code) == at - back;
+    return whole ? back : at - 1;
+}
+
+static bool qlora__pattern_line_end(const qlora__text_view* v, size_t at) {
+    return v->code_of_byte == NULL && v->s[at] == '\n';
+}
+
+static bool qlora__pattern_is_word(const qlora__pattern_run* r, size_t at) {
+    size_t length;
+    uint32_t code = 0;
+    if (qlora__text_class_at(r->v, at, &length) & QLORA__TEXT_W) {
+        return true;
+    }
+    return length == 2 && qlora__text_utf8(r->v->s + at, length, &code) == 2 &&
+           qlora__pattern_in(qlora__pattern_words, QLORA__TEXT_COUNT(qlora__pattern_words), code);
+}
+
+static qlora_result qlora__pattern_push(qlora__pattern_run* r, int32_t kind, int32_t step,
+                                        size_t at, size_t begin) {
+    void* data = r->p->frames;
+    qlora_result result = qlora__text_reserve(r->env, &data, &r->p->frame_capacity, r->depth, 1,
+                                              sizeof *r->p->frames);
+    r->p->frames = (qlora__pattern_frame*)data;
+    QLORA__TRY(result);
+    qlora__pattern_frame* f = &r->p->frames[r->depth];
+    f->kind = kind;
+    f->step = step;
+    f->at = at;
+    f->begin = begin;
+    if (kind >= QLORA__PATTERN_MARK) {
+        f->begin = r->mark;
+        r->mark = r->depth;
+    }
+    r->depth++;
+    return QLORA_OK;
+}
+
+// Goes back to the last choice; false if there is none.
+static bool qlora__pattern_back(qlora__pattern_run* r) {
+    while (r->depth > 0) {
+        qlora__pattern_frame* f = &r->p->frames[r->depth - 1];
+        r->step = f->step;
+        r->at = f->at;
+        if (f->kind == QLORA__PATTERN_SHORTER) {
+            r->at = qlora__pattern_before(r, f->at);
+            f->at = r->at;
+            r->depth -= r->at <= f->begin ? 1 : 0;
+            return true;
+        }
+        if (f->kind == QLORA__PATTERN_LONGER) {
+            const qlora__pattern_step* s = &r->p->steps[f->step - 1];
+            size_t n = qlora__pattern_one(r->v, f->at, &r->p->sets[s->a]);
+            f->begin -= 1; // how many more it may take
+            f->at += n;
+            r->at = f->at;
+            r->depth -= n == 0 || f->begin == 0 ? 1 : 0;
+            if (n > 0) {
+                return true;
+            }
+            continue;
+        }
+        r->depth--;
+        if (f->kind == QLORA__PATTERN_CHOICE) {
+            return true;
+        }
+        r->mark = f->begin;
+        if (f->kind == QLORA__PATTERN_MARK_NOT) {
+            return true; // what must not follow does not: continue after it
+        }
+    }
+    return false;
+}
+
+static qlora_result qlora__pattern_take_run(qlora__pattern_run* r, const qlora__pattern_step* s,
+                                            bool* fits) {
+    const qlora__pattern_set* set = &r->p->sets[s->a];
+    int32_t count = 0;
+    size_t floor = r->at; // the end of the shortest run
+    size_t at = r->at;
+    int32_t most = s->mode == QLORA__PATTERN_RELUCTANT ? s->least : s->most;
+    while (most < 0 || count < most) {
+        size_t n = qlora__pattern_one(r->v, at, set);
+        if (n == 0) {
+            break;
+        }
+        at += n;
+        count++;
+        floor = count <= s->least ? at : floor;
+        r->p->left -= r->p->left > 0 ? 1 : 0;
+    }
+    *fits = count >= s->least;
+    r->at = at;
+    r->step++;
+    if (!*fits || s->mode == QLORA__PATTERN_POSSESSIVE) {
+        return QLORA_OK;
+    }
+    if (s->mode == QLORA__PATTERN_RELUCTANT) {
+        size_t more = s->most < 0 ? SIZE_MAX : (size_t)(s->most - s->least);
+        return more > 0 ? qlora__pattern_push(r, QLORA__PATTERN_LONGER, r->step, at, more)
+                        : QLORA_OK;
+    }
+    return at > floor ? qlora__pattern_push(r, QLORA__PATTERN_SHORTER, r->step, at, floor)
+                      : QLORA_OK;
+}
+
+// Whether an anchor holds at the present position.
+static bool qlora__pattern_holds(const qlora__pattern_run* r, const qlora__pattern_step* s) {
+    const qlora__text_view* v = r->v;
+    bool first = r->at == r->begin;
+    bool last = r->at >= v->end;
+    switch (s->op) {
+    case QLORA__PATTERN_LINE_BEGIN:
+        return first || qlora__pattern_line_end(v, r->at - 1);
+    case QLORA__PATTERN_LINE_END:
+        return last || qlora__pattern_line_end(v, r->at);
+    case QLORA__PATTERN_TEXT_BEGIN:
+        return first;
+    case QLORA__PATTERN_TEXT_END:
+        return last;
+    case QLORA__PATTERN_LAST_LINE:
+        return last || (r->at + 1 == v->end && qlora__pattern_line_end(v, r->at));
+    default: { // WORD
+        bool before = !first && qlora__pattern_is_word(r, qlora__pattern_before(r, r->at));
+        bool after = !last && qlora__pattern_is_word(r, r->at);
+        return (before != after) != (s->mode != 0);
+    }
+    }
+}
+
+// The end of a look-ahead or an atomic group: forgets the choices made inside.
+static void qlora__pattern_forget(qlora__pattern_run* r) {
+    r->depth = r->mark;
+    r->mark = r->p->frames[r->depth].begin;
+}
+
+// Executes one step; *fits is false if it fails.
+static qlora_result qlora__pattern_execute(qlora__pattern_run* r, bool* fits) {
+    const qlora__pattern_step* s = &r->p->steps[r->step];
+    size_t n = 0;
+    *fits = true;
+    switch (s->op) {
+    case QLORA__PATTERN_SET:
+        n = qlora__pattern_one(r->v, r->at, &r->p->sets[s->a]);
+        r->at += n;
+        r->step++;
+        *fits = n > 0;
+        return QLORA_OK;
+    case QLORA__PATTERN_RUN:
+        return qlora__pattern_take_run(r, s, fits);
+    case QLORA__PATTERN_SPLIT:
+        r->step++;
+        return qlora__pattern_push(r, QLORA__PATTERN_CHOICE, r->step - 1 + s->a, r->at, 0);
+    case QLORA__PATTERN_LAZY:
+        r->step += s->a;
+        return qlora__pattern_push(r, QLORA__PATTERN_CHOICE, r->step - s->a + 1, r->at, 0);
+    case QLORA__PATTERN_JUMP:
+        r->step += s->a;
+        return QLORA_OK;
+    case QLORA__PATTERN_LOOK:
+        r->step++;
+        return qlora__pattern_push(r, s->mode != 0 ? QLORA__PATTERN_MARK_NOT : QLORA__PATTERN_MARK,
+                                   r->step + s->a, r->at, 0);
+    case QLORA__PATTERN_ATOMIC:
+        r->step++;
+        return qlora__pattern_push(r, QLORA__PATTERN_MARK, r->step, r->at, 0);
+    case QLORA__PATTERN_LOOK_END:
+        qlora__pattern_forget(r);
+        *fits = r->p->frames[r->depth].kind == QLORA__PATTERN_MARK; // else it must not follow
+        r->at = r->p->frames[r->depth].at;
+        r->step++;
+        return QLORA_OK;
+    case QLORA__PATTERN_ATOMIC_END:
+        qlora__pattern_forget(r);
+        r->step++;
+        return QLORA_OK;
+    default:
+        *fits = qlora__pattern_holds(r, s);
+        r->step++;
+        return QLORA_OK;
+    }
+}
+
+// Allows as many steps as matching a text of this size may take. The patterns of tokenizers need a
+// few per character; the limit is far above that.
+static void qlora__pattern_allow(qlora__pattern* p, size_t size) {
+    p->left = 1000000 + 256 * (uint64_t)size;
+}
+
+// The end of the match at a position; the position itself if there is none, or an empty one. The
+// text that is searched begins at `begin`.
+static qlora_result qlora__pattern_match(qlora__env* env, qlora__pattern* p,
+                                         const qlora__text_view* v, size_t begin, size_t at,
+                                         size_t* end) {
+    qlora__pattern_run r;
+    memset(&r, 0, sizeof r);
+    r.env = env;
+    r.p = p;
+    r.v = v;
+    r.begin = begin;
+    r.at = at;
+    r.mark = SIZE_MAX;
+    *end = at;
+    while (p->steps[r.step].op != QLORA__PATTERN_MATCH) {
+        bool fits = true;
+        QLORA__TRY(qlora__pattern_execute(&r, &fits));
+        if (!fits && !qlora__pattern_back(&r)) {
+            return QLORA_OK;
+        }
+        if (p->left == 0) {
+            return qlora__env_fail(env, QLORA_ERR_LIMIT,
+                                   "a regular expression of the tokenizer takes too many steps on "
+                                   "this text");
+        }
+        p->left--;
+    }
+    *end = r.at;
+    return QLORA_OK;
+}
+
+//@@ src/text/split.h
 
 static bool qlora__text_is(const qlora__text_view* v, size_t at, char c) {
     return at < v->end && v->s[at] == (unsigned char)c;
@@ -6339,8 +7545,8 @@ static const qlora__text_pattern qlora__text_patterns[] = {
      qlora__text_match_chinese, 0},
     {QLORA__TEXT_R_DEEPSEEK3, qlora__text_match_deepseek3, 0},
     {"[0-9][0-9][0-9]", qlora__text_match_ascii3, 0}, // Falcon
-    {"\\w+|[^\\w\\s]+", qlora__text_match_words, 0}   // the Whitespace step
-};
+    // The Whitespace step: \w+|[^\w\s]+ in another engine, whose \w differs.
+    {"Whitespace", qlora__text_match_words, 0}};
 
 static const qlora__text_pattern* qlora__text_pattern_find(const char* regex) {
     for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_patterns); i++) {
@@ -6411,8 +7617,9 @@ enum {
 
 typedef struct qlora__text_step {
     int kind;
-    const qlora__text_pattern* pattern;
-    unsigned mask; // classes of P_CLASS
+    const qlora__text_pattern* pattern; // P_REGEX: a known pattern,
+    qlora__pattern* program;            // or, owned, any other one
+    unsigned mask;                      // classes of P_CLASS
     int behavior;
     bool invert;
     bool always; // Metaspace: before every piece, not only the first
@@ -6432,7 +7639,7 @@ typedef struct qlora__text_steps {
     size_t count;
 } qlora__text_steps;
 
-// The end of a match of the step at a position, or the position.
+// The end of a match of the step at a position, or the position. Not for programs.
 static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__text_view* v,
                                      size_t at) {
     size_t length;
@@ -6451,15 +7658,31 @@ static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__
     return bit & step->mask ? at + length : at;
 }
 
+// The same for a step of any kind; the text that is searched begins at `begin`.
+static qlora_result qlora__text_step_end(qlora__env* env, const qlora__text_step* step,
+                                         const qlora__text_view* v, size_t begin, size_t at,
+                                         size_t* end) {
+    if (step->program != NULL) {
+        return qlora__pattern_match(env, step->program, v, begin, at, end);
+    }
+    *end = qlora__text_step_match(step, v, at);
+    return QLORA_OK;
+}
+
 // Matches and the text between them, in order: together, the text from *begin to the end of the
-// first match at or after `stop`, or to the end of the piece. *begin moves there.
+// first match at or after `stop`, or to the end of the piece. *begin moves there. The whole piece,
+// which a pattern may look back into, begins at `first`.
 static qlora_result qlora__text_step_find(qlora__env* env, const qlora__text_step* step,
-                                          const qlora__text_view* v, size_t* begin, size_t stop,
-                                          qlora__text_pieces* out) {
+                                          const qlora__text_view* v, size_t first, size_t* begin,
+                                          size_t stop, qlora__text_pieces* out) {
     size_t at = *begin;
     size_t gap = *begin;
+    if (step->program != NULL) {
+        qlora__pattern_allow(step->program, v->end - at);
+    }
     while (at < v->end && (at < stop || at > gap)) {
-        size_t end = qlora__text_step_match(step, v, at);
+        size_t end = at;
+        QLORA__TRY(qlora__text_step_end(env, step, v, first, at, &end));
         if (end > at) {
             if (at > gap) {
                 QLORA__TRY(qlora__text_pieces_add(env, out, gap, at, step->invert));
@@ -6989,6 +8212,7 @@ static void qlora__text_steps_free(qlora__env* env, qlora__text_steps* steps) {
         qlora__text_step* step = &steps->data[i];
         qlora__env_free(env, step->a, step->a_size + 1);
         qlora__env_free(env, step->b, step->b_size + 1);
+        qlora__pattern_free(env, step->program);
     }
     steps->count = 0;
 }
@@ -7231,36 +8455,27 @@ static bool qlora__text_merge_halves(const qlora__json* json, const qlora__json_
     return false;
 }
 
-static qlora_result qlora__text_load_merge(qlora__env* env, qlora_text_tok* tok,
-                                           const qlora__json* json, const qlora__json_token* merge,
-                                           uint32_t rank) {
-    qlora__text_span halves[2];
-    memset(halves, 0, sizeof(halves));
-    if (!qlora__text_merge_halves(json, merge, halves)) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "is neither \"a b\" nor [\"a\", \"b\"]");
-    }
+// Adds a merge of two tokens as the file spells them.
+static qlora_result qlora__text_put_merge(qlora__env* env, qlora_text_tok* tok,
+                                          const char* const halves[2], const size_t sizes[2],
+                                          uint32_t rank) {
     qlora_text_bytes* raw = &tok->buffers[0];
     raw->count = 0;
     int32_t ids[2];
     size_t begin = 0;
     for (size_t i = 0; i < 2; i++) {
-        const char* half = json->strings + halves[i].at;
         bool known = true;
         if (tok->byte_level) {
-            QLORA__TRY(qlora__text_unstand(env, tok, half, halves[i].size, raw, &known));
+            QLORA__TRY(qlora__text_unstand(env, tok, halves[i], sizes[i], raw, &known));
         } else {
-            QLORA__TRY(qlora__text_bytes_add(env, raw, half, halves[i].size));
+            QLORA__TRY(qlora__text_bytes_add(env, raw, halves[i], sizes[i]));
         }
-        if (!known) {
-            return QLORA_OK; // never needed: no text has such characters at this point
-        }
-        ids[i] = raw->count > begin
-                     ? qlora__text_words_find(&tok->words, raw->data + begin, raw->count - begin)
-                     : -1;
+        ids[i] =
+            known ? qlora__text_words_find(&tok->words, raw->data + begin, raw->count - begin) : -1;
         if (ids[i] < 0) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                    "uses \"%.*s\", which is not in the vocabulary",
-                                   (int)(halves[i].size < 60 ? halves[i].size : 60), half);
+                                   (int)(sizes[i] < 60 ? sizes[i] : 60), halves[i]);
         }
         begin = raw->count;
     }
@@ -7271,6 +8486,19 @@ static qlora_result qlora__text_load_merge(qlora__env* env, qlora_text_tok* tok,
     }
     return qlora__text_pairs_put(env, &tok->merges, (uint32_t)ids[0], (uint32_t)ids[1], rank,
                                  (uint32_t)joined);
+}
+
+static qlora_result qlora__text_load_merge(qlora__env* env, qlora_text_tok* tok,
+                                           const qlora__json* json, const qlora__json_token* merge,
+                                           uint32_t rank) {
+    qlora__text_span halves[2];
+    memset(halves, 0, sizeof(halves));
+    if (!qlora__text_merge_halves(json, merge, halves)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "is neither \"a b\" nor [\"a\", \"b\"]");
+    }
+    const char* const texts[2] = {json->strings + halves[0].at, json->strings + halves[1].at};
+    const size_t sizes[2] = {halves[0].size, halves[1].size};
+    return qlora__text_put_merge(env, tok, texts, sizes, rank);
 }
 
 static qlora_result qlora__text_load_merges(qlora__env* env, qlora_text_tok* tok,
@@ -7454,10 +8682,22 @@ static qlora_result qlora__text_step_string(qlora__env* env, const qlora__json* 
                             out, size);
 }
 
-// {"String": x} goes to step->a; {"Regex": x} to the pattern, if it is known and allowed here.
+// A known expression has a function of its own, which is faster; any other one is compiled. After
+// ByteLevel, characters stand for bytes: only the compiled form knows that.
+static qlora_result qlora__text_step_regex(qlora__env* env, const qlora_text_tok* tok,
+                                           const char* text, size_t size, qlora__text_step* step) {
+    bool plain = strlen(text) == size;
+    step->pattern = plain && !tok->byte_level ? qlora__text_pattern_find(text) : NULL;
+    if (step->pattern != NULL) {
+        return QLORA_OK;
+    }
+    return qlora__pattern_compile(env, text, size, tok->classes, &step->program);
+}
+
+// {"String": x} goes to step->a; {"Regex": x} to the pattern or the program, if it is allowed here.
 static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json* json,
                                              const qlora__json_token* node, bool regex,
-                                             qlora__text_step* step) {
+                                             const qlora_text_tok* tok, qlora__text_step* step) {
     const qlora__json_token* pattern = qlora__text_json_get(json, node, "pattern");
     const qlora__json_token* string = qlora__text_json_get(json, pattern, "String");
     const qlora__json_token* expression = qlora__text_json_get(json, pattern, "Regex");
@@ -7470,12 +8710,13 @@ static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json*
     }
     if (qlora__text_json_string(expression)) {
         const char* text = qlora__text_json_text(json, expression);
-        if (regex && strlen(text) == qlora__text_json_size(expression)) {
-            step->pattern = qlora__text_pattern_find(text);
+        size_t size = qlora__text_json_size(expression);
+        if (!regex) {
+            return qlora__env_fail(
+                env, QLORA_ERR_UNSUPPORTED,
+                "a normalizer with a regular expression is not supported: %.300s", text);
         }
-        return step->pattern != NULL ? QLORA_OK
-                                     : qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                                       "unknown regular expression: %.300s", text);
+        return qlora__text_step_regex(env, tok, text, size, step);
     }
     return qlora__env_fail(env, QLORA_ERR_FORMAT, "a step has no \"pattern\"");
 }
@@ -7511,7 +8752,7 @@ static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok*
             QLORA__TRY(
                 qlora__text_step_string(env, json, nodes[i], "prepend", &step->a, &step->a_size));
         } else if (step->kind == QLORA__TEXT_N_REPLACE) {
-            QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], false, step));
+            QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], false, tok, step));
             QLORA__TRY(
                 qlora__text_step_string(env, json, nodes[i], "content", &step->b, &step->b_size));
         } else if (step->kind == QLORA__TEXT_N_STRIP) {
@@ -7603,7 +8844,7 @@ static qlora_result qlora__text_load_classes(qlora__env* env, qlora_text_tok* to
     step->mask = kinds[k].mask;
     step->behavior = kinds[k].behavior;
     if (step->kind == QLORA__TEXT_P_REGEX) {
-        step->pattern = qlora__text_pattern_find("\\w+|[^\\w\\s]+");
+        step->pattern = qlora__text_pattern_find("Whitespace");
         step->invert = true;
     }
     if (qlora__text_json_true(qlora__text_json_get(json, node, "individual_digits"))) {
@@ -7633,14 +8874,13 @@ static qlora_result qlora__text_load_splitter_step(qlora__env* env, qlora_text_t
     if (qlora__text_json_is(json, type, "Split")) {
         qlora__text_step* step = NULL;
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
-        QLORA__TRY(qlora__text_step_pattern(env, json, node, true, step));
-        step->kind = step->pattern != NULL ? QLORA__TEXT_P_REGEX : QLORA__TEXT_P_STRING;
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, true, tok, step));
+        step->kind = step->a == NULL ? QLORA__TEXT_P_REGEX : QLORA__TEXT_P_STRING;
         step->invert = qlora__text_json_true(qlora__text_json_get(json, node, "invert"));
-        // after ByteLevel the characters differ: only this expression keeps its meaning
-        if (tok->byte_level &&
-            (step->pattern == NULL || step->pattern->match != qlora__text_match_ascii3)) {
+        if (tok->byte_level && step->kind == QLORA__TEXT_P_STRING) {
             return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                   "pre_tokenizer: a Split after ByteLevel is not supported");
+                                   "pre_tokenizer: a Split on a string after ByteLevel is not "
+                                   "supported");
         }
         return qlora__text_load_behavior(env, json, node, &step->behavior);
     }
@@ -7685,7 +8925,7 @@ static qlora_result qlora__text_load_decoder_step(qlora__env* env, qlora_text_to
     qlora__text_step* step = NULL;
     QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, kinds[k].kind, &step));
     if (step->kind == QLORA__TEXT_D_REPLACE) {
-        QLORA__TRY(qlora__text_step_pattern(env, json, node, false, step));
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, false, tok, step));
         return qlora__text_step_string(env, json, node, "content", &step->b, &step->b_size);
     }
     if (step->kind == QLORA__TEXT_D_METASPACE) {
@@ -7968,9 +9208,9 @@ static qlora_result qlora__text_load_json(qlora__env* env, qlora_text_tok* tok, 
     return r == QLORA_OK ? r : qlora__env_wrap(env, r, "%s: ", name);
 }
 
-//@@ src/text/load_bin.h
+//@@ src/text/load_scored.h
 
-// ---- the .bin form: int32 longest token; then per id float score, int32 length, bytes
+// ---- vocabularies whose tokens have scores: SentencePiece models --------------------------------
 
 typedef struct qlora__text_scored {
     float score;
@@ -7982,6 +9222,510 @@ static int qlora__text_scored_compare(const void* a, const void* b) {
     float y = ((const qlora__text_scored*)b)->score;
     return x > y ? -1 : x < y ? 1 : 0;
 }
+
+// Every split of a token into two others is a merge; a better score is a lower rank.
+static qlora_result qlora__text_load_scored_merges(qlora__env* env, qlora_text_tok* tok,
+                                                   qlora__text_scored* scored, size_t count) {
+    qsort(scored, count, sizeof(scored[0]), qlora__text_scored_compare);
+    uint32_t rank = 0;
+    for (size_t i = 0; i < count; i++) {
+        rank += i > 0 && scored[i].score < scored[i - 1].score ? 1 : 0;
+        qlora__text_span span = tok->spans[scored[i].id];
+        for (uint32_t left = 1; left < span.size; left++) {
+            const char* name = tok->names.data + span.at;
+            int32_t a = qlora__text_words_find(&tok->words, name, left);
+            int32_t b =
+                a < 0 ? -1 : qlora__text_words_find(&tok->words, name + left, span.size - left);
+            if (b >= 0) {
+                QLORA__TRY(qlora__text_pairs_put(env, &tok->merges, (uint32_t)a, (uint32_t)b, rank,
+                                                 (uint32_t)scored[i].id));
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+//@@ src/text/load_gguf.h
+
+// ---- the tokenizer in a GGUF file ---------------------------------------------------------------
+
+// The patterns behind the names of tokenizer.ggml.pre. Several patterns of one name are applied in
+// turn, each to the pieces that the one before left.
+#define QLORA__TEXT_GGUF_PATTERNS 6
+
+typedef struct qlora__text_pre {
+    const char* names; // separated and surrounded by blanks
+    const char* patterns[QLORA__TEXT_GGUF_PATTERNS];
+    bool ignore_merges;
+    bool add_bos;
+} qlora__text_pre;
+
+#define QLORA__TEXT_G_GPT2 "'s|'t|'re|'ve|'m|'ll|'d" QLORA__TEXT_R_GPT2
+#define QLORA__TEXT_G_LLAMA3 QLORA__TEXT_R_ASCII QLORA__TEXT_R_WORD "\\p{N}{1,3}" QLORA__TEXT_R_REST
+#define QLORA__TEXT_G_CJK "[\\x{4e00}-\\x{9fa5}\\x{800}-\\x{4e00}\\x{ac00}-\\x{d7ff}]+"
+#define QLORA__TEXT_G_KANA "[\\x{4e00}-\\x{9fa5}\\x{3040}-\\x{309f}\\x{30a0}-\\x{30ff}]+"
+// Cased letters, as the pattern of the first DeepSeek models lists them.
+#define QLORA__TEXT_G_CASED                                                                        \
+    "\\x{41}-\\x{5a}\\x{61}-\\x{7a}\\x{b5}\\x{c0}-\\x{d6}\\x{d8}-\\x{f6}\\x{f8}-\\x{1ba}"          \
+    "\\x{1bc}-\\x{1bf}\\x{1c4}-\\x{293}\\x{295}-\\x{2af}\\x{370}-\\x{373}\\x{376}\\x{377}"         \
+    "\\x{37b}-\\x{37d}\\x{37f}\\x{386}\\x{388}-\\x{38a}\\x{38c}\\x{38e}-\\x{3a1}"                  \
+    "\\x{3a3}-\\x{3f5}\\x{3f7}-\\x{481}\\x{48a}-\\x{52f}\\x{531}-\\x{556}\\x{10a0}-\\x{10c5}"      \
+    "\\x{13a0}-\\x{13f5}\\x{13f8}-\\x{13fd}\\x{1c90}-\\x{1cba}\\x{1cbd}-\\x{1cbf}"                 \
+    "\\x{1d00}-\\x{1d2b}\\x{1d6b}-\\x{1d77}\\x{1d79}-\\x{1d9a}\\x{1e00}-\\x{1f15}"                 \
+    "\\x{1f18}-\\x{1f1d}\\x{1f20}-\\x{1f45}\\x{1f48}-\\x{1f4d}\\x{1f50}-\\x{1f57}\\x{1f59}"        \
+    "\\x{1f5b}\\x{1f5d}\\x{1f5f}-\\x{1f7d}\\x{1f80}-\\x{1fb4}\\x{1fb6}-\\x{1fbc}\\x{1fbe}"         \
+    "\\x{1fc2}-\\x{1fc4}\\x{1fc6}-\\x{1fcc}\\x{1fd0}-\\x{1fd3}\\x{1fd6}-\\x{1fdb}"                 \
+    "\\x{1fe0}-\\x{1fec}\\x{1ff2}-\\x{1ff4}\\x{1ff6}-\\x{1ffc}\\x{2102}\\x{2107}"                  \
+    "\\x{210a}-\\x{2113}\\x{2115}\\x{2119}-\\x{211d}\\x{2124}\\x{2126}\\x{2128}"                   \
+    "\\x{212a}-\\x{212d}\\x{212f}-\\x{2134}\\x{2139}\\x{213c}-\\x{213f}\\x{2145}-\\x{2149}"        \
+    "\\x{214e}\\x{2183}\\x{2184}\\x{2c00}-\\x{2c7b}\\x{2c7e}-\\x{2ce4}\\x{2ceb}-\\x{2cee}"         \
+    "\\x{2cf2}\\x{2cf3}\\x{a640}-\\x{a66d}\\x{a680}-\\x{a69b}\\x{a722}-\\x{a76f}"                  \
+    "\\x{a771}-\\x{a787}\\x{a78b}-\\x{a78e}\\x{ab70}-\\x{abbf}\\x{fb00}-\\x{fb06}"                 \
+    "\\x{fb13}-\\x{fb17}\\x{ff21}-\\x{ff3a}\\x{ff41}-\\x{ff5a}\\x{10400}-\\x{1044f}"               \
+    "\\x{104b0}-\\x{104d3}\\x{104d8}-\\x{104fb}\\x{10c80}-\\x{10cb2}\\x{10cc0}-\\x{10cf2}"         \
+    "\\x{118a0}-\\x{118df}\\x{1e900}-\\x{1e943}"
+
+static const qlora__text_pre qlora__text_pres[] = {
+    {" llama-bpe llama3 llama-v3 falcon3 pixtral lfm2 ",
+     {QLORA__TEXT_G_LLAMA3, NULL, NULL, NULL, NULL, NULL},
+     true,
+     true},
+    {" smaug-bpe dbrx glm4 chatglm-bpe ",
+     {QLORA__TEXT_G_LLAMA3, NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" qwen2 deepseek-r1-qwen stablelm2 ",
+     {QLORA__TEXT_R_ASCII QLORA__TEXT_R_WORD "\\p{N}" QLORA__TEXT_R_REST, NULL, NULL, NULL, NULL,
+      NULL},
+     false,
+     false},
+    {" qwen35 ",
+     {QLORA__TEXT_R_ASCII QLORA__TEXT_R_MARKS, NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" tekken ",
+     {QLORA__TEXT_R_CASED("") "\\p{N}" QLORA__TEXT_R_REST3, NULL, NULL, NULL, NULL, NULL},
+     true,
+     true},
+    {" gpt-4o llama4 ",
+     {QLORA__TEXT_R_CASED(QLORA__TEXT_R_ASCII "?") "\\p{N}{1,3}" QLORA__TEXT_R_REST3, NULL, NULL,
+      NULL, NULL, NULL},
+     false,
+     false},
+    {" gpt-2 phi-2 olmo exaone4 jais mpt ",
+     {QLORA__TEXT_G_GPT2, NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" refact starcoder smollm command-r exaone codeshell ",
+     {"\\p{N}", QLORA__TEXT_G_GPT2, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" seed-coder ",
+     {QLORA__TEXT_R_ASCII QLORA__TEXT_R_WORD
+      "\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\\r\\n]+" QLORA__TEXT_R_LINES,
+      NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" deepseek-v3 ",
+     {"\\p{N}{1,3}", QLORA__TEXT_G_KANA, QLORA__TEXT_R_DEEPSEEK3, NULL, NULL, NULL},
+     false,
+     false},
+    {" deepseek-llm ",
+     {"[\\r\\n]", "\\s?[" QLORA__TEXT_G_CASED "]+",
+      "\\s?[!-/:-~\\x{ff01}-\\x{ff0f}\\x{ff1a}-\\x{ff5e}\\x{2018}-\\x{201f}\\x{3000}-\\x{3002}]+",
+      "\\s+$", QLORA__TEXT_G_CJK, "\\p{N}+"},
+     false,
+     false},
+    {" deepseek-coder ",
+     {"[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", QLORA__TEXT_G_CJK, "\\p{N}", NULL},
+     false,
+     false},
+    {" default ",
+     {"[\\p{P}\\$\\+<=>\\^~\\|]+", QLORA__TEXT_G_GPT2, "\\p{N}+", "[0-9][0-9][0-9]", NULL, NULL},
+     false,
+     false},
+};
+
+static const qlora__text_pre* qlora__text_pre_find(const char* name, size_t size) {
+    char word[66];
+    if (name == NULL) {
+        name = "default";
+        size = 7;
+    }
+    if (size == 0 || size > 64) {
+        return NULL;
+    }
+    word[0] = ' ';
+    memcpy(word + 1, name, size);
+    word[size + 1] = ' ';
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_pres); i++) {
+        const char* at = qlora__text_pres[i].names;
+        size_t room = strlen(at);
+        for (size_t k = 0; k + size + 2 <= room; k++) {
+            if (memcmp(at + k, word, size + 2) == 0) {
+                return &qlora__text_pres[i];
+            }
+        }
+    }
+    return NULL;
+}
+
+// ---- tokens -------------------------------------------------------------------------------------
+
+// tokenizer.ggml.token_type
+enum {
+    QLORA__TEXT_T_NORMAL = 1,
+    QLORA__TEXT_T_UNKNOWN = 2,
+    QLORA__TEXT_T_CONTROL = 3,
+    QLORA__TEXT_T_USER = 4,
+    QLORA__TEXT_T_UNUSED = 5,
+    QLORA__TEXT_T_BYTE = 6
+};
+
+typedef struct qlora__text_gguf {
+    qlora__env* env;
+    qlora_text_tok* tok;
+    const qlora__gguf* g;
+    const qlora__gguf_value* tokens;
+    const qlora__gguf_value* types;  // NULL: all normal
+    const qlora__gguf_value* scores; // NULL: none
+    bool pieces;                     // SentencePiece, not byte-level BPE
+    bool phi3;
+} qlora__text_gguf;
+
+// A token that is found in a text before the model splits it.
+static qlora_result qlora__text_gguf_added(const qlora__text_gguf* t, int32_t id, int64_t type) {
+    qlora_text_tok* tok = t->tok;
+    void* data = tok->added;
+    qlora_result r = qlora__text_reserve(t->env, &data, &tok->added_capacity, tok->added_count, 1,
+                                         sizeof *tok->added);
+    tok->added = (qlora__text_added*)data;
+    QLORA__TRY(r);
+    qlora__text_added* added = &tok->added[tok->added_count];
+    memset(added, 0, sizeof *added);
+    added->special = type != QLORA__TEXT_T_USER;
+    added->id = id;
+    added->name = tok->spans[id];
+    const char* name = tok->names.data + added->name.at;
+    // llama.cpp treats files of this name so, whatever they say; their tokenizer.json agrees.
+    added->strip_right = t->phi3 && !qlora__gguf_is(name, added->name.size, "<unk>") &&
+                         !qlora__gguf_is(name, added->name.size, "<s>") &&
+                         !qlora__gguf_is(name, added->name.size, "<|endoftext|>");
+    tok->kinds[id] = (uint8_t)(tok->kinds[id] | QLORA__TEXT_K_ADDED |
+                               (added->special ? QLORA__TEXT_K_SPECIAL : 0));
+    tok->added_count++;
+    return qlora__text_trie_add(t->env, &tok->raw_trie, name, added->name.size,
+                                (uint32_t)tok->added_count - 1);
+}
+
+// llama.cpp takes these ends of a text or a turn for special tokens, whatever their type is.
+static bool qlora__text_gguf_is_end(const char* name, size_t size) {
+    static const char* const ends[] = {
+        "</s>",       "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>",
+        "<|eom_id|>", "<|end|>",       "<end_of_turn>",   "<EOT>",      "[EOT]"};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(ends); i++) {
+        if (qlora__gguf_is(name, size, ends[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static qlora_result qlora__text_gguf_token_add(const qlora__text_gguf* t, int32_t id,
+                                               const char* name, size_t size, int64_t type) {
+    qlora_text_tok* tok = t->tok;
+    // In byte-level files, added tokens are spelt plainly, so they are not words of the model.
+    bool word = t->pieces || type == QLORA__TEXT_T_NORMAL || type == QLORA__TEXT_T_BYTE;
+    type = qlora__text_gguf_is_end(name, size) ? (int64_t)QLORA__TEXT_T_CONTROL : type;
+    bool added = type == QLORA__TEXT_T_CONTROL || type == QLORA__TEXT_T_USER ||
+                 type == QLORA__TEXT_T_UNKNOWN;
+    if (added && size > QLORA__TEXT_MAX_ADDED) {
+        return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
+                               "token %d is special and has %llu bytes; the limit is %d", (int)id,
+                               (unsigned long long)size, QLORA__TEXT_MAX_ADDED);
+    }
+    if (word && size > 0) {
+        QLORA__TRY(qlora__text_tok_word(t->env, tok, name, size, id));
+    } else {
+        QLORA__TRY(qlora__text_tok_name(t->env, tok, id, name, size, 0));
+    }
+    return added && size > 0 ? qlora__text_gguf_added(t, id, type) : QLORA_OK;
+}
+
+static qlora_result qlora__text_gguf_tokens(const qlora__text_gguf* t) {
+    uint64_t at = 0;
+    QLORA__TRY(qlora__text_words_reserve(t->env, &t->tok->words, (size_t)t->tokens->count));
+    for (uint64_t i = 0; i < t->tokens->count; i++) {
+        size_t size = 0;
+        int64_t type = QLORA__TEXT_T_NORMAL;
+        const char* name = qlora__gguf_next_string(t->tokens, &at, &size);
+        if (t->types != NULL && (!qlora__gguf_integer(t->types, i, &type) ||
+                                 type < QLORA__TEXT_T_NORMAL || type > QLORA__TEXT_T_BYTE)) {
+            return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
+                                   "tokenizer.ggml.token_type[%llu] is %lld; it must be 1 to 6",
+                                   (unsigned long long)i, (long long)type);
+        }
+        QLORA__TRY(qlora__text_gguf_token_add(t, (int32_t)i, name, size, type));
+    }
+    for (unsigned b = 0; b < 256; b++) {
+        char byte = (char)(unsigned char)b;
+        t->tok->byte_ids[b] = qlora__text_words_find(&t->tok->words, &byte, 1);
+    }
+    return QLORA_OK;
+}
+
+// ---- models -------------------------------------------------------------------------------------
+
+// SentencePiece: any two neighbours whose text is a token are joined, the best score first.
+static qlora_result qlora__text_gguf_scores(const qlora__text_gguf* t, qlora__text_scored* scored) {
+    size_t count = 0;
+    for (uint64_t i = 0; i < t->tokens->count; i++) {
+        double score = 0.0;
+        int64_t whole = 0;
+        if (qlora__gguf_integer(t->scores, i, &whole)) { // some files have integers
+            score = (double)whole;
+        } else if (!qlora__gguf_real(t->scores, i, &score) || !(score > -1e30 && score < 1e30)) {
+            return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
+                                   "tokenizer.ggml.scores[%llu] is not a finite number",
+                                   (unsigned long long)i);
+        }
+        if (t->tok->spans[i].size > 0 && (t->tok->kinds[i] & QLORA__TEXT_K_BYTE) == 0) {
+            scored[count].score = (float)score;
+            scored[count].id = (int32_t)i;
+            count++;
+        }
+    }
+    return qlora__text_load_scored_merges(t->env, t->tok, scored, count);
+}
+
+static qlora_result qlora__text_gguf_pieces(const qlora__text_gguf* t) {
+    size_t room = (size_t)t->tokens->count;
+    qlora__text_scored* scored =
+        (qlora__text_scored*)qlora__text_zalloc(t->env, room, sizeof *scored);
+    if (scored == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__text_gguf_scores(t, scored);
+    qlora__env_free(t->env, scored, room * sizeof *scored);
+    return r;
+}
+
+// Byte-level BPE: "left right", divided at the first blank that is not the first character.
+static qlora_result qlora__text_gguf_merges(const qlora__text_gguf* t) {
+    const qlora__gguf_value* merges = NULL;
+    uint64_t at = 0;
+    QLORA__TRY(qlora__gguf_get_array(t->env, t->g, "tokenizer.ggml.merges", QLORA__GGUF_STRING,
+                                     true, &merges));
+    if (merges->count > UINT32_MAX) {
+        return qlora__env_fail(t->env, QLORA_ERR_FORMAT, "tokenizer.ggml.merges is too long");
+    }
+    QLORA__TRY(qlora__text_pairs_reserve(t->env, &t->tok->merges, (size_t)merges->count));
+    for (uint64_t i = 0; i < merges->count; i++) {
+        size_t size = 0;
+        const char* merge = qlora__gguf_next_string(merges, &at, &size);
+        const char* blank = size > 1 ? (const char*)memchr(merge + 1, ' ', size - 1) : NULL;
+        qlora_result r = QLORA_OK;
+        if (blank == NULL) {
+            r = qlora__env_fail(t->env, QLORA_ERR_FORMAT, "has no blank between its two parts");
+        } else {
+            const char* const halves[2] = {merge, blank + 1};
+            const size_t sizes[2] = {(size_t)(blank - merge), size - (size_t)(blank - merge) - 1};
+            r = qlora__text_put_merge(t->env, t->tok, halves, sizes, (uint32_t)i);
+        }
+        if (r != QLORA_OK) {
+            return qlora__env_wrap(t->env, r, "tokenizer.ggml.merges[%llu] ",
+                                   (unsigned long long)i);
+        }
+    }
+    return QLORA_OK;
+}
+
+// ---- the steps around the model -----------------------------------------------------------------
+
+// Blanks become U+2581; one is put in front of a text and after a special token.
+static qlora_result qlora__text_gguf_piece_steps(const qlora__text_gguf* t) {
+    qlora__env* env = t->env;
+    qlora_text_tok* tok = t->tok;
+    qlora__text_step* step = NULL;
+    bool prefix = true;
+    QLORA__TRY(qlora__gguf_get_bool(env, t->g, "tokenizer.ggml.add_space_prefix", true, &prefix));
+    if (prefix) {
+        QLORA__TRY(qlora__text_steps_add(env, &tok->normalizer, QLORA__TEXT_N_PREPEND, &step));
+        QLORA__TRY(qlora__text_copy(env, " ", 1, &step->a, &step->a_size));
+    }
+    QLORA__TRY(qlora__text_steps_add(env, &tok->normalizer, QLORA__TEXT_N_REPLACE, &step));
+    QLORA__TRY(qlora__text_copy(env, " ", 1, &step->a, &step->a_size));
+    QLORA__TRY(qlora__text_copy(env, "\xE2\x96\x81", 3, &step->b, &step->b_size));
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_REPLACE, &step));
+    QLORA__TRY(qlora__text_copy(env, "\xE2\x96\x81", 3, &step->a, &step->a_size));
+    QLORA__TRY(qlora__text_copy(env, " ", 1, &step->b, &step->b_size));
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_BYTE_FALLBACK, &step));
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_FUSE, &step));
+    if (!prefix) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_STRIP, &step));
+    step->start = 1;
+    return qlora__text_copy(env, " ", 1, &step->a, &step->a_size);
+}
+
+static qlora_result qlora__text_gguf_byte_steps(const qlora__text_gguf* t,
+                                                const qlora__text_pre* pre) {
+    qlora__env* env = t->env;
+    qlora_text_tok* tok = t->tok;
+    qlora__text_step* step = NULL;
+    bool prefix = false;
+    QLORA__TRY(qlora__gguf_get_bool(env, t->g, "tokenizer.ggml.add_space_prefix", false, &prefix));
+    if (prefix) {
+        QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_PREFIX_SPACE, &step));
+    }
+    for (int i = 0; i < QLORA__TEXT_GGUF_PATTERNS && pre->patterns[i] != NULL; i++) {
+        QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
+        QLORA__TRY(
+            qlora__text_step_regex(env, tok, pre->patterns[i], strlen(pre->patterns[i]), step));
+    }
+    tok->byte_level = true;
+    QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_BYTES, &step));
+    return qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_BYTES, &step);
+}
+
+// What is added before and after a text.
+static qlora_result qlora__text_gguf_ends(const qlora__text_gguf* t, bool bos_by_default) {
+    const struct {
+        const char* flag;
+        const char* key;
+        bool fallback;
+        int64_t id; // if the key is absent
+        qlora_text_ids* out;
+    } ends[] = {{"tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id", bos_by_default,
+                 t->pieces ? 1 : -1, &t->tok->prefix},
+                {"tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", false,
+                 t->pieces ? 2 : -1, &t->tok->suffix}};
+    for (int i = 0; i < 2; i++) {
+        bool add = false;
+        int64_t id = ends[i].id;
+        QLORA__TRY(qlora__gguf_get_bool(t->env, t->g, ends[i].flag, ends[i].fallback, &add));
+        if (!add) {
+            continue;
+        }
+        QLORA__TRY(qlora__gguf_get_int(t->env, t->g, ends[i].key, id, 0,
+                                       (int64_t)t->tokens->count - 1, &id));
+        QLORA__TRY(qlora__text_ids_add(t->env, ends[i].out, (int32_t)id));
+    }
+    return QLORA_OK;
+}
+
+static bool qlora__text_has_word(const char* text, size_t size, const char* word) {
+    size_t n = strlen(word);
+    for (size_t i = 0; text != NULL && i + n <= size; i++) {
+        size_t k = 0;
+        while (k < n && (text[i + k] | 0x20) == word[k]) {
+            k++;
+        }
+        if (k == n) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static qlora_result qlora__text_gguf_begin(qlora__text_gguf* t) {
+    const qlora__gguf* g = t->g;
+    const char* model = NULL;
+    const char* name = NULL;
+    size_t size = 0;
+    QLORA__TRY(qlora__gguf_get_string(t->env, g, "tokenizer.ggml.model", true, &model, &size));
+    t->pieces = qlora__gguf_is(model, size, "llama");
+    if (!t->pieces && !qlora__gguf_is(model, size, "gpt2")) {
+        return qlora__env_fail(t->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: tokenizer.ggml.model \"%.*s\" is not supported; supported are "
+                               "llama (SentencePiece) and gpt2 (byte-level BPE)",
+                               g->label, qlora__gguf_shown(size), model);
+    }
+    QLORA__TRY(qlora__gguf_get_array(t->env, g, "tokenizer.ggml.tokens", QLORA__GGUF_STRING, true,
+                                     &t->tokens));
+    if (t->tokens->count == 0 || t->tokens->count >= QLORA__TEXT_MAX_ID) {
+        return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
+                               "%s: tokenizer.ggml.tokens has %llu tokens; it must have 1 to %d",
+                               g->label, (unsigned long long)t->tokens->count,
+                               QLORA__TEXT_MAX_ID - 1);
+    }
+    t->types = qlora__gguf_find(g, "tokenizer.ggml.token_type");
+    t->scores = t->pieces ? qlora__gguf_find(g, "tokenizer.ggml.scores") : NULL;
+    const struct {
+        const char* key;
+        const qlora__gguf_value* value;
+    } lists[] = {{"tokenizer.ggml.token_type", t->types}, {"tokenizer.ggml.scores", t->scores}};
+    for (int i = 0; i < 2; i++) {
+        const qlora__gguf_value* v = lists[i].value;
+        if (v != NULL && (v->kind != QLORA__GGUF_ARRAY || v->count != t->tokens->count)) {
+            return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
+                                   "%s: %s must be an array with one number for each of the %llu "
+                                   "tokens",
+                                   g->label, lists[i].key, (unsigned long long)t->tokens->count);
+        }
+    }
+    if (t->pieces && t->scores == NULL) {
+        return qlora__env_fail(t->env, QLORA_ERR_FORMAT, "%s: tokenizer.ggml.scores is missing",
+                               g->label);
+    }
+    QLORA__TRY(qlora__gguf_get_string(t->env, g, "general.name", false, &name, &size));
+    t->phi3 = t->pieces && (qlora__text_has_word(name, size, "phi-3") ||
+                            qlora__text_has_word(name, size, "phi3"));
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_gguf_fill(qlora__text_gguf* t) {
+    qlora_text_tok* tok = t->tok;
+    const char* name = NULL;
+    size_t size = 0;
+    QLORA__TRY(qlora__text_gguf_begin(t));
+    if (t->pieces) {
+        int64_t unknown = 0;
+        memcpy(tok->cut, "\xE2\x96\x81", 3);
+        tok->cut_size = 3;
+        tok->byte_fallback = true;
+        QLORA__TRY(qlora__gguf_get_int(t->env, t->g, "tokenizer.ggml.unknown_token_id", 0, 0,
+                                       (int64_t)t->tokens->count - 1, &unknown));
+        tok->unknown = (int32_t)unknown;
+        QLORA__TRY(qlora__text_gguf_piece_steps(t));
+        QLORA__TRY(qlora__text_gguf_tokens(t));
+        QLORA__TRY(qlora__text_gguf_pieces(t));
+        tok->cut_safe = qlora__text_cut_is_safe(tok);
+        return qlora__text_gguf_ends(t, true);
+    }
+    QLORA__TRY(qlora__gguf_get_string(t->env, t->g, "tokenizer.ggml.pre", false, &name, &size));
+    const qlora__text_pre* pre = qlora__text_pre_find(name, size);
+    if (pre == NULL) {
+        return qlora__env_fail(t->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: tokenizer.ggml.pre \"%.*s\" is not known", t->g->label,
+                               qlora__gguf_shown(size), name);
+    }
+    tok->ignore_merges = pre->ignore_merges;
+    QLORA__TRY(qlora__text_gguf_byte_steps(t, pre));
+    QLORA__TRY(qlora__text_gguf_tokens(t));
+    QLORA__TRY(qlora__text_gguf_merges(t));
+    return qlora__text_gguf_ends(t, pre->add_bos);
+}
+
+// Reads the tokenizer of a GGUF file in memory.
+static qlora_result qlora__text_load_gguf(qlora__env* env, qlora_text_tok* tok, const char* label,
+                                          const void* data, uint64_t size) {
+    qlora__gguf g;
+    qlora__text_gguf t;
+    QLORA__TRY(qlora__gguf_parse(env, label, data, size, &g));
+    memset(&t, 0, sizeof t);
+    t.env = env;
+    t.tok = tok;
+    t.g = &g;
+    qlora_result r = qlora__text_gguf_fill(&t);
+    qlora__gguf_free(env, &g);
+    return r;
+}
+
+//@@ src/text/load_bin.h
+
+// ---- the .bin form: int32 longest token; then per id float score, int32 length, bytes
 
 static uint32_t qlora__text_little32(const unsigned char* p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
@@ -8025,28 +9769,6 @@ static qlora_result qlora__text_load_scored(qlora__env* env, qlora_text_tok* tok
     }
     return tok->count > 3 ? QLORA_OK
                           : qlora__env_fail(env, QLORA_ERR_FORMAT, "the file contains no tokens");
-}
-
-// Every split of a token into two others is a merge; a better score is a lower rank.
-static qlora_result qlora__text_load_scored_merges(qlora__env* env, qlora_text_tok* tok,
-                                                   qlora__text_scored* scored, size_t count) {
-    qsort(scored, count, sizeof(scored[0]), qlora__text_scored_compare);
-    uint32_t rank = 0;
-    for (size_t i = 0; i < count; i++) {
-        rank += i > 0 && scored[i].score < scored[i - 1].score ? 1 : 0;
-        qlora__text_span span = tok->spans[scored[i].id];
-        for (uint32_t left = 1; left < span.size; left++) {
-            const char* name = tok->names.data + span.at;
-            int32_t a = qlora__text_words_find(&tok->words, name, left);
-            int32_t b =
-                a < 0 ? -1 : qlora__text_words_find(&tok->words, name + left, span.size - left);
-            if (b >= 0) {
-                QLORA__TRY(qlora__text_pairs_put(env, &tok->merges, (uint32_t)a, (uint32_t)b, rank,
-                                                 (uint32_t)scored[i].id));
-            }
-        }
-    }
-    return QLORA_OK;
 }
 
 static qlora_result qlora__text_load_bin_steps(qlora__env* env, qlora_text_tok* tok) {
@@ -8106,8 +9828,10 @@ static qlora_result qlora__text_tok_load(qlora_text* text, const char* name, con
     QLORA__TRY(qlora__text_tok_new(text, &tok));
     // the .bin starts with a small number, so its fourth byte is zero
     bool binary = size >= 4 && data[3] == 0;
-    qlora_result r = binary ? qlora__text_load_bin(env, tok, name, data, size)
-                            : qlora__text_load_json(env, tok, name, data, size);
+    bool gguf = size >= 4 && memcmp(data, "GGUF", 4) == 0;
+    qlora_result r = gguf     ? qlora__text_load_gguf(env, tok, name, data, size)
+                     : binary ? qlora__text_load_bin(env, tok, name, data, size)
+                              : qlora__text_load_json(env, tok, name, data, size);
     if (r != QLORA_OK) {
         qlora__text_tok_free(env, tok);
         return r;
@@ -8123,6 +9847,14 @@ static qlora_result qlora__text_tok_open(qlora_text* text, const char* path, qlo
     static const char* const names[] = {"tokenizer.json", "tokenizer.bin", "tok512.bin"};
     qlora__env* env = &text->env;
     bool found = false;
+    if (qlora__gguf_path(path)) { // may be large: it is mapped, not read
+        qlora__map map;
+        QLORA__TRY(qlora__map_open(env, path, &map));
+        qlora_result r =
+            qlora__text_tok_load(text, path, (const char*)map.data, (size_t)map.size, out);
+        qlora__map_close(env, &map);
+        return r;
+    }
     for (size_t i = 0; !found && i < QLORA__TEXT_COUNT(names); i++) {
         QLORA__TRY(qlora__text_folder_read(env, path, names[i], file, &found));
     }
@@ -8299,11 +10031,13 @@ static qlora_result qlora__text_resplit(qlora__env* env, qlora_text_tok* tok,
         view.end = in->data[i].end;
         size_t at = in->data[i].begin;
         if (step->behavior == QLORA__TEXT_B_ISOLATED) {
-            QLORA__TRY(qlora__text_step_find(env, step, &view, &at, view.end, out));
+            QLORA__TRY(
+                qlora__text_step_find(env, step, &view, in->data[i].begin, &at, view.end, out));
             continue;
         }
         found->count = 0;
-        QLORA__TRY(qlora__text_step_find(env, step, &view, &at, view.end, found));
+        QLORA__TRY(
+            qlora__text_step_find(env, step, &view, in->data[i].begin, &at, view.end, found));
         QLORA__TRY(qlora__text_step_merge(env, step->behavior, found, out));
     }
     return QLORA_OK;
@@ -8372,7 +10106,7 @@ static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* to
         bool start = at == 0;
         size_t stop = size - at < QLORA__TEXT_WINDOW ? size : at + QLORA__TEXT_WINDOW;
         pieces->count = 0;
-        QLORA__TRY(qlora__text_step_find(env, cut, &view, &at, stop, pieces));
+        QLORA__TRY(qlora__text_step_find(env, cut, &view, 0, &at, stop, pieces));
         QLORA__TRY(
             qlora__text_pieces_encode(env, tok, view, 1, first && start, open || !start, out));
     }
@@ -10929,4 +12663,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 1959f4e4e41e49fa
+//@@ end cd5552ad3bf81067

@@ -498,8 +498,8 @@ static qlora_result qlora__config_parse_generation(qlora__env* env, const char* 
 }
 
 // Reads config.json of a model folder and, if it exists, generation_config.json.
-static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char* dir,
-                                                     qlora_model_config* out) {
+static QLORA__UNUSED qlora_result qlora__config_read_dir(qlora__env* env, const char* dir,
+                                                         qlora_model_config* out) {
     char path[QLORA__PATH_ROOM];
     qlora__map map;
     qlora_model_config config;

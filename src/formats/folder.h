@@ -7,7 +7,27 @@ typedef struct qlora__folder_entry {
     const qlora__st_tensor* tensor;
 } qlora__folder_entry;
 
+// The values of the tensor of a GGUF file that was asked for last.
+typedef struct qlora__folder_cache {
+    qlora__st_tensor tensor;
+    uint8_t* data;
+    size_t bytes;
+} qlora__folder_cache;
+
+// A tensor of a GGUF file under the name that a folder would give it.
+typedef struct qlora__folder_made {
+    qlora__st_tensor tensor;
+    qlora__gguf_view view;
+    int64_t shape[2];
+    char name[96];
+} qlora__folder_made;
+
+// A model folder, or a GGUF file that looks like one.
 typedef struct qlora__folder {
+    qlora__gguf_model gguf;   // no files: a folder
+    qlora__folder_made* made; // one per entry of a GGUF file
+    qlora__folder_cache* cache;
+    uint32_t made_room;
     qlora__st* shards;
     uint32_t shard_count;
     uint32_t shard_room;
@@ -38,6 +58,12 @@ static void qlora__folder_close(qlora__env* env, qlora__folder* f) {
     for (uint32_t i = 0; i < f->shard_count; i++) {
         qlora__st_close(env, &f->shards[i]);
     }
+    if (f->cache != NULL) {
+        qlora__env_free(env, f->cache->data, f->cache->bytes);
+        qlora__env_free(env, f->cache, sizeof *f->cache);
+    }
+    qlora__env_free(env, f->made, f->made_room * sizeof *f->made);
+    qlora__gguf_model_close(env, &f->gguf);
     qlora__env_free(env, f->shards, f->shard_room * sizeof *f->shards);
     qlora__env_free(env, f->entries, f->room * (sizeof *f->entries + sizeof *f->by_name));
     memset(f, 0, sizeof *f);
@@ -232,8 +258,8 @@ static qlora_result qlora__folder_open_single(qlora__env* env, qlora__folder* f,
 
 // Opens the weights of a model folder: model.safetensors, or the shards that its index names. All
 // files stay mapped until qlora__folder_close. After a failure there is nothing to close.
-static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char* dir,
-                                                     qlora__folder* f) {
+static QLORA__UNUSED qlora_result qlora__folder_open_dir(qlora__env* env, const char* dir,
+                                                         qlora__folder* f) {
     char path[QLORA__PATH_ROOM];
     memset(f, 0, sizeof *f);
     QLORA__TRY(qlora__path_join(env, "", dir, f->dir));

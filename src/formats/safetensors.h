@@ -52,6 +52,9 @@ typedef struct qlora__st_tensor {
     uint64_t begin; // offset in the data part
     qlora__st_dtype dtype;
     uint32_t rank;
+    // A tensor of a GGUF file whose values must be made first: data is NULL; see
+    // qlora__folder_make.
+    const qlora__gguf_view* view;
 } qlora__st_tensor;
 
 typedef struct qlora__st {
@@ -422,6 +425,10 @@ static bool qlora__st_is_float(const qlora__st_tensor* t) {
 // Converts elements [first, first + count) of an F32, BF16 or F16 tensor to floats, exactly.
 static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64_t count,
                                float* out) {
+    if (t->view != NULL) {
+        qlora__gguf_view_read(t->view, first, count, out);
+        return;
+    }
     if (t->dtype == QLORA__ST_F32) {
         memcpy(out, t->data + first * 4, (size_t)count * 4);
         return;

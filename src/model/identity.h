@@ -35,20 +35,31 @@ static uint64_t qlora__identity_config(const qlora_model_config* c) {
     return qlora__hash_end(&h);
 }
 
+static void qlora__identity_bytes(qlora__hash* h, const uint8_t* data, uint64_t bytes) {
+    if (bytes <= QLORA__IDENTITY_WHOLE) {
+        qlora__hash_add(h, data, (size_t)bytes);
+        return;
+    }
+    uint64_t last = bytes - QLORA__IDENTITY_BLOCK;
+    for (uint64_t i = 0; i < QLORA__IDENTITY_BLOCKS; i++) {
+        uint64_t at = last / (QLORA__IDENTITY_BLOCKS - 1) * i;
+        at = i == QLORA__IDENTITY_BLOCKS - 1 ? last : at;
+        qlora__hash_add(h, data + at, QLORA__IDENTITY_BLOCK);
+    }
+}
+
 static void qlora__identity_tensor(qlora__hash* h, const char* name, const qlora__st_tensor* t) {
     uint64_t facts[2] = {(uint64_t)t->dtype, t->bytes};
     qlora__hash_add(h, name, strlen(name) + 1);
     qlora__hash_add(h, facts, sizeof facts);
     qlora__hash_add(h, t->shape, t->rank * sizeof t->shape[0]);
-    if (t->bytes <= QLORA__IDENTITY_WHOLE) {
-        qlora__hash_add(h, t->data, (size_t)t->bytes);
+    if (t->view == NULL) {
+        qlora__identity_bytes(h, t->data, t->bytes);
         return;
     }
-    uint64_t last = t->bytes - QLORA__IDENTITY_BLOCK;
-    for (uint64_t i = 0; i < QLORA__IDENTITY_BLOCKS; i++) {
-        uint64_t at = last / (QLORA__IDENTITY_BLOCKS - 1) * i;
-        at = i == QLORA__IDENTITY_BLOCKS - 1 ? last : at;
-        qlora__hash_add(h, t->data + at, QLORA__IDENTITY_BLOCK);
+    // of a GGUF file: as it stores them
+    for (uint32_t i = 0; i < t->view->count; i++) {
+        qlora__identity_bytes(h, t->view->parts[i]->data, t->view->parts[i]->bytes);
     }
 }
 

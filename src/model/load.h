@@ -102,6 +102,7 @@ static qlora_result qlora__load_named(qlora_ctx* ctx, qlora__stager* s, const ql
     const qlora__st_tensor* t = NULL;
     QLORA__TRY(qlora__folder_need(&ctx->env, folder, name, out->rows == 1 ? out->cols : out->rows,
                                   out->rows == 1 ? -1 : out->cols, &t));
+    QLORA__TRY(qlora__folder_make(&ctx->env, folder, &t));
     return qlora__load_dense(ctx, s, t, out);
 }
 
@@ -172,6 +173,7 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     snprintf(name, sizeof name, "%.180s.weight", module);
     qlora__linear_source source;
     QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+    QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
     if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
     } else if (p->is_nf4) {

@@ -260,11 +260,3 @@ static qlora_result qlora__text_file_read(qlora__env* env, const char* path, qlo
     env->files.close(file, env->files.user); // nothing was written: a failure loses nothing
     return r;
 }
-
-// Reads folder/name, if there is such a file.
-static qlora_result qlora__text_folder_read(qlora__env* env, const char* folder, const char* name,
-                                            qlora_text_bytes* out, bool* found) {
-    char path[QLORA__PATH_ROOM];
-    QLORA__TRY(qlora__path_join(env, folder, name, path));
-    return qlora__text_file_read(env, path, out, found);
-}

@@ -45,11 +45,13 @@ static qlora_result qlora__text_resplit(qlora__env* env, qlora_text_tok* tok,
         view.end = in->data[i].end;
         size_t at = in->data[i].begin;
         if (step->behavior == QLORA__TEXT_B_ISOLATED) {
-            QLORA__TRY(qlora__text_step_find(env, step, &view, &at, view.end, out));
+            QLORA__TRY(
+                qlora__text_step_find(env, step, &view, in->data[i].begin, &at, view.end, out));
             continue;
         }
         found->count = 0;
-        QLORA__TRY(qlora__text_step_find(env, step, &view, &at, view.end, found));
+        QLORA__TRY(
+            qlora__text_step_find(env, step, &view, in->data[i].begin, &at, view.end, found));
         QLORA__TRY(qlora__text_step_merge(env, step->behavior, found, out));
     }
     return QLORA_OK;
@@ -118,7 +120,7 @@ static qlora_result qlora__text_plain_encode(qlora__env* env, qlora_text_tok* to
         bool start = at == 0;
         size_t stop = size - at < QLORA__TEXT_WINDOW ? size : at + QLORA__TEXT_WINDOW;
         pieces->count = 0;
-        QLORA__TRY(qlora__text_step_find(env, cut, &view, &at, stop, pieces));
+        QLORA__TRY(qlora__text_step_find(env, cut, &view, 0, &at, stop, pieces));
         QLORA__TRY(
             qlora__text_pieces_encode(env, tok, view, 1, first && start, open || !start, out));
     }

@@ -85,10 +85,22 @@ static qlora_result qlora__text_step_string(qlora__env* env, const qlora__json* 
                             out, size);
 }
 
-// {"String": x} goes to step->a; {"Regex": x} to the pattern, if it is known and allowed here.
+// A known expression has a function of its own, which is faster; any other one is compiled. After
+// ByteLevel, characters stand for bytes: only the compiled form knows that.
+static qlora_result qlora__text_step_regex(qlora__env* env, const qlora_text_tok* tok,
+                                           const char* text, size_t size, qlora__text_step* step) {
+    bool plain = strlen(text) == size;
+    step->pattern = plain && !tok->byte_level ? qlora__text_pattern_find(text) : NULL;
+    if (step->pattern != NULL) {
+        return QLORA_OK;
+    }
+    return qlora__pattern_compile(env, text, size, tok->classes, &step->program);
+}
+
+// {"String": x} goes to step->a; {"Regex": x} to the pattern or the program, if it is allowed here.
 static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json* json,
                                              const qlora__json_token* node, bool regex,
-                                             qlora__text_step* step) {
+                                             const qlora_text_tok* tok, qlora__text_step* step) {
     const qlora__json_token* pattern = qlora__text_json_get(json, node, "pattern");
     const qlora__json_token* string = qlora__text_json_get(json, pattern, "String");
     const qlora__json_token* expression = qlora__text_json_get(json, pattern, "Regex");
@@ -101,12 +113,13 @@ static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json*
     }
     if (qlora__text_json_string(expression)) {
         const char* text = qlora__text_json_text(json, expression);
-        if (regex && strlen(text) == qlora__text_json_size(expression)) {
-            step->pattern = qlora__text_pattern_find(text);
+        size_t size = qlora__text_json_size(expression);
+        if (!regex) {
+            return qlora__env_fail(
+                env, QLORA_ERR_UNSUPPORTED,
+                "a normalizer with a regular expression is not supported: %.300s", text);
         }
-        return step->pattern != NULL ? QLORA_OK
-                                     : qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                                       "unknown regular expression: %.300s", text);
+        return qlora__text_step_regex(env, tok, text, size, step);
     }
     return qlora__env_fail(env, QLORA_ERR_FORMAT, "a step has no \"pattern\"");
 }
@@ -142,7 +155,7 @@ static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok*
             QLORA__TRY(
                 qlora__text_step_string(env, json, nodes[i], "prepend", &step->a, &step->a_size));
         } else if (step->kind == QLORA__TEXT_N_REPLACE) {
-            QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], false, step));
+            QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], false, tok, step));
             QLORA__TRY(
                 qlora__text_step_string(env, json, nodes[i], "content", &step->b, &step->b_size));
         } else if (step->kind == QLORA__TEXT_N_STRIP) {
@@ -234,7 +247,7 @@ static qlora_result qlora__text_load_classes(qlora__env* env, qlora_text_tok* to
     step->mask = kinds[k].mask;
     step->behavior = kinds[k].behavior;
     if (step->kind == QLORA__TEXT_P_REGEX) {
-        step->pattern = qlora__text_pattern_find("\\w+|[^\\w\\s]+");
+        step->pattern = qlora__text_pattern_find("Whitespace");
         step->invert = true;
     }
     if (qlora__text_json_true(qlora__text_json_get(json, node, "individual_digits"))) {
@@ -264,14 +277,13 @@ static qlora_result qlora__text_load_splitter_step(qlora__env* env, qlora_text_t
     if (qlora__text_json_is(json, type, "Split")) {
         qlora__text_step* step = NULL;
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
-        QLORA__TRY(qlora__text_step_pattern(env, json, node, true, step));
-        step->kind = step->pattern != NULL ? QLORA__TEXT_P_REGEX : QLORA__TEXT_P_STRING;
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, true, tok, step));
+        step->kind = step->a == NULL ? QLORA__TEXT_P_REGEX : QLORA__TEXT_P_STRING;
         step->invert = qlora__text_json_true(qlora__text_json_get(json, node, "invert"));
-        // after ByteLevel the characters differ: only this expression keeps its meaning
-        if (tok->byte_level &&
-            (step->pattern == NULL || step->pattern->match != qlora__text_match_ascii3)) {
+        if (tok->byte_level && step->kind == QLORA__TEXT_P_STRING) {
             return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                   "pre_tokenizer: a Split after ByteLevel is not supported");
+                                   "pre_tokenizer: a Split on a string after ByteLevel is not "
+                                   "supported");
         }
         return qlora__text_load_behavior(env, json, node, &step->behavior);
     }
@@ -316,7 +328,7 @@ static qlora_result qlora__text_load_decoder_step(qlora__env* env, qlora_text_to
     qlora__text_step* step = NULL;
     QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, kinds[k].kind, &step));
     if (step->kind == QLORA__TEXT_D_REPLACE) {
-        QLORA__TRY(qlora__text_step_pattern(env, json, node, false, step));
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, false, tok, step));
         return qlora__text_step_string(env, json, node, "content", &step->b, &step->b_size);
     }
     if (step->kind == QLORA__TEXT_D_METASPACE) {

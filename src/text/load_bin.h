@@ -1,16 +1,5 @@
 // ---- the .bin form: int32 longest token; then per id float score, int32 length, bytes
 
-typedef struct qlora__text_scored {
-    float score;
-    int32_t id;
-} qlora__text_scored;
-
-static int qlora__text_scored_compare(const void* a, const void* b) {
-    float x = ((const qlora__text_scored*)a)->score;
-    float y = ((const qlora__text_scored*)b)->score;
-    return x > y ? -1 : x < y ? 1 : 0;
-}
-
 static uint32_t qlora__text_little32(const unsigned char* p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
@@ -53,28 +42,6 @@ static qlora_result qlora__text_load_scored(qlora__env* env, qlora_text_tok* tok
     }
     return tok->count > 3 ? QLORA_OK
                           : qlora__env_fail(env, QLORA_ERR_FORMAT, "the file contains no tokens");
-}
-
-// Every split of a token into two others is a merge; a better score is a lower rank.
-static qlora_result qlora__text_load_scored_merges(qlora__env* env, qlora_text_tok* tok,
-                                                   qlora__text_scored* scored, size_t count) {
-    qsort(scored, count, sizeof(scored[0]), qlora__text_scored_compare);
-    uint32_t rank = 0;
-    for (size_t i = 0; i < count; i++) {
-        rank += i > 0 && scored[i].score < scored[i - 1].score ? 1 : 0;
-        qlora__text_span span = tok->spans[scored[i].id];
-        for (uint32_t left = 1; left < span.size; left++) {
-            const char* name = tok->names.data + span.at;
-            int32_t a = qlora__text_words_find(&tok->words, name, left);
-            int32_t b =
-                a < 0 ? -1 : qlora__text_words_find(&tok->words, name + left, span.size - left);
-            if (b >= 0) {
-                QLORA__TRY(qlora__text_pairs_put(env, &tok->merges, (uint32_t)a, (uint32_t)b, rank,
-                                                 (uint32_t)scored[i].id));
-            }
-        }
-    }
-    return QLORA_OK;
 }
 
 static qlora_result qlora__text_load_bin_steps(qlora__env* env, qlora_text_tok* tok) {
@@ -134,8 +101,10 @@ static qlora_result qlora__text_tok_load(qlora_text* text, const char* name, con
     QLORA__TRY(qlora__text_tok_new(text, &tok));
     // the .bin starts with a small number, so its fourth byte is zero
     bool binary = size >= 4 && data[3] == 0;
-    qlora_result r = binary ? qlora__text_load_bin(env, tok, name, data, size)
-                            : qlora__text_load_json(env, tok, name, data, size);
+    bool gguf = size >= 4 && memcmp(data, "GGUF", 4) == 0;
+    qlora_result r = gguf     ? qlora__text_load_gguf(env, tok, name, data, size)
+                     : binary ? qlora__text_load_bin(env, tok, name, data, size)
+                              : qlora__text_load_json(env, tok, name, data, size);
     if (r != QLORA_OK) {
         qlora__text_tok_free(env, tok);
         return r;
@@ -151,6 +120,14 @@ static qlora_result qlora__text_tok_open(qlora_text* text, const char* path, qlo
     static const char* const names[] = {"tokenizer.json", "tokenizer.bin", "tok512.bin"};
     qlora__env* env = &text->env;
     bool found = false;
+    if (qlora__gguf_path(path)) { // may be large: it is mapped, not read
+        qlora__map map;
+        QLORA__TRY(qlora__map_open(env, path, &map));
+        qlora_result r =
+            qlora__text_tok_load(text, path, (const char*)map.data, (size_t)map.size, out);
+        qlora__map_close(env, &map);
+        return r;
+    }
     for (size_t i = 0; !found && i < QLORA__TEXT_COUNT(names); i++) {
         QLORA__TRY(qlora__text_folder_read(env, path, names[i], file, &found));
     }

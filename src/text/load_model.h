@@ -12,6 +12,7 @@ static void qlora__text_steps_free(qlora__env* env, qlora__text_steps* steps) {
         qlora__text_step* step = &steps->data[i];
         qlora__env_free(env, step->a, step->a_size + 1);
         qlora__env_free(env, step->b, step->b_size + 1);
+        qlora__pattern_free(env, step->program);
     }
     steps->count = 0;
 }
@@ -254,36 +255,27 @@ static bool qlora__text_merge_halves(const qlora__json* json, const qlora__json_
     return false;
 }
 
-static qlora_result qlora__text_load_merge(qlora__env* env, qlora_text_tok* tok,
-                                           const qlora__json* json, const qlora__json_token* merge,
-                                           uint32_t rank) {
-    qlora__text_span halves[2];
-    memset(halves, 0, sizeof(halves));
-    if (!qlora__text_merge_halves(json, merge, halves)) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "is neither \"a b\" nor [\"a\", \"b\"]");
-    }
+// Adds a merge of two tokens as the file spells them.
+static qlora_result qlora__text_put_merge(qlora__env* env, qlora_text_tok* tok,
+                                          const char* const halves[2], const size_t sizes[2],
+                                          uint32_t rank) {
     qlora_text_bytes* raw = &tok->buffers[0];
     raw->count = 0;
     int32_t ids[2];
     size_t begin = 0;
     for (size_t i = 0; i < 2; i++) {
-        const char* half = json->strings + halves[i].at;
         bool known = true;
         if (tok->byte_level) {
-            QLORA__TRY(qlora__text_unstand(env, tok, half, halves[i].size, raw, &known));
+            QLORA__TRY(qlora__text_unstand(env, tok, halves[i], sizes[i], raw, &known));
         } else {
-            QLORA__TRY(qlora__text_bytes_add(env, raw, half, halves[i].size));
+            QLORA__TRY(qlora__text_bytes_add(env, raw, halves[i], sizes[i]));
         }
-        if (!known) {
-            return QLORA_OK; // never needed: no text has such characters at this point
-        }
-        ids[i] = raw->count > begin
-                     ? qlora__text_words_find(&tok->words, raw->data + begin, raw->count - begin)
-                     : -1;
+        ids[i] =
+            known ? qlora__text_words_find(&tok->words, raw->data + begin, raw->count - begin) : -1;
         if (ids[i] < 0) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                    "uses \"%.*s\", which is not in the vocabulary",
-                                   (int)(halves[i].size < 60 ? halves[i].size : 60), half);
+                                   (int)(sizes[i] < 60 ? sizes[i] : 60), halves[i]);
         }
         begin = raw->count;
     }
@@ -294,6 +286,19 @@ static qlora_result qlora__text_load_merge(qlora__env* env, qlora_text_tok* tok,
     }
     return qlora__text_pairs_put(env, &tok->merges, (uint32_t)ids[0], (uint32_t)ids[1], rank,
                                  (uint32_t)joined);
+}
+
+static qlora_result qlora__text_load_merge(qlora__env* env, qlora_text_tok* tok,
+                                           const qlora__json* json, const qlora__json_token* merge,
+                                           uint32_t rank) {
+    qlora__text_span halves[2];
+    memset(halves, 0, sizeof(halves));
+    if (!qlora__text_merge_halves(json, merge, halves)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "is neither \"a b\" nor [\"a\", \"b\"]");
+    }
+    const char* const texts[2] = {json->strings + halves[0].at, json->strings + halves[1].at};
+    const size_t sizes[2] = {halves[0].size, halves[1].size};
+    return qlora__text_put_merge(env, tok, texts, sizes, rank);
 }
 
 static qlora_result qlora__text_load_merges(qlora__env* env, qlora_text_tok* tok,

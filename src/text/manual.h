@@ -16,16 +16,22 @@
        core                 errors, log, memory, files; shared with qlora.h
        formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h
        text/base            the text object, growing arrays, whole files
+       text/folder          files of a model folder, also made from a GGUF file
        text/classes         classes of characters
        text/unicode_tables  generated tables
        text/unicode         UTF-8, normalisation
        text/values          JSON values as the loaders use them
        text/maps            hash tables: byte strings, pairs of numbers
+       text/view            a text to be split, by characters
+       text/pattern         regular expressions: compiling
+       text/pattern_match   regular expressions: matching
        text/split           pre-tokenizers
        text/bpe             one word to ids
        text/normalize       normalizers
        text/load_model      tokenizer.json: tokens and merges
        text/load            tokenizer.json: the steps around them
+       text/load_scored     vocabularies whose tokens have scores
+       text/load_gguf       the tokenizer in a GGUF file
        text/load_bin        tokenizer.bin of llama2.c; opening and asking
        text/encode          text to ids
        text/decode          ids to text
@@ -60,7 +66,7 @@
        SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), and the
        tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the `tokenizers` library.
        Anything in the file that is not supported is reported by name and rejected when it is
-       loaded: a model other than BPE, an unknown regular expression, an unknown normalizer.
+       loaded: a model other than BPE, an unknown normalizer, a part of a regular expression.
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.
 
    DATA

@@ -1,44 +1,3 @@
-// A text to be split. After the ByteLevel step, every byte is one character: code_of_byte is set.
-typedef struct qlora__text_view {
-    const unsigned char* s;
-    size_t end;
-    const uint8_t* classes;
-    const uint16_t* code_of_byte;
-} qlora__text_view;
-
-// The class of the character at a position as a bit, and its length; both are 0 at the end. An
-// invalid byte is a character of class OTHER.
-static unsigned qlora__text_class_at(const qlora__text_view* v, size_t at, size_t* length) {
-    if (at >= v->end) {
-        *length = 0;
-        return 0;
-    }
-    unsigned char c = v->s[at];
-    *length = 1;
-    if (v->code_of_byte != NULL) {
-        return 1u << (v->classes[v->code_of_byte[c]] & 15);
-    }
-    if (c < 0x80) {
-        return 1u << (v->classes[c] & 15);
-    }
-    uint32_t code;
-    size_t found = qlora__text_utf8(v->s + at, v->end - at, &code);
-    if (found == 0) {
-        return QLORA__TEXT_BIT(OTHER);
-    }
-    *length = found;
-    return 1u << (v->classes[code] & 15);
-}
-
-// The end of the run of characters of these classes.
-static size_t qlora__text_run(const qlora__text_view* v, size_t at, unsigned mask) {
-    size_t length;
-    while (qlora__text_class_at(v, at, &length) & mask) {
-        at += length;
-    }
-    return at;
-}
-
 static bool qlora__text_is(const qlora__text_view* v, size_t at, char c) {
     return at < v->end && v->s[at] == (unsigned char)c;
 }
@@ -357,8 +316,8 @@ static const qlora__text_pattern qlora__text_patterns[] = {
      qlora__text_match_chinese, 0},
     {QLORA__TEXT_R_DEEPSEEK3, qlora__text_match_deepseek3, 0},
     {"[0-9][0-9][0-9]", qlora__text_match_ascii3, 0}, // Falcon
-    {"\\w+|[^\\w\\s]+", qlora__text_match_words, 0}   // the Whitespace step
-};
+    // The Whitespace step: \w+|[^\w\s]+ in another engine, whose \w differs.
+    {"Whitespace", qlora__text_match_words, 0}};
 
 static const qlora__text_pattern* qlora__text_pattern_find(const char* regex) {
     for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_patterns); i++) {
@@ -429,8 +388,9 @@ enum {
 
 typedef struct qlora__text_step {
     int kind;
-    const qlora__text_pattern* pattern;
-    unsigned mask; // classes of P_CLASS
+    const qlora__text_pattern* pattern; // P_REGEX: a known pattern,
+    qlora__pattern* program;            // or, owned, any other one
+    unsigned mask;                      // classes of P_CLASS
     int behavior;
     bool invert;
     bool always; // Metaspace: before every piece, not only the first
@@ -450,7 +410,7 @@ typedef struct qlora__text_steps {
     size_t count;
 } qlora__text_steps;
 
-// The end of a match of the step at a position, or the position.
+// The end of a match of the step at a position, or the position. Not for programs.
 static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__text_view* v,
                                      size_t at) {
     size_t length;
@@ -469,15 +429,31 @@ static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__
     return bit & step->mask ? at + length : at;
 }
 
+// The same for a step of any kind; the text that is searched begins at `begin`.
+static qlora_result qlora__text_step_end(qlora__env* env, const qlora__text_step* step,
+                                         const qlora__text_view* v, size_t begin, size_t at,
+                                         size_t* end) {
+    if (step->program != NULL) {
+        return qlora__pattern_match(env, step->program, v, begin, at, end);
+    }
+    *end = qlora__text_step_match(step, v, at);
+    return QLORA_OK;
+}
+
 // Matches and the text between them, in order: together, the text from *begin to the end of the
-// first match at or after `stop`, or to the end of the piece. *begin moves there.
+// first match at or after `stop`, or to the end of the piece. *begin moves there. The whole piece,
+// which a pattern may look back into, begins at `first`.
 static qlora_result qlora__text_step_find(qlora__env* env, const qlora__text_step* step,
-                                          const qlora__text_view* v, size_t* begin, size_t stop,
-                                          qlora__text_pieces* out) {
+                                          const qlora__text_view* v, size_t first, size_t* begin,
+                                          size_t stop, qlora__text_pieces* out) {
     size_t at = *begin;
     size_t gap = *begin;
+    if (step->program != NULL) {
+        qlora__pattern_allow(step->program, v->end - at);
+    }
     while (at < v->end && (at < stop || at > gap)) {
-        size_t end = qlora__text_step_match(step, v, at);
+        size_t end = at;
+        QLORA__TRY(qlora__text_step_end(env, step, v, first, at, &end));
         if (end > at) {
             if (at > gap) {
                 QLORA__TRY(qlora__text_pieces_add(env, out, gap, at, step->invert));

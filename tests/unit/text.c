@@ -427,7 +427,7 @@ static bool split_is_right(const qlora__text_step* step, const uint8_t* classes,
                              qlora__text_json_size(text), classes, NULL};
     qlora__text_pieces pieces = {0};
     size_t begin = 0;
-    bool right = OK(qlora__text_step_find(ENV, step, &view, &begin, view.end, &pieces)) &&
+    bool right = OK(qlora__text_step_find(ENV, step, &view, begin, &begin, view.end, &pieces)) &&
                  pieces.count == ends->count;
     const qlora__json_token* end = ends + 1;
     int64_t characters = 0;
@@ -549,26 +549,52 @@ TEST mini_golden(const char* name) {
     PASS();
 }
 
+// Replaces the functions of known patterns by compiled expressions; the ids must not change.
+static bool compile_patterns(qlora_text_tok* tok) {
+    for (size_t i = 0; i < tok->splitter.count; i++) {
+        qlora__text_step* step = &tok->splitter.data[i];
+        if (step->pattern == NULL || strcmp(step->pattern->regex, "Whitespace") == 0) {
+            continue;
+        }
+        const char* regex = step->pattern->regex;
+        if (!OK(qlora__pattern_compile(&lib->env, regex, strlen(regex), tok->classes,
+                                       &step->program))) {
+            return false;
+        }
+    }
+    memset(tok->cache, 0, QLORA__TEXT_CACHE_PLACES * sizeof(*tok->cache));
+    return true;
+}
+
 TEST shared_golden(const char* name) {
-    qlora_text_bytes file;
-    qlora__json json;
+    static const struct {
+        const char* file;
+        size_t count;
+    } files[] = {{"tokenizers/golden.json", 59}, {"tokenizers/golden_more.json", 111}};
     qlora_text_tok* tok = shared_tok(name);
     if (!tok) {
         SKIPm("no shared folder, or no gzip");
     }
-    ASSERT(json_read(shared_path("tokenizers/golden.json"), &file, &json));
-    const qlora__json_token* strings = qlora__text_json_get(&json, json.tokens, "strings");
-    const qlora__json_token* all =
-        qlora__text_json_get(&json, qlora__text_json_get(&json, json.tokens, "ids"), name);
-    const qlora__json_token* plain = qlora__text_json_get(&json, all, "plain");
-    size_t count = strings->count;
-    ASSERT(count == 59);
-    ASSERT_EQ(count, golden_encode(tok, &json, strings, plain, 0));
-    ASSERT_EQ(count, golden_encode(tok, &json, strings, qlora__text_json_get(&json, all, "special"),
-                                   QLORA_TEXT_SPECIAL));
-    ASSERT_EQ(count,
-              golden_decode(tok, &json, plain, qlora__text_json_get(&json, all, "decoded"), 0, 0));
-    json_close(&file, &json);
+    for (int i = 0; i < 4; i++) {
+        qlora_text_bytes file;
+        qlora__json json;
+        if (i == 2) {
+            ASSERT(compile_patterns(tok));
+        }
+        ASSERT(json_read(shared_path(files[i % 2].file), &file, &json));
+        const qlora__json_token* strings = qlora__text_json_get(&json, json.tokens, "strings");
+        const qlora__json_token* all =
+            qlora__text_json_get(&json, qlora__text_json_get(&json, json.tokens, "ids"), name);
+        const qlora__json_token* plain = qlora__text_json_get(&json, all, "plain");
+        const qlora__json_token* special = qlora__text_json_get(&json, all, "special");
+        const qlora__json_token* decoded = qlora__text_json_get(&json, all, "decoded");
+        size_t count = strings->count;
+        ASSERT_EQ(files[i % 2].count, count);
+        ASSERT_EQ(count, golden_encode(tok, &json, strings, plain, 0));
+        ASSERT_EQ(count, golden_encode(tok, &json, strings, special, QLORA_TEXT_SPECIAL));
+        ASSERT_EQ(count, golden_decode(tok, &json, plain, decoded, 0, 0));
+        json_close(&file, &json);
+    }
     qlora_text_tok_close(tok);
     PASS();
 }
@@ -623,6 +649,79 @@ TEST llama_cpp_vectors(const char* vocab, const char* name) {
     ASSERT_EQ(count, right);
     qlora_text_bytes_free(lib, &in);
     qlora_text_bytes_free(lib, &out);
+    qlora_text_tok_close(tok);
+    PASS();
+}
+
+// ---- tokenizers in GGUF files ----
+
+// A vocabulary of llama.cpp in the shared folder; NULL if it or gzip is missing.
+static qlora_text_tok* gguf_tok(const char* name) {
+    char command[2400];
+    char from[80];
+    char to[80];
+    qlora_text_tok* tok = NULL;
+    snprintf(from, sizeof(from), "gguf/vocabs/ggml-vocab-%s.gguf.gz", name);
+    if (!shared_is_there(from)) {
+        return NULL;
+    }
+    snprintf(to, sizeof(to), "build/test_text_%s.gguf", name);
+    snprintf(command, sizeof(command), "gzip -dc '%s' > %s", shared_path(from), to);
+    if (system(command) != 0 || !OK(qlora_text_tok_open(lib, to, &tok))) {
+        printf("%s: %s\n", name, WHY);
+    }
+    remove(to);
+    return tok;
+}
+
+// llama.cpp's ids.
+TEST gguf_vocabulary(const char* name) {
+    qlora_text_bytes file;
+    qlora__json json;
+    qlora_text_tok* tok = gguf_tok(name);
+    if (!tok) {
+        SKIPm("no shared folder, or no gzip");
+    }
+    ASSERT(json_read(shared_path("gguf/vocabs/golden.json"), &file, &json));
+    const qlora__json_token* strings = qlora__text_json_get(&json, json.tokens, "strings");
+    const qlora__json_token* all =
+        qlora__text_json_get(&json, qlora__text_json_get(&json, json.tokens, "ids"), name);
+    size_t count = strings->count;
+    ASSERT_EQ((size_t)170, count);
+    ASSERT_EQ(count, golden_encode(tok, &json, strings, qlora__text_json_get(&json, all, "raw"),
+                                   QLORA_TEXT_LITERAL));
+    ASSERT_EQ(count,
+              golden_encode(tok, &json, strings, qlora__text_json_get(&json, all, "plain"), 0));
+    ASSERT_EQ(count, golden_encode(tok, &json, strings, qlora__text_json_get(&json, all, "special"),
+                                   QLORA_TEXT_SPECIAL));
+    json_close(&file, &json);
+    qlora_text_tok_close(tok);
+    PASS();
+}
+
+// The tokenizers inside the GGUF models.
+TEST gguf_model_tokens(const char* name) {
+    qlora_text_bytes file;
+    qlora__json json;
+    qlora_text_tok* tok = NULL;
+    char path[1024];
+    snprintf(path, sizeof(path), "gguf/%s/%s.gguf", strstr(name, "gemma") ? "extra" : "models",
+             name);
+    if (!shared_is_there(path)) {
+        SKIPm("no shared folder");
+    }
+    char whole[1100];
+    snprintf(whole, sizeof whole, "%s", shared_path(path));
+    ASSERT(OK(qlora_text_tok_open(lib, whole, &tok)));
+    ASSERT(json_read(shared_path("gguf/models/tokens.json"), &file, &json));
+    const qlora__json_token* strings = qlora__text_json_get(&json, json.tokens, "strings");
+    const qlora__json_token* all =
+        qlora__text_json_get(&json, qlora__text_json_get(&json, json.tokens, "ids"), name);
+    const qlora__json_token* front =
+        qlora__text_json_get(&json, qlora__text_json_get(&json, json.tokens, "front"), name);
+    ASSERT_EQ((size_t)strings->count, golden_encode(tok, &json, strings, all, 0));
+    ASSERT(same_ids(&tok->prefix, &json, front));
+    json_close(&file, &json);
     qlora_text_tok_close(tok);
     PASS();
 }
@@ -865,9 +964,9 @@ TEST refused_tokenizers(void) {
               "\"\"}"),
          "x+"},
         {MINI("\"pre_tokenizer\":{\"type\":\"UnicodeScripts\"}"), "UnicodeScripts"},
-        {MINI("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a-z]+\"},"
+        {MINI("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a(?<=b)c\"},"
               "\"behavior\":\"Isolated\",\"invert\":false}"),
-         "unknown regular expression: [a-z]+"},
+         "the regular expression a(?<=b)c has, at byte 2, a (?..) group other than"},
         {MINI("\"pre_tokenizer\":{\"type\":\"Sequence\"}"), "Sequence"},
         {MINI("\"decoder\":{\"type\":\"CTC\"}"), "CTC"},
         {MINI("\"post_processor\":{\"type\":\"Other\"}"), "Other"},
@@ -1593,9 +1692,27 @@ SUITE(text_suite) {
     RUN_TESTp(shared_golden, "llama3_2");
     RUN_TESTp(shared_golden, "qwen2_5");
     RUN_TESTp(shared_golden, "mistral_v1");
+    RUN_TESTp(shared_golden, "qwen3");
+    RUN_TESTp(shared_golden, "mistral_nemo");
+    RUN_TESTp(shared_golden, "deepseek_v3");
+    RUN_TESTp(shared_golden, "yi");
+    RUN_TESTp(shared_golden, "gemma");
     RUN_TESTp(llama_cpp_vectors, "gpt-2", "gpt2");
     RUN_TESTp(llama_cpp_vectors, "llama-bpe", "llama3_2");
     RUN_TESTp(llama_cpp_vectors, "qwen2", "qwen2_5");
+    RUN_TESTp(gguf_vocabulary, "llama-spm");
+    RUN_TESTp(gguf_vocabulary, "phi-3");
+    RUN_TESTp(gguf_vocabulary, "gpt-2");
+    RUN_TESTp(gguf_vocabulary, "llama-bpe");
+    RUN_TESTp(gguf_vocabulary, "qwen2");
+    RUN_TESTp(gguf_vocabulary, "deepseek-llm");
+    RUN_TESTp(gguf_vocabulary, "starcoder");
+    RUN_TESTp(gguf_model_tokens, "llama-q8_0");
+    RUN_TESTp(gguf_model_tokens, "phi3-longrope-bf16");
+    RUN_TESTp(gguf_model_tokens, "llama3-rope-bf16");
+    RUN_TESTp(gguf_model_tokens, "qwen2-f16");
+    RUN_TESTp(gguf_model_tokens, "qwen3-bf16-00001-of-00002");
+    RUN_TESTp(gguf_model_tokens, "gemma3-bf16");
     RUN_TESTp(random_bytes, golden_tok, "text_byte", true);
     RUN_TESTp(random_bytes, golden_tok, "text_spm", false);
     RUN_TESTp(random_bytes, shared_tok, "gpt2", false);

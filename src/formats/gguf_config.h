@@ -1,0 +1,225 @@
+// ---- the config of a model from the metadata of a GGUF file -------------------------------------
+
+typedef struct qlora__gguf_reader {
+    qlora__env* env;
+    const qlora__gguf_model* m;
+    const qlora__gguf* g;
+    qlora__gguf_facts facts;
+} qlora__gguf_reader;
+
+static qlora_result qlora__gguf_config_int(const qlora__gguf_reader* r, const char* name,
+                                           int64_t fallback, int64_t least, int64_t most,
+                                           int64_t* out) {
+    qlora__gguf_key key = qlora__gguf_key_of(&r->facts, name);
+    return qlora__gguf_get_int(r->env, r->g, key.text, fallback, least, most, out);
+}
+
+static qlora_result qlora__gguf_config_positive(const qlora__gguf_reader* r, const char* name,
+                                                double fallback, double* out) {
+    qlora__gguf_key key = qlora__gguf_key_of(&r->facts, name);
+    return qlora__gguf_get_positive(r->env, r->g, key.text, fallback, out);
+}
+
+// The sizes, by the names of their keys. A fallback of -1 means that the key is required.
+static qlora_result qlora__gguf_config_sizes(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const struct {
+        const char* name;
+        int64_t fallback;
+        int64_t most;
+        int64_t* out;
+    } sizes[] = {{"embedding_length", -1, 1 << 20, &c->hidden},
+                 {"feed_forward_length", -1, 1 << 22, &c->intermediate},
+                 {"block_count", -1, QLORA_MAX_LAYERS, &c->layers},
+                 {"context_length", -1, INT32_MAX, &c->max_positions}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        QLORA__TRY(qlora__gguf_config_int(r, sizes[i].name, sizes[i].fallback, 1, sizes[i].most,
+                                          sizes[i].out));
+    }
+    c->heads = r->facts.heads;
+    c->kv_heads = r->facts.kv_heads;
+    c->head_dim = r->facts.head_dim;
+    if (c->heads % c->kv_heads != 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: head_count (%lld) is not a multiple of head_count_kv (%lld)",
+                               r->g->label, (long long)c->heads, (long long)c->kv_heads);
+    }
+    if (c->head_dim > 256) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: key_length is %lld; the maximum is 256", r->g->label,
+                               (long long)c->head_dim);
+    }
+    return qlora__gguf_config_positive(r, "attention.layer_norm_rms_epsilon", -1.0, &c->rms_eps);
+}
+
+// The vocabulary has as many tokens as the embedding has rows, whatever vocab_size says: converters
+// cut the embedding to the tokenizer.
+static qlora_result qlora__gguf_config_vocab(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__gguf_tensor* embed = qlora__gguf_model_find(r->m, "token_embd.weight");
+    if (embed == NULL || embed->rank != 2 || embed->shape[1] > (1u << 24)) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: token_embd.weight %s", r->g->label,
+                               embed == NULL ? "is missing" : "must be a matrix");
+    }
+    c->vocab = (int64_t)embed->shape[1];
+    const qlora__gguf_value* tokens = qlora__gguf_find(r->g, "tokenizer.ggml.tokens");
+    if (tokens != NULL && (int64_t)tokens->count != c->vocab) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: tokenizer.ggml.tokens has %llu tokens, but token_embd.weight "
+                               "has %lld rows",
+                               r->g->label, (unsigned long long)tokens->count, (long long)c->vocab);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_config_yarn(const qlora__gguf_reader* r, qlora_rope_desc* rope) {
+    QLORA__TRY(
+        qlora__gguf_config_positive(r, "rope.scaling.yarn_beta_fast", 32.0, &rope->beta_fast));
+    QLORA__TRY(
+        qlora__gguf_config_positive(r, "rope.scaling.yarn_beta_slow", 1.0, &rope->beta_slow));
+    double all = 0.0;
+    const qlora__gguf_value* v = qlora__gguf_find(
+        r->g, qlora__gguf_key_of(&r->facts, "rope.scaling.yarn_log_multiplier").text);
+    if (v != NULL && !qlora__gguf_real(v, 0, &all)) {
+        return qlora__gguf_wrong(r->env, r->g, "rope.scaling.yarn_log_multiplier", v, "F32");
+    }
+    if (all > 0.0) {
+        rope->mscale = 1.0;
+        rope->mscale_all_dim = all;
+    }
+    return QLORA_OK;
+}
+
+// The scaling of the rotation by its keys.
+static qlora_result qlora__gguf_config_rope(const qlora__gguf_reader* r, qlora_model_config* c) {
+    qlora_rope_desc* rope = &c->rope;
+    const char* type = NULL;
+    size_t size = 0;
+    int64_t original = 0;
+    double factor = 1.0;
+    QLORA__TRY(qlora__gguf_config_positive(r, "rope.freq_base", 10000.0, &rope->theta));
+    if (!(rope->theta > 1.0)) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: rope.freq_base is %g; it must be greater than 1", r->g->label,
+                               rope->theta);
+    }
+    QLORA__TRY(qlora__gguf_config_positive(r, "rope.scale_linear", 1.0, &factor)); // old name
+    QLORA__TRY(qlora__gguf_config_positive(r, "rope.scaling.factor", factor, &factor));
+    QLORA__TRY(qlora__gguf_config_int(r, "rope.scaling.original_context_length", c->max_positions,
+                                      1, INT32_MAX, &original));
+    QLORA__TRY(qlora__gguf_get_string(r->env, r->g,
+                                      qlora__gguf_key_of(&r->facts, "rope.scaling.type").text,
+                                      false, &type, &size));
+    rope->factor = 1.0;
+    if (qlora__gguf_is(type, size, "yarn")) {
+        rope->type = QLORA_ROPE_YARN;
+        rope->factor = factor;
+        rope->original_max_position = (double)original;
+        QLORA__TRY(qlora__gguf_config_yarn(r, rope));
+    } else if (type == NULL || qlora__gguf_is(type, size, "linear")) {
+        rope->type = factor > 1.0 || factor < 1.0 ? QLORA_ROPE_LINEAR : QLORA_ROPE_DEFAULT;
+        rope->factor = factor;
+    } else if (!qlora__gguf_is(type, size, "none")) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope.scaling.type \"%.*s\" is not supported; supported are "
+                               "none, linear and yarn",
+                               r->g->label, qlora__gguf_shown(size), type);
+    }
+    return QLORA_OK;
+}
+
+// The divisors of the frequencies, if the file has them.
+static qlora_result qlora__gguf_config_factors(const qlora__gguf_reader* r, qlora_model_config* c) {
+    if (qlora__gguf_model_find(r->m, "rope_freqs.weight") != NULL) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope_freqs.weight is not supported yet", r->g->label);
+    }
+    c->rope_sliding = c->rope;
+    return QLORA_OK;
+}
+
+// The ids of special tokens. Generation ends at the end of the text and of a turn.
+static qlora_result qlora__gguf_config_ids(const qlora__gguf_reader* r, qlora_model_config* c) {
+    static const struct {
+        const char* key;
+        int role; // 0: begin, 1: padding, 2: stop
+    } ids[] = {{"tokenizer.ggml.bos_token_id", 0},
+               {"tokenizer.ggml.padding_token_id", 1},
+               {"tokenizer.ggml.eos_token_id", 2},
+               {"tokenizer.ggml.eot_token_id", 2},
+               {"tokenizer.ggml.eom_token_id", 2}};
+    c->bos_id = -1;
+    c->pad_id = -1;
+    for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
+        int64_t id = 0;
+        if (qlora__gguf_find(r->g, ids[i].key) == NULL) {
+            continue;
+        }
+        QLORA__TRY(qlora__gguf_get_int(r->env, r->g, ids[i].key, -1, 0, c->vocab - 1, &id));
+        bool there = false;
+        for (int32_t k = 0; k < c->stop_count; k++) {
+            there = there || c->stop_ids[k] == (int32_t)id;
+        }
+        if (ids[i].role == 2 && !there) {
+            c->stop_ids[c->stop_count++] = (int32_t)id;
+        } else if (ids[i].role < 2) {
+            *(ids[i].role == 0 ? &c->bos_id : &c->pad_id) = (int32_t)id;
+        }
+    }
+    return QLORA_OK;
+}
+
+// What the presence of tensors says.
+static void qlora__gguf_config_tensors(const qlora__gguf_reader* r, qlora_model_config* c) {
+    c->tied = qlora__gguf_model_find(r->m, "output.weight") == NULL;
+    c->qkv_bias = qlora__gguf_model_find(r->m, "blk.0.attn_q.bias") != NULL ||
+                  qlora__gguf_model_find(r->m, "blk.0.attn_qkv.bias") != NULL;
+    c->o_bias = qlora__gguf_model_find(r->m, "blk.0.attn_output.bias") != NULL;
+    c->mlp_bias = qlora__gguf_model_find(r->m, "blk.0.ffn_down.bias") != NULL;
+    c->qk_norm = qlora__gguf_model_find(r->m, "blk.0.attn_q_norm.weight") != NULL;
+    c->dtype = -1;
+}
+
+static qlora_result qlora__gguf_config_fill(qlora__gguf_reader* r, qlora_model_config* c) {
+    int64_t rotated = 0;
+    memset(c, 0, sizeof *c);
+    QLORA__TRY(qlora__gguf_get_facts(r->env, r->g, &r->facts));
+    c->family = r->facts.family;
+    QLORA__TRY(qlora__gguf_config_sizes(r, c));
+    QLORA__TRY(qlora__gguf_config_vocab(r, c));
+    QLORA__TRY(qlora__gguf_config_rope(r, c));
+    QLORA__TRY(
+        qlora__gguf_config_int(r, "rope.dimension_count", c->head_dim, 1, 1 << 14, &rotated));
+    if (rotated != c->head_dim) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope.dimension_count is %lld; it must be %lld, the size of a "
+                               "head",
+                               r->g->label, (long long)rotated, (long long)c->head_dim);
+    }
+    QLORA__TRY(qlora__gguf_config_factors(r, c));
+    qlora__gguf_config_tensors(r, c);
+    return qlora__gguf_config_ids(r, c);
+}
+
+static qlora_result qlora__config_read_gguf(qlora__env* env, const char* path,
+                                            qlora_model_config* out) {
+    qlora__gguf_model m;
+    qlora__gguf_reader r;
+    qlora_model_config config;
+    QLORA__TRY(qlora__gguf_model_open(env, path, &m));
+    memset(&r, 0, sizeof r);
+    r.env = env;
+    r.m = &m;
+    r.g = &m.files[0].meta;
+    qlora_result result = qlora__gguf_config_fill(&r, &config);
+    qlora__gguf_model_close(env, &m);
+    if (result == QLORA_OK) {
+        *out = config;
+    }
+    return result;
+}
+
+// The config of a model folder or a GGUF file.
+static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char* dir,
+                                                     qlora_model_config* out) {
+    return qlora__gguf_path(dir) ? qlora__config_read_gguf(env, dir, out)
+                                 : qlora__config_read_dir(env, dir, out);
+}

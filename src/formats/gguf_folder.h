@@ -1,0 +1,306 @@
+// ---- a GGUF file as a model folder --------------------------------------------------------------
+
+// The family of a file, and what its tensors need.
+typedef struct qlora__gguf_facts {
+    qlora_family family;
+    const char* prefix; // of the keys of its architecture, not terminated
+    size_t prefix_size;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t head_dim;
+    bool permuted;
+} qlora__gguf_facts;
+
+// The full name of a key of the architecture: "llama" and "block_count" give "llama.block_count".
+typedef struct qlora__gguf_key {
+    char text[128];
+} qlora__gguf_key;
+
+static qlora__gguf_key qlora__gguf_key_of(const qlora__gguf_facts* facts, const char* name) {
+    qlora__gguf_key key;
+    snprintf(key.text, sizeof key.text, "%.*s.%s", (int)facts->prefix_size, facts->prefix, name);
+    return key;
+}
+
+static qlora_result qlora__gguf_get_family(qlora__env* env, const qlora__gguf* g,
+                                           qlora__gguf_facts* facts) {
+    const char* type = NULL;
+    size_t size = 0;
+    QLORA__TRY(qlora__gguf_get_string(env, g, "general.type", false, &type, &size));
+    if (type != NULL && !qlora__gguf_is(type, size, "model")) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: general.type is \"%.*s\"; only a \"model\" can be opened",
+                               g->label, qlora__gguf_shown(size), type);
+    }
+    QLORA__TRY(qlora__gguf_get_string(env, g, "general.architecture", true, &facts->prefix,
+                                      &facts->prefix_size));
+    for (int i = 0; i < QLORA__FAMILY_COUNT; i++) {
+        if (qlora__gguf_is(facts->prefix, facts->prefix_size, qlora__families[i].gguf_name)) {
+            facts->family = qlora__families[i].family;
+            facts->permuted = strcmp(qlora__families[i].gguf_name, "llama") == 0;
+            return QLORA_OK;
+        }
+    }
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "%s: general.architecture \"%.*s\" is not supported; supported are "
+                           "llama, qwen2 and qwen3",
+                           g->label, qlora__gguf_shown(facts->prefix_size), facts->prefix);
+}
+
+static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
+                                          qlora__gguf_facts* facts) {
+    int64_t hidden = 0;
+    int64_t value = 0;
+    int64_t experts = 0;
+    memset(facts, 0, sizeof *facts);
+    QLORA__TRY(qlora__gguf_get_family(env, g, facts));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "expert_count").text, 0, 0,
+                                   INT32_MAX, &experts));
+    if (experts > 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: expert_count is %lld; mixtures of experts are not supported",
+                               g->label, (long long)experts);
+    }
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "embedding_length").text, -1,
+                                   1, 1 << 20, &hidden));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "attention.head_count").text,
+                                   -1, 1, 1 << 14, &facts->heads));
+    QLORA__TRY(qlora__gguf_get_int(env, g,
+                                   qlora__gguf_key_of(facts, "attention.head_count_kv").text,
+                                   facts->heads, 1, 1 << 14, &facts->kv_heads));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "attention.key_length").text,
+                                   hidden / facts->heads, 1, 1 << 14, &facts->head_dim));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "attention.value_length").text,
+                                   facts->head_dim, 1, 1 << 14, &value));
+    if (value != facts->head_dim || facts->head_dim % 2 != 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: key_length is %lld and value_length %lld; they must be equal "
+                               "and even",
+                               g->label, (long long)facts->head_dim, (long long)value);
+    }
+    return QLORA_OK;
+}
+
+// ---- names --------------------------------------------------------------------------------------
+
+static const struct {
+    const char* gguf;
+    const char* module;
+} qlora__gguf_modules[] = {
+    {"attn_norm", "input_layernorm"},    {"ffn_norm", "post_attention_layernorm"},
+    {"attn_q", "self_attn.q_proj"},      {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},      {"attn_output", "self_attn.o_proj"},
+    {"attn_q_norm", "self_attn.q_norm"}, {"attn_k_norm", "self_attn.k_norm"},
+    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+};
+
+// The module of a tensor of a layer; `name` is what follows "blk.N." and has `size` characters.
+static const char* qlora__gguf_module(const char* name, size_t size) {
+    for (size_t i = 0; i < sizeof qlora__gguf_modules / sizeof qlora__gguf_modules[0]; i++) {
+        if (qlora__gguf_is(name, size, qlora__gguf_modules[i].gguf)) {
+            return qlora__gguf_modules[i].module;
+        }
+    }
+    return NULL;
+}
+
+static qlora_result qlora__gguf_unknown(qlora__env* env, const qlora__folder* f,
+                                        const qlora__gguf_facts* facts, const char* name) {
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "%s: the tensor %s is not known in the architecture %.*s", f->dir, name,
+                           (int)facts->prefix_size, facts->prefix);
+}
+
+// Starts an entry for rows [first, first + rows) of a tensor.
+static qlora__folder_made* qlora__gguf_entry_add(qlora__folder* f, const qlora__gguf_tensor* t,
+                                                 int64_t first, int64_t rows) {
+    qlora__folder_made* made = &f->made[f->count];
+    memset(made, 0, sizeof *made);
+    made->view.parts[0] = t;
+    made->view.count = 1;
+    made->view.first = first;
+    made->view.rows = rows;
+    made->view.cols = t->rank == 1 ? 1 : (int64_t)t->shape[0];
+    return made;
+}
+
+// Ends an entry: its type, shape and size follow from the view.
+static void qlora__gguf_entry_end(qlora__folder* f, qlora__folder_made* made) {
+    const qlora__gguf_tensor* t = made->view.parts[0];
+    qlora__st_tensor* out = &made->tensor;
+    bool plain = qlora__gguf_view_is_plain(&made->view);
+    bool vector = t->rank == 1;
+    out->name = made->name;
+    out->shape = made->shape;
+    out->rank = vector ? 1 : 2;
+    made->shape[0] = made->view.rows;
+    made->shape[1] = made->view.cols;
+    out->dtype = t->type->block > 1 || made->view.minus_one ? QLORA__ST_F32
+                 : strcmp(t->type->name, "F32") == 0        ? QLORA__ST_F32
+                 : strcmp(t->type->name, "F16") == 0        ? QLORA__ST_F16
+                                                            : QLORA__ST_BF16;
+    out->bytes =
+        (uint64_t)(made->view.rows * made->view.cols) * (qlora__st_dtypes[out->dtype].bits / 8);
+    if (plain && t->type->block == 1) {
+        out->data = qlora__gguf_view_bytes(&made->view, 0);
+    } else {
+        out->view = &made->view;
+    }
+    qlora__folder_add(f, out);
+}
+
+// A tensor of a layer: "blk.N.NAME.weight" or ".bias".
+static qlora_result qlora__gguf_add_layer(qlora__env* env, qlora__folder* f,
+                                          const qlora__gguf_facts* facts,
+                                          const qlora__gguf_tensor* t) {
+    const char* at = t->name + 4;
+    unsigned layer = 0;
+    for (; *at >= '0' && *at <= '9' && layer < 100000; at++) {
+        layer = layer * 10 + (unsigned)(*at - '0');
+    }
+    const char* last = strrchr(t->name, '.');
+    bool bias = strcmp(last, ".bias") == 0;
+    if (*at != '.' || at == t->name + 4 || last <= at || (!bias && strcmp(last, ".weight") != 0)) {
+        return qlora__gguf_unknown(env, f, facts, t->name);
+    }
+    at++;
+    size_t size = (size_t)(last - at);
+    int64_t q = facts->heads * facts->head_dim;
+    int64_t kv = facts->kv_heads * facts->head_dim;
+    bool fused = qlora__gguf_is(at, size, "attn_qkv");
+    static const char* const three[] = {"attn_q", "attn_k", "attn_v"};
+    int64_t first = 0;
+    for (int i = 0; i < (fused ? 3 : 1); i++) {
+        const char* name = fused ? three[i] : at;
+        const char* module = qlora__gguf_module(name, fused ? 6 : size);
+        if (module == NULL) {
+            return qlora__gguf_unknown(env, f, facts, t->name);
+        }
+        bool is_q = strcmp(module, "self_attn.q_proj") == 0;
+        bool rotated = is_q || strcmp(module, "self_attn.k_proj") == 0;
+        int64_t all = qlora__gguf_rows(t);
+        int64_t rows = !fused ? all : i == 0 ? q : kv;
+        if (first + rows > all || (fused && i == 2 && first + rows != all) ||
+            (rotated && facts->permuted && rows % facts->head_dim != 0)) {
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT, "%s: %s has %lld rows, which do not fit %lld heads of %lld",
+                f->dir, t->name, (long long)all, (long long)(is_q ? facts->heads : facts->kv_heads),
+                (long long)facts->head_dim);
+        }
+        qlora__folder_made* made = qlora__gguf_entry_add(f, t, first, rows);
+        made->view.head_dim = rotated && facts->permuted ? facts->head_dim : 0;
+        snprintf(made->name, sizeof made->name, "model.layers.%u.%s%s", layer, module, last);
+        qlora__gguf_entry_end(f, made);
+        first += rows;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gguf_add(qlora__env* env, qlora__folder* f,
+                                    const qlora__gguf_facts* facts, const qlora__gguf_tensor* t) {
+    static const struct {
+        const char* gguf;
+        const char* name;
+    } names[] = {{"token_embd.weight", "model.embed_tokens.weight"},
+                 {"output_norm.weight", "model.norm.weight"},
+                 {"output.weight", "lm_head.weight"}};
+    if (t->rank > 2 || (t->rank == 1 && t->type->block > 1)) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s has %u dimensions and type %s, which is not supported",
+                               f->dir, t->name, t->rank, t->type->name);
+    }
+    if (strncmp(t->name, "blk.", 4) == 0) {
+        return qlora__gguf_add_layer(env, f, facts, t);
+    }
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(t->name, names[i].gguf) == 0) {
+            qlora__folder_made* made = qlora__gguf_entry_add(f, t, 0, qlora__gguf_rows(t));
+            snprintf(made->name, sizeof made->name, "%s", names[i].name);
+            qlora__gguf_entry_end(f, made);
+            return QLORA_OK;
+        }
+    }
+    // the divisors of the rotation are part of the config
+    bool rope = strcmp(t->name, "rope_freqs.weight") == 0 ||
+                strcmp(t->name, "rope_factors_long.weight") == 0 ||
+                strcmp(t->name, "rope_factors_short.weight") == 0;
+    return rope ? QLORA_OK : qlora__gguf_unknown(env, f, facts, t->name);
+}
+
+static qlora_result qlora__gguf_fill(qlora__env* env, qlora__folder* f) {
+    qlora__gguf_facts facts;
+    uint64_t count = 0;
+    QLORA__TRY(qlora__gguf_get_facts(env, &f->gguf.files[0].meta, &facts));
+    for (uint32_t i = 0; i < f->gguf.count; i++) {
+        count += f->gguf.files[i].count;
+    }
+    if (count > UINT32_MAX / 3 / sizeof *f->made) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many tensors", f->dir);
+    }
+    count = 3 * count; // a fused tensor is three
+    QLORA__TRY(qlora__folder_reserve(env, f, (uint32_t)count));
+    f->made = (qlora__folder_made*)qlora__env_alloc(env, (size_t)count * sizeof *f->made);
+    f->cache = (qlora__folder_cache*)qlora__env_alloc_zero(env, sizeof *f->cache);
+    if (f->cache == NULL || f->made == NULL) {
+        f->made_room = f->made != NULL ? (uint32_t)count : 0;
+        return QLORA_ERR_MEMORY;
+    }
+    f->made_room = (uint32_t)count;
+    for (uint32_t i = 0; i < f->gguf.count; i++) {
+        for (uint32_t k = 0; k < f->gguf.files[i].count; k++) {
+            QLORA__TRY(qlora__gguf_add(env, f, &facts, &f->gguf.files[i].tensors[k]));
+        }
+    }
+    return qlora__folder_sort(env, f);
+}
+
+static qlora_result qlora__folder_open_gguf(qlora__env* env, const char* path, qlora__folder* f) {
+    memset(f, 0, sizeof *f);
+    QLORA__TRY(qlora__path_join(env, "", path, f->dir));
+    QLORA__TRY(qlora__gguf_model_open(env, path, &f->gguf));
+    qlora_result result = qlora__gguf_fill(env, f);
+    if (result != QLORA_OK) {
+        qlora__folder_close(env, f);
+    }
+    return result;
+}
+
+// Opens the weights of a model: those of a folder, or of a GGUF file.
+static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char* dir,
+                                                     qlora__folder* f) {
+    return qlora__gguf_path(dir) ? qlora__folder_open_gguf(env, dir, f)
+                                 : qlora__folder_open_dir(env, dir, f);
+}
+
+// The values of a tensor. If they must be made first, they are valid until the next call.
+static QLORA__UNUSED qlora_result qlora__folder_make(qlora__env* env, const qlora__folder* f,
+                                                     const qlora__st_tensor** tensor) {
+    const qlora__st_tensor* t = *tensor;
+    qlora__folder_cache* cache = f->cache;
+    if (t->view == NULL) {
+        return QLORA_OK;
+    }
+    if (cache->bytes < t->bytes) {
+        qlora__env_free(env, cache->data, cache->bytes);
+        cache->bytes = 0;
+        cache->data = (uint8_t*)qlora__env_alloc(env, (size_t)t->bytes);
+        if (cache->data == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        cache->bytes = (size_t)t->bytes;
+    }
+    if (t->dtype == QLORA__ST_F32) {
+        qlora__gguf_view_read(t->view, 0, qlora__st_elements(t), (float*)(void*)cache->data);
+    } else {
+        size_t row = (size_t)t->view->cols * 2;
+        for (int64_t i = 0; i < t->view->rows; i++) {
+            memcpy(cache->data + (size_t)i * row, qlora__gguf_view_bytes(t->view, i), row);
+        }
+    }
+    cache->tensor = *t;
+    cache->tensor.view = NULL;
+    cache->tensor.data = cache->data;
+    *tensor = &cache->tensor;
+    return QLORA_OK;
+}
