@@ -80,7 +80,7 @@ def random_model(r):
         c["use_sliding_window"] = True
         c["sliding_window"] = r.choice([3, 6])
         c["max_window_layers"] = r.randint(0, c["num_hidden_layers"])
-    if chance(r, 0.03):
+    if chance(r, 0.015):
         c["hidden_act"] = r.choice(["gelu", "relu"])  # refused unless supported
     if family in ("llama", "qwen3") and chance(r, 0.04):
         c["attention_bias"] = True
@@ -110,9 +110,9 @@ def random_adapter(r, layers):
         c["layers_to_transform"] = sorted(r.sample(range(layers), r.randint(1, layers)))
     if chance(r, 0.1):
         c["init_lora_weights"] = "gaussian"
-    if chance(r, 0.02):
+    if chance(r, 0.01):
         c["use_dora"] = True  # these are refused unless supported
-    if chance(r, 0.02):
+    if chance(r, 0.01):
         c["init_lora_weights"] = r.choice(["pissa", "olora"])
     if chance(r, 0.01):
         c["bias"] = "lora_only"

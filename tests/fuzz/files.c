@@ -143,7 +143,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         }
         buffer b = buffer_make(files[i].data, files[i].size);
         mutate_file(&text->env, &c, "tokenizer.json", &b);
-        must(tokenizer_try(&b) <= valid[i] + 10 * b.size);
+        // and a table for each id up to the largest one, which a file can choose within limits
+        must(tokenizer_try(&b) <= valid[i] + 10 * b.size + ((size_t)4 << 20));
         free(b.data);
     }
     must(qlora_text_destroy(text) == QLORA_OK);
