@@ -15,6 +15,7 @@
        platform   dynamic libraries, threads, clock, files; the only place with _WIN32
        core       errors, log, memory, checked arithmetic, CPU threads, random numbers
        numbers    16-bit floating point, element access, NF4
+       arch       the description of a block, one row per family of models
        formats    JSON, GGUF, safetensors, Hugging Face folders, PEFT and GGUF adapters
        driver     CUDA driver and cuBLAS: symbols, device facts, error names
        tensor     memory, tensors, copies and fills on the context's stream, staging
@@ -128,6 +129,13 @@
 
    LIMITS
        Rows, columns and leading dimensions of a GEMM fit in 31 bits; buffers in 63.
+
+   MODELS
+       Folders of Llama, Mistral, Qwen 2, 2.5 and 3, Gemma 1, 2 and 3, Phi 3, 3.5 and 4, SmolLM3,
+       OLMo 2 and 3, Granite 3 and the dense ones of Granite 4, GLM 4 (glm and glm4), Ministral 3,
+       EXAONE 4, Seed-OSS, and the text part of Gemma 3, Mistral 3, Qwen 2.5 VL and Qwen 3 VL
+       folders with a vision part. Others are refused with the reason. src/arch.h has one row for
+       each. Gemma always uses the tanh form of GELU; the dropout of a base model is never applied.
 
    QLORA DOES NOT
        pre-train, distribute over several GPUs, run mixtures of experts or vision towers, or use the
@@ -521,6 +529,7 @@ QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
 // ---- models -------------------------------------------------------------------------------------
 #define QLORA_MAX_LAYERS 256
 #define QLORA_MAX_STOP_IDS 16
+#define QLORA_MAX_ROPE_FACTORS 128 // half the largest head
 
 // How the frozen weights of the projections are stored.
 typedef enum qlora_base_format {
@@ -533,7 +542,8 @@ typedef enum qlora_rope_type {
     QLORA_ROPE_DEFAULT = 0,
     QLORA_ROPE_LINEAR,
     QLORA_ROPE_LLAMA3,
-    QLORA_ROPE_YARN
+    QLORA_ROPE_YARN,
+    QLORA_ROPE_LONGROPE
 } qlora_rope_type;
 
 // How a model scales its rotary frequencies; the names are those of config.json.
@@ -543,13 +553,17 @@ typedef struct qlora_rope_desc {
     double factor;                // 0 = 1
     double low_freq_factor;       // llama3; 0 = 1
     double high_freq_factor;      // llama3; 0 = 4
-    double original_max_position; // llama3, yarn: original_max_position_embeddings; 0 = error
+    double original_max_position; // all but linear: original_max_position_embeddings; 0 = error
     double beta_fast;             // yarn; 0 = 32
     double beta_slow;             // yarn; 0 = 1
-    double attention_factor;      // yarn, on cosine and sine; 0 = from factor and mscale
+    double attention_factor;      // yarn, longrope, on cosine and sine; 0 = from the other fields
     double mscale;                // yarn; 0 = not given
     double mscale_all_dim;        // yarn; 0 = not given
     bool no_truncate;             // yarn: "truncate": false
+    bool use_long;                // longrope: long_factor; a model sets it if its max_length is
+                                  // greater than original_max_position
+    float short_factor[QLORA_MAX_ROPE_FACTORS]; // longrope: divisors of the frequencies
+    float long_factor[QLORA_MAX_ROPE_FACTORS];
 } qlora_rope_desc;
 
 typedef enum qlora_family {
@@ -557,7 +571,23 @@ typedef enum qlora_family {
     QLORA_FAMILY_LLAMA,
     QLORA_FAMILY_MISTRAL,
     QLORA_FAMILY_QWEN2,
-    QLORA_FAMILY_QWEN3
+    QLORA_FAMILY_QWEN3,
+    QLORA_FAMILY_GEMMA,
+    QLORA_FAMILY_GEMMA2,
+    QLORA_FAMILY_GEMMA3,
+    QLORA_FAMILY_PHI3,
+    QLORA_FAMILY_SMOLLM3,
+    QLORA_FAMILY_OLMO2,
+    QLORA_FAMILY_OLMO3,
+    QLORA_FAMILY_GRANITE,
+    QLORA_FAMILY_GRANITE4, // the dense form of granitemoehybrid
+    QLORA_FAMILY_GLM,
+    QLORA_FAMILY_GLM4,
+    QLORA_FAMILY_MINISTRAL3,
+    QLORA_FAMILY_EXAONE4,
+    QLORA_FAMILY_SEED_OSS,
+    QLORA_FAMILY_QWEN2_5_VL, // the text part of vision-language models
+    QLORA_FAMILY_QWEN3_VL
 } qlora_family;
 
 // The architecture of a model, as in its config.json.
@@ -580,13 +610,26 @@ typedef struct qlora_model_config {
     bool o_bias;
     bool mlp_bias;
     bool qk_norm;
+    bool wrapped;   // the text part of a multimodal folder; decides the names in PEFT files
     bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
-    int32_t dtype;  // a qlora_dtype; -1 = not given in the file
-    int32_t bos_id; // -1 = none
-    int32_t pad_id; // -1 = none
+    // What a family adds to Llama's block. 0 = the default of the family.
+    int64_t rope_dims;      // rotated columns of a head; 0 = all, half of them for GLM
+    double embedding_scale; // 0 = 1, the root of the hidden size for Gemma
+    double residual_scale;  // of the output of attention and MLP; 0 = 1
+    double attention_scale; // of q k^T; 0 = 1 / sqrt(head_dim)
+    double logits_divisor;  // 0 = 1
+    double attention_cap;   // scores s become cap * tanh(s / cap); 0 = no cap
+    double logits_cap;      // the same for logits
+    double query_beta;      // q at position p is multiplied by 1 + query_beta * log(1 +
+    double query_period;    // floor(p / query_period)); 0 = not at all
+    double norm_offset;     // added to norm weights when they are loaded from files
+    int32_t dtype;          // a qlora_dtype; -1 = not given in the file
+    int32_t bos_id;         // -1 = none
+    int32_t pad_id;         // -1 = none
     int32_t stop_count;
     int32_t stop_ids[QLORA_MAX_STOP_IDS];
     uint8_t sliding[QLORA_MAX_LAYERS]; // 1 if the attention of the layer is limited by `window`
+    uint8_t no_rope[QLORA_MAX_LAYERS]; // 1 if q and k of the layer are not rotated
 } qlora_model_config;
 
 // The type in which a model computes. Frozen weights keep their own format.
@@ -604,7 +647,9 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_GATE = 16,
     QLORA_TARGET_UP = 32,
     QLORA_TARGET_DOWN = 64,
-    QLORA_TARGET_ALL = 127
+    QLORA_TARGET_QKV = 128,     // models with one matrix for q, k and v
+    QLORA_TARGET_GATE_UP = 256, // models with one matrix for gate and up
+    QLORA_TARGET_ALL = 511      // those that the model has
 } qlora_target;
 
 typedef enum qlora_choice {
@@ -629,7 +674,7 @@ typedef struct qlora_plan qlora_plan;
 typedef struct qlora_model_desc {
     uint32_t reserved_must_be_zero0;
     // The model.
-    const char* dir;                  // Hugging Face folder; NULL = random weights of *config
+    const char* dir;                  // Hugging Face folder or FILE.gguf; NULL = random weights
     const qlora_model_config* config; // set exactly one of dir and config
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
@@ -642,7 +687,7 @@ typedef struct qlora_model_desc {
     float alpha;         // 0 = 2 * rank
     bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
     float dropout;       // on the input of the adapters, less than 1; 0 = none
-    uint32_t targets;    // qlora_target bits; 0 = all seven
+    uint32_t targets;    // qlora_target bits that the model has; 0 = all
     bool train_norms;    // also train the RMSNorm weights
     // Its memory.
     qlora_purpose purpose;   // 0 = TRAIN
@@ -699,7 +744,8 @@ QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* m
 // Writes the plan as a table, truncated if the buffer is too small. Returns the number of bytes
 // needed, including the final NUL.
 QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size);
-// Reads config.json and, if present, generation_config.json of a model folder.
+// Reads config.json and, if present, generation_config.json of a model folder, or the metadata of a
+// GGUF file.
 QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
 
 typedef struct qlora_model qlora_model;
@@ -779,6 +825,12 @@ typedef enum qlora_schedule {
     QLORA_SCHEDULE_CONSTANT = 2
 } qlora_schedule;
 
+// The gradients whose common norm is limited.
+typedef enum qlora_clip_scope {
+    QLORA_CLIP_ALL = 0,   // all of them together, as in PyTorch's clip_grad_norm_
+    QLORA_CLIP_LAYERS = 1 // those of each layer separately; the final norm is a group of its own
+} qlora_clip_scope;
+
 // Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_train_desc {
     uint32_t reserved_must_be_zero0;
@@ -788,6 +840,7 @@ typedef struct qlora_train_desc {
     double eps;               // 0 = 1e-8
     double weight_decay;      // 0 = none
     double max_norm;          // gradient norm to clip to; 0 = 1, negative = no clipping
+    qlora_clip_scope clip;    // what max_norm applies to; 0 = all gradients together
     qlora_schedule schedule;  // 0 = cosine
     int64_t warmup_steps;     // steps over which the learning rate rises linearly; 0 = none
     int64_t total_steps;      // 0 = constant learning rate after the warm-up
@@ -805,8 +858,8 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
                                             qlora_trainer** out);
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
-// Changes settings between two steps. seed, eager and require_graph cannot change and must be as
-// before. Does not wait for the device.
+// Changes settings between two steps. clip, seed, eager and require_graph cannot change and must be
+// as before. Does not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
@@ -817,7 +870,7 @@ typedef struct qlora_train_info {
     double loss;     // mean over the labels of the step
     double labels;   // their total weight
     int64_t tokens;  // number of tokens in the step
-    float grad_norm; // before clipping
+    float grad_norm; // before clipping, of all gradients together
     double lr;       // learning rate of the step
     bool graphs;     // steps are run as CUDA graphs
     int64_t waits;   // number of times the host had to wait for a free staging buffer
@@ -962,20 +1015,29 @@ typedef enum qlora_merge_base {
     QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit weights that the adapter was trained on
 } qlora_merge_base;
 
+typedef enum qlora_gguf_format {
+    QLORA_GGUF_AS_DTYPE = 0,
+    QLORA_GGUF_Q8_0 = 1,
+    QLORA_GGUF_Q4_0 = 2
+} qlora_gguf_format;
+
 typedef struct qlora_merge_desc {
     uint32_t reserved_must_be_zero0;
-    const char* dir;       // folder to write; required
+    const char* dir;       // folder or, if the name ends in .gguf, file to write; required
     qlora_dtype dtype;     // type of the merged weights: F32, BF16 or F16; 0 = F32
     qlora_merge_base base; // 0 = ORIGINAL
     uint64_t shard_bytes;  // maximum size of a weight file; 0 = 5 GB
     qlora_progress_fn progress; // NULL = none
     void* progress_user;
+    qlora_gguf_format gguf; // of the matrices in a GGUF file; 0 = dtype
     uint32_t reserved_must_be_zero1;
 } qlora_merge_desc;
 // Writes the model with the adapter merged into its weights, as safetensors shards with config.json
 // and the tokenizer files. Holds one tensor in memory at a time. config.json is written last, so
 // that an interrupted export is not mistaken for a model; a folder that already contains one is
-// rejected. The model must have been opened from a folder.
+// rejected. The model must have been opened from a folder. A model that was opened from a GGUF file
+// is written as one: metadata, tokenizer and names are those of its file, vectors are F32, and with
+// Q4_0 the embedding and the head are Q8_0. An existing file is rejected.
 QLORA_API qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc);
 
 //@@ src/qlora.h
@@ -1011,8 +1073,8 @@ typedef struct qlora_gemm_desc {
 //   bf16, bf16, bf16 or f32
 //   f16, f16, f32
 //   one of A and B f32, the other bf16 or f16, C f32, batch 1 on CUDA: the f32 operand is cast into
-//   the scratch buffer; for f16 it is first scaled by a power of two chosen from its maximum, which
-//   alpha then cancels
+//   the scratch buffer, in slices if that is too small; for f16 it is first scaled by a power of
+//   two chosen from its maximum, which alpha then cancels
 QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc,
                                   const qlora_tensor* a, const qlora_tensor* b,
                                   const qlora_tensor* c);
@@ -1109,8 +1171,11 @@ QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* wei
 // y = x W^T and dx = dy W. x and dy are f32 or bf16; y and dx have the same type, or f32. W is
 // dequantised to bf16 values, whatever the type of x. An unfused product dequantises as much of W
 // at a time as the free scratch holds and reports the path of its GEMM; a fused one, which only the
-// forward product has, reports QLORA_PATH_NF4. flags: ACCUMULATE, PTX and CUBLAS imply an unfused
-// product; without flags, small products are fused if the device can. No call waits for the device.
+// forward product has, reports QLORA_PATH_NF4. (A fused dx = dy W does not exist: its sums run
+// along the columns of W, across the blocks that share a scale, and backward products have the rows
+// of a whole micro-batch, for which dequantising W once costs less than doing so for every tile.)
+// flags: ACCUMULATE, PTX and CUBLAS imply an unfused product; without flags, small products are
+// fused if the device can. No call waits for the device.
 QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
                                               const qlora_nf4* w, const qlora_tensor* y,
                                               uint32_t flags);
@@ -1181,6 +1246,16 @@ QLORA_API qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor*
                                              const qlora_tensor* gate, const qlora_tensor* up,
                                              const qlora_tensor* dgate, const qlora_tensor* dup,
                                              const qlora_tensor* h);
+// The same with the tanh form of GELU instead of SiLU.
+QLORA_API qlora_result qlora_geglu_forward(qlora_ctx* ctx, const qlora_tensor* gate,
+                                           const qlora_tensor* up, const qlora_tensor* h);
+QLORA_API qlora_result qlora_geglu_backward(qlora_ctx* ctx, const qlora_tensor* dh,
+                                            const qlora_tensor* gate, const qlora_tensor* up,
+                                            const qlora_tensor* dgate, const qlora_tensor* dup,
+                                            const qlora_tensor* h);
+// y = cap * tanh(x / cap), element by element; y may be x.
+QLORA_API qlora_result qlora_cap(qlora_ctx* ctx, float cap, const qlora_tensor* x,
+                                 const qlora_tensor* y);
 // Element by element: y = a b, y = a + b, y = alpha x, y = value. y may be an input.
 QLORA_API qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
                                  const qlora_tensor* y);
@@ -1230,6 +1305,19 @@ QLORA_API qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x,
 QLORA_API qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
                                            const qlora_tensor* positions, const qlora_tensor* table,
                                            const qlora_tensor* flag);
+// The general form: heads may be wider than the table, and pairs may be neighbours. All fields are
+// required; zero the struct first.
+typedef struct qlora_rotation_desc {
+    int64_t head_dim; // columns of a head, at least table->cols; the columns after them only get
+                      // the bias
+    int64_t heads;    // rotated heads
+    bool neighbours;  // pairs (2 i, 2 i + 1) instead of (i, i + table->cols / 2)
+    bool backward;    // rotate in the opposite direction; bias must be NULL
+} qlora_rotation_desc;
+QLORA_API qlora_result qlora_rope_apply(qlora_ctx* ctx, const qlora_rotation_desc* desc,
+                                        const qlora_tensor* x, const qlora_tensor* positions,
+                                        const qlora_tensor* table, const qlora_tensor* bias,
+                                        const qlora_tensor* flag);
 
 // The steps of unfused attention, for any 16-bit or 32-bit type. split copies x [S, H * d] to y, a
 // batch of H matrices [S, d]; join is its inverse; transpose computes y[b] = x[b]^T.
@@ -1267,6 +1355,7 @@ typedef struct qlora_cross_entropy_desc {
     const qlora_tensor* total;   // f32 [1, 3], adds up losses, their rounding error, and weights
     const qlora_tensor* flag;    // I32 [1, 1], on CUDA set to 1 if a label is invalid
     bool forward_only;           // leave the logits unchanged
+    float cap;                   // the loss of cap * tanh(logits / cap) instead; 0 = none
 } qlora_cross_entropy_desc;
 QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args);
 // ids[r] = column of the largest value in row r, the first one if several are equal; ids is I32
@@ -1402,6 +1491,7 @@ typedef struct qlora_attention_desc {
     int64_t head_dim; // 1 to 256
     int64_t window;   // query i sees keys j with i - window < j <= i; 0 = all keys j <= i
     float scale;      // positive; 0 = 1 / sqrt(head_dim)
+    float cap;        // scores become cap * tanh(score / cap); 0 = no cap
     // Computes attention from separate operators (split, GEMM, mask, softmax, join), for
     // comparison. Each of the n sequences then has tokens / n tokens, seqs is not read and lse is
     // not written. The scratch buffer must hold the scores of a whole sequence:
@@ -1486,6 +1576,24 @@ typedef struct qlora_launch_desc {
 QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
                                            const qlora_launch_desc* launch, void** args);
 
+typedef enum qlora_prewarm_kind {
+    QLORA_PREWARM_FORWARD = 0,    // as qlora_gemm_forward: A[m,k] B[k,n]
+    QLORA_PREWARM_BACKWARD_A = 1, // as qlora_gemm_backward_a: dC[m,n] B[k,n]^T
+    QLORA_PREWARM_BACKWARD_B = 2  // as qlora_gemm_backward_b: A[m,k]^T dC[m,n]
+} qlora_prewarm_kind;
+
+// A product that a program is going to run. Sizes must be from 1 to 2^24.
+typedef struct qlora_prewarm_product {
+    qlora_prewarm_kind kind;
+    int64_t m;
+    int64_t k;
+    int64_t n;
+    int64_t batch;   // 0 = 1
+    qlora_dtype a;   // type of the first operand
+    qlora_dtype b;   // type of the second one
+    qlora_dtype out; // type of the result
+} qlora_prewarm_product;
+
 // The shape of a model. Sizes must be from 1 to 2^24.
 typedef struct qlora_prewarm_desc {
     int64_t hidden;
@@ -1497,11 +1605,18 @@ typedef struct qlora_prewarm_desc {
     int64_t rank;           // LoRA rank, at most 4096; 0 = no LoRA kernels
     qlora_base_format base; // 0 = NF4
     qlora_dtype compute;    // F32 or BF16; 0 = F32
+    const qlora_prewarm_product* products; // more products, of any shape; NULL = none
+    int64_t product_count;
 } qlora_prewarm_desc;
 
 // Compiles every kernel that the shape needs, runs each of its cuBLAS products once on temporary
-// memory, and seals the cache. A second call, for another model, compiles only the missing kernels.
-// Does nothing on the CPU. qlora_model_open includes this work.
+// memory, and seals the cache. Covered are, with max_tokens rows: the stacks of qlora_linear; the
+// products of qlora_gemm_forward, _backward_a and _backward_b of each width of the model with the
+// rank, and without 4-bit weights also with the base's own matrices (f32 activations with 16-bit
+// weights included); those of qlora_nf4_gemm_forward and _backward; the batched ones of attention;
+// f32 products both exact and in TF32; and the caller's list. A second call, for another model,
+// compiles only the missing kernels. Does nothing on the CPU. qlora_model_open includes the work
+// for its own products.
 QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
 // On a miss, a sealed cache fails with QLORA_ERR_SEALED and names the kernel; it never compiles
 // silently. Both calls do nothing on the CPU.
@@ -1556,6 +1671,7 @@ QLORA_API const char* qlora_kernel_name(size_t index);
     X(qlora_nf4)                                                                               \
     X(qlora_nf4_parts)                                                                         \
     X(qlora_clip_info)                                                                         \
+    X(qlora_rotation_desc)                                                                     \
     X(qlora_cross_entropy_desc)                                                                \
     X(qlora_adamw_state)                                                                       \
     X(qlora_adamw_range)                                                                       \
@@ -1566,6 +1682,7 @@ QLORA_API const char* qlora_kernel_name(size_t index);
     X(qlora_attention_desc)                                                                    \
     X(qlora_graph_info)                                                                        \
     X(qlora_launch_desc)                                                                       \
+    X(qlora_prewarm_product)                                                                   \
     X(qlora_prewarm_desc)                                                                      \
     X(qlora_cache_info)
 // clang-format on
@@ -3150,9 +3267,13 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
     return QLORA_OK;
 }
 
-// Releases the scratch memory of the call; the next call on the stream may reuse it.
+// Releases the scratch memory of the call; the next call on the stream may reuse it. A public call
+// that succeeds leaves no error text, whatever failed and was mended inside it.
 static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     ctx->scratch_used = ctx->scratch_marks[--ctx->depth];
+    if (ctx->depth == 0 && result == QLORA_OK) {
+        ctx->env.error[0] = '\0';
+    }
     if (ctx->depth == 0 && ctx->deactivate != NULL && !ctx->not_current) {
         ctx->deactivate(ctx);
     }
@@ -3532,7 +3653,7 @@ static QLORA__UNUSED void qlora__put(const qlora_tensor* t, int64_t row, int64_t
     qlora__store(t->data, t->dtype, row * t->ld + col, value);
 }
 
-// exp, log, sqrt and fabs in the precision of QLORA__REAL.
+// exp, log, sqrt, fabs and tanh in the precision of QLORA__REAL.
 #define QLORA__MATH1(name)                                                                         \
     static QLORA__UNUSED QLORA__REAL qlora__##name(QLORA__REAL x) {                                \
         return sizeof x == sizeof(float) ? (QLORA__REAL)name##f((float)x)                          \
@@ -3542,6 +3663,7 @@ QLORA__MATH1(exp)
 QLORA__MATH1(log)
 QLORA__MATH1(sqrt)
 QLORA__MATH1(fabs)
+QLORA__MATH1(tanh)
 #undef QLORA__MATH1
 
 //@@ src/numbers/nf4.h
@@ -3724,6 +3846,393 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 //@@ src/qlora.h
 
 #ifndef QLORA_NO_MODEL
+
+//@@ src/arch.h
+
+// ---- architectures ------------------------------------------------------------------------------
+//
+// One description of a decoder block, and one row per family that says which parts of it exist.
+// The config reader, the loader, the planner, the adapters' names, GGUF and the passes through the
+// model read the row; none of them contains the name of a family.
+//
+//   x = E[token] embedding_scale
+//   per layer
+//     a = norm 1 of x, or x
+//     q, k, v = a Wq^T + bq, ...                          separate or one fused matrix
+//     q, k = their norm, per head or over the whole width; then rotated
+//     o = Wo softmax(cap(attention_scale q k^T)) v        within the window of the layer
+//     x = x + residual_scale (norm 2 of o, or o)
+//     b = norm 3 of x, or x
+//     f = Wdown (act(Wgate b) Wup b)                      gate and up separate or fused
+//     x = x + residual_scale (norm 4 of f, or f)
+//   logits = cap(head (final norm of x) / logits_divisor),  cap(y) = c tanh(y / c)
+
+// The stacks of projections that share an input.
+#define QLORA__GROUPS 4
+enum { QLORA__QKV, QLORA__O, QLORA__GATE_UP, QLORA__DOWN };
+
+// The norms of a layer, in the order of their places in the parameter arena.
+enum {
+    QLORA__NORM_ATTENTION,     // before attention
+    QLORA__NORM_ATTENTION_OUT, // on its output
+    QLORA__NORM_MLP,           // before the MLP
+    QLORA__NORM_MLP_OUT,       // on its output
+    QLORA__NORM_Q,
+    QLORA__NORM_K,
+    QLORA__NORMS
+};
+
+// A projection: the number of its bit in qlora_target, which is also its number for dropout; its
+// stack; its module within a layer; its tensor in GGUF files. A second GGUF name means that those
+// files split the matrix into two halves of its rows.
+typedef struct qlora__projection_row {
+    int bit;
+    int group;
+    const char* module;
+    const char* gguf;
+    const char* gguf_second;
+} qlora__projection_row;
+
+#define QLORA__PROJECTIONS 7 // at most, per layer
+
+// The projections of a layer, stack by stack.
+typedef struct qlora__layout {
+    int count;
+    qlora__projection_row rows[QLORA__PROJECTIONS];
+    struct {
+        int first;
+        int count;
+    } groups[QLORA__GROUPS];
+} qlora__layout;
+
+// clang-format off
+#define QLORA__ROWS_QKV {0, QLORA__QKV, "self_attn.q_proj", "attn_q", NULL}, \
+                        {1, QLORA__QKV, "self_attn.k_proj", "attn_k", NULL}, \
+                        {2, QLORA__QKV, "self_attn.v_proj", "attn_v", NULL}
+#define QLORA__ROW_O    {3, QLORA__O, "self_attn.o_proj", "attn_output", NULL}
+#define QLORA__ROW_DOWN {6, QLORA__DOWN, "mlp.down_proj", "ffn_down", NULL}
+#define QLORA__ROW_NONE {0, 0, NULL, NULL, NULL}
+
+static const qlora__layout qlora__layout_seven = {7,
+    {QLORA__ROWS_QKV, QLORA__ROW_O, {4, QLORA__GATE_UP, "mlp.gate_proj", "ffn_gate", NULL},
+     {5, QLORA__GATE_UP, "mlp.up_proj", "ffn_up", NULL}, QLORA__ROW_DOWN},
+    {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
+// Phi 3: q, k and v in one matrix, gate and up in another.
+static const qlora__layout qlora__layout_fused = {4,
+    {{7, QLORA__QKV, "self_attn.qkv_proj", "attn_qkv", NULL}, QLORA__ROW_O,
+     {8, QLORA__GATE_UP, "mlp.gate_up_proj", "ffn_up", NULL}, QLORA__ROW_DOWN,
+     QLORA__ROW_NONE, QLORA__ROW_NONE, QLORA__ROW_NONE},
+    {{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
+// GLM: only gate and up in one matrix.
+static const qlora__layout qlora__layout_gate_up = {6,
+    {QLORA__ROWS_QKV, QLORA__ROW_O, {8, QLORA__GATE_UP, "mlp.gate_up_proj", "ffn_up", NULL},
+     QLORA__ROW_DOWN, QLORA__ROW_NONE},
+    {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
+// Granite 4: the same under the names of its shared MLP; GGUF files split the matrix.
+static const qlora__layout qlora__layout_shared_mlp = {6,
+    {QLORA__ROWS_QKV, QLORA__ROW_O,
+     {8, QLORA__GATE_UP, "shared_mlp.input_linear", "ffn_gate", "ffn_up"},
+     {6, QLORA__DOWN, "shared_mlp.output_linear", "ffn_down", NULL}, QLORA__ROW_NONE},
+    {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
+// clang-format on
+
+// The names of the norms around attention and MLP; NULL = the layer has no such norm.
+typedef struct qlora__norm_names {
+    const char* module[4];
+    const char* gguf[4];
+} qlora__norm_names;
+
+static const qlora__norm_names qlora__norms_before = {
+    {"input_layernorm", NULL, "post_attention_layernorm", NULL},
+    {"attn_norm", NULL, "ffn_norm", NULL}};
+static const qlora__norm_names qlora__norms_after = {
+    {NULL, "post_attention_layernorm", NULL, "post_feedforward_layernorm"},
+    {NULL, "post_attention_norm", NULL, "post_ffw_norm"}};
+static const qlora__norm_names qlora__norms_around = {
+    {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+     "post_feedforward_layernorm"},
+    {"attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"}};
+static const qlora__norm_names qlora__norms_glm4 = {
+    {"input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm",
+     "post_mlp_layernorm"},
+    {"attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"}};
+static const qlora__norm_names qlora__norms_seed = {
+    {"input_layernorm", NULL, "post_attention_layernorm", NULL},
+    {"attn_norm", NULL, "post_attention_norm", NULL}};
+
+// What a block has beyond Llama's.
+enum {
+    QLORA__HAS_QK_NORM = 1,       // q and k are normalised, per head
+    QLORA__HAS_WIDE_QK_NORM = 2,  // over the whole width instead
+    QLORA__HAS_NORM_OFFSET = 4,   // safetensors files store norm weights minus 1
+    QLORA__HAS_GELU = 8,          // GELU (tanh form) instead of SiLU
+    QLORA__HAS_ROOT_SCALE = 16,   // embeddings are multiplied by the root of the hidden size
+    QLORA__HAS_PAIRED_ROPE = 32,  // pairs of neighbours are rotated, not the two halves
+    QLORA__HAS_PERMUTED_GGUF = 64 // GGUF files order the rows of q and k for pairs of neighbours
+};
+
+// How config.json is read, beyond the keys that all families share.
+enum {
+    QLORA__READS_QKV_BIAS = 1,         // q, k and v always have biases
+    QLORA__READS_ATTENTION_BIAS = 2,   // attention_bias: q, k, v and o
+    QLORA__READS_ATTENTION_BIAS_3 = 4, // attention_bias: q, k and v, true by default
+    QLORA__READS_OUT_BIAS = 8,         // attention_out_bias: o
+    QLORA__READS_MLP_BIAS = 16,        // mlp_bias
+    QLORA__READS_PARTIAL = 32,         // partial_rotary_factor
+    QLORA__READS_LONGROPE = 64,        // longrope, also under its older names
+    QLORA__READS_ROPE_PER_KIND = 128,  // separate rotation of layers with and without a window
+    QLORA__READS_MULTIPLIERS = 256,    // embedding, residual and attention multiplier, logits scale
+    QLORA__READS_QUERY_SCALAR = 512,   // query_pre_attn_scalar
+    QLORA__READS_CAPS = 1024,          // attn_logit_softcapping and final_logit_softcapping
+    QLORA__READS_FINAL_CAP = 2048,     // final_logit_softcapping only
+    QLORA__READS_QUERY_BETA = 4096,    // llama_4_scaling_beta, which is required
+    QLORA__READS_HYBRID = 8192,        // layer types and experts of granitemoehybrid
+    QLORA__READS_ACTIVATION = 16384    // hidden_activation, not hidden_act
+};
+
+// Which layers have a window.
+typedef enum qlora__window_rule {
+    QLORA__WINDOW_NONE,
+    QLORA__WINDOW_ALL,     // every layer, if sliding_window is given
+    QLORA__WINDOW_QWEN,    // use_sliding_window, from max_window_layers on
+    QLORA__WINDOW_PATTERN, // layer_types, or all but every n-th
+    QLORA__WINDOW_NOPE     // use_sliding_window, on the layers without rotation
+} qlora__window_rule;
+
+// Which layers are not rotated.
+typedef enum qlora__nope_rule {
+    QLORA__NOPE_NONE,
+    QLORA__NOPE_LISTED, // no_rope_layers, or every fourth
+    QLORA__NOPE_FULL,   // those without a window, if others have one
+    QLORA__NOPE_UNNAMED // all, unless position_embedding_type is "rope"
+} qlora__nope_rule;
+
+// The values of keys that a config.json leaves out; a size of 0 must be given.
+typedef struct qlora__arch_defaults {
+    int32_t vocab;
+    int32_t hidden;
+    int32_t intermediate;
+    int32_t layers;
+    int32_t heads;
+    int32_t kv_heads; // 0 = heads
+    int32_t head_dim; // 0 = hidden / heads
+    int32_t max_positions;
+    int32_t window;
+    int32_t pattern;
+    double theta;
+    double theta_sliding; // only if rotation differs between kinds of layers
+    double eps;
+    double partial;
+    bool tied;
+} qlora__arch_defaults;
+
+typedef struct qlora__arch {
+    qlora_family family;
+    const char* model_type;
+    const char* architecture;
+    const char* gguf;
+    const qlora__layout* layout;
+    const qlora__norm_names* norms;
+    uint32_t has;
+    uint32_t reads;
+    qlora__window_rule window;
+    qlora__nope_rule nope;
+    qlora__arch_defaults defaults;
+} qlora__arch;
+
+// clang-format off
+#define QLORA__SIZES_NONE 0, 0, 0, 0, 0, 0
+static const qlora__arch qlora__archs[] = {
+    {QLORA_FAMILY_LLAMA, "llama", "LlamaForCausalLM", "llama",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_MISTRAL, "mistral", "MistralForCausalLM", "llama",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     0, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
+     {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_QWEN2, "qwen2", "Qwen2ForCausalLM", "qwen2",
+     &qlora__layout_seven, &qlora__norms_before, 0,
+     QLORA__READS_QKV_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
+     {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_QWEN3, "qwen3", "Qwen3ForCausalLM", "qwen3",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_QK_NORM,
+     QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
+     {QLORA__SIZES_NONE, 128, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_GEMMA, "gemma", "GemmaForCausalLM", "gemma",
+     &qlora__layout_seven, &qlora__norms_before,
+     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
+     QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {256000, 3072, 24576, 28, 16, 16, 256, 8192, 0, 0, 1e4, 0, 1e-6, 1, true}},
+    {QLORA_FAMILY_GEMMA2, "gemma2", "Gemma2ForCausalLM", "gemma2",
+     &qlora__layout_seven, &qlora__norms_around,
+     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_CAPS |
+         QLORA__READS_ACTIVATION,
+     QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
+     {256000, 2304, 9216, 26, 8, 4, 256, 8192, 4096, 2, 1e4, 0, 1e-6, 1, true}},
+    {QLORA_FAMILY_GEMMA3, "gemma3_text", "Gemma3ForCausalLM", "gemma3",
+     &qlora__layout_seven, &qlora__norms_around,
+     QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_FINAL_CAP |
+         QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND,
+     QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
+     {262208, 2304, 9216, 26, 8, 4, 256, 131072, 4096, 6, 1e6, 1e4, 1e-6, 1, true}},
+    {QLORA_FAMILY_PHI3, "phi3", "Phi3ForCausalLM", "phi3",
+     &qlora__layout_fused, &qlora__norms_before, 0,
+     QLORA__READS_PARTIAL | QLORA__READS_LONGROPE, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
+     {32064, 3072, 8192, 32, 32, 0, 0, 4096, 0, 0, 1e4, 0, 1e-5, 1, false}},
+    {QLORA_FAMILY_SMOLLM3, "smollm3", "SmolLM3ForCausalLM", "smollm3",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS, QLORA__WINDOW_NOPE, QLORA__NOPE_LISTED,
+     {128256, 2048, 11008, 36, 16, 4, 0, 32768, 0, 0, 2e6, 0, 1e-6, 1, true}},
+    {QLORA_FAMILY_OLMO2, "olmo2", "Olmo2ForCausalLM", "olmo2",
+     &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
+     QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {50304, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-5, 1, false}},
+    {QLORA_FAMILY_OLMO3, "olmo3", "Olmo3ForCausalLM", "olmo2",
+     &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_ROPE_PER_KIND,
+     QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
+     {50304, 4096, 11008, 32, 32, 0, 0, 2048, 4096, 4, 5e5, 5e5, 1e-5, 1, false}},
+    {QLORA_FAMILY_GRANITE, "granite", "GraniteForCausalLM", "granite",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS | QLORA__READS_MULTIPLIERS,
+     QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {32000, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_GRANITE4, "granitemoehybrid", "GraniteMoeHybridForCausalLM", "granite",
+     &qlora__layout_shared_mlp, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_MULTIPLIERS | QLORA__READS_HYBRID,
+     QLORA__WINDOW_NONE, QLORA__NOPE_UNNAMED,
+     {32000, 4096, 1024, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_GLM, "glm", "GlmForCausalLM", "chatglm",
+     &qlora__layout_gate_up, &qlora__norms_before, QLORA__HAS_PAIRED_ROPE,
+     QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_PARTIAL, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false}},
+    {QLORA_FAMILY_GLM4, "glm4", "Glm4ForCausalLM", "glm4",
+     &qlora__layout_gate_up, &qlora__norms_glm4, QLORA__HAS_PAIRED_ROPE,
+     QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_PARTIAL, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false}},
+    {QLORA_FAMILY_MINISTRAL3, "ministral3", "Ministral3ForCausalLM", "mistral3",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_QUERY_BETA, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
+     {131072, 4096, 14336, 34, 32, 8, 128, 262144, 0, 0, 1e6, 0, 1e-5, 1, false}},
+    {QLORA_FAMILY_EXAONE4, "exaone4", "Exaone4ForCausalLM", "exaone4",
+     &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM,
+     0, QLORA__WINDOW_PATTERN, QLORA__NOPE_FULL,
+     {102400, 4096, 16384, 32, 32, 32, 0, 2048, 4096, 4, 1e4, 0, 1e-5, 1, false}},
+    {QLORA_FAMILY_SEED_OSS, "seed_oss", "SeedOssForCausalLM", "seed_oss",
+     &qlora__layout_seven, &qlora__norms_seed, 0,
+     QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_OUT_BIAS | QLORA__READS_MLP_BIAS,
+     QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {155136, 4096, 27648, 64, 80, 8, 128, 524288, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_QWEN2_5_VL, "qwen2_5_vl_text", "Qwen2_5_VLTextModel", "qwen2vl",
+     &qlora__layout_seven, &qlora__norms_before, 0,
+     QLORA__READS_QKV_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
+     {152064, 8192, 29568, 80, 64, 8, 0, 32768, 4096, 0, 1e6, 0, 1e-5, 1, false}},
+    {QLORA_FAMILY_QWEN3_VL, "qwen3_vl_text", "Qwen3VLTextModel", "qwen3vl",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_QK_NORM,
+     QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {151936, 4096, 22016, 32, 32, 32, 128, 128000, 0, 0, 5e5, 0, 1e-6, 1, false}},
+};
+// clang-format on
+#define QLORA__ARCH_COUNT ((int)(sizeof qlora__archs / sizeof qlora__archs[0]))
+
+// Multimodal folders whose text part is one of the families. Its settings are in text_config or, in
+// older files of some, beside those of the vision part.
+typedef struct qlora__wrapper {
+    const char* model_type;
+    const char* architecture;
+    const char* texts[2]; // model_type of the text part; the first is the default
+} qlora__wrapper;
+
+static const qlora__wrapper qlora__wrappers[] = {
+    {"gemma3", "Gemma3ForConditionalGeneration", {"gemma3_text", NULL}},
+    {"mistral3", "Mistral3ForConditionalGeneration", {"mistral", "ministral3"}},
+    {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", {"qwen2_5_vl_text", NULL}},
+    {"qwen3_vl", "Qwen3VLForConditionalGeneration", {"qwen3_vl_text", NULL}}};
+#define QLORA__WRAPPER_COUNT ((int)(sizeof qlora__wrappers / sizeof qlora__wrappers[0]))
+
+// Families that are known and not supported, with what the description of a block lacks for them.
+static const struct {
+    const char* reason;
+    const char* model_types; // separated and surrounded by spaces
+} qlora__refused_archs[] = {
+    {"it is a mixture of experts",
+     " qwen2_moe qwen3_moe qwen3_vl_moe qwen3_5_moe mixtral olmoe phimoe granitemoe "
+     "granitemoeshared glm4_moe llama4_text minimax_m2 ernie4_5_moe hunyuan_v1_moe dots1 "
+     "exaone_moe solar_open "},
+    {"it is a mixture of experts with attention sinks", " gpt_oss "},
+    {"it has multi-head latent attention",
+     " deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm4_moe_lite mistral4 minicpm3 "},
+    {"it has linear attention (gated delta-net) layers",
+     " qwen3_next qwen3_5 kimi_linear olmo_hybrid "},
+    {"it has short-convolution layers", " lfm2 lfm2_moe "},
+    {"it has recurrent (state-space) layers",
+     " nemotron_h falcon_h1 jamba bamba zamba2 mamba mamba2 recurrent_gemma rwkv "},
+    {"it has per-layer embeddings, shared keys and values, and AltUp streams", " gemma3n "},
+    {"it has per-layer embeddings, shared keys and values, and proportional rope",
+     " gemma4 gemma4_text "},
+    {"it has LayerNorm and parallel attention and MLP", " cohere cohere2 "},
+    {"it has LayerNorm instead of RMSNorm",
+     " starcoder2 stablelm gpt_neox gpt2 phi falcon bloom mpt nemotron olmo "},
+    {"its MLP has no gate", " arcee apertus "},
+    {"it has cross attention to images", " mllama "},
+    {"it has prefix attention", " paligemma "},
+    {"it has adapters inside the base model", " phi4mm phi4_multimodal "},
+    {"it needs remote code; a converted folder (such as glm-4-9b-hf) is required",
+     " chatglm phi3small exaone internlm2 baichuan "},
+    {"it is not a decoder-only language model",
+     " t5gemma t5 bert roberta xlm-roberta mt5 bart whisper "}};
+
+// The row of a family. A config made by hand may have none: its block is Llama's.
+static const qlora__arch* qlora__arch_of(qlora_family family) {
+    for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
+        if (qlora__archs[i].family == family) {
+            return &qlora__archs[i];
+        }
+    }
+    return &qlora__archs[0];
+}
+
+// The module of norm number `norm` of a layer; NULL if the layer has no such norm.
+static const char* qlora__arch_norm(const qlora__arch* arch, const qlora_model_config* c,
+                                    int norm) {
+    if (norm == QLORA__NORM_Q || norm == QLORA__NORM_K) {
+        const char* name = norm == QLORA__NORM_Q ? "self_attn.q_norm" : "self_attn.k_norm";
+        return c->qk_norm ? name : NULL;
+    }
+    return arch->norms->module[norm];
+}
+
+// The number of weights of a norm.
+static int64_t qlora__arch_norm_width(const qlora__arch* arch, const qlora_model_config* c,
+                                      int norm) {
+    bool wide = (arch->has & QLORA__HAS_WIDE_QK_NORM) != 0;
+    return norm == QLORA__NORM_Q   ? (wide ? c->heads : 1) * c->head_dim
+           : norm == QLORA__NORM_K ? (wide ? c->kv_heads : 1) * c->head_dim
+                                   : c->hidden;
+}
+
+// The rotated columns of a head, for configs that do not say it.
+static int64_t qlora__arch_rope_dims(const qlora__arch* arch, int64_t head_dim) {
+    return (int64_t)((double)head_dim * arch->defaults.partial) / 2 * 2;
+}
+
+// Fills in the fields of a config whose zero means the default of the family.
+static void qlora__config_resolve(qlora_model_config* c) {
+    const qlora__arch* arch = qlora__arch_of(c->family);
+    bool root = (arch->has & QLORA__HAS_ROOT_SCALE) != 0;
+    c->qk_norm = c->qk_norm || (arch->has & QLORA__HAS_QK_NORM) != 0;
+    if (c->rope_dims == 0) {
+        c->rope_dims = qlora__arch_rope_dims(arch, c->head_dim);
+    }
+    if (c->embedding_scale == 0.0) {
+        c->embedding_scale = root ? (double)sqrtf((float)c->hidden) : 1.0;
+    }
+    c->residual_scale = c->residual_scale != 0.0 ? c->residual_scale : 1.0;
+    c->logits_divisor = c->logits_divisor != 0.0 ? c->logits_divisor : 1.0;
+}
 
 //@@ src/formats/json_read.h
 
@@ -3936,13 +4445,16 @@ typedef enum qlora__json_kind {
 #define QLORA__JSON_ROOT 0xFFFFFFFFu
 #define QLORA__JSON_UNIQUE 1u // flag: duplicate keys in an object are an error
 
+// 16 bytes, because a file of short numbers has a token for every two bytes.
 typedef struct qlora__json_token {
-    qlora__json_kind kind;
-    uint32_t begin; // first byte; of a string, the byte after the opening quote
-    uint32_t end;   // one past the last byte; of a string, the closing quote
-    uint32_t next;  // token after this value and everything inside it
-    uint32_t count; // members, elements, or escapes in a string
+    uint32_t begin;      // first byte; of a string, the byte after the opening quote
+    uint32_t end;        // one past the last byte; of a string, the closing quote
+    uint32_t next;       // token after this value and everything inside it
+    uint32_t kind : 3;   // a qlora__json_kind
+    uint32_t count : 29; // members, elements, or escapes in a string
 } qlora__json_token;
+
+#define QLORA__JSON_MAX_COUNT 0x1FFFFFFFu
 
 typedef struct qlora__json {
     const char* text; // owned by the caller; must outlive the tokens
@@ -4005,27 +4517,63 @@ static QLORA__UNUSED uint32_t qlora__hex4(const char* text, uint32_t left) {
     return value;
 }
 
+// Makes room for `capacity` tokens.
+static QLORA__UNUSED qlora_result qlora__json_room(qlora__json_parser* p, uint32_t capacity) {
+    qlora__json* json = p->json;
+    qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
+        p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
+        capacity * sizeof *tokens);
+    if (tokens == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    json->tokens = tokens;
+    json->capacity = capacity;
+    return QLORA_OK;
+}
+
+// How many tokens the value at the start of the text has: brackets, strings and runs of other
+// characters. Stops where the value ends or the parser will stop.
+static QLORA__UNUSED uint32_t qlora__json_estimate(const qlora__json* json) {
+    uint32_t count = 0;
+    uint32_t depth = 0;
+    bool run = false; // inside a number or a word
+    for (uint32_t i = 0; i < json->size; i++) {
+        char c = json->text[i];
+        if (c == ' ' || c == '\t' || c == '\n' || c == '\r') {
+            run = false;
+            continue;
+        }
+        bool opens = c == '[' || c == '{';
+        bool ends = c == ']' || c == '}' || c == ',' || c == ':';
+        count += opens || c == '"' || (!ends && !run) ? 1 : 0;
+        run = !opens && !ends && c != '"';
+        depth += opens ? 1 : 0;
+        depth -= (c == ']' || c == '}') && depth > 0 ? 1 : 0;
+        if (c == '"') {
+            for (i++; i < json->size && json->text[i] != '"'; i++) {
+                i += json->text[i] == '\\' ? 1 : 0;
+            }
+        }
+        if (depth == 0 || depth > QLORA__JSON_MAX_DEPTH || count >= QLORA__JSON_MAX_COUNT) {
+            break;
+        }
+    }
+    return count > 0 ? count : 1;
+}
+
 static QLORA__UNUSED qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind,
                                                    uint32_t begin, uint32_t end) {
     qlora__json* json = p->json;
+    if (json->count == QLORA__JSON_MAX_COUNT) {
+        return qlora__json_bad(p, "too many values");
+    }
     if (json->count == json->capacity) {
-        uint32_t capacity = json->capacity == 0 ? 64 : json->capacity * 2;
-        size_t bytes = 0;
-        if (capacity < json->capacity || !qlora__mul(capacity, sizeof *json->tokens, &bytes)) {
-            return qlora__json_bad(p, "too many values");
-        }
-        qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
-            p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
-            bytes);
-        if (tokens == NULL) {
-            return QLORA_ERR_MEMORY;
-        }
-        json->tokens = tokens;
-        json->capacity = capacity;
+        uint32_t half = json->capacity / 2;
+        QLORA__TRY(qlora__json_room(p, json->capacity + (half < 64 ? 64 : half)));
     }
     qlora__json_token* t = &json->tokens[json->count];
     json->count++;
-    t->kind = kind;
+    t->kind = (uint32_t)kind & 7u;
     t->begin = begin;
     t->end = end;
     t->next = json->count;
@@ -4096,7 +4644,7 @@ static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p
         return qlora__json_bad(p, "string without a closing quote");
     }
     QLORA__TRY(qlora__json_push(p, QLORA__JSON_STRING, begin, p->at));
-    p->json->tokens[p->json->count - 1].count = escapes;
+    p->json->tokens[p->json->count - 1].count = escapes & QLORA__JSON_MAX_COUNT;
     p->at++;
     return QLORA_OK;
 }
@@ -4211,7 +4759,8 @@ static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool*
         if (c != ',' && c != (object ? '}' : ']')) {
             return qlora__json_bad(p, object ? "expected ',' or '}'" : "expected ',' or ']'");
         }
-        open->count += p->json->count > p->parent + 1 ? 1 : 0;
+        open->count = (open->count + (p->json->count > p->parent + 1 ? 1u : 0u)) &
+                      QLORA__JSON_MAX_COUNT; // there are no more tokens than that
         p->at++;
         if (c == ',') {
             qlora__json_space(p);
@@ -4308,6 +4857,8 @@ static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p
 static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p) {
     qlora__json* json = p->json;
     bool done = false;
+    uint32_t need = qlora__json_estimate(json);
+    QLORA__TRY(need > json->capacity ? qlora__json_room(p, need) : QLORA_OK);
     qlora__json_space(p);
     while (!done) {
         // A value is expected here, and in an object its key comes first.
@@ -4397,7 +4948,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse_one(qlora__env* env, qlora__
 }
 
 static QLORA__UNUSED qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t token) {
-    return json->tokens[token].kind;
+    return (qlora__json_kind)json->tokens[token].kind;
 }
 
 // Whether the decoded text of a string token equals the given bytes.
@@ -4769,9 +5320,10 @@ static QLORA__UNUSED void qlora__json_write_double(qlora__json_writer* w, const 
 
 // ---- the ids that end a text --------------------------------------------------------------------
 
-// As transformers reads them: those of generation_config.json where it has an "eos_token_id", else
-// those of config.json (in "text_config", where a model that also sees or hears keeps its language
-// part). The key holds one id or a list; null counts as absent.
+// As transformers (5.22) reads them: where there is a generation_config.json, it alone decides,
+// even if it names none; else config.json does (in "text_config", where a model that also sees or
+// hears keeps its language part). The key "eos_token_id" holds one id or a list; null and an empty
+// list name none.
 #define QLORA__MAX_STOP_IDS 16
 
 typedef struct qlora__stop_ids {
@@ -4779,13 +5331,13 @@ typedef struct qlora__stop_ids {
     int32_t count;
 } qlora__stop_ids;
 
-// Reads one object. What it says replaces *out; where it says nothing, *out stays as it is. Ids
-// must be below `vocab`.
+// Reads one object, which replaces *out. Ids must be below `vocab`.
 static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const qlora__json* json,
                                                        uint32_t object, int64_t vocab,
                                                        qlora__stop_ids* out) {
     uint32_t value = qlora__json_find(json, object, "eos_token_id");
     if (value == 0 || qlora__json_kind_of(json, value) == QLORA__JSON_NULL) {
+        out->count = 0;
         return QLORA_OK;
     }
     bool list = qlora__json_kind_of(json, value) == QLORA__JSON_ARRAY;
@@ -4811,7 +5363,7 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
         ids.id[i] = (int32_t)id;
     }
     ids.count = (int32_t)count;
-    *out = count > 0 ? ids : *out;
+    *out = ids;
     return QLORA_OK;
 }
 
@@ -6811,20 +7363,24 @@ static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora_
     return qlora__st_write_publish(env, w);
 }
 
-//@@ src/formats/config.h
+// ---- types of files and of tensors --------------------------------------------------------------
 
-// ---- Hugging Face config.json -------------------------------------------------------------------
+// The type of a tensor whose values are floating-point numbers.
+static QLORA__UNUSED qlora_dtype qlora__st_dtype_of(const qlora__st_tensor* t) {
+    return t->dtype == QLORA__ST_F32    ? QLORA_F32
+           : t->dtype == QLORA__ST_BF16 ? QLORA_BF16
+                                        : QLORA_F16;
+}
 
-static const struct {
-    const char* model_type;
-    qlora_family family;
-    const char* architecture;
-    const char* gguf_name;
-} qlora__families[] = {{"llama", QLORA_FAMILY_LLAMA, "LlamaForCausalLM", "llama"},
-                       {"mistral", QLORA_FAMILY_MISTRAL, "MistralForCausalLM", "llama"},
-                       {"qwen2", QLORA_FAMILY_QWEN2, "Qwen2ForCausalLM", "qwen2"},
-                       {"qwen3", QLORA_FAMILY_QWEN3, "Qwen3ForCausalLM", "qwen3"}};
-#define QLORA__FAMILY_COUNT ((int)(sizeof qlora__families / sizeof qlora__families[0]))
+static QLORA__UNUSED qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
+    return dtype == QLORA_F32    ? QLORA__ST_F32
+           : dtype == QLORA_BF16 ? QLORA__ST_BF16
+                                 : QLORA__ST_F16;
+}
+
+//@@ src/formats/config_values.h
+
+// ---- the values of a config file ----------------------------------------------------------------
 
 // One object of a config file, with the environment for its messages.
 typedef struct qlora__config_reader {
@@ -6923,15 +7479,14 @@ static qlora_result qlora__config_id(const qlora__config_reader* r, const char* 
 
 typedef char qlora__config_stop_ids_fit[QLORA__MAX_STOP_IDS <= QLORA_MAX_STOP_IDS ? 1 : -1];
 
-// eos_token_id: one id or a list of ids.
+// eos_token_id: one id, a list of ids, or none.
 static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_model_config* c) {
     qlora__stop_ids ids;
     ids.count = 0;
     QLORA__TRY(qlora__stop_ids_read(r->env, r->json, r->object, c->vocab, &ids));
-    if (ids.count > 0) {
-        memcpy(c->stop_ids, ids.id, sizeof ids.id);
-        c->stop_count = ids.count;
-    }
+    memset(c->stop_ids, 0, sizeof c->stop_ids);
+    memcpy(c->stop_ids, ids.id, (size_t)ids.count * sizeof ids.id[0]);
+    c->stop_count = ids.count;
     return QLORA_OK;
 }
 
@@ -6942,15 +7497,30 @@ static qlora_result qlora__config_refuse(const qlora__config_reader* r, const ch
                            r->json->label, key, qlora__config_show(r, value, shown), advice);
 }
 
+// Whether a key is written, if only as null.
+static bool qlora__config_has(const qlora__config_reader* r, const char* key) {
+    return qlora__json_find(r->json, r->object, key) != 0;
+}
+
+//@@ src/formats/config_rope.h
+
+// ---- the rotation in config.json ----------------------------------------------------------------
+
+// original_max_position_embeddings: that at the top of the file counts before that of the rope
+// dictionary.
+static qlora_result qlora__config_original(const qlora__config_reader* r,
+                                           const qlora__config_reader* top, double fallback,
+                                           double* out) {
+    const char* key = "original_max_position_embeddings";
+    return qlora__config_positive(qlora__config_find(top, key) != 0 ? top : r, key, fallback, out);
+}
+
 static qlora_result qlora__config_yarn(const qlora__config_reader* r,
                                        const qlora__config_reader* top, const qlora_model_config* c,
                                        qlora_rope_desc* rope) {
     bool truncate = true;
-    double fallback = (double)c->max_positions;
     QLORA__TRY(
-        qlora__config_positive(top, "original_max_position_embeddings", fallback, &fallback));
-    QLORA__TRY(qlora__config_positive(r, "original_max_position_embeddings", fallback,
-                                      &rope->original_max_position));
+        qlora__config_original(r, top, (double)c->max_positions, &rope->original_max_position));
     double stretch = (double)c->max_positions / rope->original_max_position;
     QLORA__TRY(qlora__config_positive(r, "factor", stretch > 1.0 ? stretch : -1.0, &rope->factor));
     QLORA__TRY(qlora__config_positive(r, "beta_fast", 32.0, &rope->beta_fast));
@@ -6965,16 +7535,10 @@ static qlora_result qlora__config_yarn(const qlora__config_reader* r,
 
 static qlora_result qlora__config_llama3(const qlora__config_reader* r,
                                          const qlora__config_reader* top, qlora_rope_desc* rope) {
-    double fallback = -1.0;
-    if (qlora__config_find(top, "original_max_position_embeddings") != 0) {
-        QLORA__TRY(
-            qlora__config_positive(top, "original_max_position_embeddings", -1.0, &fallback));
-    }
     QLORA__TRY(qlora__config_positive(r, "factor", -1.0, &rope->factor));
     QLORA__TRY(qlora__config_positive(r, "low_freq_factor", -1.0, &rope->low_freq_factor));
     QLORA__TRY(qlora__config_positive(r, "high_freq_factor", -1.0, &rope->high_freq_factor));
-    QLORA__TRY(qlora__config_positive(r, "original_max_position_embeddings", fallback,
-                                      &rope->original_max_position));
+    QLORA__TRY(qlora__config_original(r, top, -1.0, &rope->original_max_position));
     if (!(rope->high_freq_factor > rope->low_freq_factor)) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
@@ -6984,49 +7548,97 @@ static qlora_result qlora__config_llama3(const qlora__config_reader* r,
     return QLORA_OK;
 }
 
-// One set of rotary parameters from the object `dict` (0 = none: all defaults). Keys that it does
-// not contain are looked up at the top of the file.
-static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t dict,
-                                       const qlora_model_config* c, qlora_rope_desc* rope) {
+// One list of longrope: a positive divisor for each pair of rotated columns.
+static qlora_result qlora__config_factors(const qlora__config_reader* r, const char* key,
+                                          int64_t count, float* out) {
+    uint32_t list = qlora__config_find(r, key);
+    if (list == 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label, key);
+    }
+    if (qlora__json_kind_of(r->json, list) != QLORA__JSON_ARRAY ||
+        r->json->tokens[list].count != count) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s must be a list of %lld numbers, one for each pair of "
+                               "rotated columns",
+                               r->json->label, key, (long long)count);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        double x = 0.0;
+        if (!qlora__json_double(r->json, qlora__json_at(r->json, list, (uint32_t)i), &x) ||
+            !(x > 0.0) || x > 1e30) {
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                                   "%s: %s[%lld] must be positive and at most 1e30", r->json->label,
+                                   key, (long long)i);
+        }
+        out[i] = (float)x;
+    }
+    return QLORA_OK;
+}
+
+// The original maximum stands at the top of the file; the class default is 4096.
+static qlora_result qlora__config_longrope(const qlora__config_reader* r,
+                                           const qlora__config_reader* top,
+                                           const qlora_model_config* c, qlora_rope_desc* rope) {
+    QLORA__TRY(qlora__config_positive(top, "original_max_position_embeddings", 4096.0,
+                                      &rope->original_max_position));
+    QLORA__TRY(qlora__config_positive(
+        r, "factor", (double)c->max_positions / rope->original_max_position, &rope->factor));
+    QLORA__TRY(qlora__config_positive(r, "attention_factor", 0.0, &rope->attention_factor));
+    QLORA__TRY(qlora__config_factors(r, "short_factor", c->rope_dims / 2, rope->short_factor));
+    return qlora__config_factors(r, "long_factor", c->rope_dims / 2, rope->long_factor);
+}
+
+// The type of a rope dictionary. For text, mrope is the plain rotation.
+static qlora_result qlora__config_rope_type(const qlora__config_reader* r, const qlora__arch* arch,
+                                            qlora_rope_type* out) {
     static const struct {
         const char* name;
-        qlora_rope_type type;
-    } kinds[4] = {{"default", QLORA_ROPE_DEFAULT},
-                  {"linear", QLORA_ROPE_LINEAR},
-                  {"llama3", QLORA_ROPE_LLAMA3},
-                  {"yarn", QLORA_ROPE_YARN}};
+        int usual;    // a qlora_rope_type; -1 = unknown
+        int longrope; // in families with longrope
+    } kinds[] = {{"default", QLORA_ROPE_DEFAULT, QLORA_ROPE_DEFAULT},
+                 {"linear", QLORA_ROPE_LINEAR, -1},
+                 {"llama3", QLORA_ROPE_LLAMA3, -1},
+                 {"yarn", QLORA_ROPE_YARN, QLORA_ROPE_LONGROPE},
+                 {"mrope", QLORA_ROPE_DEFAULT, -1},
+                 {"longrope", -1, QLORA_ROPE_LONGROPE},
+                 {"su", -1, QLORA_ROPE_LONGROPE}};
+    bool longrope = (arch->reads & QLORA__READS_LONGROPE) != 0;
+    uint32_t type = qlora__config_find(r, "rope_type");
+    type = type != 0 ? type : qlora__config_find(r, "type");
+    *out = QLORA_ROPE_DEFAULT;
+    if (type == 0) {
+        return QLORA_OK;
+    }
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        int found = longrope ? kinds[k].longrope : kinds[k].usual;
+        if (found >= 0 && qlora__json_is(r->json, type, kinds[k].name)) {
+            *out = (qlora_rope_type)found;
+            return QLORA_OK;
+        }
+    }
+    return qlora__config_refuse(r, "rope_type", type,
+                                longrope ? "supported values in this family: default, longrope"
+                                         : "supported values: default, linear, llama3, yarn");
+}
+
+// One set of rotary parameters from the object `dict` (0 = none: all defaults), with the theta that
+// applies if it has none.
+static qlora_result qlora__config_rope(const qlora__config_reader* top, const qlora__arch* arch,
+                                       uint32_t dict, double theta, const qlora_model_config* c,
+                                       qlora_rope_desc* rope) {
     qlora__config_reader r = *top;
-    double theta = 10000.0;
-    double partial = 1.0;
     memset(rope, 0, sizeof *rope);
     rope->factor = 1.0;
-    QLORA__TRY(qlora__config_positive(top, "rope_theta", theta, &rope->theta));
-    QLORA__TRY(qlora__config_positive(top, "partial_rotary_factor", partial, &partial));
+    rope->theta = theta;
     if (dict != 0) {
         r.object = dict;
-        QLORA__TRY(qlora__config_positive(&r, "rope_theta", rope->theta, &rope->theta));
-        QLORA__TRY(qlora__config_positive(&r, "partial_rotary_factor", partial, &partial));
-        uint32_t type = qlora__config_find(&r, "rope_type");
-        type = type != 0 ? type : qlora__config_find(&r, "type");
-        int k = 0;
-        while (type != 0 && k < 4 && !qlora__json_is(r.json, type, kinds[k].name)) {
-            k++;
-        }
-        if (k == 4) {
-            return qlora__config_refuse(&r, "rope_type", type,
-                                        "supported values: default, linear, llama3, yarn");
-        }
-        rope->type = kinds[k].type;
+        QLORA__TRY(qlora__config_positive(&r, "rope_theta", theta, &rope->theta));
+        QLORA__TRY(qlora__config_rope_type(&r, arch, &rope->type));
     }
     if (!(rope->theta > 1.0)) {
         return qlora__env_fail(r.env, QLORA_ERR_FORMAT,
                                "%s: rope_theta is %g; it must be greater than 1", r.json->label,
                                rope->theta);
-    }
-    if (partial < 1.0 || partial > 1.0) {
-        return qlora__env_fail(r.env, QLORA_ERR_UNSUPPORTED,
-                               "%s: partial_rotary_factor is %g; only 1 is supported",
-                               r.json->label, partial);
     }
     switch (rope->type) {
     case QLORA_ROPE_LINEAR:
@@ -7035,6 +7647,8 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
         return qlora__config_llama3(&r, top, rope);
     case QLORA_ROPE_YARN:
         return qlora__config_yarn(&r, top, c, rope);
+    case QLORA_ROPE_LONGROPE:
+        return qlora__config_longrope(&r, top, c, rope);
     case QLORA_ROPE_DEFAULT:
         break;
     }
@@ -7051,18 +7665,94 @@ static qlora_result qlora__config_need_object(const qlora__config_reader* r, con
     return QLORA_OK;
 }
 
-// rope_parameters (new files: one set, or one per layer type) or rope_scaling (old files).
-static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_model_config* c) {
-    const char* key = "rope_parameters";
-    uint32_t dict = qlora__config_find(r, key);
+// How many columns of a head are rotated: all, unless the family reads partial_rotary_factor.
+static qlora_result qlora__config_partial(const qlora__config_reader* r, const qlora__arch* arch,
+                                          uint32_t dict, qlora_model_config* c) {
+    qlora__config_reader inner = *r;
+    double partial = arch->defaults.partial;
+    QLORA__TRY(qlora__config_positive(r, "partial_rotary_factor", partial, &partial));
+    if (dict != 0) {
+        inner.object = dict;
+        QLORA__TRY(qlora__config_positive(&inner, "partial_rotary_factor", partial, &partial));
+    }
+    bool reads = (arch->reads & QLORA__READS_PARTIAL) != 0;
+    if (!reads && (partial < 1.0 || partial > 1.0)) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: partial_rotary_factor is %g; only 1 is supported",
+                               r->json->label, partial);
+    }
+    c->rope_dims = (int64_t)((double)c->head_dim * (partial <= 1.0 ? partial : 2.0));
+    if (c->rope_dims < 2 || c->rope_dims > c->head_dim || c->rope_dims % 2 != 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: partial_rotary_factor is %g, which rotates %lld of %lld "
+                               "columns of a head; they must be an even number from 2 to %lld",
+                               r->json->label, partial, (long long)c->rope_dims,
+                               (long long)c->head_dim, (long long)c->head_dim);
+    }
+    return QLORA_OK;
+}
+
+// The factor of q by position.
+static qlora_result qlora__config_query_beta(const qlora__config_reader* r, uint32_t dict,
+                                             qlora_model_config* c) {
+    qlora__config_reader inner = *r;
     if (dict == 0) {
-        key = "rope_scaling";
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: rope_parameters is missing",
+                               r->json->label);
+    }
+    inner.object = dict;
+    QLORA__TRY(qlora__config_positive(&inner, "llama_4_scaling_beta", -1.0, &c->query_beta));
+    return qlora__config_original(&inner, r, -1.0, &c->query_period);
+}
+
+// Families whose layers with and without a window are rotated differently: rope_parameters has one
+// set for each kind; in older files, rope_scaling belongs to full attention.
+static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
+                                                 const qlora__arch* arch, qlora_model_config* c) {
+    double theta = arch->defaults.theta;
+    double sliding = arch->defaults.theta_sliding;
+    uint32_t full = qlora__config_find(r, "rope_scaling");
+    uint32_t slide = 0;
+    uint32_t both = qlora__config_find(r, "rope_parameters");
+    QLORA__TRY(qlora__config_positive(r, "rope_theta", theta, &theta));
+    QLORA__TRY(qlora__config_positive(r, "rope_local_base_freq", sliding, &sliding));
+    if (both != 0) {
+        QLORA__TRY(qlora__config_need_object(r, "rope_parameters", both));
+        full = qlora__json_find(r->json, both, "full_attention");
+        slide = qlora__json_find(r->json, both, "sliding_attention");
+        if (full == 0 && slide == 0) {
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                                   "%s: rope_parameters must contain full_attention and "
+                                   "sliding_attention",
+                                   r->json->label);
+        }
+    }
+    QLORA__TRY(full != 0 ? qlora__config_need_object(r, "full_attention", full) : QLORA_OK);
+    QLORA__TRY(slide != 0 ? qlora__config_need_object(r, "sliding_attention", slide) : QLORA_OK);
+    QLORA__TRY(qlora__config_partial(r, arch, full, c));
+    QLORA__TRY(qlora__config_rope(r, arch, full, theta, c, &c->rope));
+    return qlora__config_rope(r, arch, slide, sliding, c, &c->rope_sliding);
+}
+
+// rope_scaling (old files) or rope_parameters (new files: one set, or one per layer type).
+static qlora_result qlora__config_ropes(const qlora__config_reader* r, const qlora__arch* arch,
+                                        qlora_model_config* c) {
+    if ((arch->reads & QLORA__READS_ROPE_PER_KIND) != 0) {
+        return qlora__config_ropes_per_kind(r, arch, c);
+    }
+    const char* key = "rope_scaling";
+    uint32_t dict = qlora__config_find(r, key);
+    bool empty = dict != 0 && qlora__json_kind_of(r->json, dict) == QLORA__JSON_OBJECT &&
+                 r->json->tokens[dict].count == 0;
+    if (dict == 0 || empty) {
+        key = "rope_parameters";
         dict = qlora__config_find(r, key);
     }
     uint32_t full = dict;
     uint32_t slide = dict;
     const char* full_key = key;
     const char* slide_key = key;
+    double theta = arch->defaults.theta;
     if (dict != 0) {
         uint32_t per_full = qlora__json_find(r->json, dict, "full_attention");
         uint32_t per_slide = qlora__json_find(r->json, dict, "sliding_attention");
@@ -7076,13 +7766,99 @@ static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_mod
         QLORA__TRY(qlora__config_need_object(r, full_key, full));
         QLORA__TRY(qlora__config_need_object(r, slide_key, slide));
     }
-    QLORA__TRY(qlora__config_rope(r, full, c, &c->rope));
-    return qlora__config_rope(r, slide, c, &c->rope_sliding);
+    QLORA__TRY(qlora__config_positive(r, "rope_theta", theta, &theta));
+    QLORA__TRY(qlora__config_partial(r, arch, full, c));
+    if ((arch->reads & QLORA__READS_QUERY_BETA) != 0) {
+        QLORA__TRY(qlora__config_query_beta(r, full, c));
+    }
+    QLORA__TRY(qlora__config_rope(r, arch, full, theta, c, &c->rope));
+    return qlora__config_rope(r, arch, slide, theta, c, &c->rope_sliding);
 }
 
-// The family from model_type, checked against the name of the architecture if there is one.
-static qlora_result qlora__config_family(const qlora__config_reader* r, bool nested,
+//@@ src/formats/config.h
+
+// ---- Hugging Face config.json -------------------------------------------------------------------
+
+// Why a model_type that has no row is refused.
+static const char* qlora__config_reason(const qlora__config_reader* r, uint32_t type,
+                                        char out[512]) {
+    char word[80];
+    size_t length = qlora__json_string(r->json, type, word + 1, sizeof word - 2);
+    word[0] = ' ';
+    for (size_t i = 0; length > 0 && length < sizeof word - 2 &&
+                       i < sizeof qlora__refused_archs / sizeof qlora__refused_archs[0];
+         i++) {
+        memcpy(word + 1 + length, " ", 2);
+        if (strstr(qlora__refused_archs[i].model_types, word) != NULL) {
+            return qlora__refused_archs[i].reason;
+        }
+    }
+    size_t used = 0;
+    qlora__append(out, 512, &used, "supported families:");
+    for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
+        qlora__append(out, 512, &used, "%s %s", i > 0 ? "," : "", qlora__archs[i].model_type);
+    }
+    return out;
+}
+
+// The row of the value of model_type, or of architectures if there is no model_type.
+static const qlora__arch* qlora__config_row(const qlora__config_reader* r, uint32_t type,
+                                            uint32_t architecture) {
+    for (int k = 0; k < QLORA__ARCH_COUNT; k++) {
+        if (qlora__json_is(r->json, type != 0 ? type : architecture,
+                           type != 0 ? qlora__archs[k].model_type : qlora__archs[k].architecture)) {
+            return &qlora__archs[k];
+        }
+    }
+    return NULL;
+}
+
+// The wrapper of a multimodal folder; NULL if it is none that is known.
+static const qlora__wrapper* qlora__config_wrapper(const qlora__config_reader* r, uint32_t type,
+                                                   uint32_t architecture) {
+    for (int k = 0; k < QLORA__WRAPPER_COUNT; k++) {
+        if (qlora__json_is(r->json, type != 0 ? type : architecture,
+                           type != 0 ? qlora__wrappers[k].model_type
+                                     : qlora__wrappers[k].architecture)) {
+            return &qlora__wrappers[k];
+        }
+    }
+    return NULL;
+}
+
+// The text part of a multimodal folder: r is moved to it.
+static qlora_result qlora__config_text_part(qlora__config_reader* r, const qlora__wrapper* wrapper,
+                                            const qlora__arch** out) {
+    uint32_t text = qlora__config_find(r, "text_config");
+    uint32_t type = 0;
+    const char* name = wrapper->texts[0];
+    if (text != 0) {
+        QLORA__TRY(qlora__config_need_object(r, "text_config", text));
+        r->object = text;
+        type = qlora__config_find(r, "model_type");
+    }
+    for (int i = 0; type != 0 && i < 2; i++) {
+        if (wrapper->texts[i] != NULL && qlora__json_is(r->json, type, wrapper->texts[i])) {
+            name = wrapper->texts[i];
+            type = 0;
+        }
+    }
+    if (type != 0) {
+        char reason[512];
+        return qlora__config_refuse(r, "model_type of text_config", type,
+                                    qlora__config_reason(r, type, reason));
+    }
+    for (int k = 0; k < QLORA__ARCH_COUNT; k++) {
+        *out = strcmp(qlora__archs[k].model_type, name) == 0 ? &qlora__archs[k] : *out;
+    }
+    return QLORA_OK;
+}
+
+// The family from model_type, checked against the name of the architecture if there is one. In a
+// multimodal folder, r is moved to the text part.
+static qlora_result qlora__config_family(qlora__config_reader* r, const qlora__arch** out,
                                          qlora_model_config* c) {
+    char reason[512];
     uint32_t type = qlora__config_find(r, "model_type");
     uint32_t names = qlora__config_find(r, "architectures");
     uint32_t architecture = names != 0 ? qlora__json_at(r->json, names, 0) : 0;
@@ -7090,55 +7866,71 @@ static qlora_result qlora__config_family(const qlora__config_reader* r, bool nes
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: model_type is missing",
                                r->json->label);
     }
-    int k = 0;
-    for (; k < QLORA__FAMILY_COUNT; k++) {
-        if (qlora__json_is(r->json, type != 0 ? type : architecture,
-                           type != 0 ? qlora__families[k].model_type
-                                     : qlora__families[k].architecture)) {
-            break;
-        }
+    const qlora__wrapper* wrapper = qlora__config_wrapper(r, type, architecture);
+    const qlora__arch* arch = qlora__config_row(r, type, architecture);
+    const char* key = type != 0 ? "model_type" : "architecture";
+    uint32_t value = type != 0 ? type : architecture;
+    if (wrapper == NULL && qlora__config_find(r, "text_config") != 0) {
+        return qlora__config_refuse(r, key, value,
+                                    "the names of the text part of this multimodal folder are not "
+                                    "known");
     }
-    const char* advice = "supported families: llama, mistral, qwen2, qwen3";
-    if (k == QLORA__FAMILY_COUNT) {
-        return qlora__config_refuse(r, type != 0 ? "model_type" : "architecture",
-                                    type != 0 ? type : architecture, advice);
+    if (wrapper == NULL && arch == NULL) {
+        return qlora__config_refuse(r, key, value, qlora__config_reason(r, value, reason));
     }
-    if (architecture != 0 && !nested &&
-        !qlora__json_is(r->json, architecture, qlora__families[k].architecture) &&
+    const char* wanted = wrapper != NULL ? wrapper->architecture : arch->architecture;
+    if (architecture != 0 && !qlora__json_is(r->json, architecture, wanted) &&
         !qlora__json_is(r->json, architecture, "LLaMAForCausalLM")) {
         return qlora__config_refuse(r, "architecture", architecture,
                                     "only causal language models are supported");
     }
-    c->family = qlora__families[k].family;
+    if (wrapper != NULL) {
+        QLORA__TRY(qlora__config_text_part(r, wrapper, &arch));
+    }
+    c->wrapped = wrapper != NULL;
+    c->family = arch->family;
+    *out = arch;
     return QLORA_OK;
 }
 
+// A size, with the default of the family if there is one.
+static qlora_result qlora__config_size(const qlora__config_reader* r, const char* key,
+                                       int32_t fallback, int64_t most, int64_t* out) {
+    return qlora__config_int(r, key, fallback > 0 ? fallback : -1, 1, most, out);
+}
+
 // The sizes, each with its own limits, and the relations between them.
-static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_model_config* c) {
-    QLORA__TRY(qlora__config_int(r, "vocab_size", -1, 1, 1 << 24, &c->vocab));
-    QLORA__TRY(qlora__config_int(r, "hidden_size", -1, 1, 1 << 20, &c->hidden));
-    QLORA__TRY(qlora__config_int(r, "intermediate_size", -1, 1, 1 << 22, &c->intermediate));
-    QLORA__TRY(qlora__config_int(r, "num_hidden_layers", -1, 1, QLORA_MAX_LAYERS, &c->layers));
-    QLORA__TRY(qlora__config_int(r, "num_attention_heads", -1, 1, 1 << 14, &c->heads));
-    QLORA__TRY(qlora__config_int(r, "num_key_value_heads", c->heads, 1, 1 << 14, &c->kv_heads));
-    QLORA__TRY(
-        qlora__config_int(r, "max_position_embeddings", 2048, 1, INT32_MAX, &c->max_positions));
-    QLORA__TRY(qlora__config_positive(r, "rms_norm_eps", 1e-6, &c->rms_eps));
+static qlora_result qlora__config_sizes(const qlora__config_reader* r, const qlora__arch* arch,
+                                        qlora_model_config* c) {
+    const qlora__arch_defaults* d = &arch->defaults;
+    bool hybrid = (arch->reads & QLORA__READS_HYBRID) != 0;
+    const char* inner = hybrid ? "shared_intermediate_size" : "intermediate_size";
+    QLORA__TRY(qlora__config_size(r, "vocab_size", d->vocab, 1 << 24, &c->vocab));
+    QLORA__TRY(qlora__config_size(r, "hidden_size", d->hidden, 1 << 20, &c->hidden));
+    QLORA__TRY(qlora__config_size(r, inner, d->intermediate, 1 << 22, &c->intermediate));
+    QLORA__TRY(qlora__config_size(r, "num_hidden_layers", d->layers, QLORA_MAX_LAYERS, &c->layers));
+    QLORA__TRY(qlora__config_size(r, "num_attention_heads", d->heads, 1 << 14, &c->heads));
+    bool given = d->kv_heads == 0 || qlora__config_has(r, "num_key_value_heads"); // null = heads
+    int64_t kv_heads = given ? c->heads : d->kv_heads;
+    QLORA__TRY(qlora__config_int(r, "num_key_value_heads", kv_heads, 1, 1 << 14, &c->kv_heads));
+    QLORA__TRY(qlora__config_int(r, "max_position_embeddings", d->max_positions, 1, INT32_MAX,
+                                 &c->max_positions));
+    QLORA__TRY(qlora__config_positive(r, "rms_norm_eps", d->eps, &c->rms_eps));
     if (c->heads % c->kv_heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
             "%s: num_attention_heads (%lld) is not a multiple of num_key_value_heads (%lld)",
             r->json->label, (long long)c->heads, (long long)c->kv_heads);
     }
-    bool given = qlora__config_find(r, "head_dim") != 0;
-    if (!given && c->family != QLORA_FAMILY_QWEN3 && c->hidden % c->heads != 0) {
+    given = qlora__config_find(r, "head_dim") != 0;
+    if (!given && d->head_dim == 0 && c->hidden % c->heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
             "%s: head_dim is missing, and hidden_size (%lld) is not a multiple of "
             "num_attention_heads (%lld)",
             r->json->label, (long long)c->hidden, (long long)c->heads);
     }
-    int64_t fallback = c->family == QLORA_FAMILY_QWEN3 ? 128 : c->hidden / c->heads;
+    int64_t fallback = d->head_dim > 0 ? d->head_dim : c->hidden / c->heads;
     QLORA__TRY(qlora__config_int(r, "head_dim", fallback, 1, 1 << 14, &c->head_dim));
     if (c->head_dim % 2 != 0) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: head_dim is %lld; it must be even",
@@ -7152,20 +7944,67 @@ static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_mod
     return QLORA_OK;
 }
 
-// Which layers have a sliding window, and how wide it is.
-static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_model_config* c) {
+// The period of the layers without a window: the n-th, 2n-th, ... have full attention. It may also
+// be a string with one letter per layer, which repeats: L = window, G = full attention.
+static qlora_result qlora__config_pattern(const qlora__config_reader* r, const qlora__arch* arch,
+                                          const qlora_model_config* c, uint8_t* slides) {
+    int64_t period = arch->defaults.pattern;
+    char letters[QLORA_MAX_LAYERS];
+    const char* key = "sliding_window_pattern";
+    uint32_t value = qlora__config_find(r, key);
+    size_t length = 0;
+    if (value != 0 && qlora__json_kind_of(r->json, value) == QLORA__JSON_STRING) {
+        length = qlora__json_string(r->json, value, letters, sizeof letters);
+        if (length == 0 || length >= sizeof letters || strspn(letters, "LG") != length) {
+            return qlora__config_refuse(r, key, value, "it must consist of the letters L and G");
+        }
+    } else if (value != 0) {
+        QLORA__TRY(qlora__config_int(r, key, period, 1, INT32_MAX, &period));
+    }
+    for (int64_t i = 0; i < c->layers; i++) {
+        slides[i] = length > 0 ? letters[(size_t)i % length] == 'L' : (i + 1) % period != 0;
+    }
+    return QLORA_OK;
+}
+
+// The width of the window, if the model uses one, and the layers that would have it.
+static qlora_result qlora__config_window_rule(const qlora__config_reader* r,
+                                              const qlora__arch* arch, qlora_model_config* c,
+                                              uint8_t* slides) {
     int64_t first = 0;
-    bool use = true;
-    bool qwen = c->family == QLORA_FAMILY_QWEN2 || c->family == QLORA_FAMILY_QWEN3;
-    uint32_t types = qlora__config_find(r, "layer_types");
-    if (qwen) {
+    bool use = arch->window != QLORA__WINDOW_NONE; // a file may have the key, the block no window
+    if (arch->window == QLORA__WINDOW_QWEN || arch->window == QLORA__WINDOW_NOPE) {
         QLORA__TRY(qlora__config_bool(r, "use_sliding_window", false, &use));
+    }
+    if (arch->window == QLORA__WINDOW_QWEN) {
         QLORA__TRY(qlora__config_int(r, "max_window_layers", 28, 0, INT32_MAX, &first));
-    } else if (c->family == QLORA_FAMILY_LLAMA) {
-        use = false; // a llama file may contain the key, but the architecture has no window
     }
     if (use) {
-        QLORA__TRY(qlora__config_int(r, "sliding_window", 0, 1, INT32_MAX, &c->window));
+        int64_t fallback = qlora__config_has(r, "sliding_window") ? 0 : arch->defaults.window;
+        QLORA__TRY(qlora__config_int(r, "sliding_window", fallback, 1, INT32_MAX, &c->window));
+    }
+    for (int64_t i = 0; i < c->layers; i++) {
+        slides[i] = arch->window == QLORA__WINDOW_NOPE ? c->no_rope[i] : i >= first;
+    }
+    return arch->window == QLORA__WINDOW_PATTERN ? qlora__config_pattern(r, arch, c, slides)
+                                                 : QLORA_OK;
+}
+
+// Which layers have a sliding window, and how wide it is.
+static qlora_result qlora__config_window(const qlora__config_reader* r, const qlora__arch* arch,
+                                         qlora_model_config* c) {
+    uint8_t slides[QLORA_MAX_LAYERS];
+    bool hybrid = (arch->reads & QLORA__READS_HYBRID) != 0;
+    uint32_t types = qlora__config_find(r, "layer_types");
+    QLORA__TRY(qlora__config_window_rule(r, arch, c, slides));
+    if (types == 0 && hybrid) {
+        types = qlora__config_find(r, "layers_block_type");
+    }
+    if (types == 0 && hybrid) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: layer_types is missing, so all layers are recurrent "
+                               "(state-space), which is not supported",
+                               r->json->label);
     }
     if (types != 0 && qlora__json_kind_of(r->json, types) != QLORA__JSON_ARRAY) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: layer_types must be a list",
@@ -7180,19 +8019,71 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
     bool any = false;
     for (int64_t i = 0; i < c->layers; i++) {
         uint32_t type = types != 0 ? qlora__json_at(r->json, types, (uint32_t)i) : 0;
-        bool slides = type != 0 ? qlora__json_is(r->json, type, "sliding_attention") : i >= first;
-        if (type != 0 && !slides && !qlora__json_is(r->json, type, "full_attention")) {
-            return qlora__config_refuse(r, "layer type", type,
-                                        "supported types: full_attention, sliding_attention");
+        bool full = type != 0 && (qlora__json_is(r->json, type, "full_attention") ||
+                                  (hybrid && qlora__json_is(r->json, type, "attention")));
+        if (type != 0) {
+            slides[i] = qlora__json_is(r->json, type, "sliding_attention");
         }
-        if (type != 0 && slides && c->family == QLORA_FAMILY_LLAMA) {
+        if (type != 0 && !slides[i] && !full) {
             return qlora__config_refuse(r, "layer type", type,
-                                        "llama layers always have full attention");
+                                        hybrid ? "recurrent (state-space) layers are not supported"
+                                               : "supported types: full_attention, "
+                                                 "sliding_attention");
         }
-        c->sliding[i] = slides && c->window > 0 ? 1 : 0;
+        if (type != 0 && slides[i] && arch->window == QLORA__WINDOW_NONE) {
+            char advice[96];
+            snprintf(advice, sizeof advice, "%s layers always have full attention",
+                     arch->model_type);
+            return qlora__config_refuse(r, "layer type", type, advice);
+        }
+        c->sliding[i] = slides[i] && c->window > 0 ? 1 : 0;
         any = any || c->sliding[i] != 0;
+        if (arch->nope == QLORA__NOPE_FULL) {
+            c->no_rope[i] = c->window > 0 && c->sliding[i] == 0 ? 1 : 0;
+        }
     }
     c->window = any ? c->window : 0;
+    return QLORA_OK;
+}
+
+// The layers that are not rotated, where they do not follow from the windows.
+static qlora_result qlora__config_nope(const qlora__config_reader* r, const qlora__arch* arch,
+                                       qlora_model_config* c) {
+    if (arch->nope == QLORA__NOPE_UNNAMED) {
+        uint32_t type = qlora__config_find(r, "position_embedding_type");
+        bool rope = type != 0 && qlora__json_is(r->json, type, "rope");
+        if (type != 0 && !rope && !qlora__json_is(r->json, type, "nope")) {
+            return qlora__config_refuse(r, "position_embedding_type", type,
+                                        "supported values: rope, nope");
+        }
+        memset(c->no_rope, rope ? 0 : 1, (size_t)c->layers);
+    }
+    if (arch->nope != QLORA__NOPE_LISTED) {
+        return QLORA_OK;
+    }
+    int64_t period = 4;
+    uint32_t list = qlora__config_find(r, "no_rope_layers");
+    QLORA__TRY(qlora__config_int(r, "no_rope_layer_interval", period, 1, INT32_MAX, &period));
+    if (list != 0 &&
+        (qlora__json_kind_of(r->json, list) != QLORA__JSON_ARRAY ||
+         (r->json->tokens[list].count > 0 && r->json->tokens[list].count < c->layers))) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: no_rope_layers must be a list with at least one entry per "
+                               "layer (%lld)",
+                               r->json->label, (long long)c->layers);
+    }
+    bool listed = list != 0 && r->json->tokens[list].count > 0;
+    for (int64_t i = 0; i < c->layers; i++) {
+        int64_t rotated = (i + 1) % period != 0;
+        if (listed &&
+            (!qlora__json_int(r->json, qlora__json_at(r->json, list, (uint32_t)i), &rotated) ||
+             rotated < 0 || rotated > 1)) {
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                                   "%s: no_rope_layers[%lld] must be 0 (no rotation) or 1",
+                                   r->json->label, (long long)i);
+        }
+        c->no_rope[i] = rotated == 0 ? 1 : 0;
+    }
     return QLORA_OK;
 }
 
@@ -7223,36 +8114,131 @@ static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora
     return QLORA_OK;
 }
 
-static qlora_result qlora__config_switches(const qlora__config_reader* r, qlora_model_config* c) {
+// A soft cap: null means none, which is not the same as leaving the key out.
+static qlora_result qlora__config_cap(const qlora__config_reader* r, const char* key,
+                                      double fallback, double* out) {
+    *out = 0.0;
+    return qlora__config_has(r, key) && qlora__config_find(r, key) == 0
+               ? QLORA_OK
+               : qlora__config_positive(r, key, fallback, out);
+}
+
+// The factors and limits by which families differ from Llama's block.
+static qlora_result qlora__config_scalars(const qlora__config_reader* r, const qlora__arch* arch,
+                                          qlora_model_config* c) {
+    if ((arch->reads & QLORA__READS_MULTIPLIERS) != 0) {
+        QLORA__TRY(qlora__config_positive(r, "embedding_multiplier", 1.0, &c->embedding_scale));
+        QLORA__TRY(qlora__config_positive(r, "residual_multiplier", 1.0, &c->residual_scale));
+        QLORA__TRY(qlora__config_positive(r, "attention_multiplier", 1.0, &c->attention_scale));
+        QLORA__TRY(qlora__config_positive(r, "logits_scaling", 1.0, &c->logits_divisor));
+    }
+    if ((arch->reads & QLORA__READS_QUERY_SCALAR) != 0) {
+        double scalar = 256.0;
+        QLORA__TRY(qlora__config_positive(r, "query_pre_attn_scalar", scalar, &scalar));
+        c->attention_scale = 1.0 / sqrt(scalar);
+    }
+    if ((arch->reads & QLORA__READS_CAPS) != 0) {
+        QLORA__TRY(qlora__config_cap(r, "attn_logit_softcapping", 50.0, &c->attention_cap));
+        QLORA__TRY(qlora__config_cap(r, "final_logit_softcapping", 30.0, &c->logits_cap));
+    }
+    // transformers reads the cap of this family's scores but never applies it, and that of the
+    // logits only in the text model.
+    if ((arch->reads & QLORA__READS_FINAL_CAP) != 0 && !c->wrapped) {
+        QLORA__TRY(qlora__config_cap(r, "final_logit_softcapping", 0.0, &c->logits_cap));
+    }
+    c->norm_offset = (arch->has & QLORA__HAS_NORM_OFFSET) != 0 ? 1.0 : 0.0;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__config_biases(const qlora__config_reader* r, const qlora__arch* arch,
+                                         qlora_model_config* c) {
+    bool all = false;
+    bool three = (arch->reads & QLORA__READS_ATTENTION_BIAS_3) != 0;
+    if ((arch->reads & QLORA__READS_ATTENTION_BIAS) != 0) {
+        QLORA__TRY(qlora__config_bool(r, "attention_bias", false, &all));
+    }
+    if (three) {
+        QLORA__TRY(qlora__config_bool(r, "attention_bias", true, &three));
+    }
+    c->o_bias = all;
+    if ((arch->reads & QLORA__READS_OUT_BIAS) != 0) {
+        QLORA__TRY(qlora__config_bool(r, "attention_out_bias", false, &c->o_bias));
+    }
+    if ((arch->reads & QLORA__READS_MLP_BIAS) != 0) {
+        QLORA__TRY(qlora__config_bool(r, "mlp_bias", false, &c->mlp_bias));
+    }
+    c->qkv_bias = all || three || (arch->reads & QLORA__READS_QKV_BIAS) != 0;
+    c->qk_norm = (arch->has & QLORA__HAS_QK_NORM) != 0;
+    return QLORA_OK;
+}
+
+// Older Gemma files say "gelu" and mean the tanh form.
+static qlora_result qlora__config_activation(const qlora__config_reader* r,
+                                             const qlora__arch* arch) {
+    bool gelu = (arch->has & QLORA__HAS_GELU) != 0;
+    bool newer = (arch->reads & QLORA__READS_ACTIVATION) != 0;
+    uint32_t act = newer ? 0 : qlora__config_find(r, "hidden_act");
+    act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
+    static const char* const names[2][4] = {{"silu", "swish", NULL, NULL},
+                                            {"gelu_pytorch_tanh", "gelu_new", "gelu", NULL}};
+    bool known = act == 0;
+    for (int i = 0; act != 0 && names[gelu][i] != NULL; i++) {
+        known = known || (qlora__json_is(r->json, act, names[gelu][i]) && !(newer && i == 2));
+    }
+    return known ? QLORA_OK
+                 : qlora__config_refuse(r, newer ? "hidden_activation" : "hidden_act", act,
+                                        gelu ? "only gelu_pytorch_tanh is supported"
+                                             : "only silu is supported");
+}
+
+// What a model may not have: keys that change the block in ways its description does not cover.
+static qlora_result qlora__config_refusals(const qlora__config_reader* r, const qlora__arch* arch) {
+    static const char* const switches[] = {"use_bidirectional_attention", "is_encoder_decoder"};
+    for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
+        bool on = false;
+        QLORA__TRY(qlora__config_bool(r, switches[i], false, &on));
+        if (on) {
+            return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: %s is true, which is not supported", r->json->label,
+                                   switches[i]);
+        }
+    }
+    int64_t experts = 0;
+    if ((arch->reads & QLORA__READS_HYBRID) != 0) {
+        QLORA__TRY(qlora__config_int(r, "num_local_experts", 8, 0, INT32_MAX, &experts));
+    }
+    return experts == 0
+               ? QLORA_OK
+               : qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                                 "%s: num_local_experts is %lld; a mixture of experts is not "
+                                 "supported",
+                                 r->json->label, (long long)experts);
+}
+
+// dtype and the tied head, which a multimodal folder has at its top.
+static qlora_result qlora__config_storage(const qlora__config_reader* top,
+                                          const qlora__config_reader* r, const qlora__arch* arch,
+                                          qlora_model_config* c) {
     static const struct {
         const char* name;
         qlora_dtype dtype;
     } dtypes[6] = {{"float32", QLORA_F32},         {"bfloat16", QLORA_BF16},
                    {"float16", QLORA_F16},         {"torch.float32", QLORA_F32},
                    {"torch.bfloat16", QLORA_BF16}, {"torch.float16", QLORA_F16}};
-    bool attention = false;
-    QLORA__TRY(qlora__config_bool(r, "tie_word_embeddings", false, &c->tied));
-    if (c->family == QLORA_FAMILY_LLAMA || c->family == QLORA_FAMILY_QWEN3) {
-        QLORA__TRY(qlora__config_bool(r, "attention_bias", false, &attention));
+    bool tied = c->wrapped || arch->defaults.tied;
+    if (c->wrapped) {
+        QLORA__TRY(qlora__config_bool(r, "tie_word_embeddings", tied, &tied));
     }
-    if (c->family == QLORA_FAMILY_LLAMA) {
-        QLORA__TRY(qlora__config_bool(r, "mlp_bias", false, &c->mlp_bias));
-    }
-    c->qkv_bias = attention || c->family == QLORA_FAMILY_QWEN2;
-    c->o_bias = attention;
-    c->qk_norm = c->family == QLORA_FAMILY_QWEN3;
-    uint32_t act = qlora__config_find(r, "hidden_act");
-    act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
-    if (act != 0 && !qlora__json_is(r->json, act, "silu") &&
-        !qlora__json_is(r->json, act, "swish")) {
-        return qlora__config_refuse(r, "hidden_act", act, "only silu is supported");
-    }
-    uint32_t dtype = qlora__config_find(r, "dtype");
-    dtype = dtype != 0 ? dtype : qlora__config_find(r, "torch_dtype");
+    QLORA__TRY(qlora__config_bool(top, "tie_word_embeddings", tied, &c->tied));
     c->dtype = -1;
-    for (int i = 0; i < 6; i++) {
-        if (dtype != 0 && qlora__json_is(r->json, dtype, dtypes[i].name)) {
-            c->dtype = (int32_t)dtypes[i].dtype;
+    const qlora__config_reader* places[2] = {r, top};
+    for (int p = 0; p < 2 && c->dtype < 0; p++) {
+        uint32_t dtype = qlora__config_find(places[p], "dtype");
+        dtype = dtype != 0 ? dtype : qlora__config_find(places[p], "torch_dtype");
+        for (int i = 0; i < 6; i++) {
+            if (dtype != 0 && qlora__json_is(r->json, dtype, dtypes[i].name)) {
+                c->dtype = (int32_t)dtypes[i].dtype;
+            }
         }
     }
     return QLORA_OK;
@@ -7260,27 +8246,33 @@ static qlora_result qlora__config_switches(const qlora__config_reader* r, qlora_
 
 static qlora_result qlora__config_from_json(qlora__env* env, const qlora__json* json,
                                             qlora_model_config* c) {
-    qlora__config_reader r;
-    r.env = env;
-    r.json = json;
-    r.object = 0;
+    qlora__config_reader top;
+    const qlora__arch* arch = NULL;
+    top.env = env;
+    top.json = json;
+    top.object = 0;
     memset(c, 0, sizeof *c);
     if (qlora__json_kind_of(json, 0) != QLORA__JSON_OBJECT) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", json->label);
     }
-    QLORA__TRY(qlora__config_quantized(&r, c));
-    // A multimodal model keeps the parameters of its language model here.
-    uint32_t text = qlora__config_find(&r, "text_config");
-    bool nested = text != 0 && qlora__json_kind_of(json, text) == QLORA__JSON_OBJECT;
-    r.object = nested ? text : 0;
-    QLORA__TRY(qlora__config_family(&r, nested, c));
-    QLORA__TRY(qlora__config_sizes(&r, c));
-    QLORA__TRY(qlora__config_ropes(&r, c));
-    QLORA__TRY(qlora__config_window(&r, c));
-    QLORA__TRY(qlora__config_switches(&r, c));
+    QLORA__TRY(qlora__config_quantized(&top, c));
+    qlora__config_reader r = top;
+    QLORA__TRY(qlora__config_family(&r, &arch, c));
+    QLORA__TRY(qlora__config_refusals(&r, arch));
+    QLORA__TRY(qlora__config_sizes(&r, arch, c));
+    QLORA__TRY(qlora__config_ropes(&r, arch, c));
+    QLORA__TRY(qlora__config_nope(&r, arch, c));
+    QLORA__TRY(qlora__config_window(&r, arch, c));
+    QLORA__TRY(qlora__config_biases(&r, arch, c));
+    QLORA__TRY(qlora__config_activation(&r, arch));
+    QLORA__TRY(qlora__config_scalars(&r, arch, c));
+    QLORA__TRY(qlora__config_storage(&top, &r, arch, c));
     QLORA__TRY(qlora__config_id(&r, "bos_token_id", c->vocab, &c->bos_id));
     QLORA__TRY(qlora__config_id(&r, "pad_token_id", c->vocab, &c->pad_id));
-    return qlora__config_stops(&r, c);
+    QLORA__TRY(qlora__config_stops(&r, c));
+    qlora__config_resolve(c);
+    bool outside = c->wrapped && qlora__config_find(&top, "eos_token_id") != 0;
+    return outside ? qlora__config_stops(&top, c) : QLORA_OK;
 }
 
 // Parses config.json from memory into *out.
@@ -7926,7 +8918,7 @@ static qlora_result qlora__bnb_parts(qlora__env* env, const qlora__folder* f, co
 
 // Finds the weight [rows, cols] of a linear layer. The tensors themselves determine whether it is
 // plain or 4-bit, because the config's lists of skipped modules are not reliable. `name` ends in
-// ".weight".
+// ".weight". For a 4-bit weight of unknown shape, rows is -1.
 static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const qlora__folder* f,
                                                        const char* name, int64_t rows, int64_t cols,
                                                        qlora__linear_source* out) {
@@ -7962,7 +8954,7 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
     qlora_result result = qlora__bnb_state(env, &json, &w);
     qlora__json_free(env, &json);
     QLORA__TRY(result);
-    if (w.rows != rows || w.cols != cols) {
+    if (rows >= 0 && (w.rows != rows || w.cols != cols)) {
         return qlora__env_fail(
             env, QLORA_ERR_FORMAT, "%s: %s has shape [%lld,%lld]; it must be [%lld,%lld]", f->dir,
             name, (long long)w.rows, (long long)w.cols, (long long)rows, (long long)cols);
@@ -7976,9 +8968,9 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
 
 // ---- a GGUF file as a model folder --------------------------------------------------------------
 
-// The family of a file, and what its tensors need.
+// The architecture of a file, and what its tensors need.
 typedef struct qlora__gguf_facts {
-    qlora_family family;
+    const qlora__arch* arch;
     const char* prefix; // of the keys of its architecture, not terminated
     size_t prefix_size;
     int64_t heads;
@@ -7998,8 +8990,23 @@ static qlora__gguf_key qlora__gguf_key_of(const qlora__gguf_facts* facts, const 
     return key;
 }
 
-static qlora_result qlora__gguf_get_family(qlora__env* env, const qlora__gguf* g,
-                                           qlora__gguf_facts* facts) {
+// The row of the architecture. A file of "olmo2" with windows is OLMo 3; otherwise the first row of
+// that name, whose tensors are stored in the way that such files have them.
+static const qlora__arch* qlora__gguf_arch(const qlora__gguf* g, const qlora__gguf_facts* facts) {
+    qlora__gguf_key key = qlora__gguf_key_of(facts, "attention.sliding_window");
+    bool windows = qlora__gguf_find(g, key.text) != NULL;
+    const qlora__arch* found = NULL;
+    for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
+        if (qlora__gguf_is(facts->prefix, facts->prefix_size, qlora__archs[i].gguf)) {
+            bool olmo3 = qlora__archs[i].family == QLORA_FAMILY_OLMO3;
+            found = found == NULL || (olmo3 && windows) ? &qlora__archs[i] : found;
+        }
+    }
+    return found;
+}
+
+static qlora_result qlora__gguf_get_arch(qlora__env* env, const qlora__gguf* g,
+                                         qlora__gguf_facts* facts) {
     const char* type = NULL;
     size_t size = 0;
     QLORA__TRY(qlora__gguf_get_string(env, g, "general.type", false, &type, &size));
@@ -8010,17 +9017,24 @@ static qlora_result qlora__gguf_get_family(qlora__env* env, const qlora__gguf* g
     }
     QLORA__TRY(qlora__gguf_get_string(env, g, "general.architecture", true, &facts->prefix,
                                       &facts->prefix_size));
-    for (int i = 0; i < QLORA__FAMILY_COUNT; i++) {
-        if (qlora__gguf_is(facts->prefix, facts->prefix_size, qlora__families[i].gguf_name)) {
-            facts->family = qlora__families[i].family;
-            facts->permuted = strcmp(qlora__families[i].gguf_name, "llama") == 0;
-            return QLORA_OK;
+    facts->arch = qlora__gguf_arch(g, facts);
+    if (facts->arch != NULL) {
+        facts->permuted = (facts->arch->has & QLORA__HAS_PERMUTED_GGUF) != 0;
+        return QLORA_OK;
+    }
+    char names[400];
+    size_t used = 0;
+    names[0] = '\0';
+    for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
+        bool again = i > 0 && strcmp(qlora__archs[i].gguf, qlora__archs[i - 1].gguf) == 0;
+        if (!again) {
+            qlora__append(names, sizeof names, &used, "%s %s", i > 0 ? "," : "",
+                          qlora__archs[i].gguf);
         }
     }
     return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                           "%s: general.architecture \"%.*s\" is not supported; supported are "
-                           "llama, qwen2 and qwen3",
-                           g->label, qlora__gguf_shown(facts->prefix_size), facts->prefix);
+                           "%s: general.architecture \"%.*s\" is not supported; supported are%s",
+                           g->label, qlora__gguf_shown(facts->prefix_size), facts->prefix, names);
 }
 
 static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
@@ -8029,7 +9043,7 @@ static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
     int64_t value = 0;
     int64_t experts = 0;
     memset(facts, 0, sizeof *facts);
-    QLORA__TRY(qlora__gguf_get_family(env, g, facts));
+    QLORA__TRY(qlora__gguf_get_arch(env, g, facts));
     QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "expert_count").text, 0, 0,
                                    INT32_MAX, &experts));
     if (experts > 0) {
@@ -8059,26 +9073,27 @@ static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
 
 // ---- names --------------------------------------------------------------------------------------
 
-static const struct {
-    const char* gguf;
-    const char* module;
-} qlora__gguf_modules[] = {
-    {"attn_norm", "input_layernorm"},    {"ffn_norm", "post_attention_layernorm"},
-    {"attn_q", "self_attn.q_proj"},      {"attn_k", "self_attn.k_proj"},
-    {"attn_v", "self_attn.v_proj"},      {"attn_output", "self_attn.o_proj"},
-    {"attn_q_norm", "self_attn.q_norm"}, {"attn_k_norm", "self_attn.k_norm"},
-    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
-    {"ffn_down", "mlp.down_proj"},
-};
-
-// The module of a tensor of a layer; `name` is what follows "blk.N." and has `size` characters.
-static const char* qlora__gguf_module(const char* name, size_t size) {
-    for (size_t i = 0; i < sizeof qlora__gguf_modules / sizeof qlora__gguf_modules[0]; i++) {
-        if (qlora__gguf_is(name, size, qlora__gguf_modules[i].gguf)) {
-            return qlora__gguf_modules[i].module;
+// The module of a tensor of a layer, NULL if the architecture has none; `name` is what follows
+// "blk.N." and has `size` characters. *norm: it is a norm.
+static const char* qlora__gguf_module(const qlora__arch* arch, const char* name, size_t size,
+                                      bool* norm) {
+    *norm = false;
+    for (int i = 0; i < arch->layout->count; i++) {
+        const qlora__projection_row* row = &arch->layout->rows[i];
+        if (row->gguf_second == NULL && qlora__gguf_is(name, size, row->gguf)) {
+            return row->module;
         }
     }
-    return NULL;
+    *norm = true;
+    for (int i = 0; i < 4; i++) {
+        if (arch->norms->gguf[i] != NULL && qlora__gguf_is(name, size, arch->norms->gguf[i])) {
+            return arch->norms->module[i];
+        }
+    }
+    bool has = (arch->has & QLORA__HAS_QK_NORM) != 0;
+    return has && qlora__gguf_is(name, size, "attn_q_norm")   ? "self_attn.q_norm"
+           : has && qlora__gguf_is(name, size, "attn_k_norm") ? "self_attn.k_norm"
+                                                              : NULL;
 }
 
 static qlora_result qlora__gguf_unknown(qlora__env* env, const qlora__folder* f,
@@ -8144,12 +9159,15 @@ static qlora_result qlora__gguf_add_layer(qlora__env* env, qlora__folder* f,
     size_t size = (size_t)(last - at);
     int64_t q = facts->heads * facts->head_dim;
     int64_t kv = facts->kv_heads * facts->head_dim;
-    bool fused = qlora__gguf_is(at, size, "attn_qkv");
+    bool norm = false;
+    // Some files have q, k and v in one tensor where the model has three.
+    bool fused = qlora__gguf_is(at, size, "attn_qkv") &&
+                 qlora__gguf_module(facts->arch, at, size, &norm) == NULL;
     static const char* const three[] = {"attn_q", "attn_k", "attn_v"};
     int64_t first = 0;
     for (int i = 0; i < (fused ? 3 : 1); i++) {
         const char* name = fused ? three[i] : at;
-        const char* module = qlora__gguf_module(name, fused ? 6 : size);
+        const char* module = qlora__gguf_module(facts->arch, name, fused ? 6 : size, &norm);
         if (module == NULL) {
             return qlora__gguf_unknown(env, f, facts, t->name);
         }
@@ -8165,6 +9183,7 @@ static qlora_result qlora__gguf_add_layer(qlora__env* env, qlora__folder* f,
                 (long long)facts->head_dim);
         }
         qlora__folder_made* made = qlora__gguf_entry_add(f, t, first, rows);
+        made->view.minus_one = norm && (facts->arch->has & QLORA__HAS_NORM_OFFSET) != 0;
         made->view.head_dim = rotated && facts->permuted ? facts->head_dim : 0;
         snprintf(made->name, sizeof made->name, "model.layers.%u.%s%s", layer, module, last);
         qlora__gguf_entry_end(f, made);
@@ -8192,6 +9211,7 @@ static qlora_result qlora__gguf_add(qlora__env* env, qlora__folder* f,
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(t->name, names[i].gguf) == 0) {
             qlora__folder_made* made = qlora__gguf_entry_add(f, t, 0, qlora__gguf_rows(t));
+            made->view.minus_one = i == 1 && (facts->arch->has & QLORA__HAS_NORM_OFFSET) != 0;
             snprintf(made->name, sizeof made->name, "%s", names[i].name);
             qlora__gguf_entry_end(f, made);
             return QLORA_OK;
@@ -8411,13 +9431,175 @@ static qlora_result qlora__gguf_config_rope(const qlora__gguf_reader* r, qlora_m
     return QLORA_OK;
 }
 
-// The divisors of the frequencies, if the file has them.
-static qlora_result qlora__gguf_config_factors(const qlora__gguf_reader* r, qlora_model_config* c) {
-    if (qlora__gguf_model_find(r->m, "rope_freqs.weight") != NULL) {
-        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                               "%s: rope_freqs.weight is not supported yet", r->g->label);
+// The divisors of the frequencies in a tensor of F32; *found is false if there is none.
+static qlora_result qlora__gguf_config_list(const qlora__gguf_reader* r, const char* name,
+                                            const qlora_model_config* c, float* out, bool* found) {
+    const qlora__gguf_tensor* t = qlora__gguf_model_find(r->m, name);
+    *found = t != NULL;
+    if (t == NULL) {
+        return QLORA_OK;
     }
+    if (t->elements != (uint64_t)(c->rope_dims / 2) || t->elements > QLORA_MAX_ROPE_FACTORS ||
+        t->type->block > 1) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s has %llu values; it must have %lld, one for each pair of "
+                               "rotated columns",
+                               r->g->label, name, (unsigned long long)t->elements,
+                               (long long)c->rope_dims / 2);
+    }
+    qlora__gguf_widen(t->type, t->data, t->elements, out);
+    for (uint64_t i = 0; i < t->elements; i++) {
+        if (!(out[i] > 0.0f && out[i] < 1e30f)) {
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                                   "%s: %s[%llu] is %g; it must be positive and less than 1e30",
+                                   r->g->label, name, (unsigned long long)i, (double)out[i]);
+        }
+    }
+    return QLORA_OK;
+}
+
+// Files with Llama 3's scaling have one list, those with longrope two.
+static qlora_result qlora__gguf_config_factors(const qlora__gguf_reader* r, qlora_model_config* c) {
+    qlora_rope_desc* rope = &c->rope;
+    bool one = false;
+    bool shorter = false;
+    bool longer = false;
+    int64_t original = 0;
+    QLORA__TRY(qlora__gguf_config_list(r, "rope_freqs.weight", c, rope->short_factor, &one));
+    if (one) {
+        memcpy(rope->long_factor, rope->short_factor, sizeof rope->long_factor);
+    } else {
+        QLORA__TRY(qlora__gguf_config_list(r, "rope_factors_short.weight", c, rope->short_factor,
+                                           &shorter));
+        QLORA__TRY(
+            qlora__gguf_config_list(r, "rope_factors_long.weight", c, rope->long_factor, &longer));
+    }
+    if (shorter != longer) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: rope_factors_%s.weight is missing",
+                               r->g->label, shorter ? "long" : "short");
+    }
+    if (!one && !shorter) {
+        return QLORA_OK;
+    }
+    if (rope->type != QLORA_ROPE_DEFAULT) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope.scaling.type and factors of the rotation are not "
+                               "supported together",
+                               r->g->label);
+    }
+    QLORA__TRY(qlora__gguf_config_int(r, "rope.scaling.original_context_length", c->max_positions,
+                                      1, INT32_MAX, &original));
+    rope->type = QLORA_ROPE_LONGROPE;
+    rope->original_max_position = (double)original;
+    rope->attention_factor = 1.0;
+    return one ? QLORA_OK
+               : qlora__gguf_config_positive(r, "rope.scaling.attn_factor", 1.0,
+                                             &rope->attention_factor);
+}
+
+// The rotation of layers with a window, where it differs: without scaling. For Gemma 3 it has a
+// base of its own; llama.cpp ignores that of other architectures.
+static qlora_result qlora__gguf_config_sliding(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
     c->rope_sliding = c->rope;
+    if ((arch->reads & QLORA__READS_ROPE_PER_KIND) == 0) {
+        return QLORA_OK;
+    }
+    memset(&c->rope_sliding, 0, sizeof c->rope_sliding);
+    c->rope_sliding.factor = 1.0;
+    c->rope_sliding.theta = c->rope.theta;
+    return arch->family == QLORA_FAMILY_GEMMA3
+               ? qlora__gguf_config_positive(r, "rope.freq_base_swa", arch->defaults.theta_sliding,
+                                             &c->rope_sliding.theta)
+               : QLORA_OK;
+}
+
+// Which layers have a window: all but every n-th, or as a list of booleans says.
+static qlora_result qlora__gguf_config_window(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
+    qlora__gguf_key key = qlora__gguf_key_of(&r->facts, "attention.sliding_window_pattern");
+    const qlora__gguf_value* list = qlora__gguf_find(r->g, key.text);
+    bool listed = list != NULL && list->kind == QLORA__GGUF_ARRAY;
+    int64_t period = 0;
+    // llama.cpp ignores the window of other architectures, and EXAONE 4 has one in its large form.
+    if (arch->window != QLORA__WINDOW_PATTERN ||
+        (arch->family == QLORA_FAMILY_EXAONE4 && c->layers != 64)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__gguf_config_int(r, "attention.sliding_window", 0, 0, INT32_MAX, &c->window));
+    if (listed && (list->element != QLORA__GGUF_BOOL || list->count < (uint64_t)c->layers)) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s must be a number, or a BOOL for each layer", r->g->label,
+                               key.text);
+    }
+    if (!listed) {
+        QLORA__TRY(qlora__gguf_get_int(r->env, r->g, key.text, arch->defaults.pattern, 1, INT32_MAX,
+                                       &period));
+    }
+    for (int64_t i = 0; i < c->layers && c->window > 0; i++) {
+        c->sliding[i] = listed ? list->data[i] : (i + 1) % period != 0;
+        if (arch->nope == QLORA__NOPE_FULL) {
+            c->no_rope[i] = c->sliding[i] == 0 ? 1 : 0;
+        }
+    }
+    return QLORA_OK;
+}
+
+// Layers that are not rotated: every fourth of SmolLM 3; all, if a Granite file says so.
+static qlora_result qlora__gguf_config_nope(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
+    bool rotated = true;
+    for (int64_t i = 0; arch->nope == QLORA__NOPE_LISTED && i < c->layers; i++) {
+        c->no_rope[i] = (i + 1) % 4 == 0 ? 1 : 0;
+    }
+    if ((arch->reads & QLORA__READS_MULTIPLIERS) != 0) {
+        QLORA__TRY(qlora__gguf_get_bool(
+            r->env, r->g, qlora__gguf_key_of(&r->facts, "rope.scaling.finetuned").text, true,
+            &rotated));
+    }
+    if (!rotated) {
+        memset(c->no_rope, 1, (size_t)c->layers);
+    }
+    return QLORA_OK;
+}
+
+// The factors and limits by which architectures differ from Llama's block.
+static qlora_result qlora__gguf_config_scalars(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
+    const struct {
+        uint32_t reads;
+        const char* name;
+        double fallback;
+        double* out;
+    } scalars[] = {{QLORA__READS_MULTIPLIERS, "attention.scale", 0.0, &c->attention_scale},
+                   {QLORA__READS_MULTIPLIERS, "embedding_scale", 1.0, &c->embedding_scale},
+                   {QLORA__READS_MULTIPLIERS, "residual_scale", 1.0, &c->residual_scale},
+                   {QLORA__READS_MULTIPLIERS, "logit_scale", 1.0, &c->logits_divisor},
+                   {QLORA__READS_CAPS, "attn_logit_softcapping", 50.0, &c->attention_cap},
+                   {QLORA__READS_CAPS, "final_logit_softcapping", 30.0, &c->logits_cap},
+                   {QLORA__READS_FINAL_CAP, "final_logit_softcapping", 0.0, &c->logits_cap},
+                   {QLORA__READS_QUERY_BETA, "attention.temperature_scale", 0.0, &c->query_beta}};
+    for (size_t i = 0; i < sizeof scalars / sizeof scalars[0]; i++) {
+        if ((arch->reads & scalars[i].reads) != 0) {
+            QLORA__TRY(qlora__gguf_config_positive(r, scalars[i].name, scalars[i].fallback,
+                                                   scalars[i].out));
+        }
+    }
+    if (c->query_beta > 0.0) {
+        int64_t original = 0;
+        QLORA__TRY(qlora__gguf_config_int(r, "rope.scaling.original_context_length",
+                                          c->max_positions, 1, INT32_MAX, &original));
+        c->query_period = (double)original;
+    }
+    // The file does not hold query_pre_attn_scalar; llama.cpp knows the largest models by their
+    // number of layers.
+    bool large = (arch->family == QLORA_FAMILY_GEMMA2 && c->layers == 46) ||
+                 (arch->family == QLORA_FAMILY_GEMMA3 && c->layers == 62);
+    if ((arch->reads & QLORA__READS_QUERY_SCALAR) != 0) {
+        c->attention_scale =
+            1.0 / sqrt(large ? (double)(c->hidden / c->heads) : (double)c->head_dim);
+    }
+    c->norm_offset = (arch->has & QLORA__HAS_NORM_OFFSET) != 0 ? 1.0 : 0.0;
     return QLORA_OK;
 }
 
@@ -8459,27 +9641,32 @@ static void qlora__gguf_config_tensors(const qlora__gguf_reader* r, qlora_model_
                   qlora__gguf_model_find(r->m, "blk.0.attn_qkv.bias") != NULL;
     c->o_bias = qlora__gguf_model_find(r->m, "blk.0.attn_output.bias") != NULL;
     c->mlp_bias = qlora__gguf_model_find(r->m, "blk.0.ffn_down.bias") != NULL;
-    c->qk_norm = qlora__gguf_model_find(r->m, "blk.0.attn_q_norm.weight") != NULL;
+    c->qk_norm = (r->facts.arch->has & QLORA__HAS_QK_NORM) != 0;
     c->dtype = -1;
 }
 
 static qlora_result qlora__gguf_config_fill(qlora__gguf_reader* r, qlora_model_config* c) {
-    int64_t rotated = 0;
     memset(c, 0, sizeof *c);
     QLORA__TRY(qlora__gguf_get_facts(r->env, r->g, &r->facts));
-    c->family = r->facts.family;
+    c->family = r->facts.arch->family;
     QLORA__TRY(qlora__gguf_config_sizes(r, c));
     QLORA__TRY(qlora__gguf_config_vocab(r, c));
     QLORA__TRY(qlora__gguf_config_rope(r, c));
     QLORA__TRY(
-        qlora__gguf_config_int(r, "rope.dimension_count", c->head_dim, 1, 1 << 14, &rotated));
-    if (rotated != c->head_dim) {
+        qlora__gguf_config_int(r, "rope.dimension_count", c->head_dim, 2, 1 << 14, &c->rope_dims));
+    bool partial = (r->facts.arch->reads & QLORA__READS_PARTIAL) != 0;
+    if (c->rope_dims % 2 != 0 || c->rope_dims > c->head_dim ||
+        (!partial && c->rope_dims != c->head_dim)) {
         return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                               "%s: rope.dimension_count is %lld; it must be %lld, the size of a "
-                               "head",
-                               r->g->label, (long long)rotated, (long long)c->head_dim);
+                               "%s: rope.dimension_count is %lld, which this architecture does not "
+                               "support with heads of %lld",
+                               r->g->label, (long long)c->rope_dims, (long long)c->head_dim);
     }
     QLORA__TRY(qlora__gguf_config_factors(r, c));
+    QLORA__TRY(qlora__gguf_config_sliding(r, c));
+    QLORA__TRY(qlora__gguf_config_window(r, c));
+    QLORA__TRY(qlora__gguf_config_nope(r, c));
+    QLORA__TRY(qlora__gguf_config_scalars(r, c));
     qlora__gguf_config_tensors(r, c);
     return qlora__gguf_config_ids(r, c);
 }
@@ -9390,6 +10577,7 @@ typedef struct qlora__peft_desc {
     double alpha;
     double dropout;
     bool rslora;
+    const char* pattern; // target_modules as a regular expression; NULL = the list `targets`
     const char* const* targets;
     uint32_t target_count;
     const int64_t* layers; // layers_to_transform; layer_count 0 = all
@@ -9464,11 +10652,15 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
     qlora__json_write_int(&w, "r", d->rank);
     qlora__peft_write_pattern(&w, "rank_pattern", d, true);
     qlora__json_write_word(&w, "revision", "null");
-    qlora__json_write_open(&w, "target_modules", '[');
-    for (uint32_t i = 0; i < d->target_count; i++) {
-        qlora__json_write_string(&w, NULL, d->targets[i]);
+    if (d->pattern != NULL) {
+        qlora__json_write_string(&w, "target_modules", d->pattern);
+    } else {
+        qlora__json_write_open(&w, "target_modules", '[');
+        for (uint32_t i = 0; i < d->target_count; i++) {
+            qlora__json_write_string(&w, NULL, d->targets[i]);
+        }
+        qlora__json_write_close(&w, ']');
     }
-    qlora__json_write_close(&w, ']');
     qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
     qlora__json_write_word(&w, "use_dora", "false");
     qlora__json_write_word(&w, "use_rslora", d->rslora ? "true" : "false");
@@ -9514,52 +10706,18 @@ typedef struct qlora__gguf_writer {
     uint64_t left; // remaining bytes of the current tensor
 } qlora__gguf_writer;
 
-// The name of a module's matrix: "model.layers.0.self_attn.q_proj" and 'a' give
-// "blk.0.attn_q.weight.lora_a".
-static QLORA__UNUSED qlora_result qlora__gguf_name(qlora__env* env, const char* module, char which,
-                                                   char out[QLORA__GGUF_NAME]) {
-    static const struct {
-        const char* hf;
-        const char* gguf;
-    } names[7] = {{"self_attn.q_proj", "attn_q"}, {"self_attn.k_proj", "attn_k"},
-                  {"self_attn.v_proj", "attn_v"}, {"self_attn.o_proj", "attn_output"},
-                  {"mlp.gate_proj", "ffn_gate"},  {"mlp.up_proj", "ffn_up"},
-                  {"mlp.down_proj", "ffn_down"}};
-    const char* plain = qlora__plain_name(module);
-    unsigned layer = 0;
-    if (strncmp(plain, "layers.", 7) == 0 && plain[7] >= '0' && plain[7] <= '9') {
-        const char* at = plain + 7;
-        for (; *at >= '0' && *at <= '9' && layer < 100000; at++) {
-            layer = layer * 10 + (unsigned)(*at - '0');
-        }
-        for (int i = 0; i < 7 && *at == '.'; i++) {
-            if (strcmp(at + 1, names[i].hf) == 0) {
-                snprintf(out, QLORA__GGUF_NAME, "blk.%u.%s.weight.lora_%c", layer, names[i].gguf,
-                         which);
-                return QLORA_OK;
-            }
-        }
-    }
-    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s cannot be stored in a GGUF adapter",
-                           module);
+// The name of a matrix of a layer: 0, "attn_q" and 'a' give "blk.0.attn_q.weight.lora_a".
+static QLORA__UNUSED void qlora__gguf_name(int64_t layer, const char* tensor, char which,
+                                           char out[QLORA__GGUF_NAME]) {
+    snprintf(out, QLORA__GGUF_NAME, "blk.%lld.%s.weight.lora_%c", (long long)layer, tensor, which);
 }
 
-// The name that llama.cpp uses for the architecture of a family.
-static QLORA__UNUSED const char* qlora__gguf_architecture(qlora_family family) {
-    for (int i = 0; i < QLORA__FAMILY_COUNT; i++) {
-        if (qlora__families[i].family == family) {
-            return qlora__families[i].gguf_name;
-        }
-    }
-    return "";
-}
-
-// For its "llama" architecture, llama.cpp rotates pairs of neighbours where Hugging Face files
+// For some of its architectures, llama.cpp rotates pairs of neighbours where Hugging Face files
 // rotate the two halves of a head. Returns the row of our matrix that becomes row `row` of a q or k
 // matrix.
-static QLORA__UNUSED int64_t qlora__gguf_source_row(qlora_family family, int64_t row,
+static QLORA__UNUSED int64_t qlora__gguf_source_row(const qlora__arch* arch, int64_t row,
                                                     int64_t head_dim) {
-    if (family != QLORA_FAMILY_LLAMA && family != QLORA_FAMILY_MISTRAL) {
+    if ((arch->has & QLORA__HAS_PERMUTED_GGUF) == 0) {
         return row;
     }
     int64_t in_head = row % head_dim;
@@ -10924,6 +12082,32 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     return qlora__leave(ctx, qlora__tensor_zero(ctx, tensor));
 }
 
+// ---- floats in host memory ----------------------------------------------------------------------
+
+// Copies floats to an f32 tensor.
+static QLORA__UNUSED qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count,
+                                                   const float* in) {
+    if (sizeof(QLORA__REAL) == sizeof(float)) {
+        return qlora__copy_in(ctx, data, in, (size_t)count * sizeof(float));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        ((QLORA__REAL*)data)[i] = (QLORA__REAL)in[i];
+    }
+    return QLORA_OK;
+}
+
+// Copies numbers of an f32 tensor to host memory.
+static QLORA__UNUSED qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t count,
+                                                    float* out) {
+    if (sizeof(QLORA__REAL) == sizeof(float)) {
+        return qlora__copy_out(ctx, out, data, (size_t)count * sizeof(float));
+    }
+    for (int64_t i = 0; i < count; i++) { // the CPU in double precision, for tests
+        out[i] = (float)((const QLORA__REAL*)data)[i];
+    }
+    return QLORA_OK;
+}
+
 //@@ src/tensor/staging.h
 
 // ---- staging ------------------------------------------------------------------------------------
@@ -11381,6 +12565,12 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
     X(elementwise_swiglu_bf16, elementwise_bf16, 0, BF16)                                          \
     X(elementwise_swiglu_bwd_f32, elementwise, 0, F32)                                             \
     X(elementwise_swiglu_bwd_bf16, elementwise_bf16, 0, BF16)                                      \
+    X(elementwise_geglu_f32, elementwise, 0, F32)                                                  \
+    X(elementwise_geglu_bf16, elementwise_bf16, 0, BF16)                                           \
+    X(elementwise_geglu_bwd_f32, elementwise, 0, F32)                                              \
+    X(elementwise_geglu_bwd_bf16, elementwise_bf16, 0, BF16)                                       \
+    X(elementwise_cap_f32, elementwise, 0, F32)                                                    \
+    X(elementwise_cap_bf16, elementwise_bf16, 0, BF16)                                             \
     X(elementwise_mul_f32, elementwise, 0, F32)                                                    \
     X(elementwise_mul_bf16, elementwise_bf16, 0, BF16)                                             \
     X(elementwise_add_f32, shared, 0, ALWAYS)                                                      \
@@ -13072,6 +14262,26 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 
 //@@ src/gemm/dense.h
 
+// ---- slices of scratch memory -------------------------------------------------------------------
+
+// Returns in *slice how many of `count` rows or columns, `bytes` each, fit in the free scratch, at
+// least `unit` or all of them, and takes the memory for them.
+static qlora_result qlora__scratch_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
+                                         int64_t* slice, void** memory) {
+    size_t free_bytes = qlora__scratch_free(ctx);
+    int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
+    if (fit < count) {
+        fit = qlora__max(fit / unit * unit,
+                         qlora__min(unit, count)); // if it does not fit, qlora__scratch fails
+    }
+    *slice = qlora__min(fit, count);
+    size_t all = 0;
+    if (!qlora__mul((size_t)*slice, bytes, &all)) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size in bytes of an operand overflows");
+    }
+    return qlora__scratch(ctx, all, memory);
+}
+
 // ---- dense products: the built-in kernels -------------------------------------------------------
 
 #ifndef QLORA_NO_CUDA
@@ -13216,49 +14426,100 @@ static qlora_result qlora__cast_scale(qlora_ctx* ctx, const void* data, int64_t 
     return qlora__launch(ctx, QLORA__K_cast_scale, 1, 1, 1, 256, 0, scale_args);
 }
 
-// Casts the f32 operand to the type of the other one, in scratch, and uses the copy in the product.
-static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
-    bool cast_a = g->a_type == QLORA_F32;
-    qlora_dtype type = cast_a ? g->b_type : g->a_type;
-    const void* data = cast_a ? g->A : g->B;
-    int64_t ld = cast_a ? g->lda : g->ldb;
-    bool trans = cast_a ? g->ta : g->tb;
-    int64_t rows = cast_a ? (trans ? g->K : g->M) : (trans ? g->N : g->K);
-    int64_t cols = cast_a ? (trans ? g->M : g->K) : (trans ? g->K : g->N);
+// The f32 operand of a mixed product, as it is stored: `lines` are the rows or columns of the
+// result that it contributes to, which can be computed independently of each other.
+typedef struct qlora__mixed {
+    bool is_a;
+    bool lines_are_rows; // of the stored matrix
+    int64_t lines;
+    const float* data;
+    int64_t ld;
+    qlora_dtype type; // of the other operand
+    float* factors;   // f16: scale, alpha / scale, beta
+} qlora__mixed;
+
+static qlora__mixed qlora__mixed_of(const qlora__gemm* g) {
+    qlora__mixed x;
+    memset(&x, 0, sizeof x);
+    x.is_a = g->a_type == QLORA_F32;
+    x.lines_are_rows = x.is_a ? !g->ta : g->tb;
+    x.lines = x.is_a ? g->M : g->N;
+    x.data = (const float*)(x.is_a ? g->A : g->B);
+    x.ld = x.is_a ? g->lda : g->ldb;
+    x.type = x.is_a ? g->b_type : g->a_type;
+    return x;
+}
+
+// Chooses the scale of an f16 product and makes the product use it.
+static qlora_result qlora__mixed_scale(qlora_ctx* ctx, qlora__gemm* g, qlora__mixed* x) {
+    void* factors = NULL;
+    QLORA__TRY(qlora__scratch(ctx, 3 * sizeof(float), &factors));
+    float* f = (float*)factors;
+    QLORA__TRY(qlora__cast_scale(ctx, x->data, x->lines_are_rows ? x->lines : g->K,
+                                 x->lines_are_rows ? g->K : x->lines, x->ld, g->alpha, f));
+    qlora__CUdeviceptr beta = (qlora__CUdeviceptr)(uintptr_t)(f + 2);
+    int code = ctx->gpu->cu.MemsetD32Async(beta, qlora__bits(g->beta), 1, ctx->gpu->stream);
+    QLORA__TRY(qlora__cu(ctx, code, "cuMemsetD32Async"));
+    x->factors = f;
+    g->alpha = 1.0f;
+    g->alpha_dev = f + 1;
+    g->beta_dev = f + 2;
+    return QLORA_OK;
+}
+
+// Computes `now` lines of the result, starting at `first`, with a copy of the f32 operand in the
+// type of the other one.
+static qlora_result qlora__mixed_slice(qlora_ctx* ctx, const qlora__gemm* g, const qlora__mixed* x,
+                                       int64_t first, int64_t now, void* copy, qlora_path path) {
+    int64_t rows = x->lines_are_rows ? now : g->K;
+    int64_t cols = x->lines_are_rows ? g->K : now;
+    int64_t ld = x->ld;
+    int64_t new_ld = (int64_t)qlora__align_up((size_t)cols, 8);
+    const float* data = x->data + (x->lines_are_rows ? first * x->ld : first);
+    const float* scale = x->factors;
+    void* args[] = {(void*)&data, &copy, &rows, &cols, &ld, &new_ld, (void*)&scale};
+    int64_t pieces = rows * qlora__ceil_div(cols, 2048);
+    QLORA__TRY(qlora__launch(ctx,
+                             x->type == QLORA_F16 ? QLORA__K_cast_f32_f16 : QLORA__K_cast_f32_bf16,
+                             qlora__min(pieces, 4096), 1, 1, 256, 0, args));
+    qlora__gemm part = *g;
+    size_t out = qlora_dtype_bytes(g->out);
+    part.a_type = x->type;
+    part.b_type = x->type;
+    if (x->is_a) {
+        part.M = now;
+        part.A = copy;
+        part.lda = new_ld;
+        part.C = (char*)g->C + (size_t)(first * g->ldc) * out;
+    } else {
+        part.N = now;
+        part.B = copy;
+        part.ldb = new_ld;
+        part.C = (char*)g->C + (size_t)first * out;
+    }
+    return path == QLORA_PATH_CUBLAS ? qlora__gemm_cublas(ctx, &part) : qlora__gemm_ptx(ctx, &part);
+}
+
+// One operand is f32 and is cast in scratch; where that does not hold all of it, the result is
+// computed in slices. No sum is ever split.
+static qlora_result qlora__gemm_mixed(qlora_ctx* ctx, qlora__gemm* g, qlora_path path) {
     if (g->batch > 1) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "a batched product of an f32 and a 16-bit operand is not supported; "
                            "cast one of them");
     }
-    int64_t new_ld = (int64_t)qlora__align_up((size_t)cols, 8);
-    size_t bytes = 0;
-    if (!qlora__mul((size_t)rows, (size_t)new_ld * 2, &bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size in bytes of the cast operand overflows");
-    }
+    qlora__mixed x = qlora__mixed_of(g);
+    QLORA__TRY(x.type == QLORA_F16 ? qlora__mixed_scale(ctx, g, &x) : QLORA_OK);
+    // Rows of the copy start at multiples of 16 bytes, and so do slices of its columns.
+    size_t depth = x.lines_are_rows ? qlora__align_up((size_t)g->K, 8) : (size_t)g->K;
+    int64_t lines = x.lines_are_rows ? x.lines : (int64_t)qlora__align_up((size_t)x.lines, 8);
+    int64_t slice = 0;
     void* copy = NULL;
-    QLORA__TRY(qlora__scratch(ctx, bytes, &copy));
-    const float* scale = NULL;
-    if (type == QLORA_F16) {
-        void* factors = NULL; // scale, alpha / scale, beta
-        QLORA__TRY(qlora__scratch(ctx, 3 * sizeof(float), &factors));
-        float* f = (float*)factors;
-        QLORA__TRY(qlora__cast_scale(ctx, data, rows, cols, ld, g->alpha, f));
-        qlora__CUdeviceptr beta = (qlora__CUdeviceptr)(uintptr_t)(f + 2);
-        int code = ctx->gpu->cu.MemsetD32Async(beta, qlora__bits(g->beta), 1, ctx->gpu->stream);
-        QLORA__TRY(qlora__cu(ctx, code, "cuMemsetD32Async"));
-        scale = f;
-        g->alpha = 1.0f;
-        g->alpha_dev = f + 1;
-        g->beta_dev = f + 2;
+    QLORA__TRY(qlora__scratch_slice(ctx, lines, depth * 2, 64, &slice, &copy));
+    for (int64_t done = 0; done < x.lines; done += slice) {
+        int64_t now = qlora__min(slice, x.lines - done);
+        QLORA__TRY(qlora__mixed_slice(ctx, g, &x, done, now, copy, path));
     }
-    void* args[] = {(void*)&data, &copy, &rows, &cols, &ld, &new_ld, (void*)&scale};
-    int64_t pieces = rows * qlora__ceil_div(cols, 2048);
-    QLORA__TRY(qlora__launch(ctx,
-                             type == QLORA_F16 ? QLORA__K_cast_f32_f16 : QLORA__K_cast_f32_bf16,
-                             qlora__min(pieces, 4096), 1, 1, 256, 0, args));
-    *(cast_a ? &g->A : &g->B) = copy;
-    *(cast_a ? &g->lda : &g->ldb) = new_ld;
-    *(cast_a ? &g->a_type : &g->b_type) = type;
     return QLORA_OK;
 }
 
@@ -13274,7 +14535,7 @@ static qlora_result qlora__gemm_gpu(qlora_ctx* ctx, qlora__gemm* g, qlora_path p
         }
     }
     if (g->a_type != g->b_type) {
-        QLORA__TRY(qlora__gemm_cast(ctx, g));
+        return qlora__gemm_mixed(ctx, g, path);
     }
     return path == QLORA_PATH_CUBLAS ? qlora__gemm_cublas(ctx, g) : qlora__gemm_ptx(ctx, g);
 }
@@ -13939,20 +15200,6 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
 
 #define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
 
-// Returns how many of `count` rows or columns, `bytes` each, fit in the free scratch; at least
-// `unit`.
-static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
-                                     int64_t* slice, void** memory) {
-    size_t free_bytes = qlora__scratch_free(ctx);
-    int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
-    if (fit < count) {
-        fit = qlora__max(fit / unit * unit,
-                         qlora__min(unit, count)); // if it does not fit, qlora__scratch fails
-    }
-    *slice = qlora__min(fit, count);
-    return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
-}
-
 static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
                                        const qlora_tensor* x, const qlora_nf4* w,
                                        const qlora_tensor* y, uint32_t flags) {
@@ -13961,8 +15208,8 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool bac
     int64_t slice = 0;
     qlora_tensor window;
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
-    QLORA__TRY(qlora__nf4_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64, &slice,
-                                &window.data));
+    QLORA__TRY(qlora__scratch_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64,
+                                    &slice, &window.data));
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_b = !backward;
@@ -14252,6 +15499,9 @@ struct qlora_clip {
     int32_t groups;
     int64_t parts;
     int64_t chunks;
+    int32_t group_room; // the tables have room for at least groups, parts and chunks
+    int64_t part_room;
+    int64_t chunk_room;
     const void** uses; // the gradients' memory, on which a graph with this clip depends
     size_t use_count;
     qlora__buffer* memory; // holds everything below; device memory on CUDA
@@ -14273,12 +15523,12 @@ static size_t qlora__clip_layout(qlora_clip* clip, char* base) {
         clip->field = base != NULL ? (type*)(void*)(base + at) : NULL;                             \
         at += qlora__align_up((size_t)(count) * sizeof(type), 256);                                \
     } while (0)
-    QLORA__PLACE(part_table, qlora__clip_part, clip->parts);
-    QLORA__PLACE(chunk_table, qlora__clip_chunk, clip->chunks);
-    QLORA__PLACE(first, int64_t, clip->groups + 1);
-    QLORA__PLACE(partials, double, clip->chunks);
-    QLORA__PLACE(results, QLORA__REAL, 2 * clip->groups);
-    QLORA__PLACE(flags, uint32_t, clip->groups);
+    QLORA__PLACE(part_table, qlora__clip_part, clip->part_room);
+    QLORA__PLACE(chunk_table, qlora__clip_chunk, clip->chunk_room);
+    QLORA__PLACE(first, int64_t, clip->group_room + 1);
+    QLORA__PLACE(partials, double, clip->chunk_room);
+    QLORA__PLACE(results, QLORA__REAL, 2 * clip->group_room);
+    QLORA__PLACE(flags, uint32_t, clip->group_room);
     QLORA__PLACE(any, uint32_t, 1);
     QLORA__PLACE(max_norm, float, 1);
 #undef QLORA__PLACE
@@ -14366,6 +15616,9 @@ static qlora_result qlora__clip_build(qlora_ctx* ctx, const qlora_tensor* const*
     for (size_t i = 0; i < n; i++) {
         clip->uses[i] = tensors[i]->data;
     }
+    clip->group_room = clip->groups;
+    clip->part_room = clip->parts;
+    clip->chunk_room = clip->chunks;
     size_t bytes = qlora__clip_layout(clip, NULL);
     char* host = (char*)qlora__alloc_zero(ctx, bytes);
     if (host == NULL) {
@@ -14618,23 +15871,27 @@ qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* sc
     return qlora__leave(ctx, r);
 }
 
-// ---- a clip of one tensor in the caller's memory ------------------------------------------------
+// ---- a clip in the caller's memory --------------------------------------------------------------
 
-// Sets up a clip of n gradients with its tables at base and returns the size of the tables in
-// bytes. With base NULL, only counts the bytes.
-static QLORA__UNUSED size_t qlora__clip_place(qlora_ctx* ctx, int64_t n, char* base,
+// Places the tables of a clip at base, with room for n gradients in up to `groups` contiguous
+// groups, and returns their size in bytes. With base NULL, only counts the bytes.
+static QLORA__UNUSED size_t qlora__clip_place(qlora_ctx* ctx, int64_t n, int32_t groups, char* base,
                                               qlora_clip* clip) {
     memset(clip, 0, sizeof *clip);
     clip->owner = ctx;
-    clip->groups = 1;
-    clip->parts = n > 0 ? 1 : 0;
-    clip->chunks = qlora__ceil_div(n, QLORA__CLIP_CHUNK);
+    clip->group_room = groups;
+    clip->part_room = groups;
+    clip->chunk_room = qlora__ceil_div(n, QLORA__CLIP_CHUNK) + groups; // each group's last one
     return qlora__clip_layout(clip, base);
 }
 
-// Writes the tables of a placed clip.
-static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, const qlora_clip* clip,
-                                                    const qlora_tensor* gradients, float max_norm) {
+// Writes the tables of a placed clip of one contiguous tensor: group g starts at element starts[g],
+// and the last one ends with the tensor.
+static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, qlora_clip* clip,
+                                                    const qlora_tensor* gradients,
+                                                    const int64_t* starts, int32_t groups,
+                                                    float max_norm) {
+    QLORA_ASSERT(groups >= 1 && groups <= clip->group_room);
     qlora_clip image = *clip;
     size_t bytes = qlora__clip_layout(&image, NULL);
     char* host = (char*)qlora__alloc_zero(ctx, bytes);
@@ -14642,14 +15899,30 @@ static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, const qlora_
         return QLORA_ERR_MEMORY;
     }
     qlora__clip_layout(&image, host);
-    qlora__clip_fill(&gradients, NULL, clip->parts > 0 ? 1 : 0, &image);
+    int64_t chunk = 0;
+    for (int32_t g = 0; g < groups; g++) {
+        int64_t end = g + 1 < groups ? starts[g + 1] : gradients->cols;
+        image.first[g] = chunk;
+        image.part_table[g].data =
+            (float*)(void*)((QLORA__REAL*)gradients->data + starts[g]); // in double for tests
+        image.part_table[g].count = end - starts[g];
+        for (int64_t j = 0; j * QLORA__CLIP_CHUNK < end - starts[g]; j++, chunk++) {
+            image.chunk_table[chunk].part = g;
+            image.chunk_table[chunk].group = g;
+            image.chunk_table[chunk].index = j;
+        }
+    }
+    image.first[groups] = chunk;
     *image.max_norm = max_norm;
+    clip->groups = groups;
+    clip->parts = groups;
+    clip->chunks = chunk;
     qlora_result r = qlora__copy_in(ctx, clip->part_table, host, bytes); // the first table
     qlora__free(ctx, host, bytes);
     return r;
 }
 
-// Returns norm and scale of the first group, in the backend's memory.
+// Returns norm and scale of each group, in the backend's memory.
 static QLORA__UNUSED const QLORA__REAL* qlora__clip_results(const qlora_clip* clip) {
     return clip->results;
 }
@@ -14792,6 +16065,9 @@ static qlora_tensor qlora__batch_at(const qlora_tensor* t, int64_t b) {
 //   silu      y = a / (1 + e^-a)              silu'     y = b s (1 + a (1 - s)), s = 1 / (1 + e^-a)
 //   swiglu    y = silu(a) b                   mul, add  y = a b, y = a + b
 //   scale     y = alpha a                     fill      y = alpha
+//   geglu     y = gelu(a) b, gelu(a) = a (1 + tanh(w)) / 2 = a / (1 + e^-2w),
+//             w = sqrt(2 / pi) (a + 0.044715 a^3)
+//   cap       y = alpha tanh(a / alpha)
 
 static QLORA__REAL qlora__sigmoid(QLORA__REAL x) {
     return 1 / (1 + qlora__exp(-x));
@@ -14812,6 +16088,27 @@ static QLORA__REAL qlora__silu_grad_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL
 static QLORA__REAL qlora__swiglu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
     (void)alpha;
     return a * qlora__sigmoid(a) * b;
+}
+
+// 1 / (1 + e^-2w) of the GELU, and the derivative of 2 w.
+static QLORA__REAL qlora__gelu_share(QLORA__REAL a) {
+    QLORA__REAL twice = (QLORA__REAL)1.5957691216057308;
+    return qlora__sigmoid(twice * (a + (QLORA__REAL)0.044715 * a * a * a));
+}
+
+static QLORA__REAL qlora__gelu_slope(QLORA__REAL a) {
+    QLORA__REAL twice = (QLORA__REAL)1.5957691216057308;
+    return twice * (1 + (QLORA__REAL)0.134145 * a * a);
+}
+
+static QLORA__REAL qlora__geglu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    return a * qlora__gelu_share(a) * b;
+}
+
+static QLORA__REAL qlora__cap_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)b;
+    return alpha * qlora__tanh(a / alpha);
 }
 
 static QLORA__REAL qlora__mul_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
@@ -14839,6 +16136,8 @@ typedef enum qlora__point_kind {
     QLORA__POINT_SILU,
     QLORA__POINT_SILU_GRAD,
     QLORA__POINT_SWIGLU,
+    QLORA__POINT_GEGLU,
+    QLORA__POINT_CAP,
     QLORA__POINT_MUL,
     QLORA__POINT_ADD,
     QLORA__POINT_SCALE,
@@ -14858,6 +16157,8 @@ static const qlora__point_op qlora__point_ops[] = {
     {qlora__silu_grad_at, QLORA__K_elementwise_silu_bwd_f32, QLORA__K_elementwise_silu_bwd_bf16, 2,
      false},
     {qlora__swiglu_at, QLORA__K_elementwise_swiglu_f32, QLORA__K_elementwise_swiglu_bf16, 2, false},
+    {qlora__geglu_at, QLORA__K_elementwise_geglu_f32, QLORA__K_elementwise_geglu_bf16, 2, false},
+    {qlora__cap_at, QLORA__K_elementwise_cap_f32, QLORA__K_elementwise_cap_bf16, 1, true},
     {qlora__mul_at, QLORA__K_elementwise_mul_f32, QLORA__K_elementwise_mul_bf16, 2, false},
     {qlora__add_at, QLORA__K_elementwise_add_f32, QLORA__K_elementwise_add_bf16, 2, false},
     {qlora__scale_at, QLORA__K_elementwise_scale_f32, QLORA__K_elementwise_scale_bf16, 1, true},
@@ -14944,6 +16245,22 @@ qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate, cons
     return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SWIGLU, gate, up, 0, h));
 }
 
+qlora_result qlora_geglu_forward(qlora_ctx* ctx, const qlora_tensor* gate, const qlora_tensor* up,
+                                 const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_geglu_forward");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_GEGLU, gate, up, 0, h));
+}
+
+qlora_result qlora_cap(qlora_ctx* ctx, float cap, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_cap");
+    qlora_result r =
+        cap > 0.0f && cap <= 1e30f
+            ? qlora__point(ctx, QLORA__POINT_CAP, x, NULL, cap, y)
+            : qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                          "cap is %g; it must be positive and at most 1e30", (double)cap);
+    return qlora__leave(ctx, r);
+}
+
 qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
                        const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_mul");
@@ -14967,29 +16284,34 @@ qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y) {
     return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_FILL, NULL, NULL, value, y));
 }
 
-// ---- SwiGLU backward ----------------------------------------------------------------------------
+// ---- backward of SwiGLU and GeGLU ---------------------------------------------------------------
 //
-// With s = 1 / (1 + e^-g):
-//   dg = dh u s (1 + g (1 - s)),  du = dh g s,  h = g s u
+// With s = 1 / (1 + e^-g), or s = 1 / (1 + e^-2w) for GeGLU:
+//   du = dh g s,  h = g s u,  dg = dh u s (1 + g (1 - s)), or dh u (s + g s (1 - s) 2 w')
 
-typedef struct qlora__swiglu_job {
+typedef struct qlora__gated_job {
     const qlora_tensor* dh;
     const qlora_tensor* gate;
     const qlora_tensor* up;
     const qlora_tensor* dgate;
     const qlora_tensor* dup;
     const qlora_tensor* h;
-} qlora__swiglu_job;
+    bool gelu;
+} qlora__gated_job;
 
-static void qlora__swiglu_backward_rows(void* user, int64_t begin, int64_t end) {
-    const qlora__swiglu_job* job = (const qlora__swiglu_job*)user;
+static void qlora__gated_backward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__gated_job* job = (const qlora__gated_job*)user;
     for (int64_t r = begin; r < end; r++) {
         for (int64_t c = 0; c < job->dh->cols; c++) {
             QLORA__REAL dh = qlora__at(job->dh, r, c);
             QLORA__REAL g = qlora__at(job->gate, r, c);
             QLORA__REAL u = qlora__at(job->up, r, c);
-            QLORA__REAL s = qlora__sigmoid(g);
-            qlora__put(job->dgate, r, c, dh * u * s * (1 + g * (1 - s)));
+            QLORA__REAL s = job->gelu ? qlora__gelu_share(g) : qlora__sigmoid(g);
+            QLORA__REAL dg = dh * u * s * (1 + g * (1 - s));
+            if (job->gelu) {
+                dg = dh * u * (s + g * s * (1 - s) * qlora__gelu_slope(g));
+            }
+            qlora__put(job->dgate, r, c, dg);
             qlora__put(job->dup, r, c, dh * g * s);
             if (job->h != NULL) {
                 qlora__put(job->h, r, c, g * s * u);
@@ -14998,7 +16320,7 @@ static void qlora__swiglu_backward_rows(void* user, int64_t begin, int64_t end) 
     }
 }
 
-static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* job) {
+static qlora_result qlora__gated_backward(qlora_ctx* ctx, qlora__gated_job* job) {
     const qlora_tensor* dh = job->dh;
     QLORA__TRY(qlora__need(ctx, dh, "dh", QLORA__IS_F32_BF16, -1, -1));
     unsigned type = qlora__is(dh->dtype);
@@ -15030,7 +16352,7 @@ static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* jo
         }
     }
     if (qlora__on_cpu(ctx)) {
-        qlora__parallel(ctx, dh->rows, 1 + 4096 / (1 + dh->cols), qlora__swiglu_backward_rows, job);
+        qlora__parallel(ctx, dh->rows, 1 + 4096 / (1 + dh->cols), qlora__gated_backward_rows, job);
         return QLORA_OK;
     }
     const qlora_tensor* all[6] = {dh, in[1], in[2], out[1], out[2], out[0]};
@@ -15046,24 +16368,41 @@ static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* jo
     args[11] = &e.ld[5];
     args[12] = &e.rows;
     args[13] = &e.cols;
-    return qlora__launch(ctx,
-                         dh->dtype == QLORA_F32 ? QLORA__K_elementwise_swiglu_bwd_f32
-                                                : QLORA__K_elementwise_swiglu_bwd_bf16,
-                         shape.blocks, qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
+    static const qlora__kernel_id kernels[2][2] = {
+        {QLORA__K_elementwise_swiglu_bwd_f32, QLORA__K_elementwise_swiglu_bwd_bf16},
+        {QLORA__K_elementwise_geglu_bwd_f32, QLORA__K_elementwise_geglu_bwd_bf16}};
+    return qlora__launch(ctx, kernels[job->gelu][dh->dtype == QLORA_BF16], shape.blocks,
+                         qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
 }
 
-qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const qlora_tensor* gate,
-                                   const qlora_tensor* up, const qlora_tensor* dgate,
-                                   const qlora_tensor* dup, const qlora_tensor* h) {
-    QLORA__ENTER(ctx, "qlora_swiglu_backward");
-    qlora__swiglu_job job;
+// Both public functions: the tensors of a job.
+static qlora_result qlora__gated_run(qlora_ctx* ctx, const qlora_tensor* dh,
+                                     const qlora_tensor* gate, const qlora_tensor* up,
+                                     const qlora_tensor* dgate, const qlora_tensor* dup,
+                                     const qlora_tensor* h, bool gelu) {
+    qlora__gated_job job;
     job.dh = dh;
     job.gate = gate;
     job.up = up;
     job.dgate = dgate;
     job.dup = dup;
     job.h = h;
-    return qlora__leave(ctx, qlora__swiglu_backward(ctx, &job));
+    job.gelu = gelu;
+    return qlora__gated_backward(ctx, &job);
+}
+
+qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const qlora_tensor* gate,
+                                   const qlora_tensor* up, const qlora_tensor* dgate,
+                                   const qlora_tensor* dup, const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_swiglu_backward");
+    return qlora__leave(ctx, qlora__gated_run(ctx, dh, gate, up, dgate, dup, h, false));
+}
+
+qlora_result qlora_geglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const qlora_tensor* gate,
+                                  const qlora_tensor* up, const qlora_tensor* dgate,
+                                  const qlora_tensor* dup, const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_geglu_backward");
+    return qlora__leave(ctx, qlora__gated_run(ctx, dh, gate, up, dgate, dup, h, true));
 }
 
 //@@ src/ops/norm.h
@@ -15390,9 +16729,10 @@ qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy, cons
 
 // ---- rotary position embedding ------------------------------------------------------------------
 //
-// The two elements of a pair are half a head apart. With half = head_dim / 2, angle = position f_i:
-//   a = x[i] + bias[i], b = x[i + half] + bias[i + half]
-//   x[i] = a cos - b sin,  x[i + half] = b cos + a sin;   backward: with -angle
+// Of the columns of a head, the first 2 half are rotated, in pairs (u, v) = (i, i + half) or, for
+// some families, (2 i, 2 i + 1). With angle = position f_i:
+//   a = x[u] + bias[u], b = x[v] + bias[v]
+//   x[u] = a cos - b sin,  x[v] = b cos + a sin;   backward: with -angle
 // The table follows transformers: inverse frequencies and angles in fp32, then accurate cosines and
 // sines.
 
@@ -15447,11 +16787,14 @@ static double qlora__rope_mscale(double factor, double mscale) {
 
 // Returns the factor of the cosines and sines.
 static float qlora__rope_attention_factor(const qlora_rope_desc* d) {
-    if (d->type != QLORA_ROPE_YARN) {
+    if (d->type != QLORA_ROPE_YARN && d->type != QLORA_ROPE_LONGROPE) {
         return 1;
     }
     if (d->attention_factor != 0) {
         return (float)d->attention_factor;
+    }
+    if (d->type == QLORA_ROPE_LONGROPE) {
+        return d->factor <= 1 ? 1 : (float)sqrt(1 + log(d->factor) / log(d->original_max_position));
     }
     if (d->mscale != 0 && d->mscale_all_dim != 0) {
         return (float)(qlora__rope_mscale(d->factor, d->mscale) /
@@ -15462,7 +16805,8 @@ static float qlora__rope_attention_factor(const qlora_rope_desc* d) {
 
 static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t head_dim) {
     float exponent = (float)(2 * i) / (float)head_dim;
-    float frequency = 1.0f / (float)pow(d->theta, (double)exponent);
+    float power = (float)pow(d->theta, (double)exponent);
+    float frequency = 1.0f / power;
     switch (d->type) {
     case QLORA_ROPE_DEFAULT:
         break;
@@ -15472,6 +16816,8 @@ static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t 
         return qlora__rope_llama3(d, frequency);
     case QLORA_ROPE_YARN:
         return qlora__rope_yarn(d, frequency, i, head_dim);
+    case QLORA_ROPE_LONGROPE:
+        return 1.0f / ((d->use_long ? d->long_factor[i] : d->short_factor[i]) * power);
     }
     return frequency;
 }
@@ -15482,13 +16828,14 @@ static void qlora__rope_fault(qlora_rope_desc* d, const char* name, int64_t head
                               int64_t positions, char* text, size_t size) {
     d->theta = d->theta != 0 ? d->theta : 10000;
     d->factor = d->factor != 0 ? d->factor : 1;
-    bool needs_original = d->type == QLORA_ROPE_LLAMA3 || d->type == QLORA_ROPE_YARN;
+    bool longrope = d->type == QLORA_ROPE_LONGROPE;
+    bool needs_original = d->type == QLORA_ROPE_LLAMA3 || d->type == QLORA_ROPE_YARN || longrope;
     text[0] = '\0';
     if (head_dim <= 0 || head_dim % 2 != 0) {
         snprintf(text, size, "head_dim is %lld; it must be even and positive", (long long)head_dim);
     } else if (positions < 0) {
         snprintf(text, size, "positions is %lld; it must not be negative", (long long)positions);
-    } else if ((int)d->type < 0 || d->type > QLORA_ROPE_YARN) {
+    } else if ((int)d->type < 0 || d->type > QLORA_ROPE_LONGROPE) {
         snprintf(text, size, "%s.type is %d; it must be one of qlora_rope_type", name,
                  (int)d->type);
     } else if (!(d->theta > 1)) {
@@ -15498,6 +16845,16 @@ static void qlora__rope_fault(qlora_rope_desc* d, const char* name, int64_t head
     } else if (needs_original && !(d->original_max_position > 0)) {
         snprintf(text, size, "%s.original_max_position is %g; for this type it must be positive",
                  name, d->original_max_position);
+    } else if (longrope && head_dim > 2 * QLORA_MAX_ROPE_FACTORS) {
+        snprintf(text, size, "head_dim is %lld; with longrope it must be at most %d",
+                 (long long)head_dim, 2 * QLORA_MAX_ROPE_FACTORS);
+    }
+    for (int64_t i = 0; text[0] == '\0' && longrope && i < head_dim / 2; i++) {
+        if (!(d->short_factor[i] > 0) || !(d->long_factor[i] > 0)) {
+            snprintf(text, size, "%s.%s[%lld] is %g; it must be positive", name,
+                     d->short_factor[i] > 0 ? "long_factor" : "short_factor", (long long)i,
+                     (double)(d->short_factor[i] > 0 ? d->long_factor[i] : d->short_factor[i]));
+        }
     }
 }
 
@@ -15545,24 +16902,26 @@ typedef struct qlora__rope_job {
     const qlora_tensor* bias; // or NULL
     const qlora_tensor* flag; // or NULL
     int64_t rotated;
+    int64_t head_dim;
+    bool neighbours;
     float sign;
 } qlora__rope_job;
 
 static void qlora__rope_rows(void* user, int64_t begin, int64_t end) {
     const qlora__rope_job* job = (const qlora__rope_job*)user;
-    int64_t head_dim = job->table->cols;
-    int64_t half = head_dim / 2;
-    int64_t heads = job->bias != NULL ? job->x->cols / head_dim : job->rotated;
+    int64_t half = job->table->cols / 2;
+    int64_t heads = job->bias != NULL ? job->x->cols / job->head_dim : job->rotated;
     for (int64_t row = begin; row < end; row++) {
         int64_t position = qlora__index_at(job->positions, row);
         for (int64_t head = 0; head < heads; head++) {
             for (int64_t i = 0; i < half; i++) {
-                int64_t at = head * head_dim + i;
-                QLORA__REAL a = qlora__at(job->x, row, at);
-                QLORA__REAL b = qlora__at(job->x, row, at + half);
+                int64_t u = head * job->head_dim + (job->neighbours ? 2 * i : i);
+                int64_t v = u + (job->neighbours ? 1 : half);
+                QLORA__REAL a = qlora__at(job->x, row, u);
+                QLORA__REAL b = qlora__at(job->x, row, v);
                 if (job->bias != NULL) {
-                    a += qlora__at(job->bias, 0, at);
-                    b += qlora__at(job->bias, 0, at + half);
+                    a += qlora__at(job->bias, 0, u);
+                    b += qlora__at(job->bias, 0, v);
                 }
                 QLORA__REAL cosine = 1;
                 QLORA__REAL sine = 0;
@@ -15570,8 +16929,13 @@ static void qlora__rope_rows(void* user, int64_t begin, int64_t end) {
                     cosine = qlora__at(job->table, position, i);
                     sine = qlora__at(job->table, position, half + i) * (QLORA__REAL)job->sign;
                 }
-                qlora__put(job->x, row, at, a * cosine - b * sine);
-                qlora__put(job->x, row, at + half, b * cosine + a * sine);
+                qlora__put(job->x, row, u, a * cosine - b * sine);
+                qlora__put(job->x, row, v, b * cosine + a * sine);
+            }
+            for (int64_t i = 2 * half; i < job->head_dim && job->bias != NULL; i++) {
+                int64_t at = head * job->head_dim + i;
+                qlora__put(job->x, row, at,
+                           qlora__at(job->x, row, at) + qlora__at(job->bias, 0, at));
             }
         }
     }
@@ -15589,20 +16953,21 @@ static qlora_result qlora__rope_check(qlora_ctx* ctx, const qlora__rope_job* job
         QLORA__TRY(qlora__need_vector(ctx, job->bias, "bias", QLORA__IS_F32_BF16, x->cols));
         QLORA__TRY(qlora__need_apart(ctx, "x", x, "bias", job->bias));
     }
-    int64_t head_dim = job->table->cols;
-    QLORA__TRY(qlora__need_whole(ctx, "table.cols", head_dim, 2, INT32_MAX));
+    int64_t dims = job->table->cols;
+    QLORA__TRY(qlora__need_whole(ctx, "table.cols", dims, 2, INT32_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "head_dim", job->head_dim, dims, INT32_MAX));
     QLORA__TRY(qlora__need_whole(ctx, "table.rows", job->table->rows, 0, INT32_MAX));
     QLORA__TRY(qlora__need_whole(ctx, "x.cols", x->cols, 0, INT32_MAX));
-    if (head_dim % 2 != 0) {
+    if (dims % 2 != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "table.cols is %lld; it must be even",
-                           (long long)head_dim);
+                           (long long)dims);
     }
-    if (x->cols % head_dim != 0) {
+    if (x->cols % job->head_dim != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "x.cols is %lld; it must be a multiple of table.cols (%lld)",
-                           (long long)x->cols, (long long)head_dim);
+                           "x.cols is %lld; it must be a multiple of the head size, %lld",
+                           (long long)x->cols, (long long)job->head_dim);
     }
-    QLORA__TRY(qlora__need_whole(ctx, "rotated", job->rotated, 0, x->cols / head_dim));
+    QLORA__TRY(qlora__need_whole(ctx, "rotated", job->rotated, 0, x->cols / job->head_dim));
     for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
         int32_t position = qlora__index_at(job->positions, row);
         if (position < 0 || position >= job->table->rows) {
@@ -15623,7 +16988,9 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
     }
     int32_t half = (int32_t)(job->table->cols / 2);
     int32_t rotated = (int32_t)job->rotated;
-    int32_t heads = job->bias != NULL ? (int32_t)(x->cols / job->table->cols) : rotated;
+    int32_t dim = (int32_t)job->head_dim;
+    int32_t neighbours = job->neighbours ? 1 : 0;
+    int32_t heads = job->bias != NULL ? (int32_t)(x->cols / job->head_dim) : rotated;
     int32_t max_pos = (int32_t)job->table->rows;
     void* bias = job->bias != NULL ? job->bias->data : NULL;
     int32_t bias_bf16 = job->bias != NULL && job->bias->dtype == QLORA_BF16;
@@ -15644,39 +17011,69 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
                     &rotated,
                     &half,
                     &job->sign,
-                    &flag};
+                    &flag,
+                    &dim,
+                    &neighbours};
     return qlora__launch(ctx, x->dtype == QLORA_F32 ? QLORA__K_rope_f32 : QLORA__K_rope_bf16,
                          items > 0 ? x->rows : 0, 1, 1, threads, 0, args);
 }
 
-qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
-                                const qlora_tensor* positions, const qlora_tensor* table,
-                                const qlora_tensor* bias, const qlora_tensor* flag) {
-    QLORA__ENTER(ctx, "qlora_rope_forward");
+static qlora_result qlora__rope_apply(qlora_ctx* ctx, const qlora_rotation_desc* desc,
+                                      const qlora_tensor* x, const qlora_tensor* positions,
+                                      const qlora_tensor* table, const qlora_tensor* bias,
+                                      const qlora_tensor* flag) {
+    if (desc == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
+    }
+    if (desc->backward && bias != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "bias must be NULL in the backward pass");
+    }
     qlora__rope_job job;
     job.x = x;
     job.positions = positions;
     job.table = table;
     job.bias = bias;
     job.flag = flag;
-    job.rotated = rotated;
-    job.sign = 1;
-    return qlora__leave(ctx, qlora__rope(ctx, &job));
+    job.rotated = desc->heads;
+    job.head_dim = desc->head_dim;
+    job.neighbours = desc->neighbours;
+    job.sign = desc->backward ? -1.0f : 1.0f;
+    return qlora__rope(ctx, &job);
+}
+
+qlora_result qlora_rope_apply(qlora_ctx* ctx, const qlora_rotation_desc* desc,
+                              const qlora_tensor* x, const qlora_tensor* positions,
+                              const qlora_tensor* table, const qlora_tensor* bias,
+                              const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_rope_apply");
+    return qlora__leave(ctx, qlora__rope_apply(ctx, desc, x, positions, table, bias, flag));
+}
+
+// The usual form: heads as wide as the table, pairs half a head apart.
+static qlora_rotation_desc qlora__rope_usual(const qlora_tensor* table, int64_t rotated,
+                                             bool backward) {
+    qlora_rotation_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.head_dim = table != NULL ? table->cols : 0;
+    desc.heads = rotated;
+    desc.backward = backward;
+    return desc;
+}
+
+qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
+                                const qlora_tensor* positions, const qlora_tensor* table,
+                                const qlora_tensor* bias, const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_rope_forward");
+    qlora_rotation_desc desc = qlora__rope_usual(table, rotated, false);
+    return qlora__leave(ctx, qlora__rope_apply(ctx, &desc, x, positions, table, bias, flag));
 }
 
 qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
                                  const qlora_tensor* positions, const qlora_tensor* table,
                                  const qlora_tensor* flag) {
     QLORA__ENTER(ctx, "qlora_rope_backward");
-    qlora__rope_job job;
-    job.x = dx;
-    job.positions = positions;
-    job.table = table;
-    job.bias = NULL;
-    job.flag = flag;
-    job.rotated = rotated;
-    job.sign = -1;
-    return qlora__leave(ctx, qlora__rope(ctx, &job));
+    qlora_rotation_desc desc = qlora__rope_usual(table, rotated, true);
+    return qlora__leave(ctx, qlora__rope_apply(ctx, &desc, dx, positions, table, NULL, flag));
 }
 
 //@@ src/ops/pieces.h
@@ -16020,10 +17417,17 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 //
 // For each row x of the logits, with p = softmax(x):
 //   loss = weight (log sum e^x - x[label]),   x = (p - onehot(label)) scale weight  (in place)
-// Rows labelled -100 have loss 0 and gradient 0. For the sum of the losses, see
-// qlora_cross_entropy_desc.total.
+// With a cap, y = cap tanh(x / cap) takes the place of x, and the gradient gets the factor
+// dy/dx = 1 - (y / cap)^2. Rows labelled -100 have loss 0 and gradient 0. For the sum of the
+// losses, see qlora_cross_entropy_desc.total.
 
 #define QLORA__NO_LABEL -100
+
+// A logit, limited if there is a cap.
+static QLORA__REAL qlora__logit_at(const qlora_cross_entropy_desc* a, int64_t row, int64_t c) {
+    QLORA__REAL x = qlora__at(a->logits, row, c);
+    return a->cap > 0.0f ? (QLORA__REAL)a->cap * qlora__tanh(x / (QLORA__REAL)a->cap) : x;
+}
 
 static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
     const qlora_cross_entropy_desc* a = (const qlora_cross_entropy_desc*)user;
@@ -16033,25 +17437,29 @@ static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
         int64_t label = qlora__index_at(a->labels, row);
         bool counted = label != QLORA__NO_LABEL;
         QLORA__REAL weight = a->weights != NULL ? qlora__at(a->weights, 0, row) : 1;
-        QLORA__REAL top = counted ? qlora__at(x, row, 0) : 0;
+        QLORA__REAL top = counted ? qlora__logit_at(a, row, 0) : 0;
         for (int64_t c = 0; counted && c < x->cols; c++) {
-            QLORA__REAL v = qlora__at(x, row, c);
+            QLORA__REAL v = qlora__logit_at(a, row, c);
             top = v > top ? v : top;
         }
         double sum = 0;
         for (int64_t c = 0; counted && c < x->cols; c++) {
-            sum += (double)qlora__exp(qlora__at(x, row, c) - top);
+            sum += (double)qlora__exp(qlora__logit_at(a, row, c) - top);
         }
         QLORA__REAL loss = 0;
         if (counted) {
-            loss = weight * (top + (QLORA__REAL)log(sum) - qlora__at(x, row, label));
+            loss = weight * (top + (QLORA__REAL)log(sum) - qlora__logit_at(a, row, label));
         }
         qlora__put(a->losses, 0, row, loss);
         for (int64_t c = 0; !a->forward_only && c < x->cols; c++) {
             QLORA__REAL gradient = 0;
             if (counted) {
-                gradient = qlora__exp(qlora__at(x, row, c) - top) / (QLORA__REAL)sum;
+                QLORA__REAL y = qlora__logit_at(a, row, c);
+                gradient = qlora__exp(y - top) / (QLORA__REAL)sum;
                 gradient = (gradient - (c == label ? 1 : 0)) * scale * weight;
+                if (a->cap > 0.0f) {
+                    gradient *= 1 - y / (QLORA__REAL)a->cap * (y / (QLORA__REAL)a->cap);
+                }
             }
             qlora__put(x, row, c, gradient);
         }
@@ -16080,6 +17488,7 @@ static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross
     }
     const qlora_tensor* x = a->logits;
     QLORA__TRY(qlora__need(ctx, x, "logits", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need_real(ctx, "args.cap", (double)a->cap, 0.0, 1e30));
     QLORA__TRY(qlora__need_vector(ctx, a->labels, "labels", QLORA__IS_I32, x->rows));
     QLORA__TRY(qlora__need_vector(ctx, a->losses, "losses", QLORA__IS_F32, x->rows));
     QLORA__TRY(qlora__need_apart(ctx, "losses", a->losses, "logits", x));
@@ -16124,13 +17533,21 @@ static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entro
     void* weights = a->weights != NULL ? a->weights->data : NULL;
     void* scale = a->scale != NULL ? a->scale->data : NULL;
     int32_t gradient = a->forward_only ? 0 : 1;
+    float cap = a->cap;
     void* flag = NULL;
     QLORA__TRY(qlora__flag_pointer(ctx, a->flag, &flag));
     int64_t wanted = qlora__ceil_div(x->cols, 4 * qlora__piece(x->dtype) * 32) * 32;
     uint32_t threads = (uint32_t)qlora__max(32, qlora__min(wanted, 1024));
-    void* args[] = {(void*)&x->data, (void*)&x->ld, (void*)&a->labels->data,
-                    &weights,        &scale,        (void*)&a->losses->data,
-                    (void*)&x->cols, &gradient,     &flag};
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&a->labels->data,
+                    &weights,
+                    &scale,
+                    (void*)&a->losses->data,
+                    (void*)&x->cols,
+                    &gradient,
+                    &flag,
+                    &cap};
     QLORA__TRY(qlora__launch(ctx,
                              x->dtype == QLORA_F32 ? QLORA__K_loss_cross_entropy_f32
                                                    : QLORA__K_loss_cross_entropy_bf16,
@@ -17180,9 +18597,10 @@ qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* line
 //
 // Within a sequence, for query i and the keys j that it sees (i - window < j <= i):
 //
-//   s[j] = scale q[i].k[j],  lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
+//   s[j] = scale q[i].k[j], or cap tanh(scale q[i].k[j] / cap) with a cap
+//   lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
 //   o[i] = sum_j p[j] v[j]
-//   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i])
+//   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i]), times 1 - (s[j] / cap)^2
 //   dq[i] = scale sum_j ds[j] k[j]
 //   dk[j] = scale sum_i ds[j] q[i],  dv[j] = sum_i p[j] do[i]
 //
@@ -17200,6 +18618,7 @@ typedef struct qlora__attention {
     int64_t hd;
     int64_t window;
     float scale;
+    float cap; // 0 = none
     const qlora_tensor* q;
     const qlora_tensor* k;
     const qlora_tensor* v;
@@ -17286,6 +18705,18 @@ static bool qlora__sequence_of(const qlora__attention* a, int64_t token, int64_t
     return low < a->n_seqs;
 }
 
+// A score from its product, and its derivative.
+static QLORA__REAL qlora__score_of(const qlora__attention* a, QLORA__REAL product) {
+    QLORA__REAL s = product * (QLORA__REAL)a->scale;
+    QLORA__REAL cap = (QLORA__REAL)a->cap;
+    return a->cap > 0.0f ? cap * qlora__tanh(s / cap) : s;
+}
+
+static QLORA__REAL qlora__score_slope(const qlora__attention* a, QLORA__REAL s) {
+    QLORA__REAL cap = (QLORA__REAL)a->cap;
+    return a->cap > 0.0f ? 1 - s / cap * (s / cap) : 1;
+}
+
 // The softmax runs over blocks of keys; the sums are rescaled when a block has a larger score.
 static void qlora__attention_query(const qlora__attention* a, int64_t head, int64_t i,
                                    int64_t begin) {
@@ -17304,7 +18735,7 @@ static void qlora__attention_query(const qlora__attention* a, int64_t head, int6
         QLORA__REAL peak = top;
         for (int64_t j = 0; j < n; j++) {
             const QLORA__REAL* k = qlora__head_get(a->k, j0 + j, kv_head, a->hd, room);
-            s[j] = qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale;
+            s[j] = qlora__score_of(a, qlora__dot(q, k, a->hd));
             peak = s[j] > peak ? s[j] : peak;
         }
         QLORA__REAL shrink = qlora__exp(top - peak);
@@ -17356,8 +18787,9 @@ static void qlora__attention_dq(const qlora__attention* a, int64_t head, int64_t
         QLORA__REAL dp =
             qlora__dot(d_o, qlora__head_get(a->v, j, kv_head, a->hd, room), a->hd) - dot;
         const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, room);
-        QLORA__REAL p = qlora__exp(qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale - lse);
-        qlora__add_scaled(acc, p * dp, k, a->hd);
+        QLORA__REAL s = qlora__score_of(a, qlora__dot(q, k, a->hd));
+        QLORA__REAL p = qlora__exp(s - lse);
+        qlora__add_scaled(acc, p * dp * qlora__score_slope(a, s), k, a->hd);
     }
     qlora__head_put(a->dq, i, head, a->hd, acc, (QLORA__REAL)a->scale);
 }
@@ -17397,11 +18829,11 @@ static void qlora__attention_dkv(const qlora__attention* a, int64_t kv_head, int
         for (int64_t i = j; i < end; i++) {
             const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
             const QLORA__REAL* d_o = qlora__head_get(a->d_o, i, head, a->hd, do_room);
-            QLORA__REAL s = qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale;
+            QLORA__REAL s = qlora__score_of(a, qlora__dot(q, k, a->hd));
             QLORA__REAL p = qlora__exp(s - qlora__at(a->lse, head, i));
             QLORA__REAL dp = qlora__dot(d_o, v, a->hd) - a->dots[head * a->tokens + i];
             qlora__add_scaled(acc_v, p, d_o, a->hd);
-            qlora__add_scaled(acc_k, p * dp, q, a->hd);
+            qlora__add_scaled(acc_k, p * dp * qlora__score_slope(a, s), q, a->hd);
         }
     }
     qlora__head_put(a->dk, j, kv_head, a->hd, acc_k, (QLORA__REAL)a->scale);
@@ -17477,6 +18909,7 @@ typedef struct qlora__attention_path {
     int64_t hd;     // 0 = any up to 256
     int capability; // minimum compute capability
     bool aligned;   // rows must start at multiples of 16 bytes
+    bool caps;      // can limit scores
     uint32_t need;  // condition in the registry, for pre-warm
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
@@ -17488,19 +18921,19 @@ typedef struct qlora__attention_path {
 // clang-format off
 // The first row that fits is used. The comments in kernels/attn_tc.cuh explain the shared memory.
 static const qlora__attention_path qlora__attention_paths[] = {
-    {QLORA_BF16, 64, 80, true, QLORA__NEED_HEAD64,
+    {QLORA_BF16, 64, 80, true, false, QLORA__NEED_HEAD64,
      {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
      {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536},
      {QLORA__K_attn64_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 128, 80, true, QLORA__NEED_HEAD128,
+    {QLORA_BF16, 128, 80, true, false, QLORA__NEED_HEAD128,
      {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
      {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304},
      {QLORA__K_attn128_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 0, 75, false, QLORA__NEED_HEADANY,
+    {QLORA_BF16, 0, 75, false, true, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
-    {QLORA_F32, 0, 75, false, QLORA__NEED_HEADANY,
+    {QLORA_F32, 0, 75, false, true, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
@@ -17513,10 +18946,11 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
 
 // Finds the first row of the table that fits.
 static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
-                                                          int64_t hd, bool aligned) {
+                                                          int64_t hd, bool aligned, bool capped) {
     const qlora__attention_path* p = qlora__attention_paths;
     while (p->dtype != dtype || (p->hd != 0 && p->hd != hd) ||
-           !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned)) {
+           !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned) ||
+           (capped && !p->caps)) {
         p++; // the last row for each dtype always fits
     }
     return p;
@@ -17529,13 +18963,14 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         aligned = aligned && qlora__attention_aligned(all[i]);
     }
-    return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned);
+    return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned, a->cap > 0.0f);
 }
 
-// Returns the condition of the kernels that attention needs for this type and head size.
+// Returns the condition of the kernels that attention needs for this type and head size, with or
+// without a cap.
 static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
-                                                    int64_t hd) {
-    return qlora__attention_find(ctx, dtype, hd, true)->need;
+                                                    int64_t hd, bool capped) {
+    return qlora__attention_find(ctx, dtype, hd, true, capped)->need;
 }
 
 // Kernels count tokens, heads and offsets in 32 bits.
@@ -17627,9 +19062,9 @@ static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attentio
     qlora_tensor o = *a->o;
     void* lse = a->lse->data;
     void* seqs = a->seqs->data;
-    void* args[] = {&q.data,  &q.ld,       &k.data, &k.ld,     &v.data,   &v.ld,
-                    &o.data,  &o.ld,       &lse,    &seqs,     &n.n_seqs, &n.tokens,
-                    &n.heads, &n.kv_heads, &n.hd,   &n.window, &a->scale, &n.half};
+    void* args[] = {&q.data, &q.ld,     &k.data,   &k.ld,     &v.data,   &v.ld,    &o.data,
+                    &o.ld,   &lse,      &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
+                    &n.hd,   &n.window, &a->scale, &n.half,   &a->cap};
     return qlora__attention_launch(ctx, &path->forward, a, a->heads, 1, args);
 }
 
@@ -17655,13 +19090,14 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
     QLORA__TRY(qlora__launch(ctx, path->stats.id, qlora__ceil_div(a->tokens, path->stats.rows),
                              a->heads, 1, path->stats.threads, path->stats.shared, stats_args));
     void* parts = shares.parts; // attn_f32 has no shares and ignores the last two
-    void* kv_args[] = {&q.data,   &q.ld,     &k.data,   &k.ld,     &v.data,  &v.ld,
-                       &d_o.data, &d_o.ld,   &stats,    &dk.data,  &dk.ld,   &dv.data,
-                       &dv.ld,    &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
-                       &n.hd,     &n.window, &a->scale, &n.half,   &parts,   &shares.each};
+    void* kv_args[] = {&q.data,   &q.ld,     &k.data,     &k.ld,        &v.data,
+                       &v.ld,     &d_o.data, &d_o.ld,     &stats,       &dk.data,
+                       &dk.ld,    &dv.data,  &dv.ld,      &seqs,        &n.n_seqs,
+                       &n.tokens, &n.heads,  &n.kv_heads, &n.hd,        &n.window,
+                       &a->scale, &n.half,   &parts,      &shares.each, &a->cap};
     void* q_args[] = {&q.data,  &q.ld,       &k.data,  &k.ld,     &v.data,   &v.ld,     &d_o.data,
                       &d_o.ld,  &stats,      &dq.data, &dq.ld,    &seqs,     &n.n_seqs, &n.tokens,
-                      &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half};
+                      &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half,   &a->cap};
     QLORA__TRY(qlora__beside_begin(ctx));
     QLORA__TRY(qlora__beside_end(ctx, QLORA__BESIDE_DQ,
                                  qlora__attention_launch(ctx, &path->q, a, a->heads, 1, q_args)));
@@ -17813,6 +19249,12 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
                            (long long)a->heads, (long long)a->kv_heads);
     }
     a->scale = desc->scale == 0 ? 1.0f / sqrtf((float)a->hd) : desc->scale;
+    a->cap = desc->cap;
+    QLORA__TRY(qlora__need_real(ctx, "desc.cap", (double)desc->cap, 0.0, 1e30));
+    if (desc->unfused && desc->cap > 0.0f) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.cap is %g; unfused attention has no cap", (double)desc->cap);
+    }
     if (!(a->scale > 0 && a->scale <= 1e30f)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.scale is %g; it must be positive and at most 1e30",
@@ -18060,6 +19502,44 @@ qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
 
 // ---- pre-warm -----------------------------------------------------------------------------------
 
+// Checks one product of the caller's list.
+static qlora_result qlora__product_check(qlora_ctx* ctx, const qlora_prewarm_product* p,
+                                         int64_t index) {
+    const struct {
+        const char* name;
+        int64_t value;
+        int64_t least;
+        int64_t most;
+    } fields[] = {{"kind", (int64_t)p->kind, 0, QLORA_PREWARM_BACKWARD_B},
+                  {"m", p->m, 1, 1 << 24},
+                  {"k", p->k, 1, 1 << 24},
+                  {"n", p->n, 1, 1 << 24},
+                  {"batch", p->batch, 0, 1 << 24}};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "shape.products[%lld].%s", (long long)index, fields[i].name);
+        QLORA__TRY(qlora__need_whole(ctx, name, fields[i].value, fields[i].least, fields[i].most));
+    }
+    qlora_tensor t[3];
+    memset(t, 0, sizeof t);
+    t[0].dtype = p->a;
+    t[1].dtype = p->b;
+    t[2].dtype = p->out;
+    for (int i = 0; i < 3; i++) {
+        if (t[i].dtype != QLORA_F32 && t[i].dtype != QLORA_BF16 && t[i].dtype != QLORA_F16) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "shape.products[%lld] has type %s; it must be f32, bf16 or f16",
+                               (long long)index, qlora_dtype_name(t[i].dtype));
+        }
+    }
+    if (p->batch > 1 && p->a != p->b) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "shape.products[%lld]: a batched product of %s and %s is not supported",
+                           (long long)index, qlora_dtype_name(p->a), qlora_dtype_name(p->b));
+    }
+    return qlora__gemm_check_types(ctx, &t[0], &t[1], &t[2]);
+}
+
 static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
     if (s->kv_heads == 0) {
         s->kv_heads = s->heads;
@@ -18067,8 +19547,8 @@ static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
     if (s->head_dim == 0 && s->heads > 0) {
         s->head_dim = s->hidden / s->heads;
     }
-    const int64_t sizes[] = {s->hidden, s->intermediate, s->heads, s->kv_heads, s->head_dim,
-                             s->max_tokens};
+    const int64_t sizes[] = {s->hidden,   s->intermediate, s->heads,
+                             s->kv_heads, s->head_dim,     s->max_tokens};
     static const char* const names[] = {"hidden",   "intermediate", "heads",
                                         "kv_heads", "head_dim",     "max_tokens"};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -18091,52 +19571,72 @@ static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.compute is %s; it must be f32 or bf16",
                            qlora_dtype_name(s->compute));
     }
+    if (s->product_count < 0 || (s->products == NULL && s->product_count > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "shape.products is %s and shape.product_count is %lld",
+                           s->products == NULL ? "NULL" : "set", (long long)s->product_count);
+    }
+    for (int64_t i = 0; i < s->product_count; i++) {
+        QLORA__TRY(qlora__product_check(ctx, &s->products[i], i));
+    }
     return QLORA_OK;
 }
 
 #ifndef QLORA_NO_CUDA
 
-// One product of a layer's projections. For T tokens, a projection has y = x W^T, its gradient, and
-// the four products of LoRA.
-typedef struct qlora__planned_gemm {
-    int64_t M;
-    int64_t N;
-    int64_t K;
-    bool ta;
-    bool tb;
-    bool f32_out; // for the gradients of A and B
-} qlora__planned_gemm;
+// The products to run, and the memory that the largest of them needs.
+typedef struct qlora__warm_list {
+    qlora_prewarm_product products[160];
+    int count;
+    size_t bytes;
+} qlora__warm_list;
 
-static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gemm* p,
-                                        qlora_dtype compute, const qlora__buffer* memory) {
-    qlora__gemm g;
-    memset(&g, 0, sizeof g);
-    g.M = p->M;
-    g.N = p->N;
-    g.K = p->K;
-    g.ta = p->ta;
-    g.tb = p->tb;
-    g.lda = p->ta ? p->M : p->K;
-    g.ldb = p->tb ? p->K : p->N;
-    g.ldc = p->N;
-    g.batch = 1;
-    g.a_type = compute;
-    g.b_type = compute;
-    g.out = p->f32_out ? QLORA_F32 : compute;
-    g.alpha = 1.0f;
-    size_t size = qlora_dtype_bytes(compute);
-    size_t a_bytes = qlora__align_up((size_t)(p->M * p->K) * size, 256);
-    size_t b_bytes = qlora__align_up((size_t)(p->K * p->N) * size, 256);
-    QLORA_ASSERT(a_bytes + b_bytes + (size_t)(p->M * p->N) * 4 <= memory->bytes);
-    g.A = memory->data;
-    g.B = (char*)memory->data + a_bytes;
-    g.C = (char*)memory->data + a_bytes + b_bytes;
-    return qlora__gemm_cublas(ctx, &g);
+// The three matrices of a product in one block: the operands of the kind, then the result.
+static size_t qlora__warm_places(const qlora_prewarm_product* p, size_t at[3]) {
+    const int64_t a = p->m * p->k;
+    const int64_t b = p->k * p->n;
+    const int64_t c = p->m * p->n;
+    const int64_t sizes[3][3] = {{a, b, c}, {c, b, a}, {a, c, b}};
+    const size_t bytes[3] = {qlora_dtype_bytes(p->a), qlora_dtype_bytes(p->b),
+                             qlora_dtype_bytes(p->out)};
+    size_t end = 0;
+    for (int i = 0; i < 3; i++) {
+        at[i] = end;
+        end += qlora__align_up((size_t)sizes[p->kind][i] * bytes[i], 256);
+    }
+    return end;
 }
 
-// Runs every planned product once, so that cuBLAS loads its kernels now, while memory is free, and
-// not during a capture.
-static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
+static void qlora__warm_add(qlora__warm_list* list, qlora_prewarm_kind kind, int64_t m, int64_t k,
+                            int64_t n, qlora_dtype a, qlora_dtype b, qlora_dtype out) {
+    QLORA_ASSERT(list->count < (int)(sizeof list->products / sizeof list->products[0]));
+    qlora_prewarm_product* p = &list->products[list->count++];
+    size_t at[3];
+    memset(p, 0, sizeof *p);
+    p->kind = kind;
+    p->m = m;
+    p->k = k;
+    p->n = n;
+    p->a = a;
+    p->b = b;
+    p->out = out;
+    size_t bytes = qlora__warm_places(p, at);
+    list->bytes = bytes > list->bytes ? bytes : list->bytes;
+}
+
+// All three kinds of a product in the compute type; 16-bit ones also with f32 results.
+static void qlora__warm_add_all(qlora__warm_list* list, qlora_dtype type, int64_t m, int64_t k,
+                                int64_t n) {
+    for (int kind = 0; kind < 3; kind++) {
+        qlora__warm_add(list, (qlora_prewarm_kind)kind, m, k, n, type, type, QLORA_F32);
+        if (type == QLORA_BF16) {
+            qlora__warm_add(list, (qlora_prewarm_kind)kind, m, k, n, type, type, type);
+        }
+    }
+}
+
+// The products of a model's stacks, as qlora_linear runs them.
+static void qlora__warm_stacks(const qlora_prewarm_desc* s, qlora__warm_list* list) {
     int64_t q = s->heads * s->head_dim;
     int64_t kv = s->kv_heads * s->head_dim;
     int64_t T = s->max_tokens;
@@ -18144,38 +19644,173 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
                                   {q, s->hidden, s->rank},
                                   {s->hidden, 2 * s->intermediate, 2 * s->rank},
                                   {s->intermediate, s->hidden, s->rank}};
-    qlora__planned_gemm plan[24];
-    int count = 0;
-    size_t most = 0;
+    qlora_dtype c = s->compute;
     for (int i = 0; i < 4; i++) {
         int64_t in = widths[i][0];
         int64_t out = widths[i][1];
         int64_t r = widths[i][2];
-        const qlora__planned_gemm rows[] = {
-            {T, out, in + r, false, true, false}, // y = [x z] [W sB]^T
-            {T, in, out + r, false, false, false}, // dx = [dy u] [W ; A]
-            {T, r, in, false, true, false},        // z = x A^T
-            {T, r, out, false, false, false},      // u = dy sB
-            {r, in, T, true, false, true},         // dA = u^T x
-            {out, r, T, true, false, true},        // dB = dy^T z
-        };
-        int used = s->rank > 0 ? 6 : 2;
-        for (int j = 0; j < used; j++) {
-            const qlora__planned_gemm* p = &rows[j];
-            size_t bytes = (size_t)(p->M * p->K + p->K * p->N + p->M * p->N) * 4 + 1024;
-            most = bytes > most ? bytes : most;
-            plan[count++] = *p;
+        qlora__warm_add(list, QLORA_PREWARM_BACKWARD_A, T, out, in + r, c, c, c); // [x z] [W sB]^T
+        qlora__warm_add(list, QLORA_PREWARM_FORWARD, T, out + r, in, c, c, c);    // [dy u] [W ; A]
+        if (r > 0) {
+            qlora__warm_add(list, QLORA_PREWARM_BACKWARD_A, T, r, in, c, c, c);         // z = x A^T
+            qlora__warm_add(list, QLORA_PREWARM_FORWARD, T, out, r, c, c, c);           // u = dy sB
+            qlora__warm_add(list, QLORA_PREWARM_BACKWARD_B, T, r, in, c, c, QLORA_F32); // u^T x
+            qlora__warm_add(list, QLORA_PREWARM_BACKWARD_B, T, out, r, c, c, QLORA_F32); // dy^T z
         }
     }
+}
+
+// What a program runs that trains such a model by the products of the public API, matrix by matrix:
+// those with LoRA's matrices, and without 4-bit weights also those with the base and its gradient.
+static void qlora__warm_matrices(const qlora_prewarm_desc* s, qlora__warm_list* list) {
+    int64_t T = s->max_tokens;
+    int64_t r = s->rank;
+    const int64_t widths[4] = {s->hidden, s->heads * s->head_dim, s->kv_heads * s->head_dim,
+                               s->intermediate};
+    for (int i = 0; i < 4; i++) {
+        int64_t x = widths[i];
+        bool again = i > 0 && x == widths[i - 1];
+        if (r > 0 && !again) {
+            qlora__warm_add_all(list, s->compute, T, x, r);
+            qlora__warm_add_all(list, s->compute, T, r, x);
+            qlora__warm_add(list, QLORA_PREWARM_FORWARD, r, T, x, s->compute, s->compute,
+                            QLORA_F32);
+            qlora__warm_add(list, QLORA_PREWARM_FORWARD, x, T, r, s->compute, s->compute,
+                            QLORA_F32);
+        }
+        for (int way = 0; way < 2 && s->base != QLORA_BASE_NF4 && !again; way++) {
+            int64_t k = way == 0 ? s->hidden : x;
+            int64_t n = way == 0 ? x : s->hidden;
+            qlora__warm_add_all(list, s->compute, T, k, n);
+            // f32 activations with 16-bit weights
+            for (int half = 0; half < 2 && s->base == QLORA_BASE_16BIT && s->compute == QLORA_F32;
+                 half++) {
+                qlora_dtype weight = half == 0 ? QLORA_BF16 : QLORA_F16;
+                qlora__warm_add(list, QLORA_PREWARM_FORWARD, T, k, n, QLORA_F32, weight, QLORA_F32);
+                qlora__warm_add(list, QLORA_PREWARM_BACKWARD_A, T, k, n, QLORA_F32, weight,
+                                QLORA_F32);
+            }
+        }
+    }
+    // Attention from separate operators: scores, their product with v, and its transpose.
+    const int64_t heads[3][3] = {{T, s->head_dim, T}, {T, T, s->head_dim}, {s->head_dim, T, T}};
+    for (int i = 0; i < 3; i++) {
+        qlora__warm_add(list, QLORA_PREWARM_FORWARD, heads[i][0], heads[i][1], heads[i][2],
+                        s->compute, s->compute, s->compute);
+        list->products[list->count - 1].batch = s->heads;
+    }
+}
+
+// Runs one product. The matrices of a batch share their memory: only the shape matters.
+static qlora_result qlora__warm_run(qlora_ctx* ctx, const qlora_prewarm_product* p, bool tf32,
+                                    const qlora__buffer* memory) {
+    qlora__gemm g;
+    size_t at[3];
+    memset(&g, 0, sizeof g);
+    size_t bytes = qlora__warm_places(p, at);
+    QLORA_ASSERT(bytes <= memory->bytes);
+    g.M = p->kind == QLORA_PREWARM_BACKWARD_B ? p->k : p->m;
+    g.N = p->kind == QLORA_PREWARM_BACKWARD_A ? p->k : p->n;
+    g.K = p->kind == QLORA_PREWARM_FORWARD      ? p->k
+          : p->kind == QLORA_PREWARM_BACKWARD_A ? p->n
+                                                : p->m;
+    g.ta = p->kind == QLORA_PREWARM_BACKWARD_B;
+    g.tb = p->kind == QLORA_PREWARM_BACKWARD_A;
+    g.lda = g.ta ? g.M : g.K;
+    g.ldb = g.tb ? g.K : g.N;
+    g.ldc = g.N;
+    g.batch = p->batch > 1 ? p->batch : 1;
+    g.a_type = p->a;
+    g.b_type = p->b;
+    g.out = p->out;
+    g.alpha = 1.0f;
+    g.tf32 = tf32;
+    g.A = (char*)memory->data + at[0];
+    g.B = (char*)memory->data + at[1];
+    g.C = (char*)memory->data + at[2];
+    size_t mark = qlora__scratch_mark(ctx);
+    qlora_result r = qlora__gemm_gpu(ctx, &g, QLORA_PATH_CUBLAS);
+    qlora__scratch_release(ctx, mark);
+    return r;
+}
+
+// Runs the products of one 4-bit weight, whose slices depend on the scratch buffer.
+static qlora_result qlora__warm_nf4(qlora_ctx* ctx, const qlora_prewarm_desc* s, int64_t in,
+                                    int64_t out, const qlora__buffer* memory) {
+    qlora_nf4_desc desc;
+    qlora_nf4 weight;
+    qlora_tensor codes;
+    qlora_tensor x;
+    qlora_tensor y;
+    memset(&desc, 0, sizeof desc);
+    desc.rows = out;
+    desc.cols = in;
+    size_t first = qlora__align_up(qlora_nf4_bytes(&desc), 256);
+    size_t unit = qlora_dtype_bytes(s->compute);
+    size_t second = qlora__align_up((size_t)(s->max_tokens * in) * unit, 256);
+    char* base = (char*)memory->data;
+    QLORA__TRY(qlora_tensor_wrap(ctx, base, first, QLORA_U8, 1, (int64_t)first, 0, &codes));
+    QLORA__TRY(qlora_nf4_wrap(ctx, &desc, &codes, &weight));
+    QLORA__TRY(qlora_tensor_wrap(ctx, base + first, second, s->compute, s->max_tokens, in, 0, &x));
+    QLORA__TRY(qlora_tensor_wrap(ctx, base + first + second, memory->bytes - first - second,
+                                 s->compute, s->max_tokens, out, 0, &y));
+    for (int i = 0; i < 4; i++) { // exact and TF32, forward and backward
+        bool backward = i % 2 == 1;
+        size_t mark = qlora__scratch_mark(ctx);
+        qlora_result r =
+            qlora__nf4_gemm(ctx, i < 2 ? QLORA_MATH_F32 : QLORA_MATH_TF32_ALL, backward,
+                            backward ? &y : &x, &weight, backward ? &x : &y, QLORA_PRODUCT_UNFUSED);
+        qlora__scratch_release(ctx, mark);
+        QLORA__TRY(r);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__warm_all(qlora_ctx* ctx, const qlora_prewarm_desc* s,
+                                    const qlora__warm_list* list, const qlora__buffer* memory) {
+    int64_t q = s->heads * s->head_dim;
+    int64_t kv = s->kv_heads * s->head_dim;
+    const int64_t weights[5][2] = {{s->hidden, q},
+                                   {q, s->hidden},
+                                   {s->hidden, kv},
+                                   {s->hidden, s->intermediate},
+                                   {s->intermediate, s->hidden}};
+    QLORA__TRY(qlora__zero(ctx, memory->data, memory->bytes, memory->bytes, 1));
+    for (int64_t i = 0; i < list->count + s->product_count; i++) {
+        const qlora_prewarm_product* p =
+            i < list->count ? &list->products[i] : &s->products[i - list->count];
+        QLORA__TRY(qlora__warm_run(ctx, p, false, memory));
+        if (p->a == QLORA_F32 && p->b == QLORA_F32) { // the context's math may change later
+            QLORA__TRY(qlora__warm_run(ctx, p, true, memory));
+        }
+    }
+    for (int i = 0; i < 5 && s->base == QLORA_BASE_NF4; i++) {
+        QLORA__TRY(qlora__warm_nf4(ctx, s, weights[i][0], weights[i][1], memory));
+    }
+    return qlora__sync(ctx);
+}
+
+// Runs every product once, so that cuBLAS loads its kernels now, while memory is free, and not
+// during a capture.
+static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
+    qlora__warm_list list;
+    size_t at[3];
+    list.count = 0;
+    list.bytes = 0;
+    qlora__warm_stacks(s, &list);
+    qlora__warm_matrices(s, &list);
+    for (int64_t i = 0; i < s->product_count; i++) {
+        size_t bytes = qlora__warm_places(&s->products[i], at);
+        list.bytes = bytes > list.bytes ? bytes : list.bytes;
+    }
+    // Any 4-bit product fits: W takes less than the same matrix of floats.
+    size_t most = (size_t)qlora__max(s->heads * s->head_dim, s->intermediate);
+    size_t nf4 =
+        (most * (size_t)s->hidden + (most + (size_t)s->hidden) * (size_t)s->max_tokens) * 4;
+    list.bytes = (nf4 > list.bytes ? nf4 : list.bytes) + (1 << 16); // and the ends of its parts
     qlora__buffer* memory = NULL;
-    QLORA__TRY(qlora__buffer_create(ctx, most, &memory));
-    qlora_result r = qlora__zero(ctx, memory->data, most, most, 1);
-    for (int i = 0; i < count && r == QLORA_OK; i++) {
-        r = qlora__prewarm_gemm(ctx, &plan[i], s->compute, memory);
-    }
-    if (r == QLORA_OK) {
-        r = qlora__sync(ctx);
-    }
+    QLORA__TRY(qlora__buffer_create(ctx, list.bytes, &memory));
+    qlora_result r = qlora__warm_all(ctx, s, &list, memory);
     qlora__buffer_destroy(ctx, memory);
     return r;
 }
@@ -18183,17 +19818,24 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
 // Returns the conditions of the kernel registry that hold for a model. random: its weights are
 // generated.
 static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
-                                      bool nf4, bool lora, bool random) {
+                                      bool capped, bool nf4, bool lora, bool random) {
     return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
            (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
            (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
-           (random ? QLORA__NEED_RANDOM : 0) | qlora__attention_need(ctx, compute, head_dim);
+           (random ? QLORA__NEED_RANDOM : 0) |
+           qlora__attention_need(ctx, compute, head_dim, capped);
 }
 
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     double start = qlora__clock_ms();
-    uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, s->base == QLORA_BASE_NF4,
-                                          s->rank > 0, false);
+    // Without 4-bit weights, the base itself can be trained, and mixed products also need the
+    // 16-bit kernels.
+    uint32_t have =
+        qlora__kernels_needed(ctx, s->compute, s->head_dim, false, s->base == QLORA_BASE_NF4,
+                              s->rank > 0 || s->base != QLORA_BASE_NF4, true);
+    if (s->base == QLORA_BASE_16BIT && qlora__gpu_takes(ctx, 80)) {
+        have |= QLORA__NEED_BF16;
+    }
     bool was_sealed = qlora__cache_set_sealed(ctx, false);
     qlora_result r = qlora__cache_warm(ctx, have);
     if (r == QLORA_OK && qlora__has_cublas(ctx)) {
@@ -18587,27 +20229,6 @@ qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out) 
 
 // ---- the parts of a model -----------------------------------------------------------------------
 
-#define QLORA__PROJECTIONS 7
-#define QLORA__GROUPS 4
-enum { QLORA__QKV, QLORA__O, QLORA__GATE_UP, QLORA__DOWN };
-
-// In the order of the bits of qlora_target: the name of the module within a layer, its name in GGUF
-// files, and the stack it belongs to.
-static const struct {
-    const char* module;
-    const char* gguf;
-    int group;
-} qlora__projections[QLORA__PROJECTIONS] = {
-    {"self_attn.q_proj", "attn_q", QLORA__QKV},    {"self_attn.k_proj", "attn_k", QLORA__QKV},
-    {"self_attn.v_proj", "attn_v", QLORA__QKV},    {"self_attn.o_proj", "attn_output", QLORA__O},
-    {"mlp.gate_proj", "ffn_gate", QLORA__GATE_UP}, {"mlp.up_proj", "ffn_up", QLORA__GATE_UP},
-    {"mlp.down_proj", "ffn_down", QLORA__DOWN}};
-
-static const struct {
-    int first; // index in qlora__projections
-    int count;
-} qlora__groups[QLORA__GROUPS] = {{0, 3}, {3, 1}, {4, 2}, {6, 1}};
-
 typedef struct qlora__projection {
     int64_t in;
     int64_t out;
@@ -18637,6 +20258,7 @@ typedef struct qlora__kept {
     qlora_tensor lse; // [heads, T]
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
+    qlora_tensor out[2]; // [T, H] outputs of attention and MLP; only if a norm follows them
 } qlora__kept;
 
 typedef struct qlora__layer {
@@ -18647,16 +20269,11 @@ typedef struct qlora__layer {
     bool cached;
     bool recompute;
     bool sliding;
-    qlora_tensor qkv_bias; // [1, q + 2 kv]; the rope kernel adds it
-    qlora_tensor norm1;    // [1, H] f32
-    qlora_tensor norm2;
-    qlora_tensor q_norm; // [1, head_dim] f32
-    qlora_tensor k_norm;
-    int64_t norms_at; // first element of norm1 in the parameter arena, if norms are trained
-    qlora_tensor d_norm1;
-    qlora_tensor d_norm2;
-    qlora_tensor d_q_norm;
-    qlora_tensor d_k_norm;
+    bool no_rope;
+    qlora_tensor qkv_bias;              // [1, q + 2 kv]; the rope kernel adds it
+    qlora_tensor norms[QLORA__NORMS];   // [1, width] f32; without data if the layer lacks the norm
+    qlora_tensor d_norms[QLORA__NORMS]; // gradients, if norms are trained
+    int64_t norms_at[QLORA__NORMS];     // first elements in the parameter arena
     qlora__kept kept;
 } qlora__layer;
 
@@ -18690,14 +20307,15 @@ struct qlora_model {
     qlora_plan plan;
     char* dir;             // copy of desc.dir, or NULL
     qlora__source* source; // only while the model is being opened
+    const qlora__arch* arch;
     qlora_dtype compute;
     qlora_math math; // that of the context when the model was opened
     bool use_adapters;
-    int64_t trainers;    // number that exist
-    int64_t generations; // number that exist
-    bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
-    int64_t elements;    // of the parameter arena, including gaps
-    int64_t positions;   // rows of the rope tables
+    int64_t trainers;     // number that exist
+    int64_t generations;  // number that exist
+    bool micro_begun;     // a micro-batch is being computed in slices: its activations are in use
+    int64_t elements;     // of the parameter arena, including gaps
+    int64_t positions;    // rows of the rope tables
     uint64_t base_config; // hashes that tell one base model from another
     uint64_t base_weights;
     qlora__buffer* arena;
@@ -18708,8 +20326,9 @@ struct qlora_model {
     qlora_tensor final_norm;
     int64_t final_norm_at;
     qlora_tensor d_final_norm;
-    qlora_tensor rope; // [positions, head_dim] f32
+    qlora_tensor rope; // [positions, rope_dims] f32
     qlora_tensor rope_sliding;
+    qlora_tensor rope_query; // the same for q, if it is scaled by position
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
@@ -18732,6 +20351,8 @@ struct qlora_model {
     qlora_tensor ds;      // its gradient; the same memory unless there is dropout
     qlora_tensor operand; // shared by the layers without a copy of their own
     qlora_tensor dh;      // [T, H + pad]
+    qlora_tensor d_out;   // [T, H + pad] gradient of the output of attention or MLP; dh itself
+                          // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
     qlora__kept again;    // activations of a recomputed layer
@@ -18746,6 +20367,17 @@ struct qlora_model {
     qlora_tensor scores;   // f32 [heads, generate_tokens]
     qlora_tensor chances;  // their softmax in the compute type; the same memory if that is f32
 };
+
+// Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".
+static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* out, size_t size) {
+    snprintf(out, size, "model.%slayers.%lld.%s", m->plan.config.wrapped ? "language_model." : "",
+             (long long)layer, m->arch->layout->rows[i].module);
+}
+
+// Whether norm number `norm` exists in every layer.
+static bool qlora__has_norm(const qlora_model* m, int norm) {
+    return qlora__arch_norm(m->arch, &m->plan.config, norm) != NULL;
+}
 
 // Whether the model has gradients and an optimizer.
 static bool qlora__trains(const qlora_model* m) {
@@ -18806,6 +20438,18 @@ static int64_t qlora__kv_width(const qlora_model_config* c) {
     return c->kv_heads * c->head_dim;
 }
 
+// Whether q is multiplied by a factor that depends on the position, within the planned lengths.
+static bool qlora__scales_queries(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    return c->query_beta != 0.0 && (double)m->positions > c->query_period;
+}
+
+// Whether the gradient of the output of attention and MLP differs from that of the residual stream.
+static bool qlora__has_own_d_out(const qlora_model* m) {
+    return qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT) ||
+           qlora__has_norm(m, QLORA__NORM_MLP_OUT) || m->plan.config.residual_scale != 1.0;
+}
+
 static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora__projection* p) {
     if (p->is_nf4) {
         qlora_tensor memory;
@@ -18826,29 +20470,31 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     if (!c->tied) {
         qlora__arena_tensor(arena, m->compute, c->vocab, c->hidden, &m->head);
     }
-    qlora__arena_tensor(arena, QLORA_F32, m->positions, c->head_dim, &m->rope);
+    qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope);
     m->rope_sliding = m->rope;
+    m->rope_query = m->rope;
     if (memcmp(&c->rope, &c->rope_sliding, sizeof c->rope) != 0) {
-        qlora__arena_tensor(arena, QLORA_F32, m->positions, c->head_dim, &m->rope_sliding);
+        qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope_sliding);
+    }
+    if (qlora__scales_queries(m)) {
+        qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope_query);
     }
     if (!m->desc.train_norms) {
         qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &m->final_norm);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__layout_projection(arena, m, &layer->projections[i]);
         }
         if (c->qkv_bias && !c->qk_norm) {
             qlora__arena_tensor(arena, m->compute, 1, qlora__q_width(c) + 2 * qlora__kv_width(c),
                                 &layer->qkv_bias);
         }
-        if (!m->desc.train_norms) {
-            qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &layer->norm1);
-            qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &layer->norm2);
-            if (c->qk_norm) {
-                qlora__arena_tensor(arena, QLORA_F32, 1, c->head_dim, &layer->q_norm);
-                qlora__arena_tensor(arena, QLORA_F32, 1, c->head_dim, &layer->k_norm);
+        for (int i = 0; i < QLORA__NORMS && !m->desc.train_norms; i++) {
+            if (qlora__has_norm(m, i)) {
+                qlora__arena_tensor(arena, QLORA_F32, 1, qlora__arch_norm_width(m->arch, c, i),
+                                    &layer->norms[i]);
             }
         }
     }
@@ -18898,30 +20544,25 @@ static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
     qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_state), &m->adamw);
-    char* clip = qlora__arena_take(arena, qlora__clip_place(m->ctx, m->elements, NULL, &m->clip));
-    qlora__clip_place(m->ctx, m->elements, clip, &m->clip);
+    int32_t groups = (int32_t)m->plan.config.layers + 1; // clipped layer by layer, or all as one
+    char* clip =
+        qlora__arena_take(arena, qlora__clip_place(m->ctx, m->elements, groups, NULL, &m->clip));
+    qlora__clip_place(m->ctx, m->elements, groups, clip, &m->clip);
 }
 
 static void qlora__layout_windows(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             if (layer->projections[i].rank > 0) {
                 qlora__window_projection(m, &layer->projections[i]);
             }
         }
-        if (m->desc.train_norms) {
-            int64_t at = layer->norms_at;
-            int64_t step = (int64_t)qlora__align_up((size_t)c->hidden, 8);
-            int64_t head_step = (int64_t)qlora__align_up((size_t)c->head_dim, 8);
-            qlora__window_norm(m, at, c->hidden, &layer->norm1, &layer->d_norm1);
-            qlora__window_norm(m, at + step, c->hidden, &layer->norm2, &layer->d_norm2);
-            if (c->qk_norm) {
-                at += 2 * step;
-                qlora__window_norm(m, at, c->head_dim, &layer->q_norm, &layer->d_q_norm);
-                qlora__window_norm(m, at + head_step, c->head_dim, &layer->k_norm,
-                                   &layer->d_k_norm);
+        for (int i = 0; i < QLORA__NORMS && m->desc.train_norms; i++) {
+            if (qlora__has_norm(m, i)) {
+                qlora__window_norm(m, layer->norms_at[i], qlora__arch_norm_width(m->arch, c, i),
+                                   &layer->norms[i], &layer->d_norms[i]);
             }
         }
     }
@@ -18946,6 +20587,12 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->h2);
     qlora__arena_tensor(arena, m->compute, T, 2 * c->intermediate + pads[QLORA__GATE_UP],
                         &kept->gu);
+    if (qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT)) {
+        qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->out[0]);
+    }
+    if (qlora__has_norm(m, QLORA__NORM_MLP_OUT)) {
+        qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->out[1]);
+    }
 }
 
 static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) {
@@ -18996,7 +20643,7 @@ static int64_t qlora__operand_elements(const qlora_model* m) {
             int64_t n = layer->cached ? 0 : rows * (linear->in + layer->pads[g]);
             most = qlora__max(most, n);
         }
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &layer->projections[i];
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
@@ -19026,6 +20673,10 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, m->compute, T, c->intermediate, &m->ds);
     }
     qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
+    m->d_out = m->dh;
+    if (qlora__has_own_d_out(m)) {
+        qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->d_out);
+    }
     qlora__arena_tensor(arena, m->compute, T, q + 2 * kv + pads[QLORA__QKV], &m->dqkv);
     qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
 }
@@ -19136,7 +20787,7 @@ static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const c
 
 // A new adapter on the modules that the desc names.
 static void qlora__adapter_new(const qlora_model* m, int number, qlora__projection* p) {
-    if (m->desc.rank > 0 && (m->desc.targets >> number & 1u) != 0) {
+    if (m->desc.rank > 0 && (m->desc.targets >> m->arch->layout->rows[number].bit & 1u) != 0) {
         p->rank = m->desc.rank;
         p->alpha = (double)m->desc.alpha;
         double divisor = m->desc.rslora ? sqrt((double)p->rank) : (double)p->rank;
@@ -19145,40 +20796,60 @@ static void qlora__adapter_new(const qlora_model* m, int number, qlora__projecti
 }
 
 // Rank and scale of a module in an adapter folder.
-static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora__peft* peft, int64_t layer,
+static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, int64_t layer,
                                          int number, qlora__projection* p) {
+    const qlora__peft* peft = &m->source->peft;
     char module[160];
     qlora__peft_module found;
     memset(&found, 0, sizeof found);
-    snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)layer,
-             qlora__projections[number].module);
+    qlora__module_of(m, layer, number, module, sizeof module);
     QLORA__TRY(qlora__peft_find(&ctx->env, peft, module, p->out, p->in, &found));
     p->rank = found.rank;
     p->alpha = found.alpha;
     p->scale = (float)found.scale;
+    if (p->rank == 0) { // patterns of a multimodal model may be written for its older names
+        char key[320];
+        QLORA__TRY(qlora__peft_key(&ctx->env, module, 'A', key));
+        if (qlora__folder_find(&peft->tensors, key) != NULL) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s has matrices for %s, but target_modules of adapter_config.json "
+                               "does not match this name",
+                               peft->tensors.dir, module);
+        }
+    }
     return QLORA_OK;
 }
 
 // Every matrix of an adapter folder must belong to a module of the model: what is not used would
-// change the results in PEFT.
+// change the results in PEFT. Those of a vision part are left out, with a message: it is not run.
 static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m,
                                             const qlora__peft* peft) {
+    static const char* const vision[] = {"vision_tower.", "visual.", "multi_modal_projector."};
+    uint32_t left_out = 0;
     for (uint32_t i = 0; i < peft->tensors.count; i++) {
-        const char* name = peft->tensors.entries[i].tensor->name;
+        const char* name = peft->tensors.entries[i].name;
         bool known = false;
+        for (size_t k = 0; k < sizeof vision / sizeof vision[0] && m->plan.config.wrapped; k++) {
+            known = known || strncmp(name, vision[k], strlen(vision[k])) == 0;
+        }
+        left_out += known ? 1u : 0u;
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
-            for (int k = 0; k < QLORA__PROJECTIONS && !known; k++) {
+            for (int k = 0; k < m->arch->layout->count && !known; k++) {
                 char module[160];
-                int n = snprintf(module, sizeof module, "base_model.model.model.layers.%lld.%s.",
-                                 (long long)l, qlora__projections[k].module);
+                int n = snprintf(module, sizeof module, "layers.%lld.%s.", (long long)l,
+                                 m->arch->layout->rows[k].module);
                 known = n > 0 && strncmp(name, module, (size_t)n) == 0;
             }
         }
         if (!known) {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                                "%s: %s does not belong to a projection of this model",
-                               peft->tensors.dir, name);
+                               peft->tensors.dir, peft->tensors.entries[i].tensor->name);
         }
+    }
+    if (left_out > 0) {
+        QLORA__LOG(ctx, WARN, MODEL, "%s: %u tensors of the vision part are not used",
+                   peft->tensors.dir, left_out);
     }
     return QLORA_OK;
 }
@@ -19190,35 +20861,35 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
     if (desc->adapter != NULL) {
         QLORA__TRY(qlora__peft_open(&ctx->env, desc->adapter, peft));
         m->source->has_peft = true;
-        QLORA__TRY(qlora__adapter_all_used(ctx, m, peft));
         m->desc.rslora = peft->rslora;
         m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft->dropout;
         m->desc.rank = (int32_t)peft->rank;
         m->desc.alpha = (float)peft->alpha;
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             if (desc->adapter != NULL) {
-                QLORA__TRY(qlora__adapter_found(ctx, peft, l, i, p));
+                QLORA__TRY(qlora__adapter_found(ctx, m, l, i, p));
             } else {
                 qlora__adapter_new(m, i, p);
             }
         }
     }
-    return QLORA_OK;
+    return desc->adapter != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }
 
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
-    qlora__projection* first = &layer->projections[qlora__groups[group].first];
-    for (int i = 0; i < qlora__groups[group].count; i++) {
+    int count = m->arch->layout->groups[group].count;
+    qlora__projection* first = &layer->projections[m->arch->layout->groups[group].first];
+    for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->a_at = at;
         at += (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
     }
-    for (int i = 0; i < qlora__groups[group].count; i++) {
+    for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->b_at = at;
         at += (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
@@ -19241,14 +20912,15 @@ static void qlora__number_parameters(qlora_model* m) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
             at = qlora__number_group(m, layer, g, at);
         }
-        if (m->desc.train_norms) {
-            int64_t norms = 2 * (int64_t)qlora__align_up((size_t)c->hidden, 8) +
-                            (c->qk_norm ? 2 * (int64_t)qlora__align_up((size_t)c->head_dim, 8) : 0);
-            layer->norms_at = at;
-            at += norms;
-            m->range_count += c->qk_norm ? 4 : 2;
-            m->longest_range = qlora__max(m->longest_range, c->qk_norm ? c->head_dim : 0);
-            m->plan.parameters += 2 * c->hidden + (c->qk_norm ? 2 * c->head_dim : 0);
+        for (int i = 0; i < QLORA__NORMS && m->desc.train_norms; i++) {
+            if (qlora__has_norm(m, i)) {
+                int64_t width = qlora__arch_norm_width(m->arch, c, i);
+                layer->norms_at[i] = at;
+                at += (int64_t)qlora__align_up((size_t)width, 8);
+                m->range_count++;
+                m->longest_range = qlora__max(m->longest_range, width);
+                m->plan.parameters += width;
+            }
         }
     }
     if (m->desc.train_norms) {
@@ -19266,15 +20938,14 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
-    const int64_t ins[QLORA__PROJECTIONS] = {c->hidden, c->hidden, c->hidden,      q,
-                                             c->hidden, c->hidden, c->intermediate};
-    const int64_t outs[QLORA__PROJECTIONS] = {
-        q, kv, kv, c->hidden, c->intermediate, c->intermediate, c->hidden};
-    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+    int64_t I = c->intermediate;
+    const int64_t outs[9] = {q, kv, kv, c->hidden, I, I, c->hidden, q + 2 * kv, 2 * I}; // by bit
+    const int64_t ins[QLORA__GROUPS] = {c->hidden, q, c->hidden, I};
+    for (int i = 0; i < m->arch->layout->count; i++) {
         qlora__projection* p = &layer->projections[i];
-        int group = qlora__projections[i].group;
-        p->in = ins[i];
-        p->out = outs[i];
+        int group = m->arch->layout->rows[i].group;
+        p->in = ins[group];
+        p->out = outs[m->arch->layout->rows[i].bit];
         // The rope kernel adds the bias of q, k and v, unless a norm comes between.
         p->has_bias = group == QLORA__QKV ? c->qkv_bias && c->qk_norm
                       : group == QLORA__O ? c->o_bias
@@ -19288,16 +20959,16 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     for (int g = 0; g < QLORA__GROUPS; g++) {
         qlora_linear_desc* linear = &layer->linears[g];
         memset(linear, 0, sizeof *linear);
-        linear->count = qlora__groups[g].count;
+        linear->count = m->arch->layout->groups[g].count;
         for (int i = 0; i < linear->count; i++) {
-            int number = qlora__groups[g].first + i;
+            int number = m->arch->layout->groups[g].first + i;
             qlora__projection* p = &layer->projections[number];
             qlora_linear_part* part = &linear->parts[i];
             linear->in = p->in;
             part->out = p->out;
             part->rank = p->rank;
             part->scale = p->scale;
-            part->projection = number;
+            part->projection = m->arch->layout->rows[number].bit;
             part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
             part->dense = p->is_nf4 ? NULL : &p->dense;
             part->bias = p->has_bias ? &p->bias : NULL;
@@ -19314,6 +20985,44 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
         linear->state = &m->batch.dropout;
         layer->pads[g] = qlora_linear_pad(linear);
     }
+}
+
+// Checks what a family adds to Llama's block.
+static qlora_result qlora__config_check_family(qlora_ctx* ctx, const qlora_model_config* c) {
+    const qlora__arch* arch = qlora__arch_of(c->family);
+    const struct {
+        const char* name;
+        double value;
+    } factors[] = {{"config.embedding_scale", c->embedding_scale},
+                   {"config.residual_scale", c->residual_scale},
+                   {"config.attention_scale", c->attention_scale},
+                   {"config.logits_divisor", c->logits_divisor},
+                   {"config.attention_cap", c->attention_cap},
+                   {"config.logits_cap", c->logits_cap},
+                   {"config.query_beta", c->query_beta},
+                   {"config.query_period", c->query_period},
+                   {"config.norm_offset", c->norm_offset}};
+    for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++) {
+        QLORA__TRY(qlora__need_real(ctx, factors[i].name, factors[i].value, 0.0, 1e30));
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "config.rope_dims", c->rope_dims, 0, c->head_dim));
+    if (c->rope_dims % 2 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "config.rope_dims is %lld; it must be even",
+                           (long long)c->rope_dims);
+    }
+    if (c->query_beta > 0.0 && !(c->query_period > 0.0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "config.query_period is %g; with query_beta it must be positive",
+                           c->query_period);
+    }
+    bool scaled = c->residual_scale < 1.0 || c->residual_scale > 1.0;
+    if (c->residual_scale > 0.0 && scaled && arch->norms->module[QLORA__NORM_MLP_OUT] != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "config.residual_scale is %g; with norms after attention and MLP it "
+                           "must be 1",
+                           c->residual_scale);
+    }
+    return QLORA_OK;
 }
 
 // Fills in the defaults of a config that comes from the caller, and checks it.
@@ -19356,6 +21065,7 @@ static qlora_result qlora__config_check(qlora_ctx* ctx, qlora_model_config* c) {
     }
     QLORA__TRY(qlora__need_whole(ctx, "config.window", c->window, 0, INT64_MAX));
     QLORA__TRY(qlora__need_whole(ctx, "config.max_positions", c->max_positions, 0, INT64_MAX));
+    QLORA__TRY(qlora__config_check_family(ctx, c));
     return qlora__need_whole(ctx, "config.stop_count", c->stop_count, 0, QLORA_MAX_STOP_IDS);
 }
 
@@ -19465,6 +21175,32 @@ static uint64_t qlora__source_name(const qlora_model_desc* desc) {
     return hash;
 }
 
+// Replaces "all" by the projections that the model has, and refuses others.
+static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
+    const qlora__layout* layout = m->arch->layout;
+    static const char* const names[] = {"q", "k", "v", "o", "gate", "up", "down", "qkv", "gate_up"};
+    uint32_t has = 0;
+    for (int i = 0; i < layout->count; i++) {
+        has |= 1u << layout->rows[i].bit;
+    }
+    if (m->desc.targets == 0 || m->desc.targets == (uint32_t)QLORA_TARGET_ALL) {
+        m->desc.targets = has;
+    }
+    for (int bit = 0; bit < 9; bit++) {
+        if ((m->desc.targets & ~has & 1u << bit) != 0) {
+            bool attention = bit < 3 || bit == 7;
+            return qlora__fail(
+                ctx, QLORA_ERR_ARGUMENT,
+                "desc.targets contains %s, which this model does not have; it has "
+                "%s",
+                names[bit],
+                attention ? ((has & QLORA_TARGET_QKV) != 0 ? "qkv" : "q, k and v")
+                          : ((has & QLORA_TARGET_GATE_UP) != 0 ? "gate_up" : "gate and up"));
+        }
+    }
+    return QLORA_OK;
+}
+
 // capability 0: the CPU.
 static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t capability) {
     if (mode == QLORA_MODE_BF16 && capability == 0) {
@@ -19478,6 +21214,14 @@ static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t c
                            (int)capability / 10, (int)capability % 10);
     }
     return QLORA_OK;
+}
+
+// Longrope has two sets of factors. transformers chooses between them in every pass; a model does
+// it once, by the longest sequence it is planned for, so that a text does not change its meaning
+// while it grows.
+static void qlora__rope_choose(qlora_rope_desc* rope, int64_t max_length) {
+    rope->use_long =
+        rope->type == QLORA_ROPE_LONGROPE && (double)max_length > rope->original_max_position;
 }
 
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
@@ -19496,10 +21240,14 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
         QLORA__TRY(qlora__config_check(ctx, &given));
         *c = given;
     }
+    m->arch = qlora__arch_of(c->family);
+    qlora__config_resolve(c);
     QLORA__TRY(qlora__capacity_resolve(ctx, c, &m->desc));
+    qlora__rope_choose(&c->rope, m->desc.max_length);
+    qlora__rope_choose(&c->rope_sliding, m->desc.max_length);
     m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
-    m->desc.targets = desc->targets != 0 ? desc->targets : (uint32_t)QLORA_TARGET_ALL;
+    QLORA__TRY(qlora__targets_resolve(ctx, m));
     QLORA__TRY(qlora__mode_check(ctx, desc->mode, machine->capability));
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
                        (desc->mode == QLORA_MODE_AUTO && machine->capability >= 80);
@@ -19519,8 +21267,31 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__shape_layer(m, &m->layers[l]);
         m->layers[l].sliding = c->sliding[l] != 0;
+        m->layers[l].no_rope = c->no_rope[l] != 0;
     }
     return qlora__adapter_shapes(ctx, m, desc);
+}
+
+// A head in the files counts, whatever the config says; without one, the flag decides. A folder
+// with nothing but a config can be planned, so the files need not exist.
+static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                         qlora_model* m) {
+    static const char* const names[] = {"model.safetensors", "model.safetensors.index.json"};
+    if (desc->dir == NULL || desc->plan != NULL || !m->plan.config.tied) {
+        return QLORA_OK;
+    }
+    bool exists = qlora__gguf_path(desc->dir);
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && !exists; i++) {
+        char path[QLORA__PATH_ROOM];
+        QLORA__TRY(qlora__path_join(&ctx->env, desc->dir, names[i], path));
+        QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
+    }
+    if (exists) {
+        const qlora__folder* folder = NULL;
+        QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
+        m->plan.config.tied = qlora__folder_find(folder, "lm_head.weight") == NULL;
+    }
+    return QLORA_OK;
 }
 
 // Decides which weights are 4-bit: all of an NF4 base, and those that are 4-bit in the files.
@@ -19531,7 +21302,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
         QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             p->is_nf4 = desc->base == QLORA_BASE_NF4;
             p->nf4_desc.rows = p->out;
@@ -19543,7 +21314,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             char name[160];
             qlora__linear_source source;
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     qlora__projections[i].module);
+                     m->arch->layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
             if (source.nf4) {
                 p->is_nf4 = true;
@@ -19570,6 +21341,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     m->source = (qlora__source*)qlora__alloc_zero(ctx, sizeof *m->source);
     qlora_result r = m->source != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     r = r == QLORA_OK ? qlora__skeleton_fill(ctx, desc, machine, m) : r;
+    r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }
@@ -19804,6 +21576,8 @@ static void qlora__identity_rope(qlora__hash* h, const qlora_rope_desc* r) {
                               r->attention_factor, r->mscale,
                               r->mscale_all_dim,   r->no_truncate ? 1.0 : 0.0};
     qlora__hash_add(h, numbers, sizeof numbers);
+    qlora__hash_add(h, r->short_factor, sizeof r->short_factor);
+    qlora__hash_add(h, r->long_factor, sizeof r->long_factor);
 }
 
 // Every field that changes what the model computes. The ids of special tokens, the declared length
@@ -19815,11 +21589,16 @@ static uint64_t qlora__identity_config(const qlora_model_config* c) {
                              c->mlp_bias,        c->qk_norm};
     qlora__hash h;
     qlora__hash_begin(&h);
+    const double factors[] = {c->rms_eps,         c->embedding_scale,  c->residual_scale,
+                              c->attention_scale, c->logits_divisor,   c->attention_cap,
+                              c->logits_cap,      c->query_beta,       c->query_period,
+                              c->norm_offset,     (double)c->rope_dims};
     qlora__hash_add(&h, sizes, sizeof sizes);
-    qlora__hash_add(&h, &c->rms_eps, sizeof c->rms_eps);
+    qlora__hash_add(&h, factors, sizeof factors);
     qlora__identity_rope(&h, &c->rope);
     qlora__identity_rope(&h, &c->rope_sliding);
     qlora__hash_add(&h, c->sliding, (size_t)c->layers);
+    qlora__hash_add(&h, c->no_rope, (size_t)c->layers);
     return qlora__hash_end(&h);
 }
 
@@ -19916,12 +21695,6 @@ static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
     return QLORA_OK;
 }
 
-static qlora_dtype qlora__st_dtype_of(const qlora__st_tensor* t) {
-    return t->dtype == QLORA__ST_F32    ? QLORA_F32
-           : t->dtype == QLORA__ST_BF16 ? QLORA_BF16
-                                        : QLORA_F16;
-}
-
 // Loads a matrix, in the type it has in the file, into the memory of the shared operand.
 static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
                                     int64_t rows, int64_t cols, qlora_tensor* out) {
@@ -19979,6 +21752,31 @@ static qlora_result qlora__load_named(qlora_ctx* ctx, qlora__stager* s, const ql
                                   out->rows == 1 ? -1 : out->cols, &t));
     QLORA__TRY(qlora__folder_make(&ctx->env, folder, &t));
     return qlora__load_dense(ctx, s, t, out);
+}
+
+// Norm weights are kept as factors: what a file stores minus 1 is raised by 1.
+static qlora_result qlora__load_norm(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
+                                     const char* name, const qlora_tensor* out) {
+    double offset = s->m->plan.config.norm_offset;
+    if (offset == 0.0) {
+        return qlora__load_named(ctx, s, folder, name, out);
+    }
+    const qlora__st_tensor* t = NULL;
+    QLORA__TRY(qlora__folder_need(&ctx->env, folder, name, out->cols, -1, &t));
+    size_t bytes = (size_t)out->cols * sizeof(QLORA__REAL);
+    QLORA__REAL* values = (QLORA__REAL*)qlora__alloc(ctx, bytes);
+    if (values == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    for (int64_t i = 0; i < out->cols; i++) {
+        float x = 0.0f;
+        qlora__st_read_f32(t, (uint64_t)i, 1, &x);
+        values[i] = (QLORA__REAL)(x + (float)offset);
+    }
+    qlora_result r = qlora__copy_in(ctx, out->data, values, bytes);
+    qlora__free(ctx, values, bytes);
+    s->done += t->bytes;
+    return r;
 }
 
 static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
@@ -20069,30 +21867,26 @@ static qlora_result qlora__load_layer(qlora_ctx* ctx, qlora__stager* s, const ql
     qlora__layer* layer = &s->m->layers[index];
     char name[200];
     int64_t bias_at = 0;
-    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+    const qlora__arch* arch = s->m->arch;
+    for (int i = 0; i < arch->layout->count; i++) {
         qlora__projection* p = &layer->projections[i];
-        snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)index,
-                 qlora__projections[i].module);
+        const char* module = arch->layout->rows[i].module;
+        snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)index, module);
         QLORA__TRY(qlora__load_projection(ctx, s, folder, name, p));
-        if (i < 3 && c->qkv_bias && !c->qk_norm) {
+        if (arch->layout->rows[i].group == QLORA__QKV && c->qkv_bias && !c->qk_norm) {
             qlora_tensor part;
             QLORA__TRY(qlora__tensor_view(ctx, &layer->qkv_bias, 0, 1, bias_at, p->out, &part));
-            snprintf(name, sizeof name, "model.layers.%lld.%s.bias", (long long)index,
-                     qlora__projections[i].module);
+            snprintf(name, sizeof name, "model.layers.%lld.%s.bias", (long long)index, module);
             QLORA__TRY(qlora__load_named(ctx, s, folder, name, &part));
             bias_at += p->out;
         }
     }
-    const struct {
-        const char* name;
-        const qlora_tensor* out;
-    } norms[] = {{"input_layernorm", &layer->norm1},
-                 {"post_attention_layernorm", &layer->norm2},
-                 {"self_attn.q_norm", &layer->q_norm},
-                 {"self_attn.k_norm", &layer->k_norm}};
-    for (int i = 0; i < (c->qk_norm ? 4 : 2); i++) {
-        snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)index, norms[i].name);
-        QLORA__TRY(qlora__load_named(ctx, s, folder, name, norms[i].out));
+    for (int i = 0; i < QLORA__NORMS; i++) {
+        const char* module = qlora__arch_norm(arch, c, i);
+        if (module != NULL) {
+            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)index, module);
+            QLORA__TRY(qlora__load_norm(ctx, s, folder, name, &layer->norms[i]));
+        }
     }
     return QLORA_OK;
 }
@@ -20103,7 +21897,7 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         QLORA__TRY(qlora__load_layer(ctx, s, folder, l));
     }
-    QLORA__TRY(qlora__load_named(ctx, s, folder, "model.norm.weight", &m->final_norm));
+    QLORA__TRY(qlora__load_norm(ctx, s, folder, "model.norm.weight", &m->final_norm));
     QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &m->embed));
     if (!m->plan.config.tied) {
         QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &m->head));
@@ -20150,7 +21944,7 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora_fill(ctx, 1.0f, &m->final_norm));
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &layer->projections[i];
             qlora_tensor w;
             qlora__arena_window(&m->operand, 0, p->out, p->in, &w);
@@ -20164,9 +21958,8 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
                 QLORA__TRY(qlora__tensor_zero(ctx, &p->bias));
             }
         }
-        const qlora_tensor* ones[] = {&layer->norm1, &layer->norm2, &layer->q_norm, &layer->k_norm};
-        for (int i = 0; i < (c->qk_norm ? 4 : 2); i++) {
-            QLORA__TRY(qlora_fill(ctx, 1.0f, ones[i]));
+        for (int i = 0; i < QLORA__NORMS; i++) {
+            QLORA__TRY(qlora__has_norm(m, i) ? qlora_fill(ctx, 1.0f, &layer->norms[i]) : QLORA_OK);
         }
         if (c->qkv_bias && !c->qk_norm) {
             QLORA__TRY(qlora__tensor_zero(ctx, &layer->qkv_bias));
@@ -20196,23 +21989,20 @@ typedef struct qlora__trained {
     bool is_b;
 } qlora__trained;
 
-// The trained norm number `index` of a layer; false if there is none.
-static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int index,
+// Norm number `norm` of a layer, under its name in the base; false if it is not trained.
+static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int norm,
                                 qlora__trained* out) {
-    static const char* const names[] = {"input_layernorm", "post_attention_layernorm",
-                                        "self_attn.q_norm", "self_attn.k_norm"};
     const qlora_model_config* c = &m->plan.config;
-    if (!m->desc.train_norms || index >= (c->qk_norm ? 4 : 2)) {
+    const char* module = qlora__arch_norm(m->arch, c, norm);
+    if (!m->desc.train_norms || module == NULL) {
         return false;
     }
-    int64_t step = (int64_t)qlora__align_up((size_t)c->hidden, 8);
-    int64_t head_step = (int64_t)qlora__align_up((size_t)c->head_dim, 8);
-    snprintf(out->name, sizeof out->name, "model.layers.%lld.%s.weight", (long long)layer,
-             names[index]);
-    out->at =
-        m->layers[layer].norms_at + (index < 2 ? index * step : 2 * step + (index - 2) * head_step);
+    snprintf(out->name, sizeof out->name, "model.%slayers.%lld.%s.weight",
+             c->wrapped ? "language_model." : "", (long long)layer, module);
+    out->at = m->layers[layer].norms_at[norm];
     out->rows = 1;
-    out->cols = index < 2 ? c->hidden : c->head_dim;
+    out->cols = qlora__arch_norm_width(m->arch, c, norm);
+    out->shadow_scale = 1.0f;
     return true;
 }
 
@@ -20222,15 +22012,17 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     int64_t at = 0;
     memset(out, 0, sizeof *out);
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (p->rank == 0) {
                 continue;
             }
             if (index < at + 2) {
+                char module[160];
                 out->is_b = index == at + 1;
-                snprintf(out->name, sizeof out->name, "model.layers.%lld.%s.lora_%c.weight",
-                         (long long)l, qlora__projections[i].module, out->is_b ? 'B' : 'A');
+                qlora__module_of(m, l, i, module, sizeof module);
+                snprintf(out->name, sizeof out->name, "%s.lora_%c.weight", module,
+                         out->is_b ? 'B' : 'A');
                 out->at = out->is_b ? p->b_at : p->a_at;
                 out->rows = out->is_b ? p->out : p->rank;
                 out->cols = out->is_b ? p->rank : p->in;
@@ -20242,15 +22034,15 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
             }
             at += 2;
         }
-        for (int i = 0; qlora__trained_norm(m, l, i, out); i++) {
-            out->shadow_scale = 1.0f;
-            if (index == at++) {
+        for (int i = 0; i < QLORA__NORMS; i++) {
+            if (qlora__trained_norm(m, l, i, out) && index == at++) {
                 return true;
             }
         }
     }
     if (m->desc.train_norms && index == at) {
-        snprintf(out->name, sizeof out->name, "model.norm.weight");
+        snprintf(out->name, sizeof out->name, "model.%snorm.weight",
+                 c->wrapped ? "language_model." : "");
         out->at = m->final_norm_at;
         out->rows = 1;
         out->cols = c->hidden;
@@ -20268,12 +22060,12 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
         return;
     }
     int number = (int)(t->projection - layer->projections);
-    int group = qlora__projections[number].group;
+    int group = m->arch->layout->rows[number].group;
     const qlora_linear_desc* linear = &layer->linears[group];
     const qlora_tensor* operand = linear->operand;
     int64_t row = 0;
     int64_t at = 0;
-    for (int i = 0; i < number - qlora__groups[group].first; i++) {
+    for (int i = 0; i < number - m->arch->layout->groups[group].first; i++) {
         row += linear->parts[i].out;
         at += linear->parts[i].rank;
     }
@@ -20683,14 +22475,50 @@ static qlora__heads qlora__heads_of(const qlora__pass* pass, const qlora__layer*
     h.desc.kv_heads = c->kv_heads;
     h.desc.head_dim = c->head_dim;
     h.desc.window = layer->sliding ? c->window : 0;
+    h.desc.scale = (float)c->attention_scale;
+    h.desc.cap = (float)c->attention_cap;
     h.q = qlora__window(rotated, pass->rows, 0, q);
     h.k = qlora__window(rotated, pass->rows, q, kv);
     h.v = qlora__window(&layer->kept.qkv, pass->rows, q + kv, kv);
     return h;
 }
 
-static const qlora_tensor* qlora__rope_of(const qlora_model* m, const qlora__layer* layer) {
-    return layer->sliding ? &m->rope_sliding : &m->rope;
+// Rotates q and k, which are the first columns of x, or, backward, their gradients; before that, a
+// bias is added to all columns of x. If q is scaled by its position, its table contains the factor.
+static qlora_result qlora__layer_rotate(const qlora__pass* pass, const qlora__layer* layer,
+                                        const qlora_tensor* x, const qlora_tensor* bias,
+                                        bool backward) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
+    const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
+    qlora_rotation_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.head_dim = c->head_dim;
+    desc.neighbours = (m->arch->has & QLORA__HAS_PAIRED_ROPE) != 0;
+    desc.backward = backward;
+    desc.heads = layer->no_rope ? 0 : c->heads + c->kv_heads;
+    if (desc.heads == 0 && bias == NULL) {
+        return QLORA_OK;
+    }
+    if (desc.heads == 0 || !qlora__scales_queries(m)) {
+        return qlora_rope_apply(pass->ctx, &desc, x, &positions, table, bias, &m->flag);
+    }
+    qlora_tensor x_q = qlora__window(x, pass->rows, 0, q);
+    qlora_tensor x_rest = qlora__window(x, pass->rows, q, x->cols - q);
+    qlora_tensor bias_q;
+    qlora_tensor bias_rest;
+    if (bias != NULL) {
+        bias_q = qlora__window(bias, 1, 0, q);
+        bias_rest = qlora__window(bias, 1, q, x->cols - q);
+    }
+    desc.heads = c->heads;
+    QLORA__TRY(qlora_rope_apply(pass->ctx, &desc, &x_q, &positions, &m->rope_query,
+                                bias != NULL ? &bias_q : NULL, &m->flag));
+    desc.heads = c->kv_heads;
+    return qlora_rope_apply(pass->ctx, &desc, &x_rest, &positions, table,
+                            bias != NULL ? &bias_rest : NULL, &m->flag);
 }
 
 // Normalised input in m->x -> rotated q, k and v.
@@ -20701,7 +22529,6 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
     QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->x, &layer->kept.qkv));
-    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
     qlora_tensor rotated = qlora__window(&layer->kept.qkv, pass->rows, 0, q + 2 * kv);
     const qlora_tensor* bias = c->qkv_bias && !c->qk_norm ? &layer->qkv_bias : NULL;
     if (c->qk_norm) {
@@ -20709,7 +22536,7 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
             int64_t at;
             int64_t width;
             const qlora_tensor* weight;
-        } parts[] = {{0, q, &layer->q_norm}, {q, kv, &layer->k_norm}};
+        } parts[] = {{0, q, &layer->norms[QLORA__NORM_Q]}, {q, kv, &layer->norms[QLORA__NORM_K]}};
         for (int i = 0; i < 2; i++) {
             qlora_tensor from =
                 qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
@@ -20719,21 +22546,69 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
         }
         rotated = qlora__window(&layer->kept.qk, pass->rows, 0, q + kv);
     }
-    return qlora_rope_forward(ctx, &rotated, c->heads + c->kv_heads, &positions,
-                              qlora__rope_of(m, layer), bias, &m->flag);
+    return qlora__layer_rotate(pass, layer, &rotated, bias, false);
 }
 
-// Output of attention in kept.o and the residual stream -> h2, its norm in m->x, gate and up.
-static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
+// The input of a stack in m->x: the normalised residual stream, or the stream itself.
+static qlora_result qlora__layer_input(const qlora__pass* pass, const qlora_tensor* stream,
+                                       const qlora_tensor* norm) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    qlora_tensor h = qlora__window(stream, pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(&pass->m->x, pass->rows, 0, c->hidden);
+    return norm != NULL ? qlora_rmsnorm_forward(pass->ctx, &h, norm, (float)c->rms_eps, &x)
+                        : qlora_scale(pass->ctx, 1.0f, &h, &x);
+}
+
+// Norm number `norm` of a layer; NULL if it has none.
+static const qlora_tensor* qlora__layer_norm(const qlora_model* m, const qlora__layer* layer,
+                                             int norm) {
+    return qlora__has_norm(m, norm) ? &layer->norms[norm] : NULL;
+}
+
+// Where attention (0) and MLP (1) put their output: where the backward pass of the norm that
+// follows finds it, if there is one.
+static qlora_tensor* qlora__layer_out(qlora_model* m, qlora__layer* layer, int part) {
+    bool kept = qlora__has_norm(m, part == 0 ? QLORA__NORM_ATTENTION_OUT : QLORA__NORM_MLP_OUT);
+    return kept ? &layer->kept.out[part] : &m->delta;
+}
+
+// Adds the output of attention (0) or MLP (1), through its own norm and with the factor of the
+// family, to `stream`, giving `next`; then prepares the input of the stack that follows, whose norm
+// is `before` (NULL = none), in m->x.
+static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* layer, int part,
+                                     const qlora_tensor* stream, const qlora_tensor* next,
+                                     const qlora_tensor* before) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
-    qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, c->hidden);
-    qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
+    float eps = (float)c->rms_eps;
+    const qlora_tensor* after =
+        qlora__layer_norm(m, layer, part == 0 ? QLORA__NORM_ATTENTION_OUT : QLORA__NORM_MLP_OUT);
+    qlora_tensor h = qlora__window(stream, pass->rows, 0, c->hidden);
+    qlora_tensor sum = qlora__window(next, pass->rows, 0, c->hidden);
     qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &layer->kept.o, &m->delta));
-    QLORA__TRY(qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, &layer->norm2,
-                                              (float)c->rms_eps, &h2, &x));
+    if (after != NULL) {
+        qlora_tensor out = qlora__window(&layer->kept.out[part], pass->rows, 0, c->hidden);
+        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &out, after, eps, &delta));
+    }
+    if (c->residual_scale != 1.0) {
+        QLORA__TRY(qlora_scale(pass->ctx, (float)c->residual_scale, &delta, &delta));
+    }
+    if (before != NULL) {
+        return qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, before, eps, &sum, &x);
+    }
+    QLORA__TRY(qlora_add(pass->ctx, &h, &delta, &sum));
+    return qlora__layer_input(pass, next, NULL);
+}
+
+// Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
+// and up.
+static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(
+        qlora__stack_forward(pass, layer, QLORA__O, &layer->kept.o, qlora__layer_out(m, layer, 0)));
+    QLORA__TRY(qlora__layer_add(pass, layer, 0, &layer->kept.h, &layer->kept.h2,
+                                qlora__layer_norm(m, layer, QLORA__NORM_MLP)));
     return qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu);
 }
 
@@ -20748,20 +22623,30 @@ static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer
                                    &pass->m->batch.seqs, &o, &lse);
 }
 
-// SwiGLU and down_proj, into m->delta.
+// s = act(gate) up.
+static qlora_result qlora__layer_gated(const qlora__pass* pass, const qlora_tensor* gate,
+                                       const qlora_tensor* up, const qlora_tensor* s) {
+    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
+               ? qlora_geglu_forward(pass->ctx, gate, up, s)
+               : qlora_swiglu_forward(pass->ctx, gate, up, s);
+}
+
+// The gated activation and down_proj.
 static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.intermediate;
     qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
-    QLORA__TRY(qlora_swiglu_forward(pass->ctx, &gate, &up, &s));
-    return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, &m->delta);
+    QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
+    return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1));
 }
 
-// The norm before layer number `index`; after the last layer, the final norm.
+// The norm before layer number `index`, or NULL; after the last layer, the final norm.
 static const qlora_tensor* qlora__norm_before(const qlora_model* m, int64_t index) {
-    return index < m->plan.config.layers ? &m->layers[index].norm1 : &m->final_norm;
+    return index < m->plan.config.layers
+               ? qlora__layer_norm(m, &m->layers[index], QLORA__NORM_ATTENTION)
+               : &m->final_norm;
 }
 
 // The residual stream before layer number `index`; after the last layer, last_h.
@@ -20810,7 +22695,7 @@ static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_
 // Attention of one query, at position pass->first, over the cache. Query heads that share a key
 // head are the rows of one matrix, so that one product per key head is enough:
 //
-//   s = scale q K^T, p = softmax(s), o = p V
+//   s = scale q K^T, with the cap of the family; p = softmax(s), o = p V
 //
 // over the positions within the window of the layer.
 static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index) {
@@ -20837,11 +22722,14 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     qlora_gemm_desc gemm;
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = true;
-    gemm.alpha = 1.0f / sqrtf((float)d);
+    gemm.alpha = heads.desc.scale > 0.0f ? heads.desc.scale : 1.0f / sqrtf((float)d);
     // Exact fp32, as in attention over many rows.
     QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
     qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
     qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
+    if (heads.desc.cap > 0.0f) {
+        QLORA__TRY(qlora_cap(ctx, heads.desc.cap, &flat_s, &flat_s));
+    }
     QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
     if (m->compute != QLORA_F32) { // otherwise both are the same memory
         QLORA__TRY(qlora_cast(ctx, &flat_s, &flat_p));
@@ -20864,9 +22752,11 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
     QLORA__TRY(qlora_embed(pass->ctx, &m->embed, &ids, &h, &m->flag));
-    return qlora_rmsnorm_forward(pass->ctx, &h, qlora__norm_before(m, 0), (float)c->rms_eps, &x);
+    if (c->embedding_scale != 1.0) {
+        QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
+    }
+    return qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
 }
 
 // When decoding, several rows are the beginning of a text and see only each other; a single row
@@ -20882,19 +22772,14 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
                                              : qlora__layer_attention(pass, layer);
 }
 
-// Leaves the normalised input of the next layer, or of the head, in m->x.
+// Leaves the input of the next layer, or of the head, in m->x.
 static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
     qlora__layer* layer = &m->layers[index];
     QLORA__TRY(qlora__layer_middle(pass, layer));
     QLORA__TRY(qlora__layer_down(pass, layer));
-    qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
-    qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
-    qlora_tensor next = qlora__window(qlora__stream_before(m, index + 1), pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
-    return qlora_rmsnorm_residual_forward(pass->ctx, &h2, &delta, qlora__norm_before(m, index + 1),
-                                          (float)c->rms_eps, &next, &x);
+    return qlora__layer_add(pass, layer, 1, &layer->kept.h2, qlora__stream_before(m, index + 1),
+                            qlora__norm_before(m, index + 1));
 }
 
 // Token ids -> the output of the final norm in m->x.
@@ -20920,24 +22805,25 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
 // reads must not be overwritten before it has been read:
 //
 //   buffer                    read for               overwritten by
-//   dh and its last columns   down and o             the next norm
+//   d_out and last columns    down and o             the next norm; if it is not dh itself, the
+//                                                    gradient of the next output
 //   dqkv                      qkv                    the attention of the next layer
 //   s                         down                   ds of the next layer, after that norm
 //   x                         written there as well  nothing but recomputation
 //   gradients of gate and up  gate_up                recomputation of a layer
 //   the shared operand        z                      placing other weights
 
-// Recomputes the activations that a layer did not keep: everything except down_proj.
+// Recomputes the activations that a layer did not keep: everything except down_proj, unless the
+// backward pass of a norm needs its output.
 static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
     qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &h, &layer->norm1, (float)c->rms_eps, &x));
+    QLORA__TRY(qlora__layer_input(pass, &layer->kept.h,
+                                  qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
     QLORA__TRY(qlora__layer_qkv(pass, layer));
     QLORA__TRY(qlora__layer_attention(pass, layer));
-    return qlora__layer_middle(pass, layer);
+    QLORA__TRY(qlora__layer_middle(pass, layer));
+    return qlora__has_norm(m, QLORA__NORM_MLP_OUT) ? qlora__layer_down(pass, layer) : QLORA_OK;
 }
 
 // Computes z again, into the last columns of x, for the gradient of B.
@@ -20993,7 +22879,34 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
                       : QLORA_OK;
 }
 
-// Backward pass of down_proj and SwiGLU: dh -> the gradient of gate and up in kept.gu.
+// The gradient of the output of attention (0) or MLP (1) in m->d_out, from that of the residual
+// stream: through the factor or the norm that comes between.
+static qlora_result qlora__layer_out_backward(const qlora__pass* pass, qlora__layer* layer,
+                                              int part) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int norm = part == 0 ? QLORA__NORM_ATTENTION_OUT : QLORA__NORM_MLP_OUT;
+    const qlora_tensor* after = qlora__layer_norm(m, layer, norm);
+    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
+    qlora_tensor d_out = qlora__window(&m->d_out, pass->rows, 0, c->hidden);
+    if (after != NULL) {
+        qlora_tensor out = qlora__window(&layer->kept.out[part], pass->rows, 0, c->hidden);
+        return qlora_rmsnorm_backward(pass->ctx, &dh, &out, after, (float)c->rms_eps, NULL, &d_out,
+                                      m->desc.train_norms ? &layer->d_norms[norm] : NULL);
+    }
+    return qlora__has_own_d_out(m) ? qlora_scale(pass->ctx, (float)c->residual_scale, &dh, &d_out)
+                                   : QLORA_OK;
+}
+
+static qlora_result qlora__layer_gated_backward(const qlora__pass* pass, const qlora_tensor* ds,
+                                                const qlora_tensor* gate, const qlora_tensor* up,
+                                                const qlora_tensor* s) {
+    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
+               ? qlora_geglu_backward(pass->ctx, ds, gate, up, gate, up, s)
+               : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
+}
+
+// Backward pass of down_proj and the activation: d_out -> the gradient of gate and up in kept.gu.
 static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -21005,42 +22918,41 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     qlora_tensor x = qlora__window(&m->s, pass->rows, 0, width + stack.pad);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
     qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, width);
-    qlora_tensor dy = qlora__window(&m->dh, pass->rows, 0, stack.out + stack.pad);
-    qlora_tensor dy_inner = qlora__window(&m->dh, pass->rows, 0, stack.out);
-    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so SwiGLU comes first
-        QLORA__TRY(qlora_swiglu_forward(ctx, &gate, &up, &s));
+    qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
+    qlora_tensor dy_inner = qlora__window(&m->d_out, pass->rows, 0, stack.out);
+    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
+        QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
         QLORA__TRY(qlora__stack_z(pass, &stack, &x));
         QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
-        return qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, NULL);
+        return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
-    // The output of SwiGLU is computed again, over its gradient, in the same pass over gate and up.
+    // The activation is computed again, over its gradient, in the same pass over gate and up.
     if (stack.pad > 0) {
         QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
     }
     QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
-    QLORA__TRY(qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, &s));
+    QLORA__TRY(qlora__layer_gated_backward(pass, &ds, &gate, &up, &s));
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }
 
-// Computes the input of a stack that follows a norm again, with z.
-static qlora_result qlora__stack_normed(const qlora__pass* pass, const qlora__stack* stack,
-                                        const qlora_tensor* in, const qlora_tensor* norm,
-                                        const qlora_tensor* x) {
-    const qlora_model_config* c = &pass->m->plan.config;
-    qlora_tensor normed = qlora__window(x, pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, in, norm, (float)c->rms_eps, &normed));
+// Computes the input of a stack that reads the residual stream again, with z.
+static qlora_result qlora__stack_input(const qlora__pass* pass, const qlora__stack* stack,
+                                       const qlora_tensor* in, const qlora_tensor* norm,
+                                       const qlora_tensor* x) {
+    QLORA__TRY(qlora__layer_input(pass, in, norm));
     return qlora__stack_z(pass, stack, x);
 }
 
-// Backward pass of a stack that follows a norm: dy (with space for u) -> gradients of its adapters,
-// and dh += norm'(dx). Waits first for the stack `above`, which reads dh on the second stream.
-static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__layer* layer,
-                                               int group, int above, const qlora_tensor* dy,
-                                               const qlora_tensor* h, const qlora_tensor* norm,
-                                               const qlora_tensor* d_norm, bool wants_dx) {
+// Backward pass of a stack that reads the residual stream h through norm number `number`, or
+// without one: dy (with space for u) -> gradients of its adapters, and dh += norm'(dx). Waits first
+// for the stack `above`, which reads dh on the second stream.
+static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__layer* layer,
+                                                int group, int above, const qlora_tensor* dy,
+                                                const qlora_tensor* h, int number, bool wants_dx) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
+    const qlora_tensor* norm = qlora__layer_norm(m, layer, number);
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
     qlora_tensor in = qlora__window(h, pass->rows, 0, c->hidden);
@@ -21049,21 +22961,54 @@ static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__l
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
     if (stack.pad > 0 && stack.linear.dropout > 0.0f) { // masks need scratch
-        QLORA__TRY(qlora__stack_normed(pass, &stack, &in, norm, &x));
+        QLORA__TRY(qlora__stack_input(pass, &stack, &in, norm, &x));
     } else if (stack.pad > 0) {
         QLORA__TRY(qlora__beside_begin(ctx));
-        QLORA__TRY(qlora__beside_end(ctx, group, qlora__stack_normed(pass, &stack, &in, norm, &x)));
+        QLORA__TRY(qlora__beside_end(ctx, group, qlora__stack_input(pass, &stack, &in, norm, &x)));
     }
     QLORA__TRY(qlora__stack_backward(pass, &stack, group, &x, &up, wants_dx ? &dx : NULL));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << above));
     if (!wants_dx) {
         return QLORA_OK;
     }
+    if (norm == NULL) {
+        return qlora_add(ctx, &dh, &dx, &dh);
+    }
     return qlora_rmsnorm_backward(ctx, &dx, &in, norm, (float)c->rms_eps, &dh, &dh,
-                                  m->desc.train_norms ? d_norm : NULL);
+                                  m->desc.train_norms ? &layer->d_norms[number] : NULL);
 }
 
-// dh -> gradients of q, k and v before norm and rotation, in m->dqkv.
+// Backward pass of the norms of q and k, in m->dqkv. With a weight gradient, the result must not
+// overwrite dy, so it is computed in d_o and copied.
+static qlora_result qlora__layer_qk_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    float eps = (float)c->rms_eps;
+    const struct {
+        int norm;
+        int64_t at;
+        int64_t width;
+    } parts[] = {{QLORA__NORM_Q, 0, q}, {QLORA__NORM_K, q, kv}};
+    for (int i = 0; i < 2; i++) {
+        const qlora_tensor* w = &layer->norms[parts[i].norm];
+        qlora_tensor raw = qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
+        qlora_tensor d = qlora__window(&m->dqkv, pass->rows, parts[i].at, parts[i].width);
+        if (!m->desc.train_norms) {
+            QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &d, NULL));
+            continue;
+        }
+        qlora_tensor through = qlora__window(&m->d_o, pass->rows, 0, parts[i].width);
+        QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &through,
+                                          &layer->d_norms[parts[i].norm]));
+        QLORA__TRY(qlora_scale(ctx, 1.0f, &through, &d));
+    }
+    return QLORA_OK;
+}
+
+// d_out -> gradients of q, k and v before norm and rotation, in m->dqkv.
 static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -21073,7 +23018,7 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, &stack));
     qlora_tensor x = qlora__window(&layer->kept.o, pass->rows, 0, q + stack.pad);
-    qlora_tensor dy = qlora__window(&m->dh, pass->rows, 0, stack.out + stack.pad);
+    qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
     QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
@@ -21087,30 +23032,9 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     qlora_tensor dv = qlora__window(&m->dqkv, pass->rows, q + kv, kv);
     QLORA__TRY(qlora_attention_backward(ctx, &heads.desc, &heads.q, &heads.k, &heads.v,
                                         &m->batch.seqs, &o, &lse, &d_o, &dq, &dk, &dv));
-    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
     qlora_tensor turned = qlora__window(&m->dqkv, pass->rows, 0, q + kv);
-    QLORA__TRY(qlora_rope_backward(ctx, &turned, c->heads + c->kv_heads, &positions,
-                                   qlora__rope_of(m, layer), &m->flag));
-    if (!c->qk_norm) {
-        return QLORA_OK;
-    }
-    // With a weight gradient, the result must not overwrite dy, so it is computed in d_o and
-    // copied.
-    qlora_tensor raw_q = qlora__window(&layer->kept.qkv, pass->rows, 0, q);
-    qlora_tensor raw_k = qlora__window(&layer->kept.qkv, pass->rows, q, kv);
-    float eps = (float)c->rms_eps;
-    if (!m->desc.train_norms) {
-        QLORA__TRY(qlora_rmsnorm_backward(ctx, &dq, &raw_q, &layer->q_norm, eps, NULL, &dq, NULL));
-        return qlora_rmsnorm_backward(ctx, &dk, &raw_k, &layer->k_norm, eps, NULL, &dk, NULL);
-    }
-    qlora_tensor through_q = qlora__window(&m->d_o, pass->rows, 0, q);
-    qlora_tensor through_k = qlora__window(&m->d_o, pass->rows, 0, kv);
-    QLORA__TRY(qlora_rmsnorm_backward(ctx, &dq, &raw_q, &layer->q_norm, eps, NULL, &through_q,
-                                      &layer->d_q_norm));
-    QLORA__TRY(qlora_scale(ctx, 1.0f, &through_q, &dq));
-    QLORA__TRY(qlora_rmsnorm_backward(ctx, &dk, &raw_k, &layer->k_norm, eps, NULL, &through_k,
-                                      &layer->d_k_norm));
-    return qlora_scale(ctx, 1.0f, &through_k, &dk);
+    QLORA__TRY(qlora__layer_rotate(pass, layer, &turned, NULL, true));
+    return c->qk_norm ? qlora__layer_qk_backward(pass, layer) : QLORA_OK;
 }
 
 // The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
@@ -21132,19 +23056,20 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
     if (layer->recompute) {
         QLORA__TRY(qlora__layer_again(pass, layer));
     }
+    QLORA__TRY(qlora__layer_out_backward(pass, layer, 1));
     QLORA__TRY(qlora__layer_down_backward(pass, layer));
-    return qlora__layer_norm_backward(pass, layer, QLORA__GATE_UP, QLORA__DOWN, &layer->kept.gu,
-                                      &layer->kept.h2, &layer->norm2, &layer->d_norm2, true);
+    return qlora__layer_input_backward(pass, layer, QLORA__GATE_UP, QLORA__DOWN, &layer->kept.gu,
+                                       &layer->kept.h2, QLORA__NORM_MLP, true);
 }
 
 static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
+    QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
     // Below layer 0, at most its norm is trained.
-    return qlora__layer_norm_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
-                                      &layer->norm1, &layer->d_norm1,
-                                      index > 0 || m->desc.train_norms);
+    return qlora__layer_input_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
+                                       QLORA__NORM_ATTENTION, index > 0 || m->desc.train_norms);
 }
 
 static qlora_result qlora__backward_end(const qlora__pass* pass) {
@@ -21164,6 +23089,17 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
 
 // ---- head ---------------------------------------------------------------------------------------
 
+// logits = x head^T / divisor, or, backward, dx = dlogits head / divisor.
+static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
+                                        const qlora_tensor* from, const qlora_tensor* to) {
+    const qlora_model* m = pass->m;
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_b = !backward;
+    gemm.alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, &m->head, to);
+}
+
 // Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
 // to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
 static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
@@ -21178,8 +23114,7 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
     qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
     QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
-    QLORA__TRY(qlora__gemm_named(ctx, pass->math, false, true, false, 0, &m->rows_x, &m->head,
-                                 &m->logits));
+    QLORA__TRY(qlora__head_product(pass, false, &m->rows_x, &m->logits));
     qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
     args.logits = &m->logits;
@@ -21190,14 +23125,14 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     args.total = totals;
     args.flag = &m->flag;
     args.forward_only = !gradient;
+    args.cap = (float)c->logits_cap;
     QLORA__TRY(qlora_cross_entropy(ctx, &args));
     if (gradient) {
         qlora_tensor dx = m->rows_dx;
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.rows = C;
-        QLORA__TRY(
-            qlora__gemm_named(ctx, pass->math, false, false, true, 0, &m->logits, &m->head, &dx));
+        QLORA__TRY(qlora__head_product(pass, true, &m->logits, &dx));
     }
     return QLORA_OK;
 }
@@ -21224,7 +23159,9 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
     qlora_tensor x;
     QLORA__TRY(qlora__tensor_view(pass->ctx, &m->x, first, rows, 0, m->plan.config.hidden, &x));
     qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
-    return qlora__gemm_named(pass->ctx, pass->math, false, true, false, 0, &x, &m->head, &logits);
+    QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
+    float cap = (float)m->plan.config.logits_cap;
+    return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;
 }
 
 //@@ src/model/prepare.h
@@ -21235,7 +23172,7 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
 static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &layer->projections[i];
             if (p->is_nf4) {
                 qlora_tensor memory = p->nf4.memory;
@@ -21266,25 +23203,38 @@ static void qlora__model_operands(qlora_model* m) {
     }
 }
 
+// The factor of q at a position.
+static double qlora__query_factor(const qlora_model_config* c, int64_t position) {
+    return c->query_beta != 0.0
+               ? 1.0 + c->query_beta * log(1.0 + floor((double)position / c->query_period))
+               : 1.0;
+}
+
 static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const struct {
         const qlora_rope_desc* desc;
         const char* name;
         const qlora_tensor* table;
-    } tables[] = {{&c->rope, "config.rope", &m->rope},
-                  {&c->rope_sliding, "config.rope_sliding", &m->rope_sliding}};
-    size_t n = (size_t)(m->positions * c->head_dim);
+        bool query;
+    } tables[] = {{&c->rope, "config.rope", &m->rope, false},
+                  {&c->rope_sliding, "config.rope_sliding", &m->rope_sliding, false},
+                  {&c->rope, "config.rope", &m->rope_query, true}};
+    int count = qlora__scales_queries(m) ? 3 : 2;
+    size_t n = (size_t)(m->positions * c->rope_dims);
     float* host = (float*)qlora__alloc(ctx, n * 4);
     QLORA__REAL* real = (QLORA__REAL*)qlora__alloc(ctx, n * sizeof *real);
     qlora_result r = host != NULL && real != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
-    for (int i = 0; i < 2 && r == QLORA_OK; i++) {
-        r = qlora__rope_table(ctx, tables[i].desc, tables[i].name, c->head_dim, m->positions, host);
+    for (int i = 0; i < count && r == QLORA_OK; i++) {
+        r = qlora__rope_table(ctx, tables[i].desc, tables[i].name, c->rope_dims, m->positions,
+                              host);
         if (r != QLORA_OK) {
             break;
         }
         for (size_t j = 0; j < n; j++) {
-            real[j] = (QLORA__REAL)host[j];
+            int64_t position = (int64_t)j / c->rope_dims;
+            float factor = tables[i].query ? (float)qlora__query_factor(c, position) : 1.0f;
+            real[j] = (QLORA__REAL)(host[j] * factor);
         }
         r = qlora__copy_in(ctx, tables[i].table->data, real, n * sizeof *real);
     }
@@ -21302,13 +23252,32 @@ typedef struct qlora__adamw_numbers {
     double weight_decay;
 } qlora__adamw_numbers;
 
+// Writes the tables of the clip: all gradients as one group, or one group per layer, with the final
+// norm in a group of its own.
+static qlora_result qlora__clip_model(qlora_ctx* ctx, qlora_model* m, bool layers,
+                                      double max_norm) {
+    int64_t starts[QLORA_MAX_LAYERS + 1];
+    int32_t groups = 1;
+    memset(starts, 0, sizeof starts);
+    if (layers) {
+        groups = (int32_t)m->plan.config.layers;
+        for (int32_t l = 0; l < groups; l++) {
+            starts[l] = m->layers[l].projections[0].a_at;
+        }
+        if (m->desc.train_norms) {
+            starts[groups++] = m->final_norm_at;
+        }
+    }
+    return qlora__clip_start(ctx, &m->clip, &m->gradients, starts, groups, (float)max_norm);
+}
+
 // Writes the tables of the clip and the state of the optimizer before the first step.
-static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, double max_norm,
-                                           const qlora__adamw_numbers* numbers) {
+static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool layers,
+                                           double max_norm, const qlora__adamw_numbers* numbers) {
     if (!qlora__trains(m)) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__clip_start(ctx, &m->clip, &m->gradients, (float)max_norm));
+    QLORA__TRY(qlora__clip_model(ctx, m, layers, max_norm));
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
     state.lr = numbers->lr;
@@ -21327,9 +23296,10 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
     if (!qlora__on_cpu(ctx)) {
         bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
         // The kernels that only decoding uses are loaded by the dry run.
-        return qlora__cache_warm(ctx,
-                                 qlora__kernels_needed(ctx, m->compute, m->plan.config.head_dim,
-                                                       nf4, true, m->dir == NULL));
+        const qlora_model_config* c = &m->plan.config;
+        return qlora__cache_warm(ctx, qlora__kernels_needed(ctx, m->compute, c->head_dim,
+                                                            c->attention_cap > 0.0, nf4, true,
+                                                            m->dir == NULL));
     }
 #else
     (void)m;
@@ -21355,7 +23325,7 @@ typedef struct qlora__adapter_source {
 
 static bool qlora__has_lora(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             if (m->layers[l].projections[i].rank > 0) {
                 return true;
             }
@@ -21377,12 +23347,11 @@ static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s
 static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
                                          const qlora__adapter_source* s) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             char module[160];
             qlora__peft_module found;
-            snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
-                     qlora__projections[i].module);
+            qlora__module_of(m, l, i, module, sizeof module);
             QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, p->out, p->in, &found));
             float scale = (float)found.scale;
             if (found.rank != p->rank) {
@@ -21464,16 +23433,6 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
     return QLORA_OK;
 }
 
-static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, const float* in) {
-    if (sizeof(QLORA__REAL) == sizeof(float)) {
-        return qlora__copy_in(ctx, data, in, (size_t)count * sizeof(float));
-    }
-    for (int64_t i = 0; i < count; i++) {
-        ((QLORA__REAL*)data)[i] = (QLORA__REAL)in[i];
-    }
-    return QLORA_OK;
-}
-
 // Reads the adapter weights of a folder. Everything is checked before anything is changed.
 static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir) {
     qlora__adapter_source source;
@@ -21506,17 +23465,19 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
 // ---- open, close and parameters -----------------------------------------------------------------
 
 // The update of a step: the gradient norm, then AdamW, which applies the scale of the clip, zeroes
-// the gradients and writes the copies.
+// the gradients and writes the copies. With several groups, the clip scales the gradients itself;
+// if one of them is not finite, nothing is updated.
 static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     if (m->range_count == 0) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__clip_measure(ctx, &m->clip));
+    bool one = m->clip.groups == 1;
+    QLORA__TRY(one ? qlora__clip_measure(ctx, &m->clip) : qlora__clip_apply(ctx, &m->clip));
     qlora_tensor scale;
     qlora_tensor flag;
-    qlora__clip_device(&m->clip, 0, &scale, &flag);
+    qlora__clip_device(&m->clip, one ? 0 : -1, one ? &scale : NULL, &flag);
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
-    args.clip_scale = &scale;
+    args.clip_scale = one ? &scale : NULL;
     args.not_finite = &flag;
     return qlora_adamw_step(ctx, &args);
 }
@@ -21558,7 +23519,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
 static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
                                       const qlora_model_desc* desc) {
     const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
-    QLORA__TRY(qlora__optimizer_start(ctx, m, 1.0, &numbers));
+    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -21570,7 +23531,7 @@ static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
             }
         }
     }
-    QLORA__TRY(qlora__optimizer_start(ctx, m, 1.0, &numbers));
+    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
     QLORA__TRY(qlora__adapters_start(ctx, m));
     QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
                                      : qlora__parameters_changed(ctx, m));
@@ -21698,17 +23659,6 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->use_adapters = model->use_adapters;
     out->trainers = model->trainers;
     out->generations = model->generations;
-    return QLORA_OK;
-}
-
-// Copies numbers of an f32 tensor to host memory.
-static qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t count, float* out) {
-    if (sizeof(QLORA__REAL) == sizeof(float)) {
-        return qlora__copy_out(ctx, out, data, (size_t)count * sizeof(float));
-    }
-    for (int64_t i = 0; i < count; i++) { // the CPU in double precision, for tests
-        out[i] = (float)((const QLORA__REAL*)data)[i];
-    }
     return QLORA_OK;
 }
 
@@ -21989,7 +23939,7 @@ static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* li
 // ---- PEFT folders -------------------------------------------------------------------------------
 
 typedef struct qlora__module_name {
-    char text[64];
+    char text[80];
 } qlora__module_name;
 
 // The contents of adapter_config.json and the memory that stores them.
@@ -22001,6 +23951,7 @@ typedef struct qlora__peft_tables {
     int64_t* layers;
     size_t modules;
     size_t layer_room;
+    char pattern[192];
 } qlora__peft_tables;
 
 static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
@@ -22015,7 +23966,7 @@ static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
 static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double* alpha) {
     bool found = false;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             float off = (float)p->alpha - m->desc.alpha;
             bool usual = p->rank == m->desc.rank && off <= 0.0f && off >= 0.0f;
@@ -22031,37 +23982,40 @@ static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double*
     }
 }
 
-static uint32_t qlora__adapted_mask(const qlora__layer* layer) {
+static uint32_t qlora__adapted_mask(const qlora_model* m, const qlora__layer* layer) {
     uint32_t mask = 0;
-    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+    for (int i = 0; i < m->arch->layout->count; i++) {
         mask |= layer->projections[i].rank > 0 ? 1u << i : 0u;
     }
     return mask;
 }
 
 // Fills target_modules and layers_to_transform: short names if every adapted layer has the same
-// modules, otherwise the full name of each module.
+// modules, otherwise the full name of each module. In a multimodal model, short names would also
+// select modules of the vision part, so that a pattern replaces them.
 static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     uint32_t all = 0;
     bool uniform = true;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        uint32_t mask = qlora__adapted_mask(&m->layers[l]);
+        uint32_t mask = qlora__adapted_mask(m, &m->layers[l]);
         if (mask != 0) {
             uniform = uniform && (all == 0 || all == mask);
             all |= mask;
             t->layers[t->desc.layer_count++] = l;
         }
     }
+    bool wrapped = m->plan.config.wrapped;
+    uniform = uniform && (!wrapped || t->desc.layer_count == (uint32_t)m->plan.config.layers);
     for (int64_t l = 0; l < m->plan.config.layers && !uniform; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             if (m->layers[l].projections[i].rank > 0) {
-                t->targets[t->desc.target_count++] = t->names[l * QLORA__PROJECTIONS + i].text;
+                t->targets[t->desc.target_count++] = t->names[l * m->arch->layout->count + i].text;
             }
         }
     }
-    for (int i = 0; i < QLORA__PROJECTIONS && uniform; i++) {
+    for (int i = 0; i < m->arch->layout->count && uniform; i++) {
         if ((all >> i & 1u) != 0) {
-            t->targets[t->desc.target_count++] = strrchr(qlora__projections[i].module, '.') + 1;
+            t->targets[t->desc.target_count++] = strrchr(m->arch->layout->rows[i].module, '.') + 1;
         }
     }
     if (!uniform || t->desc.layer_count == (uint32_t)m->plan.config.layers) {
@@ -22069,16 +24023,26 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     }
     t->desc.layers = t->layers;
     t->desc.targets = t->targets;
+    if (wrapped && uniform) {
+        size_t used = 0;
+        qlora__append(t->pattern, sizeof t->pattern, &used, ".*language_model.*\\.(");
+        for (uint32_t i = 0; i < t->desc.target_count; i++) {
+            qlora__append(t->pattern, sizeof t->pattern, &used, "%s%s", i > 0 ? "|" : "",
+                          t->targets[i]);
+        }
+        qlora__append(t->pattern, sizeof t->pattern, &used, ")");
+        t->desc.pattern = t->pattern;
+    }
 }
 
 static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             bool other_alpha = p->alpha < t->desc.alpha || p->alpha > t->desc.alpha;
             if (p->rank > 0 && (p->rank != t->desc.rank || other_alpha)) {
                 qlora__peft_override* o = &t->overrides[t->desc.override_count++];
-                o->module = t->names[l * QLORA__PROJECTIONS + i].text;
+                o->module = t->names[l * m->arch->layout->count + i].text;
                 o->rank = p->rank != t->desc.rank ? p->rank : 0;
                 o->alpha = other_alpha ? p->alpha : 0.0;
             }
@@ -22091,7 +24055,8 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
                                          const char* base_name, qlora__peft_tables* t) {
     memset(t, 0, sizeof *t);
     t->layer_room = (size_t)m->plan.config.layers;
-    t->modules = t->layer_room * QLORA__PROJECTIONS;
+    size_t per_layer = (size_t)m->arch->layout->count;
+    t->modules = t->layer_room * per_layer;
     t->names = (qlora__module_name*)qlora__alloc(ctx, t->modules * sizeof *t->names);
     t->targets =
         t->names == NULL ? NULL : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
@@ -22106,9 +24071,8 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
         return QLORA_ERR_MEMORY;
     }
     for (size_t i = 0; i < t->modules; i++) {
-        snprintf(t->names[i].text, sizeof t->names[i].text, "model.layers.%llu.%s",
-                 (unsigned long long)(i / QLORA__PROJECTIONS),
-                 qlora__projections[i % QLORA__PROJECTIONS].module);
+        qlora__module_of(m, (int64_t)(i / per_layer), (int)(i % per_layer), t->names[i].text,
+                         sizeof t->names[i].text);
     }
     t->desc.base_name = base_name;
     t->desc.dropout = (double)m->desc.dropout;
@@ -22402,17 +24366,23 @@ qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
 
 // ---- GGUF ---------------------------------------------------------------------------------------
 
+// The number of the projection that a trained matrix belongs to.
+static int qlora__trained_number(const qlora_model* m, const qlora__trained* t) {
+    return (int)(t->projection - m->layers[t->layer].projections);
+}
+
 // Arranges B of one module: rows in the order of llama.cpp, multiplied by the ratio of the module's
 // scale to that of the file.
 static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, double file_alpha,
                                 const float* in, float* out) {
     const qlora_model_config* c = &m->plan.config;
-    bool turned = strstr(t->name, ".q_proj.") != NULL || strstr(t->name, ".k_proj.") != NULL;
+    int bit = m->arch->layout->rows[qlora__trained_number(m, t)].bit;
+    bool turned = (1 << bit & (QLORA_TARGET_Q | QLORA_TARGET_K)) != 0;
     double fold = qlora__gguf_fold((double)t->projection->scale, file_alpha, t->projection->rank);
     // The scale is a float: a ratio that differs from 1 only by rounding counts as 1.
     bool plain = fold > 1.0 - 1e-6 && fold < 1.0 + 1e-6;
     for (int64_t row = 0; row < t->rows; row++) {
-        int64_t from = turned ? qlora__gguf_source_row(c->family, row, c->head_dim) : row;
+        int64_t from = turned ? qlora__gguf_source_row(m->arch, row, c->head_dim) : row;
         for (int64_t i = 0; i < t->cols; i++) {
             float x = in[from * t->cols + i];
             out[row * t->cols + i] = plain ? x : (float)((double)x * fold);
@@ -22420,21 +24390,26 @@ static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, d
     }
 }
 
-static qlora_result qlora__gguf_entries(qlora_ctx* ctx, const qlora_model* m,
-                                        qlora__gguf_entry* entries, uint32_t* count) {
+// The tensors of the file. Where it splits a matrix that is one for us, both halves have the same A
+// and each has its rows of B.
+static uint32_t qlora__gguf_entries(const qlora_model* m, qlora__gguf_entry* entries) {
     qlora__trained t;
+    uint32_t count = 0;
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
-        if (t.projection != NULL) {
-            qlora__gguf_entry* e = &entries[(*count)++];
-            char module[192];
-            snprintf(module, sizeof module, "%.*s",
-                     (int)(strlen(t.name) - strlen(".lora_A.weight")), t.name);
-            QLORA__TRY(qlora__gguf_name(&ctx->env, module, t.is_b ? 'b' : 'a', e->name));
-            e->rows = t.rows;
+        if (t.projection == NULL) {
+            continue;
+        }
+        const qlora__projection_row* row = &m->arch->layout->rows[qlora__trained_number(m, &t)];
+        int halves = row->gguf_second != NULL ? 2 : 1;
+        for (int half = 0; half < halves; half++) {
+            qlora__gguf_entry* e = &entries[count++];
+            qlora__gguf_name(t.layer, half == 0 ? row->gguf : row->gguf_second, t.is_b ? 'b' : 'a',
+                             e->name);
+            e->rows = t.is_b ? t.rows / halves : t.rows;
             e->cols = t.cols;
         }
     }
-    return QLORA_OK;
+    return count;
 }
 
 // `buffers` has room for the longest tensor twice.
@@ -22445,6 +24420,7 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
         if (t.projection == NULL) {
             continue;
         }
+        const qlora__projection_row* row = &m->arch->layout->rows[qlora__trained_number(m, &t)];
         qlora_tensor window;
         const float* values = buffers;
         qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
@@ -22454,6 +24430,9 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
             values = buffers + m->longest_range;
         }
         QLORA__TRY(qlora__gguf_write(&ctx->env, w, values, (size_t)(t.rows * t.cols) * 4));
+        if (row->gguf_second != NULL && !t.is_b) { // the halves of B follow each other, A does not
+            QLORA__TRY(qlora__gguf_write(&ctx->env, w, values, (size_t)(t.rows * t.cols) * 4));
+        }
     }
     return QLORA_OK;
 }
@@ -22465,21 +24444,19 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
         QLORA__LOG(ctx, WARN, CHECKPOINT,
                    "%s does not contain the trained norms; qlora_merge_save merges them", path);
     }
-    size_t entry_bytes = (size_t)m->range_count * sizeof(qlora__gguf_entry);
+    size_t entry_bytes = 2 * (size_t)m->range_count * sizeof(qlora__gguf_entry);
     size_t buffer_bytes = (size_t)m->longest_range * 2 * sizeof(float);
     qlora__gguf_entry* entries = (qlora__gguf_entry*)qlora__alloc(ctx, entry_bytes);
     float* buffers = entries != NULL ? (float*)qlora__alloc(ctx, buffer_bytes) : NULL;
     qlora_result r = buffers != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
-    uint32_t count = 0;
-    r = r == QLORA_OK ? qlora__gguf_entries(ctx, m, entries, &count) : r;
     if (r == QLORA_OK) {
+        uint32_t count = qlora__gguf_entries(m, entries);
         int64_t rank = 0;
         double alpha = 0.0;
         qlora__gguf_writer w;
         qlora__adapter_defaults(m, &rank, &alpha);
         alpha = qlora__gguf_alpha(alpha, rank, m->desc.rslora);
-        r = qlora__gguf_begin(&ctx->env, path, qlora__gguf_architecture(m->plan.config.family),
-                              alpha, entries, count, &w);
+        r = qlora__gguf_begin(&ctx->env, path, m->arch->gguf, alpha, entries, count, &w);
         if (r == QLORA_OK) {
             r = qlora__gguf_save_tensors(ctx, m, alpha, buffers, &w);
             if (r == QLORA_OK) {
@@ -22513,7 +24490,9 @@ typedef struct qlora__merge_item {
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t norm_width;
     bool nf4;
-    bool raw; // not floats: the bytes are copied
+    bool foreign;                // a 4-bit weight that is not a projection: of a vision part
+    qlora__linear_source source; // of a foreign weight
+    bool raw;                    // not floats: the bytes are copied
     int64_t shape[2];
     int64_t rows; // the tensor as a matrix
     int64_t cols;
@@ -22663,6 +24642,32 @@ static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_
     return QLORA_OK;
 }
 
+// Dequantises rows [first, first + rows) of a 4-bit weight that is only in the folder.
+static void qlora__merge_foreign(const qlora__merge_item* item, int64_t first, int64_t rows,
+                                 float* values) {
+    const qlora__linear_source* s = &item->source;
+    float scale = 0.0f;
+    int64_t last = -1;
+    for (int64_t i = 0; i < rows * item->cols; i++) {
+        int64_t e = first * item->cols + i;
+        int64_t block = e / s->block;
+        if (block != last && s->nested) {
+            float outer = 0.0f;
+            qlora__st_read_f32(s->map2, s->absmax->data[block], 1, &scale);
+            qlora__st_read_f32(s->absmax2, (uint64_t)(block / s->block2), 1, &outer);
+            volatile float product = scale * outer; // rounded before the sum, as in training
+            scale = product + s->offset;
+        } else if (block != last) {
+            qlora__st_read_f32(s->absmax, (uint64_t)block, 1, &scale);
+        }
+        last = block;
+        float level = qlora__nf4_levels[qlora__nf4_code_at(s->weight->data, e)];
+        values[i] = s->dtype == QLORA_BF16  ? qlora__bf16_to(qlora__bf16_from(level * scale))
+                    : s->dtype == QLORA_F16 ? qlora__f16_to(qlora__f16_from(level * scale))
+                                            : level * scale;
+    }
+}
+
 // Computes rows [first, first + rows) of an item in f32.
 static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__merge_item* item,
                                            const qlora__merge_module* module, int64_t first,
@@ -22670,7 +24675,15 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
     if (item->norm_at >= 0) {
         qlora_tensor norm;
         qlora__arena_window(&g->m->parameters, item->norm_at, 1, item->cols, &norm);
-        return qlora__floats_out(g->ctx, norm.data, item->cols, g->values);
+        QLORA__TRY(qlora__floats_out(g->ctx, norm.data, item->cols, g->values));
+        for (int64_t i = 0; i < item->cols; i++) {
+            g->values[i] -= (float)g->m->plan.config.norm_offset;
+        }
+        return QLORA_OK;
+    }
+    if (item->foreign) {
+        qlora__merge_foreign(item, first, rows, g->values);
+        return QLORA_OK;
     }
     if (!item->nf4) {
         qlora__st_read_f32(item->tensor, (uint64_t)(first * item->cols),
@@ -22716,12 +24729,6 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
     return r;
 }
 
-static qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
-    return dtype == QLORA_F32    ? QLORA__ST_F32
-           : dtype == QLORA_BF16 ? QLORA__ST_BF16
-                                 : QLORA__ST_F16;
-}
-
 // Whether a tensor is an auxiliary part of a bitsandbytes weight, which the merged weight does not
 // need.
 static bool qlora__is_bnb_part(const char* name) {
@@ -22755,20 +24762,37 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     for (const char* at = plain + 7; *at >= '0' && *at <= '9' && layer < QLORA_MAX_LAYERS; at++) {
         layer = layer * 10 + (*at - '0');
     }
-    for (int i = 0; i < QLORA__PROJECTIONS && layer < m->plan.config.layers; i++) {
+    for (int i = 0; i < m->arch->layout->count && layer < m->plan.config.layers; i++) {
         snprintf(name, sizeof name, "layers.%lld.%s.weight", (long long)layer,
-                 qlora__projections[i].module);
+                 m->arch->layout->rows[i].module);
         if (strcmp(name, plain) == 0) {
             item->projection = &m->layers[layer].projections[i];
         }
     }
     memset(&norm, 0, sizeof norm);
-    for (int i = 0; layer < m->plan.config.layers && qlora__trained_norm(m, layer, i, &norm); i++) {
-        if (strcmp(qlora__plain_name(norm.name), plain) == 0) {
+    for (int i = 0; layer < m->plan.config.layers && i < QLORA__NORMS; i++) {
+        if (qlora__trained_norm(m, layer, i, &norm) &&
+            strcmp(qlora__plain_name(norm.name), plain) == 0) {
             item->norm_at = norm.at;
             item->norm_width = norm.cols;
         }
     }
+}
+
+// Whether a tensor that is no projection of the model is the codes of a 4-bit weight.
+static qlora_result qlora__merge_find_foreign(const qlora__merge* g,
+                                              const qlora__folder_entry* entry,
+                                              qlora__merge_item* item) {
+    char state[320];
+    snprintf(state, sizeof state, "%.280s%s", entry->name, qlora__bnb_suffix);
+    if (qlora__folder_find(&g->folder, state) == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__folder_linear(&g->ctx->env, &g->folder, entry->name, -1, -1, &item->source));
+    item->foreign = true;
+    item->shape[0] = item->source.rows;
+    item->shape[1] = item->source.cols;
+    return QLORA_OK;
 }
 
 // Describes one tensor. The folder may have changed since the model was opened, so shapes are
@@ -22782,7 +24806,8 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     const qlora__projection* p = item->projection;
     bool is_float = qlora__st_is_float(t);
     item->nf4 = p != NULL && p->is_nf4 && (g->trained || !is_float);
-    item->raw = !item->nf4 && !is_float;
+    QLORA__TRY(p == NULL && !is_float ? qlora__merge_find_foreign(g, entry, item) : QLORA_OK);
+    item->raw = !item->nf4 && !item->foreign && !is_float;
     if (p != NULL) {
         item->shape[0] = p->out;
         item->shape[1] = p->in;
@@ -22796,8 +24821,9 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
                            "%s: tensor %s has changed since the model was opened", g->m->dir,
                            t->name);
     }
-    item->cols = p != NULL ? p->in : t->rank > 0 ? t->shape[t->rank - 1] : 1;
-    int64_t n = p != NULL ? p->out * p->in : (int64_t)qlora__st_elements(t);
+    bool reshaped = p != NULL || item->foreign;
+    item->cols = reshaped ? item->shape[1] : t->rank > 0 ? t->shape[t->rank - 1] : 1;
+    int64_t n = reshaped ? item->shape[0] * item->shape[1] : (int64_t)qlora__st_elements(t);
     item->rows = item->cols > 0 ? n / item->cols : 0;
     item->bytes = item->raw ? t->bytes : (uint64_t)n * qlora_dtype_bytes(g->dtype);
     return QLORA_OK;
@@ -22855,8 +24881,9 @@ static qlora_result qlora__merge_shard(qlora__merge* g, uint32_t shard) {
         if (item->shard == shard) {
             qlora__st_entry* e = &g->entries[count];
             e->name = item->tensor->name;
-            e->shape = item->projection != NULL ? item->shape : item->tensor->shape;
-            e->rank = item->projection != NULL ? 2 : item->tensor->rank;
+            bool reshaped = item->projection != NULL || item->foreign;
+            e->shape = reshaped ? item->shape : item->tensor->shape;
+            e->rank = reshaped ? 2 : item->tensor->rank;
             e->dtype = item->raw ? item->tensor->dtype : qlora__st_dtype_for(g->dtype);
             g->members[count++] = i;
         }
@@ -22951,7 +24978,9 @@ static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
         return QLORA_ERR_MEMORY;
     }
     QLORA__TRY(qlora__merge_plan(g, shard_bytes));
-    g->elements = (size_t)qlora__max((int64_t)1 << 20, g->most_cols);
+    // A GGUF file may need the rows of a whole head at a time.
+    int64_t rows = g->folder.gguf.count > 0 ? g->m->plan.config.head_dim : 1;
+    g->elements = (size_t)qlora__max((int64_t)1 << 20, g->most_cols * rows);
     g->values = (float*)qlora__alloc(ctx, g->elements * 4);
     g->packed = g->values != NULL ? (uint8_t*)qlora__alloc(ctx, g->elements * 2) : NULL;
     return g->packed != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
@@ -23010,16 +25039,329 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
                            "the model has random weights and no folder to merge into");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
-    // This also protects the folder of the base from being overwritten, however its path is
-    // written.
-    QLORA__TRY(qlora__path_join(&ctx->env, d->dir, "config.json", path));
+    // This also protects the base from being overwritten, however its path is written.
+    bool file = qlora__gguf_path(d->dir);
+    QLORA__TRY(
+        qlora__path_join(&ctx->env, file ? "" : d->dir, file ? d->dir : "config.json", path));
     QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (exists) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s already exists; choose %s", path,
+                           file ? "another name" : "a folder that does not contain a model");
+    }
+    if (!file && d->gguf != QLORA_GGUF_AS_DTYPE) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s already exists; choose a folder that does not contain a model",
-                           path);
+                           "desc.gguf is set, but desc.dir (%s) does not end in .gguf", d->dir);
+    }
+    if ((int)d->gguf < 0 || d->gguf > QLORA_GGUF_Q4_0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.gguf is %d; it must be 0 to %d",
+                           (int)d->gguf, (int)QLORA_GGUF_Q4_0);
+    }
+    if (!file && qlora__gguf_path(m->dir)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: a model in a GGUF file can only be merged into a GGUF file; give "
+                           "a name that ends in .gguf",
+                           m->dir);
     }
     return QLORA_OK;
+}
+
+//@@ src/adapter/merge_gguf.h
+
+// ---- export of merged models as GGUF ------------------------------------------------------------
+
+// One tensor of the file: an item of the merge, or a tensor that is copied as it is.
+typedef struct qlora__merge_part {
+    const qlora__merge_item* item;
+    const qlora__gguf_tensor* source;
+    const qlora__gguf_view* view; // of the item
+    const qlora__gguf_type* type;
+    uint64_t bytes;
+} qlora__merge_part;
+
+typedef struct qlora__merge_file {
+    qlora__merge* g;
+    const qlora__gguf_type* type; // of matrices
+    qlora__merge_part* parts;
+    uint32_t count;
+    uint32_t room;
+    uint8_t* buffer; // packed rows that are not written yet
+    size_t room_bytes;
+    size_t filled;
+    qlora__out out;
+} qlora__merge_file;
+
+// Vectors stay F32, as llama.cpp expects. A matrix whose rows are no multiple of the block becomes
+// F16; with Q4_0, the embedding and the head become Q8_0, because they suffer most.
+static const qlora__gguf_type* qlora__merge_type_for(const qlora__merge_file* f,
+                                                     const qlora__gguf_tensor* t) {
+    const qlora__gguf_type* type = f->type;
+    bool outer = strcmp(t->name, "token_embd.weight") == 0 || strcmp(t->name, "output.weight") == 0;
+    if (t->rank == 1) {
+        return qlora__gguf_type_named("F32");
+    }
+    if (outer && strcmp(type->name, "Q4_0") == 0) {
+        type = qlora__gguf_type_named("Q8_0");
+    }
+    return t->shape[0] % type->block == 0 ? type : qlora__gguf_type_named("F16");
+}
+
+static void qlora__merge_part_add(qlora__merge_file* f, const qlora__merge_item* item,
+                                  const qlora__gguf_view* view, const qlora__gguf_tensor* source) {
+    qlora__merge_part* part = &f->parts[f->count++];
+    part->item = item;
+    part->view = view;
+    part->source = source;
+    part->type = item != NULL ? qlora__merge_type_for(f, source) : source->type;
+    part->bytes = source->elements / part->type->block * part->type->bytes;
+}
+
+// Lists the tensors of the source file, in its order, each with its item.
+static qlora_result qlora__merge_parts(qlora__merge_file* f) {
+    const qlora__merge* g = f->g;
+    const qlora__gguf_model* files = &g->folder.gguf;
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < files->count; i++) {
+        count += files->files[i].count;
+    }
+    f->parts = (qlora__merge_part*)qlora__alloc(g->ctx, (size_t)count * sizeof *f->parts);
+    if (f->parts == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    f->room = (uint32_t)count;
+    for (uint32_t i = 0; i < files->count; i++) {
+        for (uint32_t k = 0; k < files->files[i].count; k++) {
+            const qlora__gguf_tensor* t = &files->files[i].tensors[k];
+            const qlora__merge_item* item = NULL;
+            const qlora__gguf_view* view = NULL;
+            for (uint32_t n = 0; n < g->count && item == NULL; n++) {
+                const qlora__folder_made* made =
+                    (const qlora__folder_made*)(const void*)g->items[n].tensor;
+                item = made->view.parts[0] == t ? &g->items[n] : NULL;
+                view = item != NULL ? &made->view : NULL;
+            }
+            if (view != NULL && view->rows != qlora__gguf_rows(t)) {
+                return qlora__fail(g->ctx, QLORA_ERR_UNSUPPORTED,
+                                   "%s: %s holds several matrices in one tensor; such a file "
+                                   "cannot be merged",
+                                   g->m->dir, t->name);
+            }
+            qlora__merge_part_add(f, item, view, t);
+        }
+    }
+    return QLORA_OK;
+}
+
+// ---- the header ---------------------------------------------------------------------------------
+
+// Keys that describe the old file rather than the model.
+static bool qlora__merge_skips_key(const qlora__gguf_value* v) {
+    static const char* const keys[] = {"general.file_type", "general.quantization_version",
+                                       "general.alignment"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (qlora__gguf_is(v->key, v->key_size, keys[i])) {
+            return true;
+        }
+    }
+    return v->key_size > 6 && memcmp(v->key, "split.", 6) == 0;
+}
+
+static void qlora__merge_put_value(qlora__string* t, const qlora__gguf_value* v) {
+    qlora__gguf_u64(t, v->key_size);
+    qlora__string_add(t, v->key, v->key_size);
+    qlora__gguf_u32(t, (uint32_t)v->kind);
+    if (v->kind == QLORA__GGUF_ARRAY) {
+        qlora__gguf_u32(t, (uint32_t)v->element);
+        qlora__gguf_u64(t, v->count);
+    } else if (v->kind == QLORA__GGUF_STRING) {
+        qlora__gguf_u64(t, v->bytes);
+    }
+    qlora__string_add(t, v->data, (size_t)v->bytes);
+}
+
+static void qlora__merge_put_u32(qlora__string* t, const char* key, uint32_t value) {
+    qlora__gguf_string(t, key);
+    qlora__gguf_u32(t, (uint32_t)QLORA__GGUF_U32);
+    qlora__gguf_u32(t, value);
+}
+
+// general.file_type of a type.
+static uint32_t qlora__merge_file_type(const qlora__gguf_type* type) {
+    static const struct {
+        const char* name;
+        uint32_t number;
+    } numbers[] = {{"F32", 0}, {"F16", 1}, {"Q4_0", 2}, {"Q8_0", 7}, {"BF16", 32}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        if (strcmp(numbers[i].name, type->name) == 0) {
+            return numbers[i].number;
+        }
+    }
+    return 0;
+}
+
+static void qlora__merge_put_header(const qlora__merge_file* f, qlora__string* t) {
+    const qlora__gguf* g = &f->g->folder.gguf.files[0].meta;
+    uint64_t values = 3;
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < g->count; i++) {
+        values += qlora__merge_skips_key(&g->values[i]) ? 0 : 1;
+    }
+    qlora__string_puts(t, "GGUF");
+    qlora__gguf_u32(t, 3);
+    qlora__gguf_u64(t, f->count);
+    qlora__gguf_u64(t, values);
+    for (uint32_t i = 0; i < g->count; i++) {
+        if (!qlora__merge_skips_key(&g->values[i])) {
+            qlora__merge_put_value(t, &g->values[i]);
+        }
+    }
+    qlora__merge_put_u32(t, "general.file_type", qlora__merge_file_type(f->type));
+    qlora__merge_put_u32(t, "general.quantization_version", 2);
+    qlora__merge_put_u32(t, "general.alignment", QLORA__GGUF_ALIGN);
+    for (uint32_t i = 0; i < f->count; i++) {
+        const qlora__merge_part* part = &f->parts[i];
+        qlora__gguf_string(t, part->source->name);
+        qlora__gguf_u32(t, part->source->rank);
+        for (uint32_t d = 0; d < part->source->rank; d++) {
+            qlora__gguf_u64(t, part->source->shape[d]);
+        }
+        qlora__gguf_u32(t, part->type->id);
+        qlora__gguf_u64(t, at);
+        at += qlora__gguf_padded(part->bytes);
+    }
+    while (t->result == QLORA_OK && t->size % QLORA__GGUF_ALIGN != 0) {
+        qlora__string_add(t, "", 1);
+    }
+}
+
+// ---- the data -----------------------------------------------------------------------------------
+
+static qlora_result qlora__merge_flush(qlora__merge_file* f) {
+    size_t n = f->filled;
+    f->filled = 0;
+    return qlora__out_write(&f->g->ctx->env, &f->out, f->buffer, n);
+}
+
+// Packs and writes row `row` of the file, which is in f->g->values; the values begin at row
+// `first` of the model.
+static qlora_result qlora__merge_write_row(qlora__merge_file* f, const qlora__merge_part* part,
+                                           int64_t first, int64_t row) {
+    int64_t cols = part->view->cols;
+    int64_t from = row;
+    if (part->view->head_dim > 0) {
+        // the inverse of qlora__gguf_stored_row
+        int64_t in_head = row % part->view->head_dim;
+        from = row - in_head + in_head % 2 * (part->view->head_dim / 2) + in_head / 2;
+    }
+    float* values = f->g->values + (from - first) * cols;
+    for (int64_t i = 0; i < cols; i++) {
+        values[i] = part->view->minus_one ? values[i] + 1.0f : values[i];
+        bool too_large = part->type->id == 1 && fabsf(values[i]) > 65504.0f;
+        if (too_large) {
+            return qlora__fail(f->g->ctx, QLORA_ERR_LIMIT,
+                               "%s contains %g, which F16 cannot represent; export as BF16 or F32",
+                               part->source->name, (double)values[i]);
+        }
+    }
+    size_t bytes = (size_t)((uint64_t)cols / part->type->block * part->type->bytes);
+    if (bytes > f->room_bytes - f->filled) {
+        QLORA__TRY(qlora__merge_flush(f));
+    }
+    qlora__gguf_pack(part->type, values, (uint64_t)cols, f->buffer + f->filled);
+    f->filled += bytes;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__merge_write_item(qlora__merge_file* f, const qlora__merge_part* part) {
+    qlora__merge* g = f->g;
+    qlora__merge_module module;
+    memset(&module, 0, sizeof module);
+    // Rows move only within a head, so that whole heads are made at a time.
+    int64_t unit = part->view->head_dim > 0 ? part->view->head_dim : 1;
+    int64_t most = (int64_t)g->elements / (part->view->cols * unit) * unit;
+    int64_t all = part->view->rows;
+    if (part->source->rank == 1) { // the merge sees one row, the view one column
+        most = all;
+    }
+    qlora_result r = part->item->projection != NULL
+                         ? qlora__merge_module_open(g->ctx, g->m, part->item, &module)
+                         : QLORA_OK;
+    for (int64_t row = 0; row < all && r == QLORA_OK; row += most) {
+        int64_t rows = qlora__min(most, all - row);
+        r = qlora__merge_rows_make(g, part->item, &module, row, part->source->rank == 1 ? 1 : rows);
+        for (int64_t i = row; i < row + rows && r == QLORA_OK; i++) {
+            r = qlora__merge_write_row(f, part, row, i);
+        }
+    }
+    qlora__merge_module_close(g->ctx, &module);
+    return r == QLORA_OK ? qlora__merge_flush(f) : r;
+}
+
+static qlora_result qlora__merge_write_parts(qlora__merge_file* f) {
+    uint8_t zeros[QLORA__GGUF_ALIGN];
+    qlora__env* env = &f->g->ctx->env;
+    memset(zeros, 0, sizeof zeros);
+    for (uint32_t i = 0; i < f->count; i++) {
+        const qlora__merge_part* part = &f->parts[i];
+        QLORA__TRY(part->item != NULL ? qlora__merge_write_item(f, part)
+                                      : qlora__out_write(env, &f->out, part->source->data,
+                                                         (size_t)part->source->bytes));
+        QLORA__TRY(qlora__out_write(env, &f->out, zeros,
+                                    (size_t)(qlora__gguf_padded(part->bytes) - part->bytes)));
+        f->g->done += part->item != NULL ? part->item->bytes : 0;
+        QLORA__TRY(qlora__merge_tell(f->g));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__merge_file_write(qlora__merge_file* f, const char* path) {
+    qlora__env* env = &f->g->ctx->env;
+    qlora__string text;
+    QLORA__TRY(qlora__merge_parts(f));
+    qlora__string_begin(env, &text);
+    qlora__merge_put_header(f, &text);
+    qlora_result r = text.result;
+    r = r == QLORA_OK ? qlora__out_begin(env, path, &f->out) : r;
+    r = r == QLORA_OK ? qlora__out_write(env, &f->out, text.data, text.size) : r;
+    qlora__string_free(&text);
+    QLORA__TRY(r);
+    r = qlora__merge_write_parts(f);
+    if (r != QLORA_OK) {
+        qlora__out_abort(env, &f->out);
+        return r;
+    }
+    return qlora__out_commit(env, &f->out);
+}
+
+// The whole export.
+static qlora_result qlora__merge_gguf(qlora__merge* g, const char* path,
+                                      const qlora__gguf_type* type) {
+    qlora_ctx* ctx = g->ctx;
+    qlora__merge_file f;
+    memset(&f, 0, sizeof f);
+    f.g = g;
+    f.type = type;
+    if (g->folder.gguf.count == 0) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: a GGUF file can only be written from a model in a GGUF file, whose "
+                           "metadata and tokenizer it takes over",
+                           g->m->dir);
+    }
+    QLORA__TRY(qlora__merge_open(g, UINT64_MAX));
+    QLORA__TRY(qlora__merge_tell(g));
+    f.room_bytes = (size_t)qlora__max(4 * g->most_cols, (int64_t)1 << 20);
+    f.buffer = (uint8_t*)qlora__alloc(ctx, f.room_bytes);
+    qlora_result r = f.buffer != NULL ? qlora__merge_file_write(&f, path) : QLORA_ERR_MEMORY;
+    qlora__free(ctx, f.buffer, f.room_bytes);
+    qlora__free(ctx, f.parts, f.room * sizeof *f.parts);
+    return r;
+}
+
+static const qlora__gguf_type* qlora__merge_type(const qlora_merge_desc* desc) {
+    return qlora__gguf_type_named(desc->gguf == QLORA_GGUF_Q8_0   ? "Q8_0"
+                                  : desc->gguf == QLORA_GGUF_Q4_0 ? "Q4_0"
+                                  : desc->dtype == QLORA_BF16     ? "BF16"
+                                  : desc->dtype == QLORA_F16      ? "F16"
+                                                                  : "F32");
 }
 
 static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
@@ -23035,8 +25377,10 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
     g.progress = desc->progress;
     g.user = desc->progress_user;
     QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &g.folder));
-    qlora_result r =
-        qlora__merge_run(&g, desc->shard_bytes != 0 ? desc->shard_bytes : (uint64_t)5000000000u);
+    uint64_t shard = desc->shard_bytes != 0 ? desc->shard_bytes : (uint64_t)5000000000u;
+    qlora_result r = qlora__gguf_path(desc->dir)
+                         ? qlora__merge_gguf(&g, desc->dir, qlora__merge_type(desc))
+                         : qlora__merge_run(&g, shard);
     qlora__merge_close(&g);
     return r;
 }
@@ -23057,7 +25401,7 @@ qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) 
 // The results of a step, copied from the device; pinned memory on CUDA.
 typedef struct qlora__record {
     float totals[4];  // losses, their rounding error, weights
-    float results[2]; // norm, scale
+    float results[2 * (QLORA_MAX_LAYERS + 1)]; // norm and scale of each group of the clip
     qlora_adamw_state adamw;
     int32_t flag; // an id, a position or a label was out of range
 } qlora__record;
@@ -23139,6 +25483,7 @@ static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_de
         QLORA__TRY(qlora__need_real(ctx, numbers[i].name, numbers[i].value, numbers[i].least,
                                     numbers[i].below));
     }
+    QLORA__TRY(qlora__need_whole(ctx, "desc.clip", (int64_t)d->clip, 0, QLORA_CLIP_LAYERS));
     QLORA__TRY(
         qlora__need_whole(ctx, "desc.schedule", (int64_t)d->schedule, 0, QLORA_SCHEDULE_CONSTANT));
     QLORA__TRY(qlora__need_whole(ctx, "desc.warmup_steps", d->warmup_steps, 0, INT64_MAX));
@@ -23204,7 +25549,8 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     }
     const qlora__adamw_numbers numbers = {t->desc.lr, t->desc.beta1, t->desc.beta2, t->desc.eps,
                                           t->desc.weight_decay};
-    QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.max_norm, &numbers));
+    QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.clip == QLORA_CLIP_LAYERS, t->desc.max_norm,
+                                      &numbers));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     return qlora__tensor_zero(ctx, &m->totals);
 }
@@ -23278,7 +25624,8 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
                            "before changing settings");
     }
     QLORA__TRY(qlora__train_desc_resolve(ctx, desc, &d));
-    const char* fixed = d.seed != t->desc.seed                     ? "seed"
+    const char* fixed = d.clip != t->desc.clip                     ? "clip"
+                        : d.seed != t->desc.seed                   ? "seed"
                         : d.eager != t->desc.eager                 ? "eager"
                         : d.require_graph != t->desc.require_graph ? "require_graph"
                                                                    : NULL;
@@ -23386,7 +25733,6 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     }
     QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from now on: %.400s", ctx->env.error);
     t->use_graphs = false;
-    ctx->env.error[0] = '\0';
     return fn(ctx, t);
 }
 
@@ -23486,13 +25832,14 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
     int at = qlora__record_of(t->step + 1);
+    int32_t numbers = 2 * m->clip.groups;
     qlora__record* record = &t->records[at];
     const struct {
         void* to;
         const void* from;
         size_t bytes;
     } copies[] = {{record->totals, m->totals.data, 3 * sizeof(float)},
-                  {record->results, qlora__clip_results(&m->clip), 2 * sizeof(float)},
+                  {record->results, qlora__clip_results(&m->clip), (size_t)numbers * sizeof(float)},
                   {&record->adamw, m->adamw.data, sizeof(qlora_adamw_state)},
                   {&record->flag, m->flag.data, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
@@ -23503,7 +25850,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
         for (int i = 0; i < 3; i++) {
             record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
         }
-        for (int i = 0; i < 2; i++) {
+        for (int32_t i = 0; i < numbers; i++) {
             record->results[i] = (float)qlora__clip_results(&m->clip)[i];
         }
     }
@@ -23548,6 +25895,18 @@ qlora_result qlora_train_update(qlora_trainer* trainer) {
 
 // ---- information --------------------------------------------------------------------------------
 
+// The norm of all gradients, from those of the groups.
+static float qlora__record_norm(const qlora_trainer* t, const qlora__record* r) {
+    double sum = 0.0;
+    if (t->m->clip.groups == 1) {
+        return r->results[0];
+    }
+    for (int32_t g = 0; g < t->m->clip.groups; g++) {
+        sum += (double)r->results[2 * g] * (double)r->results[2 * g];
+    }
+    return (float)sqrt(sum);
+}
+
 // Reports step number `step`, whose results have arrived.
 static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_info* out) {
     const qlora__record* r = &t->records[qlora__record_of(step)];
@@ -23567,7 +25926,7 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
                     ? ((double)r->totals[0] + (double)r->totals[1]) / (double)r->totals[2]
                     : 0.0;
     out->tokens = report->tokens;
-    out->grad_norm = r->results[0];
+    out->grad_norm = qlora__record_norm(t, r);
     out->lr = report->lr;
 }
 
@@ -23929,7 +26288,7 @@ typedef struct qlora__state {
     int64_t updates;
     int64_t skipped;
     int64_t skip;
-    float record[6]; // totals and results of a qlora__record
+    float record[6]; // totals of a qlora__record, norm of the gradients, scale of the first group
     qlora__state_row rows[QLORA__STATE_ROWS];
     int count;
 } qlora__state;
@@ -23999,6 +26358,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "head_dim", QLORA__SAME, c->head_dim);
     qlora__state_add(s, "base_config", QLORA__PRINT, (int64_t)m->base_config);
     qlora__state_add(s, "base_weights", QLORA__PRINT, (int64_t)m->base_weights);
+    qlora__state_add(s, "long_rope", QLORA__SAME, c->rope.use_long ? 1 : 0);
     qlora__state_add(s, "train_norms", QLORA__SAME, m->desc.train_norms ? 1 : 0);
     qlora__state_add_real(s, "dropout", QLORA__SAME, (double)m->desc.dropout);
     qlora__state_add(s, "dropout_seed", QLORA__SAME, (int64_t)d->seed);
@@ -24012,6 +26372,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add_real(s, "eps", QLORA__NOTED, d->eps);
     qlora__state_add_real(s, "weight_decay", QLORA__NOTED, d->weight_decay);
     qlora__state_add_real(s, "max_norm", QLORA__NOTED, d->max_norm);
+    qlora__state_add(s, "clip", QLORA__NOTED, (int64_t)d->clip);
     qlora__state_add(s, "schedule", QLORA__NOTED, (int64_t)d->schedule);
     qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
@@ -24092,7 +26453,8 @@ static qlora_result qlora__state_take(const qlora_trainer* t, qlora__state* s) {
     s->skipped = adamw.skipped;
     s->skip = adamw.skip;
     memcpy(s->record, record->totals, sizeof record->totals);
-    memcpy(s->record + 4, record->results, sizeof record->results);
+    s->record[4] = qlora__record_norm(t, record);
+    s->record[5] = record->results[1];
     qlora__state_fill(t, s);
     return QLORA_OK;
 }
@@ -24186,7 +26548,6 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
     }
     qlora__file_remove(&ctx->env, dir, "pending");
     QLORA__LOG(ctx, INFO, CHECKPOINT, "saved %s/%s", dir, name.text);
-    ctx->env.error[0] = '\0';
     return QLORA_OK;
 }
 
@@ -24357,7 +26718,8 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     qlora__record* record = &t->records[qlora__record_of(s->step)];
     qlora__report* report = &t->reports[qlora__record_of(s->step)];
     memcpy(record->totals, s->record, sizeof record->totals);
-    memcpy(record->results, s->record + 4, sizeof record->results);
+    memset(record->results, 0, sizeof record->results); // the norm of all, as one group
+    memcpy(record->results, s->record + 4, 2 * sizeof(float));
     record->adamw = adamw;
     record->flag = 0;
     report->step = s->step;
@@ -24431,7 +26793,6 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
         qlora__st_close(&ctx->env, &state);
         if (r == QLORA_OK) {
             QLORA__LOG(ctx, INFO, CHECKPOINT, "loaded %s", folder);
-            ctx->env.error[0] = '\0';
         }
         return r;
     }
@@ -24971,4 +27332,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 78478b6120e18e7c
+//@@ end 75d557188e715009

@@ -2,7 +2,8 @@
 // targets: 75
 // groups: headany
 //
-// Uses the formulas, layout and tail of attn_tc.cuh; rows may have any stride. This is the kernel
+// Uses the formulas, layout and tail of attn_tc.cuh; rows may have any stride, and scores may have
+// a cap: s = cap tanh(scale q.k / cap), ds = p (do.v - D) (1 - (s / cap)^2). This is the kernel
 // for F32 mode, the reference for accuracy, and for head sizes that the tensor-core kernels do
 // not support.
 //
@@ -183,6 +184,12 @@ __device__ __forceinline__ void slices_clear(float (&acc)[SLICES][4][4]) {
     }
 }
 
+// A score, limited to -cap .. cap if cap is not 0.
+__device__ __forceinline__ float score_of(float product, float scale, float cap) {
+    float s = product * scale;
+    return cap > 0.0f ? cap * tanhf(s / cap) : s;
+}
+
 __device__ __forceinline__ bool key_visible(int32_t query, int32_t key, int32_t window) {
     return key <= query && (window <= 0 || query - key < window);
 }
@@ -192,7 +199,7 @@ QLORA_KERNEL __launch_bounds__(256, 1)
     qlora_attn_f32_fwd(char* q_data, int64_t ld_q, char* k_data, int64_t ld_k, char* v_data,
                        int64_t ld_v, char* o_data, int64_t ld_o, float* lse, const int32_t* cu,
                        int32_t n_seqs, int32_t tokens, int32_t heads, int32_t kv_heads, int32_t hd,
-                       int32_t window, float scale, int32_t half) {
+                       int32_t window, float scale, int32_t half, float cap) {
     // long because the running softmax touches everything a thread holds
     __shared__ __align__(16) attn_shared s;
     int ty = (int)threadIdx.x / 16;
@@ -233,7 +240,7 @@ QLORA_KERNEL __launch_bounds__(256, 1)
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 bool visible = key_visible(t.first + 4 * ty + i, n0 + 4 * tx + j, window);
-                c[i][j] = visible ? c[i][j] * scale : MINUS_INF;
+                c[i][j] = visible ? score_of(c[i][j], scale, cap) : MINUS_INF;
                 peak = fmaxf(peak, c[i][j]);
             }
             for (int x = 8; x > 0; x >>= 1) {
@@ -298,9 +305,9 @@ QLORA_KERNEL __launch_bounds__(256)
 // holds do.v. With KEY_ROWS, the rows of the products are keys and the statistics belong
 // to columns.
 template <bool KEY_ROWS>
-__device__ __forceinline__ void scores_to_gradients(float (&c)[4][4], float (&dp)[4][4],
-                                                    const float2* stats, int32_t m0, int32_t n0,
-                                                    int32_t length, int32_t window, float scale) {
+__device__ __forceinline__ void
+scores_to_gradients(float (&c)[4][4], float (&dp)[4][4], const float2* stats, int32_t m0,
+                    int32_t n0, int32_t length, int32_t window, float scale, float cap) {
     int ty = (int)threadIdx.x / 16;
     int tx = (int)threadIdx.x % 16;
     float2 stat[4];
@@ -317,9 +324,12 @@ __device__ __forceinline__ void scores_to_gradients(float (&c)[4][4], float (&dp
             int32_t key = n0 + (KEY_ROWS ? 4 * ty + i : 4 * tx + j);
             float2 x = stat[KEY_ROWS ? j : i];
             bool visible = query < length && key_visible(query, key, window);
-            float p = visible ? expf(fmaf(c[i][j], scale, -x.x)) : 0.0f;
+            float capped = cap > 0.0f ? score_of(c[i][j], scale, cap) : 0.0f;
+            float above = cap > 0.0f ? capped - x.x : fmaf(c[i][j], scale, -x.x);
+            float slope = cap > 0.0f ? 1.0f - capped / cap * (capped / cap) : 1.0f;
+            float p = visible ? expf(above) : 0.0f;
             c[i][j] = p;
-            dp[i][j] = visible ? p * (dp[i][j] - x.y) : 0.0f;
+            dp[i][j] = visible ? p * (dp[i][j] - x.y) * slope : 0.0f;
         }
     }
 }
@@ -336,13 +346,15 @@ __device__ __forceinline__ void tile_publish(attn_shared& s, const float (&c)[4]
 }
 
 // Grid (floor(tokens / 64) + n_seqs + 1, kv_heads), 256 threads: one block per 64 keys loops over
-// the query heads of its group, so the group's sum stays in registers.
+// the query heads of its group, so the group's sum stays in registers. The two parameters without a
+// name are those of attn_tc.cuh for shared groups.
 QLORA_KERNEL __launch_bounds__(256, 1)
     qlora_attn_f32_bwd_kv(char* q_data, int64_t ld_q, char* k_data, int64_t ld_k, char* v_data,
                           int64_t ld_v, char* do_data, int64_t ld_do, const float2* stats,
                           char* dk_data, int64_t ld_dk, char* dv_data, int64_t ld_dv,
                           const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads,
-                          int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half) {
+                          int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half,
+                          float*, int32_t, float cap) {
     __shared__ __align__(16) attn_shared s;
     int32_t kv_head = (int32_t)blockIdx.y;
     attn_tile t = attn_find(cu, n_seqs, tokens, TILE, (int32_t)blockIdx.x);
@@ -380,7 +392,7 @@ QLORA_KERNEL __launch_bounds__(256, 1)
             float dp[4][4];
             tile_product(c, s, k, rows, q, t.length - m0, hd);
             tile_product(dp, s, v, rows, d_o, t.length - m0, hd);
-            scores_to_gradients<true>(c, dp, stats_head, m0, t.first, t.length, window, scale);
+            scores_to_gradients<true>(c, dp, stats_head, m0, t.first, t.length, window, scale, cap);
             tile_publish(s, c);
             tile_accumulate(acc_v, s, d_o, t.length - m0, hd);
             tile_publish(s, dp);
@@ -399,7 +411,7 @@ QLORA_KERNEL __launch_bounds__(256, 1)
                          int64_t ld_v, char* do_data, int64_t ld_do, const float2* stats,
                          char* dq_data, int64_t ld_dq, const int32_t* cu, int32_t n_seqs,
                          int32_t tokens, int32_t heads, int32_t kv_heads, int32_t hd,
-                         int32_t window, float scale, int32_t half) {
+                         int32_t window, float scale, int32_t half, float cap) {
     __shared__ __align__(16) attn_shared s;
     int32_t head = (int32_t)blockIdx.y;
     attn_tile t = attn_find(cu, n_seqs, tokens, TILE, (int32_t)(gridDim.x - 1 - blockIdx.x));
@@ -429,7 +441,7 @@ QLORA_KERNEL __launch_bounds__(256, 1)
         float dp[4][4];
         tile_product(c, s, q, rows, k, t.length - n0, hd);
         tile_product(dp, s, d_o, rows, v, t.length - n0, hd);
-        scores_to_gradients<false>(c, dp, stats, t.first, n0, t.length, window, scale);
+        scores_to_gradients<false>(c, dp, stats, t.first, n0, t.length, window, scale, cap);
         tile_publish(s, dp);
         tile_accumulate(acc, s, k, t.length - n0, hd);
     }

@@ -97,6 +97,14 @@ struct add_op {
     }
 };
 
+// c tanh(x / c)
+struct cap_op {
+    float cap;
+    __device__ __forceinline__ float operator()(float x) const {
+        return cap * tanhf(x / cap);
+    }
+};
+
 struct scale_op {
     float alpha;
     __device__ __forceinline__ float operator()(float x) const {
@@ -104,13 +112,50 @@ struct scale_op {
     }
 };
 
-// With s = sigmoid(g): dg = dh u s (1 + g (1 - s)), du = dh g s, and, if h is not null, h = g s u:
-// the forward pass again, bit for bit. dg may be g, du may be u, h may be dh: a thread reads all
-// its columns before it writes any.
-template <class T>
+// The activations of a gate: act = act(g), and chain(x) = x act'(g).
+template <class T> struct silu_gate {
+    float g;
+    float s;
+    float act;
+    __device__ __forceinline__ silu_gate(float gate) {
+        g = gate;
+        s = sigmoid(g, (const T*)0);
+        act = g * s;
+    }
+    __device__ __forceinline__ float chain(float x) const {
+        return x * s * (1.0f + g * (1.0f - s));
+    }
+};
+
+// The tanh form of GELU: g (1 + tanh(w)) / 2 = g / (1 + e^(-2 w)), w = sqrt(2 / pi) (g + c g^3).
+template <class T> struct gelu_gate {
+    float g;
+    float s;
+    float act;
+    __device__ __forceinline__ gelu_gate(float gate) {
+        g = gate;
+        s = sigmoid(1.5957691216057308f * (g + 0.044715f * g * g * g), (const T*)0);
+        act = g * s;
+    }
+    __device__ __forceinline__ float chain(float x) const {
+        float slope = 1.5957691216057308f * (1.0f + 0.134145f * g * g);
+        return x * (s + act * (1.0f - s) * slope);
+    }
+};
+
+template <class T> struct geglu_op {
+    __device__ __forceinline__ float operator()(float gate, float up) const {
+        return gelu_gate<T>(gate).act * up;
+    }
+};
+
+// dg = dh u act'(g), du = dh act(g), and, if h is not null, h = act(g) u: the forward pass again,
+// bit for bit. dg may be g, du may be u, h may be dh: a thread reads all its columns before it
+// writes any.
+template <class GATE, class T>
 __device__ __forceinline__ void
-swiglu_bwd(const T* dh, int64_t lddh, const T* g, int64_t ldg, const T* u, int64_t ldu, T* dg,
-           int64_t lddg, T* du, int64_t lddu, T* h, int64_t ldh, int64_t rows, int64_t cols) {
+gated_bwd(const T* dh, int64_t lddh, const T* g, int64_t ldg, const T* u, int64_t ldu, T* dg,
+          int64_t lddg, T* du, int64_t lddu, T* h, int64_t ldh, int64_t rows, int64_t cols) {
     const int N = lanes<T>::N;
     int64_t c = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * N;
     bool vec = rows_aligned(dh, lddh) && rows_aligned(g, ldg) && rows_aligned(u, ldu) &&
@@ -131,11 +176,10 @@ swiglu_bwd(const T* dh, int64_t lddh, const T* g, int64_t ldg, const T* u, int64
         unpack(raw_u, up);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            float s = sigmoid(gate[i], (const T*)0);
-            float silu = gate[i] * s;
-            float d_up = d[i] * silu;
-            float d_gate = d[i] * up[i] * s * (1.0f + gate[i] * (1.0f - s));
-            d[i] = silu * up[i];
+            GATE at(gate[i]);
+            float d_up = d[i] * at.act;
+            float d_gate = at.chain(d[i] * up[i]);
+            d[i] = at.act * up[i];
             gate[i] = d_gate;
             up[i] = d_up;
         }

@@ -24,7 +24,21 @@ QLORA_KERNEL qlora_elementwise_swiglu_bwd_bf16(const bf16* dh, int64_t lddh, con
                                                int64_t ldg, const bf16* u, int64_t ldu, bf16* dg,
                                                int64_t lddg, bf16* du, int64_t lddu, bf16* h,
                                                int64_t ldh, int64_t rows, int64_t cols) {
-    swiglu_bwd(dh, lddh, g, ldg, u, ldu, dg, lddg, du, lddu, h, ldh, rows, cols);
+    gated_bwd<silu_gate<bf16>>(dh, lddh, g, ldg, u, ldu, dg, lddg, du, lddu, h, ldh, rows, cols);
+}
+
+// The same with GELU instead of SiLU.
+QLORA_KERNEL qlora_elementwise_geglu_bf16(const bf16* gate, int64_t ldg, const bf16* up,
+                                          int64_t ldu, bf16* h, int64_t ldh, int64_t rows,
+                                          int64_t cols) {
+    map_two(geglu_op<bf16>(), gate, ldg, up, ldu, h, ldh, rows, cols);
+}
+
+QLORA_KERNEL qlora_elementwise_geglu_bwd_bf16(const bf16* dh, int64_t lddh, const bf16* g,
+                                              int64_t ldg, const bf16* u, int64_t ldu, bf16* dg,
+                                              int64_t lddg, bf16* du, int64_t lddu, bf16* h,
+                                              int64_t ldh, int64_t rows, int64_t cols) {
+    gated_bwd<gelu_gate<bf16>>(dh, lddh, g, ldg, u, ldu, dg, lddg, du, lddu, h, ldh, rows, cols);
 }
 
 QLORA_KERNEL qlora_elementwise_mul_bf16(const bf16* a, int64_t lda, const bf16* b, int64_t ldb,
@@ -46,6 +60,13 @@ QLORA_KERNEL qlora_elementwise_scale_bf16(const bf16* x, int64_t ldx, bf16* y, i
 QLORA_KERNEL qlora_elementwise_fill_bf16(bf16* y, int64_t ldy, int64_t rows, int64_t cols,
                                          float value) {
     fill(y, ldy, rows, cols, value);
+}
+
+// y = cap tanh(x / cap); y may be x.
+QLORA_KERNEL qlora_elementwise_cap_bf16(const bf16* x, int64_t ldx, bf16* y, int64_t ldy,
+                                        int64_t rows, int64_t cols, float cap) {
+    cap_op op = {cap};
+    map_one(op, x, ldx, y, ldy, rows, cols);
 }
 
 QLORA_KERNEL qlora_elementwise_gather_f32_bf16(const float* table, int64_t ldt, int64_t vocab,

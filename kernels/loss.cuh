@@ -8,19 +8,27 @@
 #define IGNORED -100
 #define BATCH 4
 
+// A logit x, limited to cap tanh(x / cap) if CAP is set. The filling of a short piece stays as it
+// is.
+template <bool CAP> __device__ __forceinline__ float limited(float x, float cap) {
+    return CAP && x > LOWEST ? cap * tanhf(x / cap) : x;
+}
+
 // Running maximum, and the sum of e^(x - maximum).
 struct log_sum {
     float top;
     float sum;
 };
 
-template <class T> __device__ __forceinline__ void log_sum_add(log_sum& s, uint4 raw) {
+template <class T, bool CAP>
+__device__ __forceinline__ void log_sum_add(log_sum& s, uint4 raw, float cap) {
     const int N = lanes<T>::N;
     float v[N];
     unpack(raw, v);
     float top = s.top;
 #pragma unroll
     for (int i = 0; i < N; i++) {
+        v[i] = limited<CAP>(v[i], cap);
         top = fmaxf(top, v[i]);
     }
     float sum = s.sum * exp_of(s.top - top, (const T*)0);
@@ -34,9 +42,9 @@ template <class T> __device__ __forceinline__ void log_sum_add(log_sum& s, uint4
 
 // The share of one thread, which owns the pieces first, first + step, ... of a row. BATCH aligned
 // pieces are loaded at a time; remaining or unaligned pieces are loaded one by one.
-template <class T>
+template <class T, bool CAP>
 __device__ __forceinline__ log_sum log_sum_of(const T* x, int64_t cols, int64_t first, int64_t step,
-                                              bool vec) {
+                                              bool vec, float cap) {
     const int N = lanes<T>::N;
     log_sum mine = {LOWEST, 0.0f};
     int64_t c = first;
@@ -48,11 +56,11 @@ __device__ __forceinline__ log_sum log_sum_of(const T* x, int64_t cols, int64_t 
         }
 #pragma unroll
         for (int k = 0; k < BATCH; k++) {
-            log_sum_add<T>(mine, raw[k]);
+            log_sum_add<T, CAP>(mine, raw[k], cap);
         }
     }
     for (; c < cols; c += step) {
-        log_sum_add<T>(mine, load_raw(x + c, cols - c, vec, -3.3e38f));
+        log_sum_add<T, CAP>(mine, load_raw(x + c, cols - c, vec, -3.3e38f), cap);
     }
     return mine;
 }
@@ -63,10 +71,11 @@ struct row_gradient {
     float top;
     float share; // factor / sum
     float factor;
+    float cap;
 };
 
-// e^(x - top) share - onehot(label) factor, for the piece at column `at`.
-template <class T>
+// (e^(y - top) share - onehot(label) factor) dy/dx, y the limited x, for the piece at column `at`.
+template <class T, bool CAP>
 __device__ __forceinline__ uint4 gradient_piece(const row_gradient& g, uint4 raw, int64_t at) {
     const int N = lanes<T>::N;
     int32_t hot = g.label >= at && g.label < at + N ? (int32_t)(g.label - at) : -1;
@@ -74,16 +83,20 @@ __device__ __forceinline__ uint4 gradient_piece(const row_gradient& g, uint4 raw
     unpack(raw, v);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        v[i] = exp_of(v[i] - g.top, (const T*)0) * g.share;
+        float y = limited<CAP>(v[i], g.cap);
+        v[i] = exp_of(y - g.top, (const T*)0) * g.share;
         if (i == hot) {
             v[i] -= g.factor;
+        }
+        if (CAP) {
+            v[i] *= 1.0f - y / g.cap * (y / g.cap);
         }
     }
     return pack(v);
 }
 
 // Processes the pieces of one thread, in place.
-template <class T>
+template <class T, bool CAP>
 __device__ __forceinline__ void gradient_of(const row_gradient& g, T* x, int64_t cols,
                                             int64_t first, int64_t step, bool vec) {
     const int N = lanes<T>::N;
@@ -96,17 +109,18 @@ __device__ __forceinline__ void gradient_of(const row_gradient& g, T* x, int64_t
         }
 #pragma unroll
         for (int k = 0; k < BATCH; k++) {
-            *(uint4*)(x + c + k * step) = gradient_piece<T>(g, raw[k], c + k * step);
+            *(uint4*)(x + c + k * step) = gradient_piece<T, CAP>(g, raw[k], c + k * step);
         }
     }
     for (; c < cols; c += step) {
         uint4 raw = load_raw(x + c, cols - c, vec);
-        store_raw(x + c, gradient_piece<T>(g, raw, c), cols - c, vec);
+        store_raw(x + c, gradient_piece<T, CAP>(g, raw, c), cols - c, vec);
     }
 }
 
 // For each row, loss = weight (log sum e^x - x[label]); with gradient != 0 also, in place,
 //   x = (softmax(x) - onehot(label)) scale weight.
+// With a cap, y = cap tanh(x / cap) takes the place of x, and the gradient is that of x itself.
 // Label -100 gives loss 0 and gradient 0; any other label outside [0, cols) gives the same and sets
 // *bad to 1. scale (one f32 in device memory) and weights [rows] may be null, meaning 1.
 // cols < 2^31, 64-bit offsets.
@@ -114,10 +128,11 @@ __device__ __forceinline__ void gradient_of(const row_gradient& g, T* x, int64_t
 //   threads = cols / (4 N) rounded up to a multiple of 32, at most 1024
 //   grid.x  = rows
 // Determinism: the order of the sum depends only on cols and the type. One writer per output.
-template <class T>
-__device__ __forceinline__ void
-cross_entropy(T* logits, int64_t ld, const int32_t* labels, const float* weights,
-              const float* scale, float* losses, int64_t cols, int32_t gradient, int32_t* bad) {
+template <class T, bool CAP>
+__device__ __forceinline__ void cross_entropy_of(T* logits, int64_t ld, const int32_t* labels,
+                                                 const float* weights, const float* scale,
+                                                 float* losses, int64_t cols, int32_t gradient,
+                                                 int32_t* bad, float cap) {
     const int N = lanes<T>::N;
     __shared__ float shared[32];
     int64_t row = blockIdx.x;
@@ -138,8 +153,8 @@ cross_entropy(T* logits, int64_t ld, const int32_t* labels, const float* weights
         }
         return;
     }
-    float chosen = to_float(x[label]);
-    log_sum mine = log_sum_of(x, cols, first, step, vec);
+    float chosen = limited<CAP>(to_float(x[label]), cap);
+    log_sum mine = log_sum_of<T, CAP>(x, cols, first, step, vec, cap);
     int32_t width = (int32_t)blockDim.x;
     float top = row_max(mine.top, shared, width);
     float sum = row_sum(mine.sum * exp_of(mine.top - top, (const T*)0), shared, width);
@@ -151,8 +166,22 @@ cross_entropy(T* logits, int64_t ld, const int32_t* labels, const float* weights
         // All threads read x[label] before any thread overwrites it, even in blocks of one warp.
         __syncthreads();
         float factor = scale != 0 ? *scale * weight : weight;
-        row_gradient g = {label, top, factor / sum, factor};
-        gradient_of(g, x, cols, first, step, vec);
+        row_gradient g = {label, top, factor / sum, factor, cap};
+        gradient_of<T, CAP>(g, x, cols, first, step, vec);
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void cross_entropy(T* logits, int64_t ld, const int32_t* labels,
+                                              const float* weights, const float* scale,
+                                              float* losses, int64_t cols, int32_t gradient,
+                                              int32_t* bad, float cap) {
+    if (cap > 0.0f) {
+        cross_entropy_of<T, true>(logits, ld, labels, weights, scale, losses, cols, gradient, bad,
+                                  cap);
+    } else {
+        cross_entropy_of<T, false>(logits, ld, labels, weights, scale, losses, cols, gradient, bad,
+                                   cap);
     }
 }
 

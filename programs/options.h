@@ -37,7 +37,7 @@ typedef enum option_kind { // and the type of the field
     OPT_REAL,              // double
     OPT_FLAG,              // bool
     OPT_CHOICE,            // int64_t: the index of one of `words`
-    OPT_TARGETS            // int64_t: a bit for each of q, k, v, o, gate, up, down
+    OPT_TARGETS            // int64_t: the bits of qlora_target
 } option_kind;
 
 typedef struct option {
@@ -58,7 +58,9 @@ typedef struct option_set {
     void* values;
 } option_set;
 
-static const char* const option_targets[] = {"q", "k", "v", "o", "gate", "up", "down"};
+static const char* const option_targets[] = {"q",  "k",    "v",   "o",      "gate",
+                                             "up", "down", "qkv", "gate_up"};
+#define OPTION_TARGETS ((int)(sizeof option_targets / sizeof option_targets[0]))
 
 // ---- an unknown option ------------------------------------------------------------------------
 
@@ -194,19 +196,20 @@ static inline bool choice_read(const option* row, const char* text, int64_t* out
 
 static inline bool targets_read(const option* row, const char* text, int64_t* out,
                                 char error[1024]) {
-    const int64_t all = 127;
+    const int64_t all = ((int64_t)1 << OPTION_TARGETS) - 1;
     int64_t bits = strcmp(text, "all") == 0 ? all : 0;
     for (const char* at = text; bits != all && *at != '\0';) {
         size_t length = strcspn(at, ",");
         size_t stem = length > 5 && strncmp(at + length - 5, "_proj", 5) == 0 ? length - 5 : length;
         int64_t bit = 0;
-        for (int i = 0; i < 7; i++) {
+        for (int i = 0; i < OPTION_TARGETS; i++) {
             bit |= strlen(option_targets[i]) == stem && strncmp(option_targets[i], at, stem) == 0
                        ? 1 << i
                        : 0;
         }
         if (bit == 0) {
-            return error_set(error, "--%s: '%.*s' is not one of q, k, v, o, gate, up, down",
+            return error_set(error,
+                             "--%s: '%.*s' is not one of q, k, v, o, gate, up, down, qkv, gate_up",
                              row->name, (int)length, at);
         }
         bits |= bit;
@@ -215,7 +218,8 @@ static inline bool targets_read(const option* row, const char* text, int64_t* ou
     }
     *out = bits;
     return bits != 0 ||
-           error_set(error, "--%s needs a value: all, or some of q,k,v,o,gate,up,down", row->name);
+           error_set(error, "--%s needs a value: all, or some of q,k,v,o,gate,up,down,qkv,gate_up",
+                     row->name);
 }
 
 static inline void* option_at(const option_set* set, const option* row) {

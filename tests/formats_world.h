@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WORLD_FILES 32
+#define WORLD_FILES 96
 #define WORLD_NAME 96
 
 // A file. Bytes after `synced` are lost in a power cut.

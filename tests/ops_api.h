@@ -13,9 +13,8 @@ typedef struct ops_api {
                                   qlora_tensor* out);
     qlora_result (*tensor_destroy)(qlora_ctx* ctx, qlora_tensor* tensor);
     qlora_result (*tensor_write)(qlora_ctx* ctx, const qlora_tensor* t, const void* source,
-                                  size_t bytes);
-    qlora_result (*tensor_read)(qlora_ctx* ctx, const qlora_tensor* t, void* target,
-                                    size_t bytes);
+                                 size_t bytes);
+    qlora_result (*tensor_read)(qlora_ctx* ctx, const qlora_tensor* t, void* target, size_t bytes);
     qlora_result (*silu_forward)(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
     qlora_result (*silu_backward)(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* dy,
                                   const qlora_tensor* dx);
@@ -25,6 +24,12 @@ typedef struct ops_api {
                                     const qlora_tensor* gate, const qlora_tensor* up,
                                     const qlora_tensor* dgate, const qlora_tensor* dup,
                                     const qlora_tensor* h);
+    qlora_result (*geglu_forward)(qlora_ctx* ctx, const qlora_tensor* gate, const qlora_tensor* up,
+                                  const qlora_tensor* h);
+    qlora_result (*geglu_backward)(qlora_ctx* ctx, const qlora_tensor* dh, const qlora_tensor* gate,
+                                   const qlora_tensor* up, const qlora_tensor* dgate,
+                                   const qlora_tensor* dup, const qlora_tensor* h);
+    qlora_result (*cap)(qlora_ctx* ctx, float cap, const qlora_tensor* x, const qlora_tensor* y);
     qlora_result (*mul)(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
                         const qlora_tensor* y);
     qlora_result (*add)(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
@@ -47,6 +52,10 @@ typedef struct ops_api {
     qlora_result (*rope_backward)(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
                                   const qlora_tensor* positions, const qlora_tensor* table,
                                   const qlora_tensor* flag);
+    qlora_result (*rope_apply)(qlora_ctx* ctx, const qlora_rotation_desc* desc,
+                               const qlora_tensor* x, const qlora_tensor* positions,
+                               const qlora_tensor* table, const qlora_tensor* bias,
+                               const qlora_tensor* flag);
     qlora_result (*heads_split)(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
     qlora_result (*heads_join)(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
     qlora_result (*transpose)(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
@@ -78,9 +87,10 @@ typedef struct ops_api {
 #define OPS_API_FUNCTIONS                                                                          \
     qlora_ctx_create_abi, qlora_ctx_destroy, qlora_last_error, qlora_tensor_create,                \
         qlora_tensor_destroy, qlora_tensor_write, qlora_tensor_read, qlora_silu_forward,           \
-        qlora_silu_backward, qlora_swiglu_forward, qlora_swiglu_backward, qlora_mul, qlora_add,    \
-        qlora_scale, qlora_fill, qlora_rmsnorm_forward, qlora_rmsnorm_residual_forward,            \
-        qlora_rmsnorm_backward, qlora_rope_forward, qlora_rope_backward, qlora_heads_split,        \
+        qlora_silu_backward, qlora_swiglu_forward, qlora_swiglu_backward, qlora_geglu_forward,     \
+        qlora_geglu_backward, qlora_cap, qlora_mul, qlora_add, qlora_scale, qlora_fill,            \
+        qlora_rmsnorm_forward, qlora_rmsnorm_residual_forward, qlora_rmsnorm_backward,             \
+        qlora_rope_forward, qlora_rope_backward, qlora_rope_apply, qlora_heads_split,              \
         qlora_heads_join, qlora_transpose, qlora_scores_mask, qlora_softmax_forward,               \
         qlora_softmax_backward, qlora_embed, qlora_cross_entropy, qlora_argmax, qlora_adamw_step,  \
         qlora_adamw_shadow, qlora_dropout, qlora_attention_forward, qlora_attention_backward

@@ -7,7 +7,9 @@ typedef struct qlora__merge_item {
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t norm_width;
     bool nf4;
-    bool raw; // not floats: the bytes are copied
+    bool foreign;                // a 4-bit weight that is not a projection: of a vision part
+    qlora__linear_source source; // of a foreign weight
+    bool raw;                    // not floats: the bytes are copied
     int64_t shape[2];
     int64_t rows; // the tensor as a matrix
     int64_t cols;
@@ -157,6 +159,32 @@ static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_
     return QLORA_OK;
 }
 
+// Dequantises rows [first, first + rows) of a 4-bit weight that is only in the folder.
+static void qlora__merge_foreign(const qlora__merge_item* item, int64_t first, int64_t rows,
+                                 float* values) {
+    const qlora__linear_source* s = &item->source;
+    float scale = 0.0f;
+    int64_t last = -1;
+    for (int64_t i = 0; i < rows * item->cols; i++) {
+        int64_t e = first * item->cols + i;
+        int64_t block = e / s->block;
+        if (block != last && s->nested) {
+            float outer = 0.0f;
+            qlora__st_read_f32(s->map2, s->absmax->data[block], 1, &scale);
+            qlora__st_read_f32(s->absmax2, (uint64_t)(block / s->block2), 1, &outer);
+            volatile float product = scale * outer; // rounded before the sum, as in training
+            scale = product + s->offset;
+        } else if (block != last) {
+            qlora__st_read_f32(s->absmax, (uint64_t)block, 1, &scale);
+        }
+        last = block;
+        float level = qlora__nf4_levels[qlora__nf4_code_at(s->weight->data, e)];
+        values[i] = s->dtype == QLORA_BF16  ? qlora__bf16_to(qlora__bf16_from(level * scale))
+                    : s->dtype == QLORA_F16 ? qlora__f16_to(qlora__f16_from(level * scale))
+                                            : level * scale;
+    }
+}
+
 // Computes rows [first, first + rows) of an item in f32.
 static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__merge_item* item,
                                            const qlora__merge_module* module, int64_t first,
@@ -164,7 +192,15 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
     if (item->norm_at >= 0) {
         qlora_tensor norm;
         qlora__arena_window(&g->m->parameters, item->norm_at, 1, item->cols, &norm);
-        return qlora__floats_out(g->ctx, norm.data, item->cols, g->values);
+        QLORA__TRY(qlora__floats_out(g->ctx, norm.data, item->cols, g->values));
+        for (int64_t i = 0; i < item->cols; i++) {
+            g->values[i] -= (float)g->m->plan.config.norm_offset;
+        }
+        return QLORA_OK;
+    }
+    if (item->foreign) {
+        qlora__merge_foreign(item, first, rows, g->values);
+        return QLORA_OK;
     }
     if (!item->nf4) {
         qlora__st_read_f32(item->tensor, (uint64_t)(first * item->cols),
@@ -210,12 +246,6 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
     return r;
 }
 
-static qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
-    return dtype == QLORA_F32    ? QLORA__ST_F32
-           : dtype == QLORA_BF16 ? QLORA__ST_BF16
-                                 : QLORA__ST_F16;
-}
-
 // Whether a tensor is an auxiliary part of a bitsandbytes weight, which the merged weight does not
 // need.
 static bool qlora__is_bnb_part(const char* name) {
@@ -249,20 +279,37 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     for (const char* at = plain + 7; *at >= '0' && *at <= '9' && layer < QLORA_MAX_LAYERS; at++) {
         layer = layer * 10 + (*at - '0');
     }
-    for (int i = 0; i < QLORA__PROJECTIONS && layer < m->plan.config.layers; i++) {
+    for (int i = 0; i < m->arch->layout->count && layer < m->plan.config.layers; i++) {
         snprintf(name, sizeof name, "layers.%lld.%s.weight", (long long)layer,
-                 qlora__projections[i].module);
+                 m->arch->layout->rows[i].module);
         if (strcmp(name, plain) == 0) {
             item->projection = &m->layers[layer].projections[i];
         }
     }
     memset(&norm, 0, sizeof norm);
-    for (int i = 0; layer < m->plan.config.layers && qlora__trained_norm(m, layer, i, &norm); i++) {
-        if (strcmp(qlora__plain_name(norm.name), plain) == 0) {
+    for (int i = 0; layer < m->plan.config.layers && i < QLORA__NORMS; i++) {
+        if (qlora__trained_norm(m, layer, i, &norm) &&
+            strcmp(qlora__plain_name(norm.name), plain) == 0) {
             item->norm_at = norm.at;
             item->norm_width = norm.cols;
         }
     }
+}
+
+// Whether a tensor that is no projection of the model is the codes of a 4-bit weight.
+static qlora_result qlora__merge_find_foreign(const qlora__merge* g,
+                                              const qlora__folder_entry* entry,
+                                              qlora__merge_item* item) {
+    char state[320];
+    snprintf(state, sizeof state, "%.280s%s", entry->name, qlora__bnb_suffix);
+    if (qlora__folder_find(&g->folder, state) == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__folder_linear(&g->ctx->env, &g->folder, entry->name, -1, -1, &item->source));
+    item->foreign = true;
+    item->shape[0] = item->source.rows;
+    item->shape[1] = item->source.cols;
+    return QLORA_OK;
 }
 
 // Describes one tensor. The folder may have changed since the model was opened, so shapes are
@@ -276,7 +323,8 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     const qlora__projection* p = item->projection;
     bool is_float = qlora__st_is_float(t);
     item->nf4 = p != NULL && p->is_nf4 && (g->trained || !is_float);
-    item->raw = !item->nf4 && !is_float;
+    QLORA__TRY(p == NULL && !is_float ? qlora__merge_find_foreign(g, entry, item) : QLORA_OK);
+    item->raw = !item->nf4 && !item->foreign && !is_float;
     if (p != NULL) {
         item->shape[0] = p->out;
         item->shape[1] = p->in;
@@ -290,8 +338,9 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
                            "%s: tensor %s has changed since the model was opened", g->m->dir,
                            t->name);
     }
-    item->cols = p != NULL ? p->in : t->rank > 0 ? t->shape[t->rank - 1] : 1;
-    int64_t n = p != NULL ? p->out * p->in : (int64_t)qlora__st_elements(t);
+    bool reshaped = p != NULL || item->foreign;
+    item->cols = reshaped ? item->shape[1] : t->rank > 0 ? t->shape[t->rank - 1] : 1;
+    int64_t n = reshaped ? item->shape[0] * item->shape[1] : (int64_t)qlora__st_elements(t);
     item->rows = item->cols > 0 ? n / item->cols : 0;
     item->bytes = item->raw ? t->bytes : (uint64_t)n * qlora_dtype_bytes(g->dtype);
     return QLORA_OK;
@@ -349,8 +398,9 @@ static qlora_result qlora__merge_shard(qlora__merge* g, uint32_t shard) {
         if (item->shard == shard) {
             qlora__st_entry* e = &g->entries[count];
             e->name = item->tensor->name;
-            e->shape = item->projection != NULL ? item->shape : item->tensor->shape;
-            e->rank = item->projection != NULL ? 2 : item->tensor->rank;
+            bool reshaped = item->projection != NULL || item->foreign;
+            e->shape = reshaped ? item->shape : item->tensor->shape;
+            e->rank = reshaped ? 2 : item->tensor->rank;
             e->dtype = item->raw ? item->tensor->dtype : qlora__st_dtype_for(g->dtype);
             g->members[count++] = i;
         }
@@ -445,7 +495,9 @@ static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
         return QLORA_ERR_MEMORY;
     }
     QLORA__TRY(qlora__merge_plan(g, shard_bytes));
-    g->elements = (size_t)qlora__max((int64_t)1 << 20, g->most_cols);
+    // A GGUF file may need the rows of a whole head at a time.
+    int64_t rows = g->folder.gguf.count > 0 ? g->m->plan.config.head_dim : 1;
+    g->elements = (size_t)qlora__max((int64_t)1 << 20, g->most_cols * rows);
     g->values = (float*)qlora__alloc(ctx, g->elements * 4);
     g->packed = g->values != NULL ? (uint8_t*)qlora__alloc(ctx, g->elements * 2) : NULL;
     return g->packed != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
@@ -504,39 +556,28 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
                            "the model has random weights and no folder to merge into");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
-    // This also protects the folder of the base from being overwritten, however its path is
-    // written.
-    QLORA__TRY(qlora__path_join(&ctx->env, d->dir, "config.json", path));
+    // This also protects the base from being overwritten, however its path is written.
+    bool file = qlora__gguf_path(d->dir);
+    QLORA__TRY(
+        qlora__path_join(&ctx->env, file ? "" : d->dir, file ? d->dir : "config.json", path));
     QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (exists) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s already exists; choose %s", path,
+                           file ? "another name" : "a folder that does not contain a model");
+    }
+    if (!file && d->gguf != QLORA_GGUF_AS_DTYPE) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s already exists; choose a folder that does not contain a model",
-                           path);
+                           "desc.gguf is set, but desc.dir (%s) does not end in .gguf", d->dir);
+    }
+    if ((int)d->gguf < 0 || d->gguf > QLORA_GGUF_Q4_0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.gguf is %d; it must be 0 to %d",
+                           (int)d->gguf, (int)QLORA_GGUF_Q4_0);
+    }
+    if (!file && qlora__gguf_path(m->dir)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: a model in a GGUF file can only be merged into a GGUF file; give "
+                           "a name that ends in .gguf",
+                           m->dir);
     }
     return QLORA_OK;
-}
-
-static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
-                                      const qlora_merge_desc* desc) {
-    QLORA__TRY(qlora__merge_need(ctx, m, desc));
-    qlora__merge g;
-    memset(&g, 0, sizeof g);
-    g.ctx = ctx;
-    g.m = m;
-    g.dir = desc->dir;
-    g.dtype = desc->dtype;
-    g.trained = desc->base == QLORA_MERGE_TRAINED;
-    g.progress = desc->progress;
-    g.user = desc->progress_user;
-    QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &g.folder));
-    qlora_result r =
-        qlora__merge_run(&g, desc->shard_bytes != 0 ? desc->shard_bytes : (uint64_t)5000000000u);
-    qlora__merge_close(&g);
-    return r;
-}
-
-qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) {
-    qlora_ctx* ctx = qlora__model_ctx(model);
-    QLORA__ENTER(ctx, "qlora_merge_save");
-    return qlora__leave(ctx, qlora__merge_save(ctx, model, desc));
 }

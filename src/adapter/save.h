@@ -123,7 +123,7 @@ static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* li
 // ---- PEFT folders -------------------------------------------------------------------------------
 
 typedef struct qlora__module_name {
-    char text[64];
+    char text[80];
 } qlora__module_name;
 
 // The contents of adapter_config.json and the memory that stores them.
@@ -135,6 +135,7 @@ typedef struct qlora__peft_tables {
     int64_t* layers;
     size_t modules;
     size_t layer_room;
+    char pattern[192];
 } qlora__peft_tables;
 
 static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
@@ -149,7 +150,7 @@ static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
 static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double* alpha) {
     bool found = false;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             float off = (float)p->alpha - m->desc.alpha;
             bool usual = p->rank == m->desc.rank && off <= 0.0f && off >= 0.0f;
@@ -165,37 +166,40 @@ static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double*
     }
 }
 
-static uint32_t qlora__adapted_mask(const qlora__layer* layer) {
+static uint32_t qlora__adapted_mask(const qlora_model* m, const qlora__layer* layer) {
     uint32_t mask = 0;
-    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+    for (int i = 0; i < m->arch->layout->count; i++) {
         mask |= layer->projections[i].rank > 0 ? 1u << i : 0u;
     }
     return mask;
 }
 
 // Fills target_modules and layers_to_transform: short names if every adapted layer has the same
-// modules, otherwise the full name of each module.
+// modules, otherwise the full name of each module. In a multimodal model, short names would also
+// select modules of the vision part, so that a pattern replaces them.
 static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     uint32_t all = 0;
     bool uniform = true;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        uint32_t mask = qlora__adapted_mask(&m->layers[l]);
+        uint32_t mask = qlora__adapted_mask(m, &m->layers[l]);
         if (mask != 0) {
             uniform = uniform && (all == 0 || all == mask);
             all |= mask;
             t->layers[t->desc.layer_count++] = l;
         }
     }
+    bool wrapped = m->plan.config.wrapped;
+    uniform = uniform && (!wrapped || t->desc.layer_count == (uint32_t)m->plan.config.layers);
     for (int64_t l = 0; l < m->plan.config.layers && !uniform; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             if (m->layers[l].projections[i].rank > 0) {
-                t->targets[t->desc.target_count++] = t->names[l * QLORA__PROJECTIONS + i].text;
+                t->targets[t->desc.target_count++] = t->names[l * m->arch->layout->count + i].text;
             }
         }
     }
-    for (int i = 0; i < QLORA__PROJECTIONS && uniform; i++) {
+    for (int i = 0; i < m->arch->layout->count && uniform; i++) {
         if ((all >> i & 1u) != 0) {
-            t->targets[t->desc.target_count++] = strrchr(qlora__projections[i].module, '.') + 1;
+            t->targets[t->desc.target_count++] = strrchr(m->arch->layout->rows[i].module, '.') + 1;
         }
     }
     if (!uniform || t->desc.layer_count == (uint32_t)m->plan.config.layers) {
@@ -203,16 +207,26 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     }
     t->desc.layers = t->layers;
     t->desc.targets = t->targets;
+    if (wrapped && uniform) {
+        size_t used = 0;
+        qlora__append(t->pattern, sizeof t->pattern, &used, ".*language_model.*\\.(");
+        for (uint32_t i = 0; i < t->desc.target_count; i++) {
+            qlora__append(t->pattern, sizeof t->pattern, &used, "%s%s", i > 0 ? "|" : "",
+                          t->targets[i]);
+        }
+        qlora__append(t->pattern, sizeof t->pattern, &used, ")");
+        t->desc.pattern = t->pattern;
+    }
 }
 
 static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             bool other_alpha = p->alpha < t->desc.alpha || p->alpha > t->desc.alpha;
             if (p->rank > 0 && (p->rank != t->desc.rank || other_alpha)) {
                 qlora__peft_override* o = &t->overrides[t->desc.override_count++];
-                o->module = t->names[l * QLORA__PROJECTIONS + i].text;
+                o->module = t->names[l * m->arch->layout->count + i].text;
                 o->rank = p->rank != t->desc.rank ? p->rank : 0;
                 o->alpha = other_alpha ? p->alpha : 0.0;
             }
@@ -225,7 +239,8 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
                                          const char* base_name, qlora__peft_tables* t) {
     memset(t, 0, sizeof *t);
     t->layer_room = (size_t)m->plan.config.layers;
-    t->modules = t->layer_room * QLORA__PROJECTIONS;
+    size_t per_layer = (size_t)m->arch->layout->count;
+    t->modules = t->layer_room * per_layer;
     t->names = (qlora__module_name*)qlora__alloc(ctx, t->modules * sizeof *t->names);
     t->targets =
         t->names == NULL ? NULL : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
@@ -240,9 +255,8 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
         return QLORA_ERR_MEMORY;
     }
     for (size_t i = 0; i < t->modules; i++) {
-        snprintf(t->names[i].text, sizeof t->names[i].text, "model.layers.%llu.%s",
-                 (unsigned long long)(i / QLORA__PROJECTIONS),
-                 qlora__projections[i % QLORA__PROJECTIONS].module);
+        qlora__module_of(m, (int64_t)(i / per_layer), (int)(i % per_layer), t->names[i].text,
+                         sizeof t->names[i].text);
     }
     t->desc.base_name = base_name;
     t->desc.dropout = (double)m->desc.dropout;
@@ -536,17 +550,23 @@ qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
 
 // ---- GGUF ---------------------------------------------------------------------------------------
 
+// The number of the projection that a trained matrix belongs to.
+static int qlora__trained_number(const qlora_model* m, const qlora__trained* t) {
+    return (int)(t->projection - m->layers[t->layer].projections);
+}
+
 // Arranges B of one module: rows in the order of llama.cpp, multiplied by the ratio of the module's
 // scale to that of the file.
 static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, double file_alpha,
                                 const float* in, float* out) {
     const qlora_model_config* c = &m->plan.config;
-    bool turned = strstr(t->name, ".q_proj.") != NULL || strstr(t->name, ".k_proj.") != NULL;
+    int bit = m->arch->layout->rows[qlora__trained_number(m, t)].bit;
+    bool turned = (1 << bit & (QLORA_TARGET_Q | QLORA_TARGET_K)) != 0;
     double fold = qlora__gguf_fold((double)t->projection->scale, file_alpha, t->projection->rank);
     // The scale is a float: a ratio that differs from 1 only by rounding counts as 1.
     bool plain = fold > 1.0 - 1e-6 && fold < 1.0 + 1e-6;
     for (int64_t row = 0; row < t->rows; row++) {
-        int64_t from = turned ? qlora__gguf_source_row(c->family, row, c->head_dim) : row;
+        int64_t from = turned ? qlora__gguf_source_row(m->arch, row, c->head_dim) : row;
         for (int64_t i = 0; i < t->cols; i++) {
             float x = in[from * t->cols + i];
             out[row * t->cols + i] = plain ? x : (float)((double)x * fold);
@@ -554,21 +574,26 @@ static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, d
     }
 }
 
-static qlora_result qlora__gguf_entries(qlora_ctx* ctx, const qlora_model* m,
-                                        qlora__gguf_entry* entries, uint32_t* count) {
+// The tensors of the file. Where it splits a matrix that is one for us, both halves have the same A
+// and each has its rows of B.
+static uint32_t qlora__gguf_entries(const qlora_model* m, qlora__gguf_entry* entries) {
     qlora__trained t;
+    uint32_t count = 0;
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
-        if (t.projection != NULL) {
-            qlora__gguf_entry* e = &entries[(*count)++];
-            char module[192];
-            snprintf(module, sizeof module, "%.*s",
-                     (int)(strlen(t.name) - strlen(".lora_A.weight")), t.name);
-            QLORA__TRY(qlora__gguf_name(&ctx->env, module, t.is_b ? 'b' : 'a', e->name));
-            e->rows = t.rows;
+        if (t.projection == NULL) {
+            continue;
+        }
+        const qlora__projection_row* row = &m->arch->layout->rows[qlora__trained_number(m, &t)];
+        int halves = row->gguf_second != NULL ? 2 : 1;
+        for (int half = 0; half < halves; half++) {
+            qlora__gguf_entry* e = &entries[count++];
+            qlora__gguf_name(t.layer, half == 0 ? row->gguf : row->gguf_second, t.is_b ? 'b' : 'a',
+                             e->name);
+            e->rows = t.is_b ? t.rows / halves : t.rows;
             e->cols = t.cols;
         }
     }
-    return QLORA_OK;
+    return count;
 }
 
 // `buffers` has room for the longest tensor twice.
@@ -579,6 +604,7 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
         if (t.projection == NULL) {
             continue;
         }
+        const qlora__projection_row* row = &m->arch->layout->rows[qlora__trained_number(m, &t)];
         qlora_tensor window;
         const float* values = buffers;
         qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
@@ -588,6 +614,9 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
             values = buffers + m->longest_range;
         }
         QLORA__TRY(qlora__gguf_write(&ctx->env, w, values, (size_t)(t.rows * t.cols) * 4));
+        if (row->gguf_second != NULL && !t.is_b) { // the halves of B follow each other, A does not
+            QLORA__TRY(qlora__gguf_write(&ctx->env, w, values, (size_t)(t.rows * t.cols) * 4));
+        }
     }
     return QLORA_OK;
 }
@@ -599,21 +628,19 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
         QLORA__LOG(ctx, WARN, CHECKPOINT,
                    "%s does not contain the trained norms; qlora_merge_save merges them", path);
     }
-    size_t entry_bytes = (size_t)m->range_count * sizeof(qlora__gguf_entry);
+    size_t entry_bytes = 2 * (size_t)m->range_count * sizeof(qlora__gguf_entry);
     size_t buffer_bytes = (size_t)m->longest_range * 2 * sizeof(float);
     qlora__gguf_entry* entries = (qlora__gguf_entry*)qlora__alloc(ctx, entry_bytes);
     float* buffers = entries != NULL ? (float*)qlora__alloc(ctx, buffer_bytes) : NULL;
     qlora_result r = buffers != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
-    uint32_t count = 0;
-    r = r == QLORA_OK ? qlora__gguf_entries(ctx, m, entries, &count) : r;
     if (r == QLORA_OK) {
+        uint32_t count = qlora__gguf_entries(m, entries);
         int64_t rank = 0;
         double alpha = 0.0;
         qlora__gguf_writer w;
         qlora__adapter_defaults(m, &rank, &alpha);
         alpha = qlora__gguf_alpha(alpha, rank, m->desc.rslora);
-        r = qlora__gguf_begin(&ctx->env, path, qlora__gguf_architecture(m->plan.config.family),
-                              alpha, entries, count, &w);
+        r = qlora__gguf_begin(&ctx->env, path, m->arch->gguf, alpha, entries, count, &w);
         if (r == QLORA_OK) {
             r = qlora__gguf_save_tensors(ctx, m, alpha, buffers, &w);
             if (r == QLORA_OK) {

@@ -29,6 +29,7 @@
     X(qlora_nf4)                                                                               \
     X(qlora_nf4_parts)                                                                         \
     X(qlora_clip_info)                                                                         \
+    X(qlora_rotation_desc)                                                                     \
     X(qlora_cross_entropy_desc)                                                                \
     X(qlora_adamw_state)                                                                       \
     X(qlora_adamw_range)                                                                       \
@@ -39,6 +40,7 @@
     X(qlora_attention_desc)                                                                    \
     X(qlora_graph_info)                                                                        \
     X(qlora_launch_desc)                                                                       \
+    X(qlora_prewarm_product)                                                                   \
     X(qlora_prewarm_desc)                                                                      \
     X(qlora_cache_info)
 // clang-format on

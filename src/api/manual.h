@@ -15,6 +15,7 @@
        platform   dynamic libraries, threads, clock, files; the only place with _WIN32
        core       errors, log, memory, checked arithmetic, CPU threads, random numbers
        numbers    16-bit floating point, element access, NF4
+       arch       the description of a block, one row per family of models
        formats    JSON, GGUF, safetensors, Hugging Face folders, PEFT and GGUF adapters
        driver     CUDA driver and cuBLAS: symbols, device facts, error names
        tensor     memory, tensors, copies and fills on the context's stream, staging
@@ -128,6 +129,13 @@
 
    LIMITS
        Rows, columns and leading dimensions of a GEMM fit in 31 bits; buffers in 63.
+
+   MODELS
+       Folders of Llama, Mistral, Qwen 2, 2.5 and 3, Gemma 1, 2 and 3, Phi 3, 3.5 and 4, SmolLM3,
+       OLMo 2 and 3, Granite 3 and the dense ones of Granite 4, GLM 4 (glm and glm4), Ministral 3,
+       EXAONE 4, Seed-OSS, and the text part of Gemma 3, Mistral 3, Qwen 2.5 VL and Qwen 3 VL
+       folders with a vision part. Others are refused with the reason. src/arch.h has one row for
+       each. Gemma always uses the tanh form of GELU; the dropout of a base model is never applied.
 
    QLORA DOES NOT
        pre-train, distribute over several GPUs, run mixtures of experts or vision towers, or use the

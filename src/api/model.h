@@ -1,6 +1,7 @@
 // ---- models -------------------------------------------------------------------------------------
 #define QLORA_MAX_LAYERS 256
 #define QLORA_MAX_STOP_IDS 16
+#define QLORA_MAX_ROPE_FACTORS 128 // half the largest head
 
 // How the frozen weights of the projections are stored.
 typedef enum qlora_base_format {
@@ -13,7 +14,8 @@ typedef enum qlora_rope_type {
     QLORA_ROPE_DEFAULT = 0,
     QLORA_ROPE_LINEAR,
     QLORA_ROPE_LLAMA3,
-    QLORA_ROPE_YARN
+    QLORA_ROPE_YARN,
+    QLORA_ROPE_LONGROPE
 } qlora_rope_type;
 
 // How a model scales its rotary frequencies; the names are those of config.json.
@@ -23,13 +25,17 @@ typedef struct qlora_rope_desc {
     double factor;                // 0 = 1
     double low_freq_factor;       // llama3; 0 = 1
     double high_freq_factor;      // llama3; 0 = 4
-    double original_max_position; // llama3, yarn: original_max_position_embeddings; 0 = error
+    double original_max_position; // all but linear: original_max_position_embeddings; 0 = error
     double beta_fast;             // yarn; 0 = 32
     double beta_slow;             // yarn; 0 = 1
-    double attention_factor;      // yarn, on cosine and sine; 0 = from factor and mscale
+    double attention_factor;      // yarn, longrope, on cosine and sine; 0 = from the other fields
     double mscale;                // yarn; 0 = not given
     double mscale_all_dim;        // yarn; 0 = not given
     bool no_truncate;             // yarn: "truncate": false
+    bool use_long;                // longrope: long_factor; a model sets it if its max_length is
+                                  // greater than original_max_position
+    float short_factor[QLORA_MAX_ROPE_FACTORS]; // longrope: divisors of the frequencies
+    float long_factor[QLORA_MAX_ROPE_FACTORS];
 } qlora_rope_desc;
 
 typedef enum qlora_family {
@@ -37,7 +43,23 @@ typedef enum qlora_family {
     QLORA_FAMILY_LLAMA,
     QLORA_FAMILY_MISTRAL,
     QLORA_FAMILY_QWEN2,
-    QLORA_FAMILY_QWEN3
+    QLORA_FAMILY_QWEN3,
+    QLORA_FAMILY_GEMMA,
+    QLORA_FAMILY_GEMMA2,
+    QLORA_FAMILY_GEMMA3,
+    QLORA_FAMILY_PHI3,
+    QLORA_FAMILY_SMOLLM3,
+    QLORA_FAMILY_OLMO2,
+    QLORA_FAMILY_OLMO3,
+    QLORA_FAMILY_GRANITE,
+    QLORA_FAMILY_GRANITE4, // the dense form of granitemoehybrid
+    QLORA_FAMILY_GLM,
+    QLORA_FAMILY_GLM4,
+    QLORA_FAMILY_MINISTRAL3,
+    QLORA_FAMILY_EXAONE4,
+    QLORA_FAMILY_SEED_OSS,
+    QLORA_FAMILY_QWEN2_5_VL, // the text part of vision-language models
+    QLORA_FAMILY_QWEN3_VL
 } qlora_family;
 
 // The architecture of a model, as in its config.json.
@@ -60,13 +82,26 @@ typedef struct qlora_model_config {
     bool o_bias;
     bool mlp_bias;
     bool qk_norm;
+    bool wrapped;   // the text part of a multimodal folder; decides the names in PEFT files
     bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
-    int32_t dtype;  // a qlora_dtype; -1 = not given in the file
-    int32_t bos_id; // -1 = none
-    int32_t pad_id; // -1 = none
+    // What a family adds to Llama's block. 0 = the default of the family.
+    int64_t rope_dims;      // rotated columns of a head; 0 = all, half of them for GLM
+    double embedding_scale; // 0 = 1, the root of the hidden size for Gemma
+    double residual_scale;  // of the output of attention and MLP; 0 = 1
+    double attention_scale; // of q k^T; 0 = 1 / sqrt(head_dim)
+    double logits_divisor;  // 0 = 1
+    double attention_cap;   // scores s become cap * tanh(s / cap); 0 = no cap
+    double logits_cap;      // the same for logits
+    double query_beta;      // q at position p is multiplied by 1 + query_beta * log(1 +
+    double query_period;    // floor(p / query_period)); 0 = not at all
+    double norm_offset;     // added to norm weights when they are loaded from files
+    int32_t dtype;          // a qlora_dtype; -1 = not given in the file
+    int32_t bos_id;         // -1 = none
+    int32_t pad_id;         // -1 = none
     int32_t stop_count;
     int32_t stop_ids[QLORA_MAX_STOP_IDS];
     uint8_t sliding[QLORA_MAX_LAYERS]; // 1 if the attention of the layer is limited by `window`
+    uint8_t no_rope[QLORA_MAX_LAYERS]; // 1 if q and k of the layer are not rotated
 } qlora_model_config;
 
 // The type in which a model computes. Frozen weights keep their own format.
@@ -84,7 +119,9 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_GATE = 16,
     QLORA_TARGET_UP = 32,
     QLORA_TARGET_DOWN = 64,
-    QLORA_TARGET_ALL = 127
+    QLORA_TARGET_QKV = 128,     // models with one matrix for q, k and v
+    QLORA_TARGET_GATE_UP = 256, // models with one matrix for gate and up
+    QLORA_TARGET_ALL = 511      // those that the model has
 } qlora_target;
 
 typedef enum qlora_choice {
@@ -109,7 +146,7 @@ typedef struct qlora_plan qlora_plan;
 typedef struct qlora_model_desc {
     uint32_t reserved_must_be_zero0;
     // The model.
-    const char* dir;                  // Hugging Face folder; NULL = random weights of *config
+    const char* dir;                  // Hugging Face folder or FILE.gguf; NULL = random weights
     const qlora_model_config* config; // set exactly one of dir and config
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
@@ -122,7 +159,7 @@ typedef struct qlora_model_desc {
     float alpha;         // 0 = 2 * rank
     bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
     float dropout;       // on the input of the adapters, less than 1; 0 = none
-    uint32_t targets;    // qlora_target bits; 0 = all seven
+    uint32_t targets;    // qlora_target bits that the model has; 0 = all
     bool train_norms;    // also train the RMSNorm weights
     // Its memory.
     qlora_purpose purpose;   // 0 = TRAIN
@@ -179,7 +216,8 @@ QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* m
 // Writes the plan as a table, truncated if the buffer is too small. Returns the number of bytes
 // needed, including the final NUL.
 QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size);
-// Reads config.json and, if present, generation_config.json of a model folder.
+// Reads config.json and, if present, generation_config.json of a model folder, or the metadata of a
+// GGUF file.
 QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
 
 typedef struct qlora_model qlora_model;

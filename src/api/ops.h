@@ -53,6 +53,16 @@ QLORA_API qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor*
                                              const qlora_tensor* gate, const qlora_tensor* up,
                                              const qlora_tensor* dgate, const qlora_tensor* dup,
                                              const qlora_tensor* h);
+// The same with the tanh form of GELU instead of SiLU.
+QLORA_API qlora_result qlora_geglu_forward(qlora_ctx* ctx, const qlora_tensor* gate,
+                                           const qlora_tensor* up, const qlora_tensor* h);
+QLORA_API qlora_result qlora_geglu_backward(qlora_ctx* ctx, const qlora_tensor* dh,
+                                            const qlora_tensor* gate, const qlora_tensor* up,
+                                            const qlora_tensor* dgate, const qlora_tensor* dup,
+                                            const qlora_tensor* h);
+// y = cap * tanh(x / cap), element by element; y may be x.
+QLORA_API qlora_result qlora_cap(qlora_ctx* ctx, float cap, const qlora_tensor* x,
+                                 const qlora_tensor* y);
 // Element by element: y = a b, y = a + b, y = alpha x, y = value. y may be an input.
 QLORA_API qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
                                  const qlora_tensor* y);
@@ -102,6 +112,19 @@ QLORA_API qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x,
 QLORA_API qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
                                            const qlora_tensor* positions, const qlora_tensor* table,
                                            const qlora_tensor* flag);
+// The general form: heads may be wider than the table, and pairs may be neighbours. All fields are
+// required; zero the struct first.
+typedef struct qlora_rotation_desc {
+    int64_t head_dim; // columns of a head, at least table->cols; the columns after them only get
+                      // the bias
+    int64_t heads;    // rotated heads
+    bool neighbours;  // pairs (2 i, 2 i + 1) instead of (i, i + table->cols / 2)
+    bool backward;    // rotate in the opposite direction; bias must be NULL
+} qlora_rotation_desc;
+QLORA_API qlora_result qlora_rope_apply(qlora_ctx* ctx, const qlora_rotation_desc* desc,
+                                        const qlora_tensor* x, const qlora_tensor* positions,
+                                        const qlora_tensor* table, const qlora_tensor* bias,
+                                        const qlora_tensor* flag);
 
 // The steps of unfused attention, for any 16-bit or 32-bit type. split copies x [S, H * d] to y, a
 // batch of H matrices [S, d]; join is its inverse; transpose computes y[b] = x[b]^T.
@@ -139,6 +162,7 @@ typedef struct qlora_cross_entropy_desc {
     const qlora_tensor* total;   // f32 [1, 3], adds up losses, their rounding error, and weights
     const qlora_tensor* flag;    // I32 [1, 1], on CUDA set to 1 if a label is invalid
     bool forward_only;           // leave the logits unchanged
+    float cap;                   // the loss of cap * tanh(logits / cap) instead; 0 = none
 } qlora_cross_entropy_desc;
 QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args);
 // ids[r] = column of the largest value in row r, the first one if several are equal; ids is I32
@@ -274,6 +298,7 @@ typedef struct qlora_attention_desc {
     int64_t head_dim; // 1 to 256
     int64_t window;   // query i sees keys j with i - window < j <= i; 0 = all keys j <= i
     float scale;      // positive; 0 = 1 / sqrt(head_dim)
+    float cap;        // scores become cap * tanh(score / cap); 0 = no cap
     // Computes attention from separate operators (split, GEMM, mask, softmax, join), for
     // comparison. Each of the n sequences then has tokens / n tokens, seqs is not read and lse is
     // not written. The scratch buffer must hold the scores of a whole sequence:

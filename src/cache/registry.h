@@ -78,6 +78,12 @@
     X(elementwise_swiglu_bf16, elementwise_bf16, 0, BF16)                                          \
     X(elementwise_swiglu_bwd_f32, elementwise, 0, F32)                                             \
     X(elementwise_swiglu_bwd_bf16, elementwise_bf16, 0, BF16)                                      \
+    X(elementwise_geglu_f32, elementwise, 0, F32)                                                  \
+    X(elementwise_geglu_bf16, elementwise_bf16, 0, BF16)                                           \
+    X(elementwise_geglu_bwd_f32, elementwise, 0, F32)                                              \
+    X(elementwise_geglu_bwd_bf16, elementwise_bf16, 0, BF16)                                       \
+    X(elementwise_cap_f32, elementwise, 0, F32)                                                    \
+    X(elementwise_cap_bf16, elementwise_bf16, 0, BF16)                                             \
     X(elementwise_mul_f32, elementwise, 0, F32)                                                    \
     X(elementwise_mul_bf16, elementwise_bf16, 0, BF16)                                             \
     X(elementwise_add_f32, shared, 0, ALWAYS)                                                      \

@@ -1,273 +1,85 @@
 // ---- Hugging Face config.json -------------------------------------------------------------------
 
-static const struct {
-    const char* model_type;
-    qlora_family family;
-    const char* architecture;
-    const char* gguf_name;
-} qlora__families[] = {{"llama", QLORA_FAMILY_LLAMA, "LlamaForCausalLM", "llama"},
-                       {"mistral", QLORA_FAMILY_MISTRAL, "MistralForCausalLM", "llama"},
-                       {"qwen2", QLORA_FAMILY_QWEN2, "Qwen2ForCausalLM", "qwen2"},
-                       {"qwen3", QLORA_FAMILY_QWEN3, "Qwen3ForCausalLM", "qwen3"}};
-#define QLORA__FAMILY_COUNT ((int)(sizeof qlora__families / sizeof qlora__families[0]))
-
-// One object of a config file, with the environment for its messages.
-typedef struct qlora__config_reader {
-    qlora__env* env;
-    const qlora__json* json;
-    uint32_t object;
-} qlora__config_reader;
-
-// The value of a key; null counts as absent, as in transformers.
-static uint32_t qlora__config_find(const qlora__config_reader* r, const char* key) {
-    uint32_t value = qlora__json_find(r->json, r->object, key);
-    return value != 0 && qlora__json_kind_of(r->json, value) == QLORA__JSON_NULL ? 0 : value;
-}
-
-// The value as written in the file, for messages.
-static const char* qlora__config_show(const qlora__config_reader* r, uint32_t value, char out[48]) {
-    const qlora__json_token* t = &r->json->tokens[value];
-    uint32_t n = t->end - t->begin < 44 ? t->end - t->begin : 44;
-    memcpy(out, r->json->text + t->begin, n);
-    memcpy(out + n, t->end - t->begin > n ? "..." : "", t->end - t->begin > n ? 4 : 1);
+// Why a model_type that has no row is refused.
+static const char* qlora__config_reason(const qlora__config_reader* r, uint32_t type,
+                                        char out[512]) {
+    char word[80];
+    size_t length = qlora__json_string(r->json, type, word + 1, sizeof word - 2);
+    word[0] = ' ';
+    for (size_t i = 0; length > 0 && length < sizeof word - 2 &&
+                       i < sizeof qlora__refused_archs / sizeof qlora__refused_archs[0];
+         i++) {
+        memcpy(word + 1 + length, " ", 2);
+        if (strstr(qlora__refused_archs[i].model_types, word) != NULL) {
+            return qlora__refused_archs[i].reason;
+        }
+    }
+    size_t used = 0;
+    qlora__append(out, 512, &used, "supported families:");
+    for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
+        qlora__append(out, 512, &used, "%s %s", i > 0 ? "," : "", qlora__archs[i].model_type);
+    }
     return out;
 }
 
-// An integer within [least, most]. If it is absent, the result is `fallback`; a negative fallback
-// makes that an error.
-static qlora_result qlora__config_int(const qlora__config_reader* r, const char* key,
-                                      int64_t fallback, int64_t least, int64_t most, int64_t* out) {
-    char shown[48];
-    uint32_t value = qlora__config_find(r, key);
-    if (value == 0) {
-        if (fallback < 0) {
-            return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label,
-                                   key);
+// The row of the value of model_type, or of architectures if there is no model_type.
+static const qlora__arch* qlora__config_row(const qlora__config_reader* r, uint32_t type,
+                                            uint32_t architecture) {
+    for (int k = 0; k < QLORA__ARCH_COUNT; k++) {
+        if (qlora__json_is(r->json, type != 0 ? type : architecture,
+                           type != 0 ? qlora__archs[k].model_type : qlora__archs[k].architecture)) {
+            return &qlora__archs[k];
         }
-        *out = fallback;
-        return QLORA_OK;
     }
-    int64_t number = 0;
-    if (!qlora__json_int(r->json, value, &number) || number < least || number > most) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: %s is %s; it must be an integer from %lld to %lld",
-                               r->json->label, key, qlora__config_show(r, value, shown),
-                               (long long)least, (long long)most);
-    }
-    *out = number;
-    return QLORA_OK;
+    return NULL;
 }
 
-// A positive number. If it is absent, the result is `fallback`; a negative fallback makes that an
-// error.
-static qlora_result qlora__config_positive(const qlora__config_reader* r, const char* key,
-                                           double fallback, double* out) {
-    char shown[48];
-    uint32_t value = qlora__config_find(r, key);
-    if (value == 0) {
-        if (fallback < 0.0) {
-            return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label,
-                                   key);
+// The wrapper of a multimodal folder; NULL if it is none that is known.
+static const qlora__wrapper* qlora__config_wrapper(const qlora__config_reader* r, uint32_t type,
+                                                   uint32_t architecture) {
+    for (int k = 0; k < QLORA__WRAPPER_COUNT; k++) {
+        if (qlora__json_is(r->json, type != 0 ? type : architecture,
+                           type != 0 ? qlora__wrappers[k].model_type
+                                     : qlora__wrappers[k].architecture)) {
+            return &qlora__wrappers[k];
         }
-        *out = fallback;
-        return QLORA_OK;
     }
-    double number = 0.0;
-    if (!qlora__json_double(r->json, value, &number) || !(number > 0.0) || number > 1e30) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: %s is %s; it must be positive and at most 1e30", r->json->label,
-                               key, qlora__config_show(r, value, shown));
-    }
-    *out = number;
-    return QLORA_OK;
+    return NULL;
 }
 
-static qlora_result qlora__config_bool(const qlora__config_reader* r, const char* key,
-                                       bool fallback, bool* out) {
-    char shown[48];
-    uint32_t value = qlora__config_find(r, key);
-    qlora__json_kind kind = value != 0 ? qlora__json_kind_of(r->json, value) : QLORA__JSON_NULL;
-    if (value != 0 && kind != QLORA__JSON_TRUE && kind != QLORA__JSON_FALSE) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be true or false",
-                               r->json->label, key, qlora__config_show(r, value, shown));
+// The text part of a multimodal folder: r is moved to it.
+static qlora_result qlora__config_text_part(qlora__config_reader* r, const qlora__wrapper* wrapper,
+                                            const qlora__arch** out) {
+    uint32_t text = qlora__config_find(r, "text_config");
+    uint32_t type = 0;
+    const char* name = wrapper->texts[0];
+    if (text != 0) {
+        QLORA__TRY(qlora__config_need_object(r, "text_config", text));
+        r->object = text;
+        type = qlora__config_find(r, "model_type");
     }
-    *out = value != 0 ? kind == QLORA__JSON_TRUE : fallback;
-    return QLORA_OK;
-}
-
-// A token id below `vocab`, or -1 if it is absent; some old files contain -1 itself.
-static qlora_result qlora__config_id(const qlora__config_reader* r, const char* key, int64_t vocab,
-                                     int32_t* out) {
-    int64_t id = -1;
-    if (qlora__config_find(r, key) != 0) {
-        QLORA__TRY(qlora__config_int(r, key, -1, -1, vocab - 1, &id));
-    }
-    *out = (int32_t)id;
-    return QLORA_OK;
-}
-
-typedef char qlora__config_stop_ids_fit[QLORA__MAX_STOP_IDS <= QLORA_MAX_STOP_IDS ? 1 : -1];
-
-// eos_token_id: one id or a list of ids.
-static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_model_config* c) {
-    qlora__stop_ids ids;
-    ids.count = 0;
-    QLORA__TRY(qlora__stop_ids_read(r->env, r->json, r->object, c->vocab, &ids));
-    if (ids.count > 0) {
-        memcpy(c->stop_ids, ids.id, sizeof ids.id);
-        c->stop_count = ids.count;
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__config_refuse(const qlora__config_reader* r, const char* key,
-                                         uint32_t value, const char* advice) {
-    char shown[48];
-    return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED, "%s: %s \"%s\" is not supported; %s",
-                           r->json->label, key, qlora__config_show(r, value, shown), advice);
-}
-
-static qlora_result qlora__config_yarn(const qlora__config_reader* r,
-                                       const qlora__config_reader* top, const qlora_model_config* c,
-                                       qlora_rope_desc* rope) {
-    bool truncate = true;
-    double fallback = (double)c->max_positions;
-    QLORA__TRY(
-        qlora__config_positive(top, "original_max_position_embeddings", fallback, &fallback));
-    QLORA__TRY(qlora__config_positive(r, "original_max_position_embeddings", fallback,
-                                      &rope->original_max_position));
-    double stretch = (double)c->max_positions / rope->original_max_position;
-    QLORA__TRY(qlora__config_positive(r, "factor", stretch > 1.0 ? stretch : -1.0, &rope->factor));
-    QLORA__TRY(qlora__config_positive(r, "beta_fast", 32.0, &rope->beta_fast));
-    QLORA__TRY(qlora__config_positive(r, "beta_slow", 1.0, &rope->beta_slow));
-    QLORA__TRY(qlora__config_positive(r, "mscale", 0.0, &rope->mscale));
-    QLORA__TRY(qlora__config_positive(r, "mscale_all_dim", 0.0, &rope->mscale_all_dim));
-    QLORA__TRY(qlora__config_positive(r, "attention_factor", 0.0, &rope->attention_factor));
-    QLORA__TRY(qlora__config_bool(r, "truncate", true, &truncate));
-    rope->no_truncate = !truncate;
-    return QLORA_OK;
-}
-
-static qlora_result qlora__config_llama3(const qlora__config_reader* r,
-                                         const qlora__config_reader* top, qlora_rope_desc* rope) {
-    double fallback = -1.0;
-    if (qlora__config_find(top, "original_max_position_embeddings") != 0) {
-        QLORA__TRY(
-            qlora__config_positive(top, "original_max_position_embeddings", -1.0, &fallback));
-    }
-    QLORA__TRY(qlora__config_positive(r, "factor", -1.0, &rope->factor));
-    QLORA__TRY(qlora__config_positive(r, "low_freq_factor", -1.0, &rope->low_freq_factor));
-    QLORA__TRY(qlora__config_positive(r, "high_freq_factor", -1.0, &rope->high_freq_factor));
-    QLORA__TRY(qlora__config_positive(r, "original_max_position_embeddings", fallback,
-                                      &rope->original_max_position));
-    if (!(rope->high_freq_factor > rope->low_freq_factor)) {
-        return qlora__env_fail(
-            r->env, QLORA_ERR_FORMAT,
-            "%s: high_freq_factor is %g; it must be greater than low_freq_factor (%g)",
-            r->json->label, rope->high_freq_factor, rope->low_freq_factor);
-    }
-    return QLORA_OK;
-}
-
-// One set of rotary parameters from the object `dict` (0 = none: all defaults). Keys that it does
-// not contain are looked up at the top of the file.
-static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t dict,
-                                       const qlora_model_config* c, qlora_rope_desc* rope) {
-    static const struct {
-        const char* name;
-        qlora_rope_type type;
-    } kinds[4] = {{"default", QLORA_ROPE_DEFAULT},
-                  {"linear", QLORA_ROPE_LINEAR},
-                  {"llama3", QLORA_ROPE_LLAMA3},
-                  {"yarn", QLORA_ROPE_YARN}};
-    qlora__config_reader r = *top;
-    double theta = 10000.0;
-    double partial = 1.0;
-    memset(rope, 0, sizeof *rope);
-    rope->factor = 1.0;
-    QLORA__TRY(qlora__config_positive(top, "rope_theta", theta, &rope->theta));
-    QLORA__TRY(qlora__config_positive(top, "partial_rotary_factor", partial, &partial));
-    if (dict != 0) {
-        r.object = dict;
-        QLORA__TRY(qlora__config_positive(&r, "rope_theta", rope->theta, &rope->theta));
-        QLORA__TRY(qlora__config_positive(&r, "partial_rotary_factor", partial, &partial));
-        uint32_t type = qlora__config_find(&r, "rope_type");
-        type = type != 0 ? type : qlora__config_find(&r, "type");
-        int k = 0;
-        while (type != 0 && k < 4 && !qlora__json_is(r.json, type, kinds[k].name)) {
-            k++;
+    for (int i = 0; type != 0 && i < 2; i++) {
+        if (wrapper->texts[i] != NULL && qlora__json_is(r->json, type, wrapper->texts[i])) {
+            name = wrapper->texts[i];
+            type = 0;
         }
-        if (k == 4) {
-            return qlora__config_refuse(&r, "rope_type", type,
-                                        "supported values: default, linear, llama3, yarn");
-        }
-        rope->type = kinds[k].type;
     }
-    if (!(rope->theta > 1.0)) {
-        return qlora__env_fail(r.env, QLORA_ERR_FORMAT,
-                               "%s: rope_theta is %g; it must be greater than 1", r.json->label,
-                               rope->theta);
+    if (type != 0) {
+        char reason[512];
+        return qlora__config_refuse(r, "model_type of text_config", type,
+                                    qlora__config_reason(r, type, reason));
     }
-    if (partial < 1.0 || partial > 1.0) {
-        return qlora__env_fail(r.env, QLORA_ERR_UNSUPPORTED,
-                               "%s: partial_rotary_factor is %g; only 1 is supported",
-                               r.json->label, partial);
-    }
-    switch (rope->type) {
-    case QLORA_ROPE_LINEAR:
-        return qlora__config_positive(&r, "factor", -1.0, &rope->factor);
-    case QLORA_ROPE_LLAMA3:
-        return qlora__config_llama3(&r, top, rope);
-    case QLORA_ROPE_YARN:
-        return qlora__config_yarn(&r, top, c, rope);
-    case QLORA_ROPE_DEFAULT:
-        break;
+    for (int k = 0; k < QLORA__ARCH_COUNT; k++) {
+        *out = strcmp(qlora__archs[k].model_type, name) == 0 ? &qlora__archs[k] : *out;
     }
     return QLORA_OK;
 }
 
-static qlora_result qlora__config_need_object(const qlora__config_reader* r, const char* key,
-                                              uint32_t value) {
-    char shown[48];
-    if (qlora__json_kind_of(r->json, value) != QLORA__JSON_OBJECT) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
-                               r->json->label, key, qlora__config_show(r, value, shown));
-    }
-    return QLORA_OK;
-}
-
-// rope_parameters (new files: one set, or one per layer type) or rope_scaling (old files).
-static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_model_config* c) {
-    const char* key = "rope_parameters";
-    uint32_t dict = qlora__config_find(r, key);
-    if (dict == 0) {
-        key = "rope_scaling";
-        dict = qlora__config_find(r, key);
-    }
-    uint32_t full = dict;
-    uint32_t slide = dict;
-    const char* full_key = key;
-    const char* slide_key = key;
-    if (dict != 0) {
-        uint32_t per_full = qlora__json_find(r->json, dict, "full_attention");
-        uint32_t per_slide = qlora__json_find(r->json, dict, "sliding_attention");
-        if (per_full != 0 || per_slide != 0) {
-            full = per_full != 0 ? per_full : per_slide;
-            slide = per_slide != 0 ? per_slide : per_full;
-            full_key = per_full != 0 ? "full_attention" : "sliding_attention";
-            slide_key = per_slide != 0 ? "sliding_attention" : "full_attention";
-        }
-        QLORA__TRY(qlora__config_need_object(r, key, dict));
-        QLORA__TRY(qlora__config_need_object(r, full_key, full));
-        QLORA__TRY(qlora__config_need_object(r, slide_key, slide));
-    }
-    QLORA__TRY(qlora__config_rope(r, full, c, &c->rope));
-    return qlora__config_rope(r, slide, c, &c->rope_sliding);
-}
-
-// The family from model_type, checked against the name of the architecture if there is one.
-static qlora_result qlora__config_family(const qlora__config_reader* r, bool nested,
+// The family from model_type, checked against the name of the architecture if there is one. In a
+// multimodal folder, r is moved to the text part.
+static qlora_result qlora__config_family(qlora__config_reader* r, const qlora__arch** out,
                                          qlora_model_config* c) {
+    char reason[512];
     uint32_t type = qlora__config_find(r, "model_type");
     uint32_t names = qlora__config_find(r, "architectures");
     uint32_t architecture = names != 0 ? qlora__json_at(r->json, names, 0) : 0;
@@ -275,55 +87,71 @@ static qlora_result qlora__config_family(const qlora__config_reader* r, bool nes
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: model_type is missing",
                                r->json->label);
     }
-    int k = 0;
-    for (; k < QLORA__FAMILY_COUNT; k++) {
-        if (qlora__json_is(r->json, type != 0 ? type : architecture,
-                           type != 0 ? qlora__families[k].model_type
-                                     : qlora__families[k].architecture)) {
-            break;
-        }
+    const qlora__wrapper* wrapper = qlora__config_wrapper(r, type, architecture);
+    const qlora__arch* arch = qlora__config_row(r, type, architecture);
+    const char* key = type != 0 ? "model_type" : "architecture";
+    uint32_t value = type != 0 ? type : architecture;
+    if (wrapper == NULL && qlora__config_find(r, "text_config") != 0) {
+        return qlora__config_refuse(r, key, value,
+                                    "the names of the text part of this multimodal folder are not "
+                                    "known");
     }
-    const char* advice = "supported families: llama, mistral, qwen2, qwen3";
-    if (k == QLORA__FAMILY_COUNT) {
-        return qlora__config_refuse(r, type != 0 ? "model_type" : "architecture",
-                                    type != 0 ? type : architecture, advice);
+    if (wrapper == NULL && arch == NULL) {
+        return qlora__config_refuse(r, key, value, qlora__config_reason(r, value, reason));
     }
-    if (architecture != 0 && !nested &&
-        !qlora__json_is(r->json, architecture, qlora__families[k].architecture) &&
+    const char* wanted = wrapper != NULL ? wrapper->architecture : arch->architecture;
+    if (architecture != 0 && !qlora__json_is(r->json, architecture, wanted) &&
         !qlora__json_is(r->json, architecture, "LLaMAForCausalLM")) {
         return qlora__config_refuse(r, "architecture", architecture,
                                     "only causal language models are supported");
     }
-    c->family = qlora__families[k].family;
+    if (wrapper != NULL) {
+        QLORA__TRY(qlora__config_text_part(r, wrapper, &arch));
+    }
+    c->wrapped = wrapper != NULL;
+    c->family = arch->family;
+    *out = arch;
     return QLORA_OK;
 }
 
+// A size, with the default of the family if there is one.
+static qlora_result qlora__config_size(const qlora__config_reader* r, const char* key,
+                                       int32_t fallback, int64_t most, int64_t* out) {
+    return qlora__config_int(r, key, fallback > 0 ? fallback : -1, 1, most, out);
+}
+
 // The sizes, each with its own limits, and the relations between them.
-static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_model_config* c) {
-    QLORA__TRY(qlora__config_int(r, "vocab_size", -1, 1, 1 << 24, &c->vocab));
-    QLORA__TRY(qlora__config_int(r, "hidden_size", -1, 1, 1 << 20, &c->hidden));
-    QLORA__TRY(qlora__config_int(r, "intermediate_size", -1, 1, 1 << 22, &c->intermediate));
-    QLORA__TRY(qlora__config_int(r, "num_hidden_layers", -1, 1, QLORA_MAX_LAYERS, &c->layers));
-    QLORA__TRY(qlora__config_int(r, "num_attention_heads", -1, 1, 1 << 14, &c->heads));
-    QLORA__TRY(qlora__config_int(r, "num_key_value_heads", c->heads, 1, 1 << 14, &c->kv_heads));
-    QLORA__TRY(
-        qlora__config_int(r, "max_position_embeddings", 2048, 1, INT32_MAX, &c->max_positions));
-    QLORA__TRY(qlora__config_positive(r, "rms_norm_eps", 1e-6, &c->rms_eps));
+static qlora_result qlora__config_sizes(const qlora__config_reader* r, const qlora__arch* arch,
+                                        qlora_model_config* c) {
+    const qlora__arch_defaults* d = &arch->defaults;
+    bool hybrid = (arch->reads & QLORA__READS_HYBRID) != 0;
+    const char* inner = hybrid ? "shared_intermediate_size" : "intermediate_size";
+    QLORA__TRY(qlora__config_size(r, "vocab_size", d->vocab, 1 << 24, &c->vocab));
+    QLORA__TRY(qlora__config_size(r, "hidden_size", d->hidden, 1 << 20, &c->hidden));
+    QLORA__TRY(qlora__config_size(r, inner, d->intermediate, 1 << 22, &c->intermediate));
+    QLORA__TRY(qlora__config_size(r, "num_hidden_layers", d->layers, QLORA_MAX_LAYERS, &c->layers));
+    QLORA__TRY(qlora__config_size(r, "num_attention_heads", d->heads, 1 << 14, &c->heads));
+    bool given = d->kv_heads == 0 || qlora__config_has(r, "num_key_value_heads"); // null = heads
+    int64_t kv_heads = given ? c->heads : d->kv_heads;
+    QLORA__TRY(qlora__config_int(r, "num_key_value_heads", kv_heads, 1, 1 << 14, &c->kv_heads));
+    QLORA__TRY(qlora__config_int(r, "max_position_embeddings", d->max_positions, 1, INT32_MAX,
+                                 &c->max_positions));
+    QLORA__TRY(qlora__config_positive(r, "rms_norm_eps", d->eps, &c->rms_eps));
     if (c->heads % c->kv_heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
             "%s: num_attention_heads (%lld) is not a multiple of num_key_value_heads (%lld)",
             r->json->label, (long long)c->heads, (long long)c->kv_heads);
     }
-    bool given = qlora__config_find(r, "head_dim") != 0;
-    if (!given && c->family != QLORA_FAMILY_QWEN3 && c->hidden % c->heads != 0) {
+    given = qlora__config_find(r, "head_dim") != 0;
+    if (!given && d->head_dim == 0 && c->hidden % c->heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
             "%s: head_dim is missing, and hidden_size (%lld) is not a multiple of "
             "num_attention_heads (%lld)",
             r->json->label, (long long)c->hidden, (long long)c->heads);
     }
-    int64_t fallback = c->family == QLORA_FAMILY_QWEN3 ? 128 : c->hidden / c->heads;
+    int64_t fallback = d->head_dim > 0 ? d->head_dim : c->hidden / c->heads;
     QLORA__TRY(qlora__config_int(r, "head_dim", fallback, 1, 1 << 14, &c->head_dim));
     if (c->head_dim % 2 != 0) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: head_dim is %lld; it must be even",
@@ -337,20 +165,67 @@ static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_mod
     return QLORA_OK;
 }
 
-// Which layers have a sliding window, and how wide it is.
-static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_model_config* c) {
+// The period of the layers without a window: the n-th, 2n-th, ... have full attention. It may also
+// be a string with one letter per layer, which repeats: L = window, G = full attention.
+static qlora_result qlora__config_pattern(const qlora__config_reader* r, const qlora__arch* arch,
+                                          const qlora_model_config* c, uint8_t* slides) {
+    int64_t period = arch->defaults.pattern;
+    char letters[QLORA_MAX_LAYERS];
+    const char* key = "sliding_window_pattern";
+    uint32_t value = qlora__config_find(r, key);
+    size_t length = 0;
+    if (value != 0 && qlora__json_kind_of(r->json, value) == QLORA__JSON_STRING) {
+        length = qlora__json_string(r->json, value, letters, sizeof letters);
+        if (length == 0 || length >= sizeof letters || strspn(letters, "LG") != length) {
+            return qlora__config_refuse(r, key, value, "it must consist of the letters L and G");
+        }
+    } else if (value != 0) {
+        QLORA__TRY(qlora__config_int(r, key, period, 1, INT32_MAX, &period));
+    }
+    for (int64_t i = 0; i < c->layers; i++) {
+        slides[i] = length > 0 ? letters[(size_t)i % length] == 'L' : (i + 1) % period != 0;
+    }
+    return QLORA_OK;
+}
+
+// The width of the window, if the model uses one, and the layers that would have it.
+static qlora_result qlora__config_window_rule(const qlora__config_reader* r,
+                                              const qlora__arch* arch, qlora_model_config* c,
+                                              uint8_t* slides) {
     int64_t first = 0;
-    bool use = true;
-    bool qwen = c->family == QLORA_FAMILY_QWEN2 || c->family == QLORA_FAMILY_QWEN3;
-    uint32_t types = qlora__config_find(r, "layer_types");
-    if (qwen) {
+    bool use = arch->window != QLORA__WINDOW_NONE; // a file may have the key, the block no window
+    if (arch->window == QLORA__WINDOW_QWEN || arch->window == QLORA__WINDOW_NOPE) {
         QLORA__TRY(qlora__config_bool(r, "use_sliding_window", false, &use));
+    }
+    if (arch->window == QLORA__WINDOW_QWEN) {
         QLORA__TRY(qlora__config_int(r, "max_window_layers", 28, 0, INT32_MAX, &first));
-    } else if (c->family == QLORA_FAMILY_LLAMA) {
-        use = false; // a llama file may contain the key, but the architecture has no window
     }
     if (use) {
-        QLORA__TRY(qlora__config_int(r, "sliding_window", 0, 1, INT32_MAX, &c->window));
+        int64_t fallback = qlora__config_has(r, "sliding_window") ? 0 : arch->defaults.window;
+        QLORA__TRY(qlora__config_int(r, "sliding_window", fallback, 1, INT32_MAX, &c->window));
+    }
+    for (int64_t i = 0; i < c->layers; i++) {
+        slides[i] = arch->window == QLORA__WINDOW_NOPE ? c->no_rope[i] : i >= first;
+    }
+    return arch->window == QLORA__WINDOW_PATTERN ? qlora__config_pattern(r, arch, c, slides)
+                                                 : QLORA_OK;
+}
+
+// Which layers have a sliding window, and how wide it is.
+static qlora_result qlora__config_window(const qlora__config_reader* r, const qlora__arch* arch,
+                                         qlora_model_config* c) {
+    uint8_t slides[QLORA_MAX_LAYERS];
+    bool hybrid = (arch->reads & QLORA__READS_HYBRID) != 0;
+    uint32_t types = qlora__config_find(r, "layer_types");
+    QLORA__TRY(qlora__config_window_rule(r, arch, c, slides));
+    if (types == 0 && hybrid) {
+        types = qlora__config_find(r, "layers_block_type");
+    }
+    if (types == 0 && hybrid) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: layer_types is missing, so all layers are recurrent "
+                               "(state-space), which is not supported",
+                               r->json->label);
     }
     if (types != 0 && qlora__json_kind_of(r->json, types) != QLORA__JSON_ARRAY) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: layer_types must be a list",
@@ -365,19 +240,71 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
     bool any = false;
     for (int64_t i = 0; i < c->layers; i++) {
         uint32_t type = types != 0 ? qlora__json_at(r->json, types, (uint32_t)i) : 0;
-        bool slides = type != 0 ? qlora__json_is(r->json, type, "sliding_attention") : i >= first;
-        if (type != 0 && !slides && !qlora__json_is(r->json, type, "full_attention")) {
-            return qlora__config_refuse(r, "layer type", type,
-                                        "supported types: full_attention, sliding_attention");
+        bool full = type != 0 && (qlora__json_is(r->json, type, "full_attention") ||
+                                  (hybrid && qlora__json_is(r->json, type, "attention")));
+        if (type != 0) {
+            slides[i] = qlora__json_is(r->json, type, "sliding_attention");
         }
-        if (type != 0 && slides && c->family == QLORA_FAMILY_LLAMA) {
+        if (type != 0 && !slides[i] && !full) {
             return qlora__config_refuse(r, "layer type", type,
-                                        "llama layers always have full attention");
+                                        hybrid ? "recurrent (state-space) layers are not supported"
+                                               : "supported types: full_attention, "
+                                                 "sliding_attention");
         }
-        c->sliding[i] = slides && c->window > 0 ? 1 : 0;
+        if (type != 0 && slides[i] && arch->window == QLORA__WINDOW_NONE) {
+            char advice[96];
+            snprintf(advice, sizeof advice, "%s layers always have full attention",
+                     arch->model_type);
+            return qlora__config_refuse(r, "layer type", type, advice);
+        }
+        c->sliding[i] = slides[i] && c->window > 0 ? 1 : 0;
         any = any || c->sliding[i] != 0;
+        if (arch->nope == QLORA__NOPE_FULL) {
+            c->no_rope[i] = c->window > 0 && c->sliding[i] == 0 ? 1 : 0;
+        }
     }
     c->window = any ? c->window : 0;
+    return QLORA_OK;
+}
+
+// The layers that are not rotated, where they do not follow from the windows.
+static qlora_result qlora__config_nope(const qlora__config_reader* r, const qlora__arch* arch,
+                                       qlora_model_config* c) {
+    if (arch->nope == QLORA__NOPE_UNNAMED) {
+        uint32_t type = qlora__config_find(r, "position_embedding_type");
+        bool rope = type != 0 && qlora__json_is(r->json, type, "rope");
+        if (type != 0 && !rope && !qlora__json_is(r->json, type, "nope")) {
+            return qlora__config_refuse(r, "position_embedding_type", type,
+                                        "supported values: rope, nope");
+        }
+        memset(c->no_rope, rope ? 0 : 1, (size_t)c->layers);
+    }
+    if (arch->nope != QLORA__NOPE_LISTED) {
+        return QLORA_OK;
+    }
+    int64_t period = 4;
+    uint32_t list = qlora__config_find(r, "no_rope_layers");
+    QLORA__TRY(qlora__config_int(r, "no_rope_layer_interval", period, 1, INT32_MAX, &period));
+    if (list != 0 &&
+        (qlora__json_kind_of(r->json, list) != QLORA__JSON_ARRAY ||
+         (r->json->tokens[list].count > 0 && r->json->tokens[list].count < c->layers))) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: no_rope_layers must be a list with at least one entry per "
+                               "layer (%lld)",
+                               r->json->label, (long long)c->layers);
+    }
+    bool listed = list != 0 && r->json->tokens[list].count > 0;
+    for (int64_t i = 0; i < c->layers; i++) {
+        int64_t rotated = (i + 1) % period != 0;
+        if (listed &&
+            (!qlora__json_int(r->json, qlora__json_at(r->json, list, (uint32_t)i), &rotated) ||
+             rotated < 0 || rotated > 1)) {
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                                   "%s: no_rope_layers[%lld] must be 0 (no rotation) or 1",
+                                   r->json->label, (long long)i);
+        }
+        c->no_rope[i] = rotated == 0 ? 1 : 0;
+    }
     return QLORA_OK;
 }
 
@@ -408,36 +335,131 @@ static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora
     return QLORA_OK;
 }
 
-static qlora_result qlora__config_switches(const qlora__config_reader* r, qlora_model_config* c) {
+// A soft cap: null means none, which is not the same as leaving the key out.
+static qlora_result qlora__config_cap(const qlora__config_reader* r, const char* key,
+                                      double fallback, double* out) {
+    *out = 0.0;
+    return qlora__config_has(r, key) && qlora__config_find(r, key) == 0
+               ? QLORA_OK
+               : qlora__config_positive(r, key, fallback, out);
+}
+
+// The factors and limits by which families differ from Llama's block.
+static qlora_result qlora__config_scalars(const qlora__config_reader* r, const qlora__arch* arch,
+                                          qlora_model_config* c) {
+    if ((arch->reads & QLORA__READS_MULTIPLIERS) != 0) {
+        QLORA__TRY(qlora__config_positive(r, "embedding_multiplier", 1.0, &c->embedding_scale));
+        QLORA__TRY(qlora__config_positive(r, "residual_multiplier", 1.0, &c->residual_scale));
+        QLORA__TRY(qlora__config_positive(r, "attention_multiplier", 1.0, &c->attention_scale));
+        QLORA__TRY(qlora__config_positive(r, "logits_scaling", 1.0, &c->logits_divisor));
+    }
+    if ((arch->reads & QLORA__READS_QUERY_SCALAR) != 0) {
+        double scalar = 256.0;
+        QLORA__TRY(qlora__config_positive(r, "query_pre_attn_scalar", scalar, &scalar));
+        c->attention_scale = 1.0 / sqrt(scalar);
+    }
+    if ((arch->reads & QLORA__READS_CAPS) != 0) {
+        QLORA__TRY(qlora__config_cap(r, "attn_logit_softcapping", 50.0, &c->attention_cap));
+        QLORA__TRY(qlora__config_cap(r, "final_logit_softcapping", 30.0, &c->logits_cap));
+    }
+    // transformers reads the cap of this family's scores but never applies it, and that of the
+    // logits only in the text model.
+    if ((arch->reads & QLORA__READS_FINAL_CAP) != 0 && !c->wrapped) {
+        QLORA__TRY(qlora__config_cap(r, "final_logit_softcapping", 0.0, &c->logits_cap));
+    }
+    c->norm_offset = (arch->has & QLORA__HAS_NORM_OFFSET) != 0 ? 1.0 : 0.0;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__config_biases(const qlora__config_reader* r, const qlora__arch* arch,
+                                         qlora_model_config* c) {
+    bool all = false;
+    bool three = (arch->reads & QLORA__READS_ATTENTION_BIAS_3) != 0;
+    if ((arch->reads & QLORA__READS_ATTENTION_BIAS) != 0) {
+        QLORA__TRY(qlora__config_bool(r, "attention_bias", false, &all));
+    }
+    if (three) {
+        QLORA__TRY(qlora__config_bool(r, "attention_bias", true, &three));
+    }
+    c->o_bias = all;
+    if ((arch->reads & QLORA__READS_OUT_BIAS) != 0) {
+        QLORA__TRY(qlora__config_bool(r, "attention_out_bias", false, &c->o_bias));
+    }
+    if ((arch->reads & QLORA__READS_MLP_BIAS) != 0) {
+        QLORA__TRY(qlora__config_bool(r, "mlp_bias", false, &c->mlp_bias));
+    }
+    c->qkv_bias = all || three || (arch->reads & QLORA__READS_QKV_BIAS) != 0;
+    c->qk_norm = (arch->has & QLORA__HAS_QK_NORM) != 0;
+    return QLORA_OK;
+}
+
+// Older Gemma files say "gelu" and mean the tanh form.
+static qlora_result qlora__config_activation(const qlora__config_reader* r,
+                                             const qlora__arch* arch) {
+    bool gelu = (arch->has & QLORA__HAS_GELU) != 0;
+    bool newer = (arch->reads & QLORA__READS_ACTIVATION) != 0;
+    uint32_t act = newer ? 0 : qlora__config_find(r, "hidden_act");
+    act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
+    static const char* const names[2][4] = {{"silu", "swish", NULL, NULL},
+                                            {"gelu_pytorch_tanh", "gelu_new", "gelu", NULL}};
+    bool known = act == 0;
+    for (int i = 0; act != 0 && names[gelu][i] != NULL; i++) {
+        known = known || (qlora__json_is(r->json, act, names[gelu][i]) && !(newer && i == 2));
+    }
+    return known ? QLORA_OK
+                 : qlora__config_refuse(r, newer ? "hidden_activation" : "hidden_act", act,
+                                        gelu ? "only gelu_pytorch_tanh is supported"
+                                             : "only silu is supported");
+}
+
+// What a model may not have: keys that change the block in ways its description does not cover.
+static qlora_result qlora__config_refusals(const qlora__config_reader* r, const qlora__arch* arch) {
+    static const char* const switches[] = {"use_bidirectional_attention", "is_encoder_decoder"};
+    for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
+        bool on = false;
+        QLORA__TRY(qlora__config_bool(r, switches[i], false, &on));
+        if (on) {
+            return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: %s is true, which is not supported", r->json->label,
+                                   switches[i]);
+        }
+    }
+    int64_t experts = 0;
+    if ((arch->reads & QLORA__READS_HYBRID) != 0) {
+        QLORA__TRY(qlora__config_int(r, "num_local_experts", 8, 0, INT32_MAX, &experts));
+    }
+    return experts == 0
+               ? QLORA_OK
+               : qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                                 "%s: num_local_experts is %lld; a mixture of experts is not "
+                                 "supported",
+                                 r->json->label, (long long)experts);
+}
+
+// dtype and the tied head, which a multimodal folder has at its top.
+static qlora_result qlora__config_storage(const qlora__config_reader* top,
+                                          const qlora__config_reader* r, const qlora__arch* arch,
+                                          qlora_model_config* c) {
     static const struct {
         const char* name;
         qlora_dtype dtype;
     } dtypes[6] = {{"float32", QLORA_F32},         {"bfloat16", QLORA_BF16},
                    {"float16", QLORA_F16},         {"torch.float32", QLORA_F32},
                    {"torch.bfloat16", QLORA_BF16}, {"torch.float16", QLORA_F16}};
-    bool attention = false;
-    QLORA__TRY(qlora__config_bool(r, "tie_word_embeddings", false, &c->tied));
-    if (c->family == QLORA_FAMILY_LLAMA || c->family == QLORA_FAMILY_QWEN3) {
-        QLORA__TRY(qlora__config_bool(r, "attention_bias", false, &attention));
+    bool tied = c->wrapped || arch->defaults.tied;
+    if (c->wrapped) {
+        QLORA__TRY(qlora__config_bool(r, "tie_word_embeddings", tied, &tied));
     }
-    if (c->family == QLORA_FAMILY_LLAMA) {
-        QLORA__TRY(qlora__config_bool(r, "mlp_bias", false, &c->mlp_bias));
-    }
-    c->qkv_bias = attention || c->family == QLORA_FAMILY_QWEN2;
-    c->o_bias = attention;
-    c->qk_norm = c->family == QLORA_FAMILY_QWEN3;
-    uint32_t act = qlora__config_find(r, "hidden_act");
-    act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
-    if (act != 0 && !qlora__json_is(r->json, act, "silu") &&
-        !qlora__json_is(r->json, act, "swish")) {
-        return qlora__config_refuse(r, "hidden_act", act, "only silu is supported");
-    }
-    uint32_t dtype = qlora__config_find(r, "dtype");
-    dtype = dtype != 0 ? dtype : qlora__config_find(r, "torch_dtype");
+    QLORA__TRY(qlora__config_bool(top, "tie_word_embeddings", tied, &c->tied));
     c->dtype = -1;
-    for (int i = 0; i < 6; i++) {
-        if (dtype != 0 && qlora__json_is(r->json, dtype, dtypes[i].name)) {
-            c->dtype = (int32_t)dtypes[i].dtype;
+    const qlora__config_reader* places[2] = {r, top};
+    for (int p = 0; p < 2 && c->dtype < 0; p++) {
+        uint32_t dtype = qlora__config_find(places[p], "dtype");
+        dtype = dtype != 0 ? dtype : qlora__config_find(places[p], "torch_dtype");
+        for (int i = 0; i < 6; i++) {
+            if (dtype != 0 && qlora__json_is(r->json, dtype, dtypes[i].name)) {
+                c->dtype = (int32_t)dtypes[i].dtype;
+            }
         }
     }
     return QLORA_OK;
@@ -445,27 +467,33 @@ static qlora_result qlora__config_switches(const qlora__config_reader* r, qlora_
 
 static qlora_result qlora__config_from_json(qlora__env* env, const qlora__json* json,
                                             qlora_model_config* c) {
-    qlora__config_reader r;
-    r.env = env;
-    r.json = json;
-    r.object = 0;
+    qlora__config_reader top;
+    const qlora__arch* arch = NULL;
+    top.env = env;
+    top.json = json;
+    top.object = 0;
     memset(c, 0, sizeof *c);
     if (qlora__json_kind_of(json, 0) != QLORA__JSON_OBJECT) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", json->label);
     }
-    QLORA__TRY(qlora__config_quantized(&r, c));
-    // A multimodal model keeps the parameters of its language model here.
-    uint32_t text = qlora__config_find(&r, "text_config");
-    bool nested = text != 0 && qlora__json_kind_of(json, text) == QLORA__JSON_OBJECT;
-    r.object = nested ? text : 0;
-    QLORA__TRY(qlora__config_family(&r, nested, c));
-    QLORA__TRY(qlora__config_sizes(&r, c));
-    QLORA__TRY(qlora__config_ropes(&r, c));
-    QLORA__TRY(qlora__config_window(&r, c));
-    QLORA__TRY(qlora__config_switches(&r, c));
+    QLORA__TRY(qlora__config_quantized(&top, c));
+    qlora__config_reader r = top;
+    QLORA__TRY(qlora__config_family(&r, &arch, c));
+    QLORA__TRY(qlora__config_refusals(&r, arch));
+    QLORA__TRY(qlora__config_sizes(&r, arch, c));
+    QLORA__TRY(qlora__config_ropes(&r, arch, c));
+    QLORA__TRY(qlora__config_nope(&r, arch, c));
+    QLORA__TRY(qlora__config_window(&r, arch, c));
+    QLORA__TRY(qlora__config_biases(&r, arch, c));
+    QLORA__TRY(qlora__config_activation(&r, arch));
+    QLORA__TRY(qlora__config_scalars(&r, arch, c));
+    QLORA__TRY(qlora__config_storage(&top, &r, arch, c));
     QLORA__TRY(qlora__config_id(&r, "bos_token_id", c->vocab, &c->bos_id));
     QLORA__TRY(qlora__config_id(&r, "pad_token_id", c->vocab, &c->pad_id));
-    return qlora__config_stops(&r, c);
+    QLORA__TRY(qlora__config_stops(&r, c));
+    qlora__config_resolve(c);
+    bool outside = c->wrapped && qlora__config_find(&top, "eos_token_id") != 0;
+    return outside ? qlora__config_stops(&top, c) : QLORA_OK;
 }
 
 // Parses config.json from memory into *out.

@@ -586,7 +586,7 @@ static qlora_result qlora__bnb_parts(qlora__env* env, const qlora__folder* f, co
 
 // Finds the weight [rows, cols] of a linear layer. The tensors themselves determine whether it is
 // plain or 4-bit, because the config's lists of skipped modules are not reliable. `name` ends in
-// ".weight".
+// ".weight". For a 4-bit weight of unknown shape, rows is -1.
 static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const qlora__folder* f,
                                                        const char* name, int64_t rows, int64_t cols,
                                                        qlora__linear_source* out) {
@@ -622,7 +622,7 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
     qlora_result result = qlora__bnb_state(env, &json, &w);
     qlora__json_free(env, &json);
     QLORA__TRY(result);
-    if (w.rows != rows || w.cols != cols) {
+    if (rows >= 0 && (w.rows != rows || w.cols != cols)) {
         return qlora__env_fail(
             env, QLORA_ERR_FORMAT, "%s: %s has shape [%lld,%lld]; it must be [%lld,%lld]", f->dir,
             name, (long long)w.rows, (long long)w.cols, (long long)rows, (long long)cols);

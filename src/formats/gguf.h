@@ -17,52 +17,18 @@ typedef struct qlora__gguf_writer {
     uint64_t left; // remaining bytes of the current tensor
 } qlora__gguf_writer;
 
-// The name of a module's matrix: "model.layers.0.self_attn.q_proj" and 'a' give
-// "blk.0.attn_q.weight.lora_a".
-static QLORA__UNUSED qlora_result qlora__gguf_name(qlora__env* env, const char* module, char which,
-                                                   char out[QLORA__GGUF_NAME]) {
-    static const struct {
-        const char* hf;
-        const char* gguf;
-    } names[7] = {{"self_attn.q_proj", "attn_q"}, {"self_attn.k_proj", "attn_k"},
-                  {"self_attn.v_proj", "attn_v"}, {"self_attn.o_proj", "attn_output"},
-                  {"mlp.gate_proj", "ffn_gate"},  {"mlp.up_proj", "ffn_up"},
-                  {"mlp.down_proj", "ffn_down"}};
-    const char* plain = qlora__plain_name(module);
-    unsigned layer = 0;
-    if (strncmp(plain, "layers.", 7) == 0 && plain[7] >= '0' && plain[7] <= '9') {
-        const char* at = plain + 7;
-        for (; *at >= '0' && *at <= '9' && layer < 100000; at++) {
-            layer = layer * 10 + (unsigned)(*at - '0');
-        }
-        for (int i = 0; i < 7 && *at == '.'; i++) {
-            if (strcmp(at + 1, names[i].hf) == 0) {
-                snprintf(out, QLORA__GGUF_NAME, "blk.%u.%s.weight.lora_%c", layer, names[i].gguf,
-                         which);
-                return QLORA_OK;
-            }
-        }
-    }
-    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s cannot be stored in a GGUF adapter",
-                           module);
+// The name of a matrix of a layer: 0, "attn_q" and 'a' give "blk.0.attn_q.weight.lora_a".
+static QLORA__UNUSED void qlora__gguf_name(int64_t layer, const char* tensor, char which,
+                                           char out[QLORA__GGUF_NAME]) {
+    snprintf(out, QLORA__GGUF_NAME, "blk.%lld.%s.weight.lora_%c", (long long)layer, tensor, which);
 }
 
-// The name that llama.cpp uses for the architecture of a family.
-static QLORA__UNUSED const char* qlora__gguf_architecture(qlora_family family) {
-    for (int i = 0; i < QLORA__FAMILY_COUNT; i++) {
-        if (qlora__families[i].family == family) {
-            return qlora__families[i].gguf_name;
-        }
-    }
-    return "";
-}
-
-// For its "llama" architecture, llama.cpp rotates pairs of neighbours where Hugging Face files
+// For some of its architectures, llama.cpp rotates pairs of neighbours where Hugging Face files
 // rotate the two halves of a head. Returns the row of our matrix that becomes row `row` of a q or k
 // matrix.
-static QLORA__UNUSED int64_t qlora__gguf_source_row(qlora_family family, int64_t row,
+static QLORA__UNUSED int64_t qlora__gguf_source_row(const qlora__arch* arch, int64_t row,
                                                     int64_t head_dim) {
-    if (family != QLORA_FAMILY_LLAMA && family != QLORA_FAMILY_MISTRAL) {
+    if ((arch->has & QLORA__HAS_PERMUTED_GGUF) == 0) {
         return row;
     }
     int64_t in_head = row % head_dim;

@@ -534,6 +534,7 @@ typedef struct qlora__peft_desc {
     double alpha;
     double dropout;
     bool rslora;
+    const char* pattern; // target_modules as a regular expression; NULL = the list `targets`
     const char* const* targets;
     uint32_t target_count;
     const int64_t* layers; // layers_to_transform; layer_count 0 = all
@@ -608,11 +609,15 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
     qlora__json_write_int(&w, "r", d->rank);
     qlora__peft_write_pattern(&w, "rank_pattern", d, true);
     qlora__json_write_word(&w, "revision", "null");
-    qlora__json_write_open(&w, "target_modules", '[');
-    for (uint32_t i = 0; i < d->target_count; i++) {
-        qlora__json_write_string(&w, NULL, d->targets[i]);
+    if (d->pattern != NULL) {
+        qlora__json_write_string(&w, "target_modules", d->pattern);
+    } else {
+        qlora__json_write_open(&w, "target_modules", '[');
+        for (uint32_t i = 0; i < d->target_count; i++) {
+            qlora__json_write_string(&w, NULL, d->targets[i]);
+        }
+        qlora__json_write_close(&w, ']');
     }
-    qlora__json_write_close(&w, ']');
     qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
     qlora__json_write_word(&w, "use_dora", "false");
     qlora__json_write_word(&w, "use_rslora", d->rslora ? "true" : "false");

@@ -13,7 +13,7 @@ typedef struct qlora__adapter_source {
 
 static bool qlora__has_lora(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             if (m->layers[l].projections[i].rank > 0) {
                 return true;
             }
@@ -35,12 +35,11 @@ static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s
 static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
                                          const qlora__adapter_source* s) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             char module[160];
             qlora__peft_module found;
-            snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
-                     qlora__projections[i].module);
+            qlora__module_of(m, l, i, module, sizeof module);
             QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, p->out, p->in, &found));
             float scale = (float)found.scale;
             if (found.rank != p->rank) {
@@ -118,16 +117,6 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
                                QLORA__NORMS_FILE, t->name, (long long)t->cols);
         }
         *out = norm;
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, const float* in) {
-    if (sizeof(QLORA__REAL) == sizeof(float)) {
-        return qlora__copy_in(ctx, data, in, (size_t)count * sizeof(float));
-    }
-    for (int64_t i = 0; i < count; i++) {
-        ((QLORA__REAL*)data)[i] = (QLORA__REAL)in[i];
     }
     return QLORA_OK;
 }

@@ -50,6 +50,18 @@ static int64_t qlora__kv_width(const qlora_model_config* c) {
     return c->kv_heads * c->head_dim;
 }
 
+// Whether q is multiplied by a factor that depends on the position, within the planned lengths.
+static bool qlora__scales_queries(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    return c->query_beta != 0.0 && (double)m->positions > c->query_period;
+}
+
+// Whether the gradient of the output of attention and MLP differs from that of the residual stream.
+static bool qlora__has_own_d_out(const qlora_model* m) {
+    return qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT) ||
+           qlora__has_norm(m, QLORA__NORM_MLP_OUT) || m->plan.config.residual_scale != 1.0;
+}
+
 static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora__projection* p) {
     if (p->is_nf4) {
         qlora_tensor memory;
@@ -70,29 +82,31 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     if (!c->tied) {
         qlora__arena_tensor(arena, m->compute, c->vocab, c->hidden, &m->head);
     }
-    qlora__arena_tensor(arena, QLORA_F32, m->positions, c->head_dim, &m->rope);
+    qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope);
     m->rope_sliding = m->rope;
+    m->rope_query = m->rope;
     if (memcmp(&c->rope, &c->rope_sliding, sizeof c->rope) != 0) {
-        qlora__arena_tensor(arena, QLORA_F32, m->positions, c->head_dim, &m->rope_sliding);
+        qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope_sliding);
+    }
+    if (qlora__scales_queries(m)) {
+        qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope_query);
     }
     if (!m->desc.train_norms) {
         qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &m->final_norm);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__layout_projection(arena, m, &layer->projections[i]);
         }
         if (c->qkv_bias && !c->qk_norm) {
             qlora__arena_tensor(arena, m->compute, 1, qlora__q_width(c) + 2 * qlora__kv_width(c),
                                 &layer->qkv_bias);
         }
-        if (!m->desc.train_norms) {
-            qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &layer->norm1);
-            qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &layer->norm2);
-            if (c->qk_norm) {
-                qlora__arena_tensor(arena, QLORA_F32, 1, c->head_dim, &layer->q_norm);
-                qlora__arena_tensor(arena, QLORA_F32, 1, c->head_dim, &layer->k_norm);
+        for (int i = 0; i < QLORA__NORMS && !m->desc.train_norms; i++) {
+            if (qlora__has_norm(m, i)) {
+                qlora__arena_tensor(arena, QLORA_F32, 1, qlora__arch_norm_width(m->arch, c, i),
+                                    &layer->norms[i]);
             }
         }
     }
@@ -142,30 +156,25 @@ static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
     qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_state), &m->adamw);
-    char* clip = qlora__arena_take(arena, qlora__clip_place(m->ctx, m->elements, NULL, &m->clip));
-    qlora__clip_place(m->ctx, m->elements, clip, &m->clip);
+    int32_t groups = (int32_t)m->plan.config.layers + 1; // clipped layer by layer, or all as one
+    char* clip =
+        qlora__arena_take(arena, qlora__clip_place(m->ctx, m->elements, groups, NULL, &m->clip));
+    qlora__clip_place(m->ctx, m->elements, groups, clip, &m->clip);
 }
 
 static void qlora__layout_windows(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             if (layer->projections[i].rank > 0) {
                 qlora__window_projection(m, &layer->projections[i]);
             }
         }
-        if (m->desc.train_norms) {
-            int64_t at = layer->norms_at;
-            int64_t step = (int64_t)qlora__align_up((size_t)c->hidden, 8);
-            int64_t head_step = (int64_t)qlora__align_up((size_t)c->head_dim, 8);
-            qlora__window_norm(m, at, c->hidden, &layer->norm1, &layer->d_norm1);
-            qlora__window_norm(m, at + step, c->hidden, &layer->norm2, &layer->d_norm2);
-            if (c->qk_norm) {
-                at += 2 * step;
-                qlora__window_norm(m, at, c->head_dim, &layer->q_norm, &layer->d_q_norm);
-                qlora__window_norm(m, at + head_step, c->head_dim, &layer->k_norm,
-                                   &layer->d_k_norm);
+        for (int i = 0; i < QLORA__NORMS && m->desc.train_norms; i++) {
+            if (qlora__has_norm(m, i)) {
+                qlora__window_norm(m, layer->norms_at[i], qlora__arch_norm_width(m->arch, c, i),
+                                   &layer->norms[i], &layer->d_norms[i]);
             }
         }
     }
@@ -190,6 +199,12 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->h2);
     qlora__arena_tensor(arena, m->compute, T, 2 * c->intermediate + pads[QLORA__GATE_UP],
                         &kept->gu);
+    if (qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT)) {
+        qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->out[0]);
+    }
+    if (qlora__has_norm(m, QLORA__NORM_MLP_OUT)) {
+        qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->out[1]);
+    }
 }
 
 static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) {
@@ -240,7 +255,7 @@ static int64_t qlora__operand_elements(const qlora_model* m) {
             int64_t n = layer->cached ? 0 : rows * (linear->in + layer->pads[g]);
             most = qlora__max(most, n);
         }
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &layer->projections[i];
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
@@ -270,6 +285,10 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, m->compute, T, c->intermediate, &m->ds);
     }
     qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
+    m->d_out = m->dh;
+    if (qlora__has_own_d_out(m)) {
+        qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->d_out);
+    }
     qlora__arena_tensor(arena, m->compute, T, q + 2 * kv + pads[QLORA__QKV], &m->dqkv);
     qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
 }

@@ -6,24 +6,25 @@
 // reads must not be overwritten before it has been read:
 //
 //   buffer                    read for               overwritten by
-//   dh and its last columns   down and o             the next norm
+//   d_out and last columns    down and o             the next norm; if it is not dh itself, the
+//                                                    gradient of the next output
 //   dqkv                      qkv                    the attention of the next layer
 //   s                         down                   ds of the next layer, after that norm
 //   x                         written there as well  nothing but recomputation
 //   gradients of gate and up  gate_up                recomputation of a layer
 //   the shared operand        z                      placing other weights
 
-// Recomputes the activations that a layer did not keep: everything except down_proj.
+// Recomputes the activations that a layer did not keep: everything except down_proj, unless the
+// backward pass of a norm needs its output.
 static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
     qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &h, &layer->norm1, (float)c->rms_eps, &x));
+    QLORA__TRY(qlora__layer_input(pass, &layer->kept.h,
+                                  qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
     QLORA__TRY(qlora__layer_qkv(pass, layer));
     QLORA__TRY(qlora__layer_attention(pass, layer));
-    return qlora__layer_middle(pass, layer);
+    QLORA__TRY(qlora__layer_middle(pass, layer));
+    return qlora__has_norm(m, QLORA__NORM_MLP_OUT) ? qlora__layer_down(pass, layer) : QLORA_OK;
 }
 
 // Computes z again, into the last columns of x, for the gradient of B.
@@ -79,7 +80,34 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
                       : QLORA_OK;
 }
 
-// Backward pass of down_proj and SwiGLU: dh -> the gradient of gate and up in kept.gu.
+// The gradient of the output of attention (0) or MLP (1) in m->d_out, from that of the residual
+// stream: through the factor or the norm that comes between.
+static qlora_result qlora__layer_out_backward(const qlora__pass* pass, qlora__layer* layer,
+                                              int part) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int norm = part == 0 ? QLORA__NORM_ATTENTION_OUT : QLORA__NORM_MLP_OUT;
+    const qlora_tensor* after = qlora__layer_norm(m, layer, norm);
+    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
+    qlora_tensor d_out = qlora__window(&m->d_out, pass->rows, 0, c->hidden);
+    if (after != NULL) {
+        qlora_tensor out = qlora__window(&layer->kept.out[part], pass->rows, 0, c->hidden);
+        return qlora_rmsnorm_backward(pass->ctx, &dh, &out, after, (float)c->rms_eps, NULL, &d_out,
+                                      m->desc.train_norms ? &layer->d_norms[norm] : NULL);
+    }
+    return qlora__has_own_d_out(m) ? qlora_scale(pass->ctx, (float)c->residual_scale, &dh, &d_out)
+                                   : QLORA_OK;
+}
+
+static qlora_result qlora__layer_gated_backward(const qlora__pass* pass, const qlora_tensor* ds,
+                                                const qlora_tensor* gate, const qlora_tensor* up,
+                                                const qlora_tensor* s) {
+    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
+               ? qlora_geglu_backward(pass->ctx, ds, gate, up, gate, up, s)
+               : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
+}
+
+// Backward pass of down_proj and the activation: d_out -> the gradient of gate and up in kept.gu.
 static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -91,42 +119,41 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     qlora_tensor x = qlora__window(&m->s, pass->rows, 0, width + stack.pad);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
     qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, width);
-    qlora_tensor dy = qlora__window(&m->dh, pass->rows, 0, stack.out + stack.pad);
-    qlora_tensor dy_inner = qlora__window(&m->dh, pass->rows, 0, stack.out);
-    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so SwiGLU comes first
-        QLORA__TRY(qlora_swiglu_forward(ctx, &gate, &up, &s));
+    qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
+    qlora_tensor dy_inner = qlora__window(&m->d_out, pass->rows, 0, stack.out);
+    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
+        QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
         QLORA__TRY(qlora__stack_z(pass, &stack, &x));
         QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
-        return qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, NULL);
+        return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
-    // The output of SwiGLU is computed again, over its gradient, in the same pass over gate and up.
+    // The activation is computed again, over its gradient, in the same pass over gate and up.
     if (stack.pad > 0) {
         QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
     }
     QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
-    QLORA__TRY(qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, &s));
+    QLORA__TRY(qlora__layer_gated_backward(pass, &ds, &gate, &up, &s));
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }
 
-// Computes the input of a stack that follows a norm again, with z.
-static qlora_result qlora__stack_normed(const qlora__pass* pass, const qlora__stack* stack,
-                                        const qlora_tensor* in, const qlora_tensor* norm,
-                                        const qlora_tensor* x) {
-    const qlora_model_config* c = &pass->m->plan.config;
-    qlora_tensor normed = qlora__window(x, pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, in, norm, (float)c->rms_eps, &normed));
+// Computes the input of a stack that reads the residual stream again, with z.
+static qlora_result qlora__stack_input(const qlora__pass* pass, const qlora__stack* stack,
+                                       const qlora_tensor* in, const qlora_tensor* norm,
+                                       const qlora_tensor* x) {
+    QLORA__TRY(qlora__layer_input(pass, in, norm));
     return qlora__stack_z(pass, stack, x);
 }
 
-// Backward pass of a stack that follows a norm: dy (with space for u) -> gradients of its adapters,
-// and dh += norm'(dx). Waits first for the stack `above`, which reads dh on the second stream.
-static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__layer* layer,
-                                               int group, int above, const qlora_tensor* dy,
-                                               const qlora_tensor* h, const qlora_tensor* norm,
-                                               const qlora_tensor* d_norm, bool wants_dx) {
+// Backward pass of a stack that reads the residual stream h through norm number `number`, or
+// without one: dy (with space for u) -> gradients of its adapters, and dh += norm'(dx). Waits first
+// for the stack `above`, which reads dh on the second stream.
+static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__layer* layer,
+                                                int group, int above, const qlora_tensor* dy,
+                                                const qlora_tensor* h, int number, bool wants_dx) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
+    const qlora_tensor* norm = qlora__layer_norm(m, layer, number);
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
     qlora_tensor in = qlora__window(h, pass->rows, 0, c->hidden);
@@ -135,21 +162,54 @@ static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__l
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
     if (stack.pad > 0 && stack.linear.dropout > 0.0f) { // masks need scratch
-        QLORA__TRY(qlora__stack_normed(pass, &stack, &in, norm, &x));
+        QLORA__TRY(qlora__stack_input(pass, &stack, &in, norm, &x));
     } else if (stack.pad > 0) {
         QLORA__TRY(qlora__beside_begin(ctx));
-        QLORA__TRY(qlora__beside_end(ctx, group, qlora__stack_normed(pass, &stack, &in, norm, &x)));
+        QLORA__TRY(qlora__beside_end(ctx, group, qlora__stack_input(pass, &stack, &in, norm, &x)));
     }
     QLORA__TRY(qlora__stack_backward(pass, &stack, group, &x, &up, wants_dx ? &dx : NULL));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << above));
     if (!wants_dx) {
         return QLORA_OK;
     }
+    if (norm == NULL) {
+        return qlora_add(ctx, &dh, &dx, &dh);
+    }
     return qlora_rmsnorm_backward(ctx, &dx, &in, norm, (float)c->rms_eps, &dh, &dh,
-                                  m->desc.train_norms ? d_norm : NULL);
+                                  m->desc.train_norms ? &layer->d_norms[number] : NULL);
 }
 
-// dh -> gradients of q, k and v before norm and rotation, in m->dqkv.
+// Backward pass of the norms of q and k, in m->dqkv. With a weight gradient, the result must not
+// overwrite dy, so it is computed in d_o and copied.
+static qlora_result qlora__layer_qk_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    float eps = (float)c->rms_eps;
+    const struct {
+        int norm;
+        int64_t at;
+        int64_t width;
+    } parts[] = {{QLORA__NORM_Q, 0, q}, {QLORA__NORM_K, q, kv}};
+    for (int i = 0; i < 2; i++) {
+        const qlora_tensor* w = &layer->norms[parts[i].norm];
+        qlora_tensor raw = qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
+        qlora_tensor d = qlora__window(&m->dqkv, pass->rows, parts[i].at, parts[i].width);
+        if (!m->desc.train_norms) {
+            QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &d, NULL));
+            continue;
+        }
+        qlora_tensor through = qlora__window(&m->d_o, pass->rows, 0, parts[i].width);
+        QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &through,
+                                          &layer->d_norms[parts[i].norm]));
+        QLORA__TRY(qlora_scale(ctx, 1.0f, &through, &d));
+    }
+    return QLORA_OK;
+}
+
+// d_out -> gradients of q, k and v before norm and rotation, in m->dqkv.
 static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -159,7 +219,7 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, &stack));
     qlora_tensor x = qlora__window(&layer->kept.o, pass->rows, 0, q + stack.pad);
-    qlora_tensor dy = qlora__window(&m->dh, pass->rows, 0, stack.out + stack.pad);
+    qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
     QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
@@ -173,30 +233,9 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     qlora_tensor dv = qlora__window(&m->dqkv, pass->rows, q + kv, kv);
     QLORA__TRY(qlora_attention_backward(ctx, &heads.desc, &heads.q, &heads.k, &heads.v,
                                         &m->batch.seqs, &o, &lse, &d_o, &dq, &dk, &dv));
-    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
     qlora_tensor turned = qlora__window(&m->dqkv, pass->rows, 0, q + kv);
-    QLORA__TRY(qlora_rope_backward(ctx, &turned, c->heads + c->kv_heads, &positions,
-                                   qlora__rope_of(m, layer), &m->flag));
-    if (!c->qk_norm) {
-        return QLORA_OK;
-    }
-    // With a weight gradient, the result must not overwrite dy, so it is computed in d_o and
-    // copied.
-    qlora_tensor raw_q = qlora__window(&layer->kept.qkv, pass->rows, 0, q);
-    qlora_tensor raw_k = qlora__window(&layer->kept.qkv, pass->rows, q, kv);
-    float eps = (float)c->rms_eps;
-    if (!m->desc.train_norms) {
-        QLORA__TRY(qlora_rmsnorm_backward(ctx, &dq, &raw_q, &layer->q_norm, eps, NULL, &dq, NULL));
-        return qlora_rmsnorm_backward(ctx, &dk, &raw_k, &layer->k_norm, eps, NULL, &dk, NULL);
-    }
-    qlora_tensor through_q = qlora__window(&m->d_o, pass->rows, 0, q);
-    qlora_tensor through_k = qlora__window(&m->d_o, pass->rows, 0, kv);
-    QLORA__TRY(qlora_rmsnorm_backward(ctx, &dq, &raw_q, &layer->q_norm, eps, NULL, &through_q,
-                                      &layer->d_q_norm));
-    QLORA__TRY(qlora_scale(ctx, 1.0f, &through_q, &dq));
-    QLORA__TRY(qlora_rmsnorm_backward(ctx, &dk, &raw_k, &layer->k_norm, eps, NULL, &through_k,
-                                      &layer->d_k_norm));
-    return qlora_scale(ctx, 1.0f, &through_k, &dk);
+    QLORA__TRY(qlora__layer_rotate(pass, layer, &turned, NULL, true));
+    return c->qk_norm ? qlora__layer_qk_backward(pass, layer) : QLORA_OK;
 }
 
 // The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
@@ -218,19 +257,20 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
     if (layer->recompute) {
         QLORA__TRY(qlora__layer_again(pass, layer));
     }
+    QLORA__TRY(qlora__layer_out_backward(pass, layer, 1));
     QLORA__TRY(qlora__layer_down_backward(pass, layer));
-    return qlora__layer_norm_backward(pass, layer, QLORA__GATE_UP, QLORA__DOWN, &layer->kept.gu,
-                                      &layer->kept.h2, &layer->norm2, &layer->d_norm2, true);
+    return qlora__layer_input_backward(pass, layer, QLORA__GATE_UP, QLORA__DOWN, &layer->kept.gu,
+                                       &layer->kept.h2, QLORA__NORM_MLP, true);
 }
 
 static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
+    QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
     // Below layer 0, at most its norm is trained.
-    return qlora__layer_norm_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
-                                      &layer->norm1, &layer->d_norm1,
-                                      index > 0 || m->desc.train_norms);
+    return qlora__layer_input_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
+                                       QLORA__NORM_ATTENTION, index > 0 || m->desc.train_norms);
 }
 
 static qlora_result qlora__backward_end(const qlora__pass* pass) {

@@ -37,7 +37,7 @@ static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_
 // Attention of one query, at position pass->first, over the cache. Query heads that share a key
 // head are the rows of one matrix, so that one product per key head is enough:
 //
-//   s = scale q K^T, p = softmax(s), o = p V
+//   s = scale q K^T, with the cap of the family; p = softmax(s), o = p V
 //
 // over the positions within the window of the layer.
 static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index) {
@@ -64,11 +64,14 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     qlora_gemm_desc gemm;
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = true;
-    gemm.alpha = 1.0f / sqrtf((float)d);
+    gemm.alpha = heads.desc.scale > 0.0f ? heads.desc.scale : 1.0f / sqrtf((float)d);
     // Exact fp32, as in attention over many rows.
     QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
     qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
     qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
+    if (heads.desc.cap > 0.0f) {
+        QLORA__TRY(qlora_cap(ctx, heads.desc.cap, &flat_s, &flat_s));
+    }
     QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
     if (m->compute != QLORA_F32) { // otherwise both are the same memory
         QLORA__TRY(qlora_cast(ctx, &flat_s, &flat_p));

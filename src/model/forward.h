@@ -9,9 +9,11 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
     QLORA__TRY(qlora_embed(pass->ctx, &m->embed, &ids, &h, &m->flag));
-    return qlora_rmsnorm_forward(pass->ctx, &h, qlora__norm_before(m, 0), (float)c->rms_eps, &x);
+    if (c->embedding_scale != 1.0) {
+        QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
+    }
+    return qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
 }
 
 // When decoding, several rows are the beginning of a text and see only each other; a single row
@@ -27,19 +29,14 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
                                              : qlora__layer_attention(pass, layer);
 }
 
-// Leaves the normalised input of the next layer, or of the head, in m->x.
+// Leaves the input of the next layer, or of the head, in m->x.
 static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
     qlora__layer* layer = &m->layers[index];
     QLORA__TRY(qlora__layer_middle(pass, layer));
     QLORA__TRY(qlora__layer_down(pass, layer));
-    qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
-    qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
-    qlora_tensor next = qlora__window(qlora__stream_before(m, index + 1), pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
-    return qlora_rmsnorm_residual_forward(pass->ctx, &h2, &delta, qlora__norm_before(m, index + 1),
-                                          (float)c->rms_eps, &next, &x);
+    return qlora__layer_add(pass, layer, 1, &layer->kept.h2, qlora__stream_before(m, index + 1),
+                            qlora__norm_before(m, index + 1));
 }
 
 // Token ids -> the output of the final norm in m->x.

@@ -1,5 +1,16 @@
 // ---- head ---------------------------------------------------------------------------------------
 
+// logits = x head^T / divisor, or, backward, dx = dlogits head / divisor.
+static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
+                                        const qlora_tensor* from, const qlora_tensor* to) {
+    const qlora_model* m = pass->m;
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_b = !backward;
+    gemm.alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, &m->head, to);
+}
+
 // Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
 // to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
 static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
@@ -14,8 +25,7 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
     qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
     QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
-    QLORA__TRY(qlora__gemm_named(ctx, pass->math, false, true, false, 0, &m->rows_x, &m->head,
-                                 &m->logits));
+    QLORA__TRY(qlora__head_product(pass, false, &m->rows_x, &m->logits));
     qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
     args.logits = &m->logits;
@@ -26,14 +36,14 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     args.total = totals;
     args.flag = &m->flag;
     args.forward_only = !gradient;
+    args.cap = (float)c->logits_cap;
     QLORA__TRY(qlora_cross_entropy(ctx, &args));
     if (gradient) {
         qlora_tensor dx = m->rows_dx;
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.rows = C;
-        QLORA__TRY(
-            qlora__gemm_named(ctx, pass->math, false, false, true, 0, &m->logits, &m->head, &dx));
+        QLORA__TRY(qlora__head_product(pass, true, &m->logits, &dx));
     }
     return QLORA_OK;
 }
@@ -60,5 +70,7 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
     qlora_tensor x;
     QLORA__TRY(qlora__tensor_view(pass->ctx, &m->x, first, rows, 0, m->plan.config.hidden, &x));
     qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
-    return qlora__gemm_named(pass->ctx, pass->math, false, true, false, 0, &x, &m->head, &logits);
+    QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
+    float cap = (float)m->plan.config.logits_cap;
+    return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;
 }

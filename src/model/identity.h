@@ -16,6 +16,8 @@ static void qlora__identity_rope(qlora__hash* h, const qlora_rope_desc* r) {
                               r->attention_factor, r->mscale,
                               r->mscale_all_dim,   r->no_truncate ? 1.0 : 0.0};
     qlora__hash_add(h, numbers, sizeof numbers);
+    qlora__hash_add(h, r->short_factor, sizeof r->short_factor);
+    qlora__hash_add(h, r->long_factor, sizeof r->long_factor);
 }
 
 // Every field that changes what the model computes. The ids of special tokens, the declared length
@@ -27,11 +29,16 @@ static uint64_t qlora__identity_config(const qlora_model_config* c) {
                              c->mlp_bias,        c->qk_norm};
     qlora__hash h;
     qlora__hash_begin(&h);
+    const double factors[] = {c->rms_eps,         c->embedding_scale,  c->residual_scale,
+                              c->attention_scale, c->logits_divisor,   c->attention_cap,
+                              c->logits_cap,      c->query_beta,       c->query_period,
+                              c->norm_offset,     (double)c->rope_dims};
     qlora__hash_add(&h, sizes, sizeof sizes);
-    qlora__hash_add(&h, &c->rms_eps, sizeof c->rms_eps);
+    qlora__hash_add(&h, factors, sizeof factors);
     qlora__identity_rope(&h, &c->rope);
     qlora__identity_rope(&h, &c->rope_sliding);
     qlora__hash_add(&h, c->sliding, (size_t)c->layers);
+    qlora__hash_add(&h, c->no_rope, (size_t)c->layers);
     return qlora__hash_end(&h);
 }
 

@@ -106,14 +106,50 @@ static qlora__heads qlora__heads_of(const qlora__pass* pass, const qlora__layer*
     h.desc.kv_heads = c->kv_heads;
     h.desc.head_dim = c->head_dim;
     h.desc.window = layer->sliding ? c->window : 0;
+    h.desc.scale = (float)c->attention_scale;
+    h.desc.cap = (float)c->attention_cap;
     h.q = qlora__window(rotated, pass->rows, 0, q);
     h.k = qlora__window(rotated, pass->rows, q, kv);
     h.v = qlora__window(&layer->kept.qkv, pass->rows, q + kv, kv);
     return h;
 }
 
-static const qlora_tensor* qlora__rope_of(const qlora_model* m, const qlora__layer* layer) {
-    return layer->sliding ? &m->rope_sliding : &m->rope;
+// Rotates q and k, which are the first columns of x, or, backward, their gradients; before that, a
+// bias is added to all columns of x. If q is scaled by its position, its table contains the factor.
+static qlora_result qlora__layer_rotate(const qlora__pass* pass, const qlora__layer* layer,
+                                        const qlora_tensor* x, const qlora_tensor* bias,
+                                        bool backward) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
+    const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
+    qlora_rotation_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.head_dim = c->head_dim;
+    desc.neighbours = (m->arch->has & QLORA__HAS_PAIRED_ROPE) != 0;
+    desc.backward = backward;
+    desc.heads = layer->no_rope ? 0 : c->heads + c->kv_heads;
+    if (desc.heads == 0 && bias == NULL) {
+        return QLORA_OK;
+    }
+    if (desc.heads == 0 || !qlora__scales_queries(m)) {
+        return qlora_rope_apply(pass->ctx, &desc, x, &positions, table, bias, &m->flag);
+    }
+    qlora_tensor x_q = qlora__window(x, pass->rows, 0, q);
+    qlora_tensor x_rest = qlora__window(x, pass->rows, q, x->cols - q);
+    qlora_tensor bias_q;
+    qlora_tensor bias_rest;
+    if (bias != NULL) {
+        bias_q = qlora__window(bias, 1, 0, q);
+        bias_rest = qlora__window(bias, 1, q, x->cols - q);
+    }
+    desc.heads = c->heads;
+    QLORA__TRY(qlora_rope_apply(pass->ctx, &desc, &x_q, &positions, &m->rope_query,
+                                bias != NULL ? &bias_q : NULL, &m->flag));
+    desc.heads = c->kv_heads;
+    return qlora_rope_apply(pass->ctx, &desc, &x_rest, &positions, table,
+                            bias != NULL ? &bias_rest : NULL, &m->flag);
 }
 
 // Normalised input in m->x -> rotated q, k and v.
@@ -124,7 +160,6 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
     QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->x, &layer->kept.qkv));
-    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
     qlora_tensor rotated = qlora__window(&layer->kept.qkv, pass->rows, 0, q + 2 * kv);
     const qlora_tensor* bias = c->qkv_bias && !c->qk_norm ? &layer->qkv_bias : NULL;
     if (c->qk_norm) {
@@ -132,7 +167,7 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
             int64_t at;
             int64_t width;
             const qlora_tensor* weight;
-        } parts[] = {{0, q, &layer->q_norm}, {q, kv, &layer->k_norm}};
+        } parts[] = {{0, q, &layer->norms[QLORA__NORM_Q]}, {q, kv, &layer->norms[QLORA__NORM_K]}};
         for (int i = 0; i < 2; i++) {
             qlora_tensor from =
                 qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
@@ -142,21 +177,69 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
         }
         rotated = qlora__window(&layer->kept.qk, pass->rows, 0, q + kv);
     }
-    return qlora_rope_forward(ctx, &rotated, c->heads + c->kv_heads, &positions,
-                              qlora__rope_of(m, layer), bias, &m->flag);
+    return qlora__layer_rotate(pass, layer, &rotated, bias, false);
 }
 
-// Output of attention in kept.o and the residual stream -> h2, its norm in m->x, gate and up.
-static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
+// The input of a stack in m->x: the normalised residual stream, or the stream itself.
+static qlora_result qlora__layer_input(const qlora__pass* pass, const qlora_tensor* stream,
+                                       const qlora_tensor* norm) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    qlora_tensor h = qlora__window(stream, pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(&pass->m->x, pass->rows, 0, c->hidden);
+    return norm != NULL ? qlora_rmsnorm_forward(pass->ctx, &h, norm, (float)c->rms_eps, &x)
+                        : qlora_scale(pass->ctx, 1.0f, &h, &x);
+}
+
+// Norm number `norm` of a layer; NULL if it has none.
+static const qlora_tensor* qlora__layer_norm(const qlora_model* m, const qlora__layer* layer,
+                                             int norm) {
+    return qlora__has_norm(m, norm) ? &layer->norms[norm] : NULL;
+}
+
+// Where attention (0) and MLP (1) put their output: where the backward pass of the norm that
+// follows finds it, if there is one.
+static qlora_tensor* qlora__layer_out(qlora_model* m, qlora__layer* layer, int part) {
+    bool kept = qlora__has_norm(m, part == 0 ? QLORA__NORM_ATTENTION_OUT : QLORA__NORM_MLP_OUT);
+    return kept ? &layer->kept.out[part] : &m->delta;
+}
+
+// Adds the output of attention (0) or MLP (1), through its own norm and with the factor of the
+// family, to `stream`, giving `next`; then prepares the input of the stack that follows, whose norm
+// is `before` (NULL = none), in m->x.
+static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* layer, int part,
+                                     const qlora_tensor* stream, const qlora_tensor* next,
+                                     const qlora_tensor* before) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
-    qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, c->hidden);
-    qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
+    float eps = (float)c->rms_eps;
+    const qlora_tensor* after =
+        qlora__layer_norm(m, layer, part == 0 ? QLORA__NORM_ATTENTION_OUT : QLORA__NORM_MLP_OUT);
+    qlora_tensor h = qlora__window(stream, pass->rows, 0, c->hidden);
+    qlora_tensor sum = qlora__window(next, pass->rows, 0, c->hidden);
     qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &layer->kept.o, &m->delta));
-    QLORA__TRY(qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, &layer->norm2,
-                                              (float)c->rms_eps, &h2, &x));
+    if (after != NULL) {
+        qlora_tensor out = qlora__window(&layer->kept.out[part], pass->rows, 0, c->hidden);
+        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &out, after, eps, &delta));
+    }
+    if (c->residual_scale != 1.0) {
+        QLORA__TRY(qlora_scale(pass->ctx, (float)c->residual_scale, &delta, &delta));
+    }
+    if (before != NULL) {
+        return qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, before, eps, &sum, &x);
+    }
+    QLORA__TRY(qlora_add(pass->ctx, &h, &delta, &sum));
+    return qlora__layer_input(pass, next, NULL);
+}
+
+// Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
+// and up.
+static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(
+        qlora__stack_forward(pass, layer, QLORA__O, &layer->kept.o, qlora__layer_out(m, layer, 0)));
+    QLORA__TRY(qlora__layer_add(pass, layer, 0, &layer->kept.h, &layer->kept.h2,
+                                qlora__layer_norm(m, layer, QLORA__NORM_MLP)));
     return qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu);
 }
 
@@ -171,20 +254,30 @@ static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer
                                    &pass->m->batch.seqs, &o, &lse);
 }
 
-// SwiGLU and down_proj, into m->delta.
+// s = act(gate) up.
+static qlora_result qlora__layer_gated(const qlora__pass* pass, const qlora_tensor* gate,
+                                       const qlora_tensor* up, const qlora_tensor* s) {
+    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
+               ? qlora_geglu_forward(pass->ctx, gate, up, s)
+               : qlora_swiglu_forward(pass->ctx, gate, up, s);
+}
+
+// The gated activation and down_proj.
 static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.intermediate;
     qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
-    QLORA__TRY(qlora_swiglu_forward(pass->ctx, &gate, &up, &s));
-    return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, &m->delta);
+    QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
+    return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1));
 }
 
-// The norm before layer number `index`; after the last layer, the final norm.
+// The norm before layer number `index`, or NULL; after the last layer, the final norm.
 static const qlora_tensor* qlora__norm_before(const qlora_model* m, int64_t index) {
-    return index < m->plan.config.layers ? &m->layers[index].norm1 : &m->final_norm;
+    return index < m->plan.config.layers
+               ? qlora__layer_norm(m, &m->layers[index], QLORA__NORM_ATTENTION)
+               : &m->final_norm;
 }
 
 // The residual stream before layer number `index`; after the last layer, last_h.

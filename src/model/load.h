@@ -41,12 +41,6 @@ static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
     return QLORA_OK;
 }
 
-static qlora_dtype qlora__st_dtype_of(const qlora__st_tensor* t) {
-    return t->dtype == QLORA__ST_F32    ? QLORA_F32
-           : t->dtype == QLORA__ST_BF16 ? QLORA_BF16
-                                        : QLORA_F16;
-}
-
 // Loads a matrix, in the type it has in the file, into the memory of the shared operand.
 static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
                                     int64_t rows, int64_t cols, qlora_tensor* out) {
@@ -104,6 +98,31 @@ static qlora_result qlora__load_named(qlora_ctx* ctx, qlora__stager* s, const ql
                                   out->rows == 1 ? -1 : out->cols, &t));
     QLORA__TRY(qlora__folder_make(&ctx->env, folder, &t));
     return qlora__load_dense(ctx, s, t, out);
+}
+
+// Norm weights are kept as factors: what a file stores minus 1 is raised by 1.
+static qlora_result qlora__load_norm(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
+                                     const char* name, const qlora_tensor* out) {
+    double offset = s->m->plan.config.norm_offset;
+    if (offset == 0.0) {
+        return qlora__load_named(ctx, s, folder, name, out);
+    }
+    const qlora__st_tensor* t = NULL;
+    QLORA__TRY(qlora__folder_need(&ctx->env, folder, name, out->cols, -1, &t));
+    size_t bytes = (size_t)out->cols * sizeof(QLORA__REAL);
+    QLORA__REAL* values = (QLORA__REAL*)qlora__alloc(ctx, bytes);
+    if (values == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    for (int64_t i = 0; i < out->cols; i++) {
+        float x = 0.0f;
+        qlora__st_read_f32(t, (uint64_t)i, 1, &x);
+        values[i] = (QLORA__REAL)(x + (float)offset);
+    }
+    qlora_result r = qlora__copy_in(ctx, out->data, values, bytes);
+    qlora__free(ctx, values, bytes);
+    s->done += t->bytes;
+    return r;
 }
 
 static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
@@ -194,30 +213,26 @@ static qlora_result qlora__load_layer(qlora_ctx* ctx, qlora__stager* s, const ql
     qlora__layer* layer = &s->m->layers[index];
     char name[200];
     int64_t bias_at = 0;
-    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+    const qlora__arch* arch = s->m->arch;
+    for (int i = 0; i < arch->layout->count; i++) {
         qlora__projection* p = &layer->projections[i];
-        snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)index,
-                 qlora__projections[i].module);
+        const char* module = arch->layout->rows[i].module;
+        snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)index, module);
         QLORA__TRY(qlora__load_projection(ctx, s, folder, name, p));
-        if (i < 3 && c->qkv_bias && !c->qk_norm) {
+        if (arch->layout->rows[i].group == QLORA__QKV && c->qkv_bias && !c->qk_norm) {
             qlora_tensor part;
             QLORA__TRY(qlora__tensor_view(ctx, &layer->qkv_bias, 0, 1, bias_at, p->out, &part));
-            snprintf(name, sizeof name, "model.layers.%lld.%s.bias", (long long)index,
-                     qlora__projections[i].module);
+            snprintf(name, sizeof name, "model.layers.%lld.%s.bias", (long long)index, module);
             QLORA__TRY(qlora__load_named(ctx, s, folder, name, &part));
             bias_at += p->out;
         }
     }
-    const struct {
-        const char* name;
-        const qlora_tensor* out;
-    } norms[] = {{"input_layernorm", &layer->norm1},
-                 {"post_attention_layernorm", &layer->norm2},
-                 {"self_attn.q_norm", &layer->q_norm},
-                 {"self_attn.k_norm", &layer->k_norm}};
-    for (int i = 0; i < (c->qk_norm ? 4 : 2); i++) {
-        snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)index, norms[i].name);
-        QLORA__TRY(qlora__load_named(ctx, s, folder, name, norms[i].out));
+    for (int i = 0; i < QLORA__NORMS; i++) {
+        const char* module = qlora__arch_norm(arch, c, i);
+        if (module != NULL) {
+            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)index, module);
+            QLORA__TRY(qlora__load_norm(ctx, s, folder, name, &layer->norms[i]));
+        }
     }
     return QLORA_OK;
 }
@@ -228,7 +243,7 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         QLORA__TRY(qlora__load_layer(ctx, s, folder, l));
     }
-    QLORA__TRY(qlora__load_named(ctx, s, folder, "model.norm.weight", &m->final_norm));
+    QLORA__TRY(qlora__load_norm(ctx, s, folder, "model.norm.weight", &m->final_norm));
     QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &m->embed));
     if (!m->plan.config.tied) {
         QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &m->head));
@@ -275,7 +290,7 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora_fill(ctx, 1.0f, &m->final_norm));
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &layer->projections[i];
             qlora_tensor w;
             qlora__arena_window(&m->operand, 0, p->out, p->in, &w);
@@ -289,9 +304,8 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
                 QLORA__TRY(qlora__tensor_zero(ctx, &p->bias));
             }
         }
-        const qlora_tensor* ones[] = {&layer->norm1, &layer->norm2, &layer->q_norm, &layer->k_norm};
-        for (int i = 0; i < (c->qk_norm ? 4 : 2); i++) {
-            QLORA__TRY(qlora_fill(ctx, 1.0f, ones[i]));
+        for (int i = 0; i < QLORA__NORMS; i++) {
+            QLORA__TRY(qlora__has_norm(m, i) ? qlora_fill(ctx, 1.0f, &layer->norms[i]) : QLORA_OK);
         }
         if (c->qkv_bias && !c->qk_norm) {
             QLORA__TRY(qlora__tensor_zero(ctx, &layer->qkv_bias));

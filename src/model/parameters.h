@@ -12,23 +12,20 @@ typedef struct qlora__trained {
     bool is_b;
 } qlora__trained;
 
-// The trained norm number `index` of a layer; false if there is none.
-static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int index,
+// Norm number `norm` of a layer, under its name in the base; false if it is not trained.
+static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int norm,
                                 qlora__trained* out) {
-    static const char* const names[] = {"input_layernorm", "post_attention_layernorm",
-                                        "self_attn.q_norm", "self_attn.k_norm"};
     const qlora_model_config* c = &m->plan.config;
-    if (!m->desc.train_norms || index >= (c->qk_norm ? 4 : 2)) {
+    const char* module = qlora__arch_norm(m->arch, c, norm);
+    if (!m->desc.train_norms || module == NULL) {
         return false;
     }
-    int64_t step = (int64_t)qlora__align_up((size_t)c->hidden, 8);
-    int64_t head_step = (int64_t)qlora__align_up((size_t)c->head_dim, 8);
-    snprintf(out->name, sizeof out->name, "model.layers.%lld.%s.weight", (long long)layer,
-             names[index]);
-    out->at =
-        m->layers[layer].norms_at + (index < 2 ? index * step : 2 * step + (index - 2) * head_step);
+    snprintf(out->name, sizeof out->name, "model.%slayers.%lld.%s.weight",
+             c->wrapped ? "language_model." : "", (long long)layer, module);
+    out->at = m->layers[layer].norms_at[norm];
     out->rows = 1;
-    out->cols = index < 2 ? c->hidden : c->head_dim;
+    out->cols = qlora__arch_norm_width(m->arch, c, norm);
+    out->shadow_scale = 1.0f;
     return true;
 }
 
@@ -38,15 +35,17 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     int64_t at = 0;
     memset(out, 0, sizeof *out);
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (p->rank == 0) {
                 continue;
             }
             if (index < at + 2) {
+                char module[160];
                 out->is_b = index == at + 1;
-                snprintf(out->name, sizeof out->name, "model.layers.%lld.%s.lora_%c.weight",
-                         (long long)l, qlora__projections[i].module, out->is_b ? 'B' : 'A');
+                qlora__module_of(m, l, i, module, sizeof module);
+                snprintf(out->name, sizeof out->name, "%s.lora_%c.weight", module,
+                         out->is_b ? 'B' : 'A');
                 out->at = out->is_b ? p->b_at : p->a_at;
                 out->rows = out->is_b ? p->out : p->rank;
                 out->cols = out->is_b ? p->rank : p->in;
@@ -58,15 +57,15 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
             }
             at += 2;
         }
-        for (int i = 0; qlora__trained_norm(m, l, i, out); i++) {
-            out->shadow_scale = 1.0f;
-            if (index == at++) {
+        for (int i = 0; i < QLORA__NORMS; i++) {
+            if (qlora__trained_norm(m, l, i, out) && index == at++) {
                 return true;
             }
         }
     }
     if (m->desc.train_norms && index == at) {
-        snprintf(out->name, sizeof out->name, "model.norm.weight");
+        snprintf(out->name, sizeof out->name, "model.%snorm.weight",
+                 c->wrapped ? "language_model." : "");
         out->at = m->final_norm_at;
         out->rows = 1;
         out->cols = c->hidden;
@@ -84,12 +83,12 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
         return;
     }
     int number = (int)(t->projection - layer->projections);
-    int group = qlora__projections[number].group;
+    int group = m->arch->layout->rows[number].group;
     const qlora_linear_desc* linear = &layer->linears[group];
     const qlora_tensor* operand = linear->operand;
     int64_t row = 0;
     int64_t at = 0;
-    for (int i = 0; i < number - qlora__groups[group].first; i++) {
+    for (int i = 0; i < number - m->arch->layout->groups[group].first; i++) {
         row += linear->parts[i].out;
         at += linear->parts[i].rank;
     }

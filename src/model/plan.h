@@ -25,7 +25,7 @@ static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const c
 
 // A new adapter on the modules that the desc names.
 static void qlora__adapter_new(const qlora_model* m, int number, qlora__projection* p) {
-    if (m->desc.rank > 0 && (m->desc.targets >> number & 1u) != 0) {
+    if (m->desc.rank > 0 && (m->desc.targets >> m->arch->layout->rows[number].bit & 1u) != 0) {
         p->rank = m->desc.rank;
         p->alpha = (double)m->desc.alpha;
         double divisor = m->desc.rslora ? sqrt((double)p->rank) : (double)p->rank;
@@ -34,40 +34,60 @@ static void qlora__adapter_new(const qlora_model* m, int number, qlora__projecti
 }
 
 // Rank and scale of a module in an adapter folder.
-static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora__peft* peft, int64_t layer,
+static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, int64_t layer,
                                          int number, qlora__projection* p) {
+    const qlora__peft* peft = &m->source->peft;
     char module[160];
     qlora__peft_module found;
     memset(&found, 0, sizeof found);
-    snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)layer,
-             qlora__projections[number].module);
+    qlora__module_of(m, layer, number, module, sizeof module);
     QLORA__TRY(qlora__peft_find(&ctx->env, peft, module, p->out, p->in, &found));
     p->rank = found.rank;
     p->alpha = found.alpha;
     p->scale = (float)found.scale;
+    if (p->rank == 0) { // patterns of a multimodal model may be written for its older names
+        char key[320];
+        QLORA__TRY(qlora__peft_key(&ctx->env, module, 'A', key));
+        if (qlora__folder_find(&peft->tensors, key) != NULL) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s has matrices for %s, but target_modules of adapter_config.json "
+                               "does not match this name",
+                               peft->tensors.dir, module);
+        }
+    }
     return QLORA_OK;
 }
 
 // Every matrix of an adapter folder must belong to a module of the model: what is not used would
-// change the results in PEFT.
+// change the results in PEFT. Those of a vision part are left out, with a message: it is not run.
 static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m,
                                             const qlora__peft* peft) {
+    static const char* const vision[] = {"vision_tower.", "visual.", "multi_modal_projector."};
+    uint32_t left_out = 0;
     for (uint32_t i = 0; i < peft->tensors.count; i++) {
-        const char* name = peft->tensors.entries[i].tensor->name;
+        const char* name = peft->tensors.entries[i].name;
         bool known = false;
+        for (size_t k = 0; k < sizeof vision / sizeof vision[0] && m->plan.config.wrapped; k++) {
+            known = known || strncmp(name, vision[k], strlen(vision[k])) == 0;
+        }
+        left_out += known ? 1u : 0u;
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
-            for (int k = 0; k < QLORA__PROJECTIONS && !known; k++) {
+            for (int k = 0; k < m->arch->layout->count && !known; k++) {
                 char module[160];
-                int n = snprintf(module, sizeof module, "base_model.model.model.layers.%lld.%s.",
-                                 (long long)l, qlora__projections[k].module);
+                int n = snprintf(module, sizeof module, "layers.%lld.%s.", (long long)l,
+                                 m->arch->layout->rows[k].module);
                 known = n > 0 && strncmp(name, module, (size_t)n) == 0;
             }
         }
         if (!known) {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                                "%s: %s does not belong to a projection of this model",
-                               peft->tensors.dir, name);
+                               peft->tensors.dir, peft->tensors.entries[i].tensor->name);
         }
+    }
+    if (left_out > 0) {
+        QLORA__LOG(ctx, WARN, MODEL, "%s: %u tensors of the vision part are not used",
+                   peft->tensors.dir, left_out);
     }
     return QLORA_OK;
 }
@@ -79,35 +99,35 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
     if (desc->adapter != NULL) {
         QLORA__TRY(qlora__peft_open(&ctx->env, desc->adapter, peft));
         m->source->has_peft = true;
-        QLORA__TRY(qlora__adapter_all_used(ctx, m, peft));
         m->desc.rslora = peft->rslora;
         m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft->dropout;
         m->desc.rank = (int32_t)peft->rank;
         m->desc.alpha = (float)peft->alpha;
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             if (desc->adapter != NULL) {
-                QLORA__TRY(qlora__adapter_found(ctx, peft, l, i, p));
+                QLORA__TRY(qlora__adapter_found(ctx, m, l, i, p));
             } else {
                 qlora__adapter_new(m, i, p);
             }
         }
     }
-    return QLORA_OK;
+    return desc->adapter != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }
 
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
-    qlora__projection* first = &layer->projections[qlora__groups[group].first];
-    for (int i = 0; i < qlora__groups[group].count; i++) {
+    int count = m->arch->layout->groups[group].count;
+    qlora__projection* first = &layer->projections[m->arch->layout->groups[group].first];
+    for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->a_at = at;
         at += (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
     }
-    for (int i = 0; i < qlora__groups[group].count; i++) {
+    for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->b_at = at;
         at += (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
@@ -130,14 +150,15 @@ static void qlora__number_parameters(qlora_model* m) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
             at = qlora__number_group(m, layer, g, at);
         }
-        if (m->desc.train_norms) {
-            int64_t norms = 2 * (int64_t)qlora__align_up((size_t)c->hidden, 8) +
-                            (c->qk_norm ? 2 * (int64_t)qlora__align_up((size_t)c->head_dim, 8) : 0);
-            layer->norms_at = at;
-            at += norms;
-            m->range_count += c->qk_norm ? 4 : 2;
-            m->longest_range = qlora__max(m->longest_range, c->qk_norm ? c->head_dim : 0);
-            m->plan.parameters += 2 * c->hidden + (c->qk_norm ? 2 * c->head_dim : 0);
+        for (int i = 0; i < QLORA__NORMS && m->desc.train_norms; i++) {
+            if (qlora__has_norm(m, i)) {
+                int64_t width = qlora__arch_norm_width(m->arch, c, i);
+                layer->norms_at[i] = at;
+                at += (int64_t)qlora__align_up((size_t)width, 8);
+                m->range_count++;
+                m->longest_range = qlora__max(m->longest_range, width);
+                m->plan.parameters += width;
+            }
         }
     }
     if (m->desc.train_norms) {
@@ -155,15 +176,14 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
-    const int64_t ins[QLORA__PROJECTIONS] = {c->hidden, c->hidden, c->hidden,      q,
-                                             c->hidden, c->hidden, c->intermediate};
-    const int64_t outs[QLORA__PROJECTIONS] = {
-        q, kv, kv, c->hidden, c->intermediate, c->intermediate, c->hidden};
-    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+    int64_t I = c->intermediate;
+    const int64_t outs[9] = {q, kv, kv, c->hidden, I, I, c->hidden, q + 2 * kv, 2 * I}; // by bit
+    const int64_t ins[QLORA__GROUPS] = {c->hidden, q, c->hidden, I};
+    for (int i = 0; i < m->arch->layout->count; i++) {
         qlora__projection* p = &layer->projections[i];
-        int group = qlora__projections[i].group;
-        p->in = ins[i];
-        p->out = outs[i];
+        int group = m->arch->layout->rows[i].group;
+        p->in = ins[group];
+        p->out = outs[m->arch->layout->rows[i].bit];
         // The rope kernel adds the bias of q, k and v, unless a norm comes between.
         p->has_bias = group == QLORA__QKV ? c->qkv_bias && c->qk_norm
                       : group == QLORA__O ? c->o_bias
@@ -177,16 +197,16 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     for (int g = 0; g < QLORA__GROUPS; g++) {
         qlora_linear_desc* linear = &layer->linears[g];
         memset(linear, 0, sizeof *linear);
-        linear->count = qlora__groups[g].count;
+        linear->count = m->arch->layout->groups[g].count;
         for (int i = 0; i < linear->count; i++) {
-            int number = qlora__groups[g].first + i;
+            int number = m->arch->layout->groups[g].first + i;
             qlora__projection* p = &layer->projections[number];
             qlora_linear_part* part = &linear->parts[i];
             linear->in = p->in;
             part->out = p->out;
             part->rank = p->rank;
             part->scale = p->scale;
-            part->projection = number;
+            part->projection = m->arch->layout->rows[number].bit;
             part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
             part->dense = p->is_nf4 ? NULL : &p->dense;
             part->bias = p->has_bias ? &p->bias : NULL;
@@ -203,6 +223,44 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
         linear->state = &m->batch.dropout;
         layer->pads[g] = qlora_linear_pad(linear);
     }
+}
+
+// Checks what a family adds to Llama's block.
+static qlora_result qlora__config_check_family(qlora_ctx* ctx, const qlora_model_config* c) {
+    const qlora__arch* arch = qlora__arch_of(c->family);
+    const struct {
+        const char* name;
+        double value;
+    } factors[] = {{"config.embedding_scale", c->embedding_scale},
+                   {"config.residual_scale", c->residual_scale},
+                   {"config.attention_scale", c->attention_scale},
+                   {"config.logits_divisor", c->logits_divisor},
+                   {"config.attention_cap", c->attention_cap},
+                   {"config.logits_cap", c->logits_cap},
+                   {"config.query_beta", c->query_beta},
+                   {"config.query_period", c->query_period},
+                   {"config.norm_offset", c->norm_offset}};
+    for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++) {
+        QLORA__TRY(qlora__need_real(ctx, factors[i].name, factors[i].value, 0.0, 1e30));
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "config.rope_dims", c->rope_dims, 0, c->head_dim));
+    if (c->rope_dims % 2 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "config.rope_dims is %lld; it must be even",
+                           (long long)c->rope_dims);
+    }
+    if (c->query_beta > 0.0 && !(c->query_period > 0.0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "config.query_period is %g; with query_beta it must be positive",
+                           c->query_period);
+    }
+    bool scaled = c->residual_scale < 1.0 || c->residual_scale > 1.0;
+    if (c->residual_scale > 0.0 && scaled && arch->norms->module[QLORA__NORM_MLP_OUT] != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "config.residual_scale is %g; with norms after attention and MLP it "
+                           "must be 1",
+                           c->residual_scale);
+    }
+    return QLORA_OK;
 }
 
 // Fills in the defaults of a config that comes from the caller, and checks it.
@@ -245,6 +303,7 @@ static qlora_result qlora__config_check(qlora_ctx* ctx, qlora_model_config* c) {
     }
     QLORA__TRY(qlora__need_whole(ctx, "config.window", c->window, 0, INT64_MAX));
     QLORA__TRY(qlora__need_whole(ctx, "config.max_positions", c->max_positions, 0, INT64_MAX));
+    QLORA__TRY(qlora__config_check_family(ctx, c));
     return qlora__need_whole(ctx, "config.stop_count", c->stop_count, 0, QLORA_MAX_STOP_IDS);
 }
 
@@ -354,6 +413,32 @@ static uint64_t qlora__source_name(const qlora_model_desc* desc) {
     return hash;
 }
 
+// Replaces "all" by the projections that the model has, and refuses others.
+static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
+    const qlora__layout* layout = m->arch->layout;
+    static const char* const names[] = {"q", "k", "v", "o", "gate", "up", "down", "qkv", "gate_up"};
+    uint32_t has = 0;
+    for (int i = 0; i < layout->count; i++) {
+        has |= 1u << layout->rows[i].bit;
+    }
+    if (m->desc.targets == 0 || m->desc.targets == (uint32_t)QLORA_TARGET_ALL) {
+        m->desc.targets = has;
+    }
+    for (int bit = 0; bit < 9; bit++) {
+        if ((m->desc.targets & ~has & 1u << bit) != 0) {
+            bool attention = bit < 3 || bit == 7;
+            return qlora__fail(
+                ctx, QLORA_ERR_ARGUMENT,
+                "desc.targets contains %s, which this model does not have; it has "
+                "%s",
+                names[bit],
+                attention ? ((has & QLORA_TARGET_QKV) != 0 ? "qkv" : "q, k and v")
+                          : ((has & QLORA_TARGET_GATE_UP) != 0 ? "gate_up" : "gate and up"));
+        }
+    }
+    return QLORA_OK;
+}
+
 // capability 0: the CPU.
 static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t capability) {
     if (mode == QLORA_MODE_BF16 && capability == 0) {
@@ -367,6 +452,14 @@ static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t c
                            (int)capability / 10, (int)capability % 10);
     }
     return QLORA_OK;
+}
+
+// Longrope has two sets of factors. transformers chooses between them in every pass; a model does
+// it once, by the longest sequence it is planned for, so that a text does not change its meaning
+// while it grows.
+static void qlora__rope_choose(qlora_rope_desc* rope, int64_t max_length) {
+    rope->use_long =
+        rope->type == QLORA_ROPE_LONGROPE && (double)max_length > rope->original_max_position;
 }
 
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
@@ -385,10 +478,14 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
         QLORA__TRY(qlora__config_check(ctx, &given));
         *c = given;
     }
+    m->arch = qlora__arch_of(c->family);
+    qlora__config_resolve(c);
     QLORA__TRY(qlora__capacity_resolve(ctx, c, &m->desc));
+    qlora__rope_choose(&c->rope, m->desc.max_length);
+    qlora__rope_choose(&c->rope_sliding, m->desc.max_length);
     m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
-    m->desc.targets = desc->targets != 0 ? desc->targets : (uint32_t)QLORA_TARGET_ALL;
+    QLORA__TRY(qlora__targets_resolve(ctx, m));
     QLORA__TRY(qlora__mode_check(ctx, desc->mode, machine->capability));
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
                        (desc->mode == QLORA_MODE_AUTO && machine->capability >= 80);
@@ -408,8 +505,31 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__shape_layer(m, &m->layers[l]);
         m->layers[l].sliding = c->sliding[l] != 0;
+        m->layers[l].no_rope = c->no_rope[l] != 0;
     }
     return qlora__adapter_shapes(ctx, m, desc);
+}
+
+// A head in the files counts, whatever the config says; without one, the flag decides. A folder
+// with nothing but a config can be planned, so the files need not exist.
+static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                         qlora_model* m) {
+    static const char* const names[] = {"model.safetensors", "model.safetensors.index.json"};
+    if (desc->dir == NULL || desc->plan != NULL || !m->plan.config.tied) {
+        return QLORA_OK;
+    }
+    bool exists = qlora__gguf_path(desc->dir);
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && !exists; i++) {
+        char path[QLORA__PATH_ROOM];
+        QLORA__TRY(qlora__path_join(&ctx->env, desc->dir, names[i], path));
+        QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
+    }
+    if (exists) {
+        const qlora__folder* folder = NULL;
+        QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
+        m->plan.config.tied = qlora__folder_find(folder, "lm_head.weight") == NULL;
+    }
+    return QLORA_OK;
 }
 
 // Decides which weights are 4-bit: all of an NF4 base, and those that are 4-bit in the files.
@@ -420,7 +540,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
         QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             p->is_nf4 = desc->base == QLORA_BASE_NF4;
             p->nf4_desc.rows = p->out;
@@ -432,7 +552,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             char name[160];
             qlora__linear_source source;
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     qlora__projections[i].module);
+                     m->arch->layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
             if (source.nf4) {
                 p->is_nf4 = true;
@@ -459,6 +579,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     m->source = (qlora__source*)qlora__alloc_zero(ctx, sizeof *m->source);
     qlora_result r = m->source != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     r = r == QLORA_OK ? qlora__skeleton_fill(ctx, desc, machine, m) : r;
+    r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }

@@ -4,7 +4,7 @@
 static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &layer->projections[i];
             if (p->is_nf4) {
                 qlora_tensor memory = p->nf4.memory;
@@ -35,25 +35,38 @@ static void qlora__model_operands(qlora_model* m) {
     }
 }
 
+// The factor of q at a position.
+static double qlora__query_factor(const qlora_model_config* c, int64_t position) {
+    return c->query_beta != 0.0
+               ? 1.0 + c->query_beta * log(1.0 + floor((double)position / c->query_period))
+               : 1.0;
+}
+
 static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const struct {
         const qlora_rope_desc* desc;
         const char* name;
         const qlora_tensor* table;
-    } tables[] = {{&c->rope, "config.rope", &m->rope},
-                  {&c->rope_sliding, "config.rope_sliding", &m->rope_sliding}};
-    size_t n = (size_t)(m->positions * c->head_dim);
+        bool query;
+    } tables[] = {{&c->rope, "config.rope", &m->rope, false},
+                  {&c->rope_sliding, "config.rope_sliding", &m->rope_sliding, false},
+                  {&c->rope, "config.rope", &m->rope_query, true}};
+    int count = qlora__scales_queries(m) ? 3 : 2;
+    size_t n = (size_t)(m->positions * c->rope_dims);
     float* host = (float*)qlora__alloc(ctx, n * 4);
     QLORA__REAL* real = (QLORA__REAL*)qlora__alloc(ctx, n * sizeof *real);
     qlora_result r = host != NULL && real != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
-    for (int i = 0; i < 2 && r == QLORA_OK; i++) {
-        r = qlora__rope_table(ctx, tables[i].desc, tables[i].name, c->head_dim, m->positions, host);
+    for (int i = 0; i < count && r == QLORA_OK; i++) {
+        r = qlora__rope_table(ctx, tables[i].desc, tables[i].name, c->rope_dims, m->positions,
+                              host);
         if (r != QLORA_OK) {
             break;
         }
         for (size_t j = 0; j < n; j++) {
-            real[j] = (QLORA__REAL)host[j];
+            int64_t position = (int64_t)j / c->rope_dims;
+            float factor = tables[i].query ? (float)qlora__query_factor(c, position) : 1.0f;
+            real[j] = (QLORA__REAL)(host[j] * factor);
         }
         r = qlora__copy_in(ctx, tables[i].table->data, real, n * sizeof *real);
     }
@@ -71,13 +84,32 @@ typedef struct qlora__adamw_numbers {
     double weight_decay;
 } qlora__adamw_numbers;
 
+// Writes the tables of the clip: all gradients as one group, or one group per layer, with the final
+// norm in a group of its own.
+static qlora_result qlora__clip_model(qlora_ctx* ctx, qlora_model* m, bool layers,
+                                      double max_norm) {
+    int64_t starts[QLORA_MAX_LAYERS + 1];
+    int32_t groups = 1;
+    memset(starts, 0, sizeof starts);
+    if (layers) {
+        groups = (int32_t)m->plan.config.layers;
+        for (int32_t l = 0; l < groups; l++) {
+            starts[l] = m->layers[l].projections[0].a_at;
+        }
+        if (m->desc.train_norms) {
+            starts[groups++] = m->final_norm_at;
+        }
+    }
+    return qlora__clip_start(ctx, &m->clip, &m->gradients, starts, groups, (float)max_norm);
+}
+
 // Writes the tables of the clip and the state of the optimizer before the first step.
-static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, double max_norm,
-                                           const qlora__adamw_numbers* numbers) {
+static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool layers,
+                                           double max_norm, const qlora__adamw_numbers* numbers) {
     if (!qlora__trains(m)) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__clip_start(ctx, &m->clip, &m->gradients, (float)max_norm));
+    QLORA__TRY(qlora__clip_model(ctx, m, layers, max_norm));
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
     state.lr = numbers->lr;
@@ -96,9 +128,10 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
     if (!qlora__on_cpu(ctx)) {
         bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
         // The kernels that only decoding uses are loaded by the dry run.
-        return qlora__cache_warm(ctx,
-                                 qlora__kernels_needed(ctx, m->compute, m->plan.config.head_dim,
-                                                       nf4, true, m->dir == NULL));
+        const qlora_model_config* c = &m->plan.config;
+        return qlora__cache_warm(ctx, qlora__kernels_needed(ctx, m->compute, c->head_dim,
+                                                            c->attention_cap > 0.0, nf4, true,
+                                                            m->dir == NULL));
     }
 #else
     (void)m;

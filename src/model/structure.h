@@ -1,26 +1,5 @@
 // ---- the parts of a model -----------------------------------------------------------------------
 
-#define QLORA__PROJECTIONS 7
-#define QLORA__GROUPS 4
-enum { QLORA__QKV, QLORA__O, QLORA__GATE_UP, QLORA__DOWN };
-
-// In the order of the bits of qlora_target: the name of the module within a layer, its name in GGUF
-// files, and the stack it belongs to.
-static const struct {
-    const char* module;
-    const char* gguf;
-    int group;
-} qlora__projections[QLORA__PROJECTIONS] = {
-    {"self_attn.q_proj", "attn_q", QLORA__QKV},    {"self_attn.k_proj", "attn_k", QLORA__QKV},
-    {"self_attn.v_proj", "attn_v", QLORA__QKV},    {"self_attn.o_proj", "attn_output", QLORA__O},
-    {"mlp.gate_proj", "ffn_gate", QLORA__GATE_UP}, {"mlp.up_proj", "ffn_up", QLORA__GATE_UP},
-    {"mlp.down_proj", "ffn_down", QLORA__DOWN}};
-
-static const struct {
-    int first; // index in qlora__projections
-    int count;
-} qlora__groups[QLORA__GROUPS] = {{0, 3}, {3, 1}, {4, 2}, {6, 1}};
-
 typedef struct qlora__projection {
     int64_t in;
     int64_t out;
@@ -50,6 +29,7 @@ typedef struct qlora__kept {
     qlora_tensor lse; // [heads, T]
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
+    qlora_tensor out[2]; // [T, H] outputs of attention and MLP; only if a norm follows them
 } qlora__kept;
 
 typedef struct qlora__layer {
@@ -60,16 +40,11 @@ typedef struct qlora__layer {
     bool cached;
     bool recompute;
     bool sliding;
-    qlora_tensor qkv_bias; // [1, q + 2 kv]; the rope kernel adds it
-    qlora_tensor norm1;    // [1, H] f32
-    qlora_tensor norm2;
-    qlora_tensor q_norm; // [1, head_dim] f32
-    qlora_tensor k_norm;
-    int64_t norms_at; // first element of norm1 in the parameter arena, if norms are trained
-    qlora_tensor d_norm1;
-    qlora_tensor d_norm2;
-    qlora_tensor d_q_norm;
-    qlora_tensor d_k_norm;
+    bool no_rope;
+    qlora_tensor qkv_bias;              // [1, q + 2 kv]; the rope kernel adds it
+    qlora_tensor norms[QLORA__NORMS];   // [1, width] f32; without data if the layer lacks the norm
+    qlora_tensor d_norms[QLORA__NORMS]; // gradients, if norms are trained
+    int64_t norms_at[QLORA__NORMS];     // first elements in the parameter arena
     qlora__kept kept;
 } qlora__layer;
 
@@ -103,14 +78,15 @@ struct qlora_model {
     qlora_plan plan;
     char* dir;             // copy of desc.dir, or NULL
     qlora__source* source; // only while the model is being opened
+    const qlora__arch* arch;
     qlora_dtype compute;
     qlora_math math; // that of the context when the model was opened
     bool use_adapters;
-    int64_t trainers;    // number that exist
-    int64_t generations; // number that exist
-    bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
-    int64_t elements;    // of the parameter arena, including gaps
-    int64_t positions;   // rows of the rope tables
+    int64_t trainers;     // number that exist
+    int64_t generations;  // number that exist
+    bool micro_begun;     // a micro-batch is being computed in slices: its activations are in use
+    int64_t elements;     // of the parameter arena, including gaps
+    int64_t positions;    // rows of the rope tables
     uint64_t base_config; // hashes that tell one base model from another
     uint64_t base_weights;
     qlora__buffer* arena;
@@ -121,8 +97,9 @@ struct qlora_model {
     qlora_tensor final_norm;
     int64_t final_norm_at;
     qlora_tensor d_final_norm;
-    qlora_tensor rope; // [positions, head_dim] f32
+    qlora_tensor rope; // [positions, rope_dims] f32
     qlora_tensor rope_sliding;
+    qlora_tensor rope_query; // the same for q, if it is scaled by position
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
@@ -145,6 +122,8 @@ struct qlora_model {
     qlora_tensor ds;      // its gradient; the same memory unless there is dropout
     qlora_tensor operand; // shared by the layers without a copy of their own
     qlora_tensor dh;      // [T, H + pad]
+    qlora_tensor d_out;   // [T, H + pad] gradient of the output of attention or MLP; dh itself
+                          // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
     qlora__kept again;    // activations of a recomputed layer
@@ -159,6 +138,17 @@ struct qlora_model {
     qlora_tensor scores;   // f32 [heads, generate_tokens]
     qlora_tensor chances;  // their softmax in the compute type; the same memory if that is f32
 };
+
+// Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".
+static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* out, size_t size) {
+    snprintf(out, size, "model.%slayers.%lld.%s", m->plan.config.wrapped ? "language_model." : "",
+             (long long)layer, m->arch->layout->rows[i].module);
+}
+
+// Whether norm number `norm` exists in every layer.
+static bool qlora__has_norm(const qlora_model* m, int norm) {
+    return qlora__arch_norm(m->arch, &m->plan.config, norm) != NULL;
+}
 
 // Whether the model has gradients and an optimizer.
 static bool qlora__trains(const qlora_model* m) {

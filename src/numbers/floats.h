@@ -125,7 +125,7 @@ static QLORA__UNUSED void qlora__put(const qlora_tensor* t, int64_t row, int64_t
     qlora__store(t->data, t->dtype, row * t->ld + col, value);
 }
 
-// exp, log, sqrt and fabs in the precision of QLORA__REAL.
+// exp, log, sqrt, fabs and tanh in the precision of QLORA__REAL.
 #define QLORA__MATH1(name)                                                                         \
     static QLORA__UNUSED QLORA__REAL qlora__##name(QLORA__REAL x) {                                \
         return sizeof x == sizeof(float) ? (QLORA__REAL)name##f((float)x)                          \
@@ -135,4 +135,5 @@ QLORA__MATH1(exp)
 QLORA__MATH1(log)
 QLORA__MATH1(sqrt)
 QLORA__MATH1(fabs)
+QLORA__MATH1(tanh)
 #undef QLORA__MATH1

@@ -2,9 +2,10 @@
 //
 // Within a sequence, for query i and the keys j that it sees (i - window < j <= i):
 //
-//   s[j] = scale q[i].k[j],  lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
+//   s[j] = scale q[i].k[j], or cap tanh(scale q[i].k[j] / cap) with a cap
+//   lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
 //   o[i] = sum_j p[j] v[j]
-//   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i])
+//   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i]), times 1 - (s[j] / cap)^2
 //   dq[i] = scale sum_j ds[j] k[j]
 //   dk[j] = scale sum_i ds[j] q[i],  dv[j] = sum_i p[j] do[i]
 //
@@ -22,6 +23,7 @@ typedef struct qlora__attention {
     int64_t hd;
     int64_t window;
     float scale;
+    float cap; // 0 = none
     const qlora_tensor* q;
     const qlora_tensor* k;
     const qlora_tensor* v;
@@ -108,6 +110,18 @@ static bool qlora__sequence_of(const qlora__attention* a, int64_t token, int64_t
     return low < a->n_seqs;
 }
 
+// A score from its product, and its derivative.
+static QLORA__REAL qlora__score_of(const qlora__attention* a, QLORA__REAL product) {
+    QLORA__REAL s = product * (QLORA__REAL)a->scale;
+    QLORA__REAL cap = (QLORA__REAL)a->cap;
+    return a->cap > 0.0f ? cap * qlora__tanh(s / cap) : s;
+}
+
+static QLORA__REAL qlora__score_slope(const qlora__attention* a, QLORA__REAL s) {
+    QLORA__REAL cap = (QLORA__REAL)a->cap;
+    return a->cap > 0.0f ? 1 - s / cap * (s / cap) : 1;
+}
+
 // The softmax runs over blocks of keys; the sums are rescaled when a block has a larger score.
 static void qlora__attention_query(const qlora__attention* a, int64_t head, int64_t i,
                                    int64_t begin) {
@@ -126,7 +140,7 @@ static void qlora__attention_query(const qlora__attention* a, int64_t head, int6
         QLORA__REAL peak = top;
         for (int64_t j = 0; j < n; j++) {
             const QLORA__REAL* k = qlora__head_get(a->k, j0 + j, kv_head, a->hd, room);
-            s[j] = qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale;
+            s[j] = qlora__score_of(a, qlora__dot(q, k, a->hd));
             peak = s[j] > peak ? s[j] : peak;
         }
         QLORA__REAL shrink = qlora__exp(top - peak);
@@ -178,8 +192,9 @@ static void qlora__attention_dq(const qlora__attention* a, int64_t head, int64_t
         QLORA__REAL dp =
             qlora__dot(d_o, qlora__head_get(a->v, j, kv_head, a->hd, room), a->hd) - dot;
         const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, room);
-        QLORA__REAL p = qlora__exp(qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale - lse);
-        qlora__add_scaled(acc, p * dp, k, a->hd);
+        QLORA__REAL s = qlora__score_of(a, qlora__dot(q, k, a->hd));
+        QLORA__REAL p = qlora__exp(s - lse);
+        qlora__add_scaled(acc, p * dp * qlora__score_slope(a, s), k, a->hd);
     }
     qlora__head_put(a->dq, i, head, a->hd, acc, (QLORA__REAL)a->scale);
 }
@@ -219,11 +234,11 @@ static void qlora__attention_dkv(const qlora__attention* a, int64_t kv_head, int
         for (int64_t i = j; i < end; i++) {
             const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
             const QLORA__REAL* d_o = qlora__head_get(a->d_o, i, head, a->hd, do_room);
-            QLORA__REAL s = qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale;
+            QLORA__REAL s = qlora__score_of(a, qlora__dot(q, k, a->hd));
             QLORA__REAL p = qlora__exp(s - qlora__at(a->lse, head, i));
             QLORA__REAL dp = qlora__dot(d_o, v, a->hd) - a->dots[head * a->tokens + i];
             qlora__add_scaled(acc_v, p, d_o, a->hd);
-            qlora__add_scaled(acc_k, p * dp, q, a->hd);
+            qlora__add_scaled(acc_k, p * dp * qlora__score_slope(a, s), q, a->hd);
         }
     }
     qlora__head_put(a->dk, j, kv_head, a->hd, acc_k, (QLORA__REAL)a->scale);
@@ -299,6 +314,7 @@ typedef struct qlora__attention_path {
     int64_t hd;     // 0 = any up to 256
     int capability; // minimum compute capability
     bool aligned;   // rows must start at multiples of 16 bytes
+    bool caps;      // can limit scores
     uint32_t need;  // condition in the registry, for pre-warm
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
@@ -310,19 +326,19 @@ typedef struct qlora__attention_path {
 // clang-format off
 // The first row that fits is used. The comments in kernels/attn_tc.cuh explain the shared memory.
 static const qlora__attention_path qlora__attention_paths[] = {
-    {QLORA_BF16, 64, 80, true, QLORA__NEED_HEAD64,
+    {QLORA_BF16, 64, 80, true, false, QLORA__NEED_HEAD64,
      {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
      {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536},
      {QLORA__K_attn64_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 128, 80, true, QLORA__NEED_HEAD128,
+    {QLORA_BF16, 128, 80, true, false, QLORA__NEED_HEAD128,
      {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
      {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304},
      {QLORA__K_attn128_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 0, 75, false, QLORA__NEED_HEADANY,
+    {QLORA_BF16, 0, 75, false, true, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
-    {QLORA_F32, 0, 75, false, QLORA__NEED_HEADANY,
+    {QLORA_F32, 0, 75, false, true, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
@@ -335,10 +351,11 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
 
 // Finds the first row of the table that fits.
 static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
-                                                          int64_t hd, bool aligned) {
+                                                          int64_t hd, bool aligned, bool capped) {
     const qlora__attention_path* p = qlora__attention_paths;
     while (p->dtype != dtype || (p->hd != 0 && p->hd != hd) ||
-           !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned)) {
+           !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned) ||
+           (capped && !p->caps)) {
         p++; // the last row for each dtype always fits
     }
     return p;
@@ -351,13 +368,14 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         aligned = aligned && qlora__attention_aligned(all[i]);
     }
-    return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned);
+    return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned, a->cap > 0.0f);
 }
 
-// Returns the condition of the kernels that attention needs for this type and head size.
+// Returns the condition of the kernels that attention needs for this type and head size, with or
+// without a cap.
 static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
-                                                    int64_t hd) {
-    return qlora__attention_find(ctx, dtype, hd, true)->need;
+                                                    int64_t hd, bool capped) {
+    return qlora__attention_find(ctx, dtype, hd, true, capped)->need;
 }
 
 // Kernels count tokens, heads and offsets in 32 bits.
@@ -449,9 +467,9 @@ static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attentio
     qlora_tensor o = *a->o;
     void* lse = a->lse->data;
     void* seqs = a->seqs->data;
-    void* args[] = {&q.data,  &q.ld,       &k.data, &k.ld,     &v.data,   &v.ld,
-                    &o.data,  &o.ld,       &lse,    &seqs,     &n.n_seqs, &n.tokens,
-                    &n.heads, &n.kv_heads, &n.hd,   &n.window, &a->scale, &n.half};
+    void* args[] = {&q.data, &q.ld,     &k.data,   &k.ld,     &v.data,   &v.ld,    &o.data,
+                    &o.ld,   &lse,      &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
+                    &n.hd,   &n.window, &a->scale, &n.half,   &a->cap};
     return qlora__attention_launch(ctx, &path->forward, a, a->heads, 1, args);
 }
 
@@ -477,13 +495,14 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
     QLORA__TRY(qlora__launch(ctx, path->stats.id, qlora__ceil_div(a->tokens, path->stats.rows),
                              a->heads, 1, path->stats.threads, path->stats.shared, stats_args));
     void* parts = shares.parts; // attn_f32 has no shares and ignores the last two
-    void* kv_args[] = {&q.data,   &q.ld,     &k.data,   &k.ld,     &v.data,  &v.ld,
-                       &d_o.data, &d_o.ld,   &stats,    &dk.data,  &dk.ld,   &dv.data,
-                       &dv.ld,    &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
-                       &n.hd,     &n.window, &a->scale, &n.half,   &parts,   &shares.each};
+    void* kv_args[] = {&q.data,   &q.ld,     &k.data,     &k.ld,        &v.data,
+                       &v.ld,     &d_o.data, &d_o.ld,     &stats,       &dk.data,
+                       &dk.ld,    &dv.data,  &dv.ld,      &seqs,        &n.n_seqs,
+                       &n.tokens, &n.heads,  &n.kv_heads, &n.hd,        &n.window,
+                       &a->scale, &n.half,   &parts,      &shares.each, &a->cap};
     void* q_args[] = {&q.data,  &q.ld,       &k.data,  &k.ld,     &v.data,   &v.ld,     &d_o.data,
                       &d_o.ld,  &stats,      &dq.data, &dq.ld,    &seqs,     &n.n_seqs, &n.tokens,
-                      &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half};
+                      &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half,   &a->cap};
     QLORA__TRY(qlora__beside_begin(ctx));
     QLORA__TRY(qlora__beside_end(ctx, QLORA__BESIDE_DQ,
                                  qlora__attention_launch(ctx, &path->q, a, a->heads, 1, q_args)));
@@ -635,6 +654,12 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
                            (long long)a->heads, (long long)a->kv_heads);
     }
     a->scale = desc->scale == 0 ? 1.0f / sqrtf((float)a->hd) : desc->scale;
+    a->cap = desc->cap;
+    QLORA__TRY(qlora__need_real(ctx, "desc.cap", (double)desc->cap, 0.0, 1e30));
+    if (desc->unfused && desc->cap > 0.0f) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.cap is %g; unfused attention has no cap", (double)desc->cap);
+    }
     if (!(a->scale > 0 && a->scale <= 1e30f)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.scale is %g; it must be positive and at most 1e30",

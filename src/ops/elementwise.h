@@ -132,6 +132,9 @@ static qlora_tensor qlora__batch_at(const qlora_tensor* t, int64_t b) {
 //   silu      y = a / (1 + e^-a)              silu'     y = b s (1 + a (1 - s)), s = 1 / (1 + e^-a)
 //   swiglu    y = silu(a) b                   mul, add  y = a b, y = a + b
 //   scale     y = alpha a                     fill      y = alpha
+//   geglu     y = gelu(a) b, gelu(a) = a (1 + tanh(w)) / 2 = a / (1 + e^-2w),
+//             w = sqrt(2 / pi) (a + 0.044715 a^3)
+//   cap       y = alpha tanh(a / alpha)
 
 static QLORA__REAL qlora__sigmoid(QLORA__REAL x) {
     return 1 / (1 + qlora__exp(-x));
@@ -152,6 +155,27 @@ static QLORA__REAL qlora__silu_grad_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL
 static QLORA__REAL qlora__swiglu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
     (void)alpha;
     return a * qlora__sigmoid(a) * b;
+}
+
+// 1 / (1 + e^-2w) of the GELU, and the derivative of 2 w.
+static QLORA__REAL qlora__gelu_share(QLORA__REAL a) {
+    QLORA__REAL twice = (QLORA__REAL)1.5957691216057308;
+    return qlora__sigmoid(twice * (a + (QLORA__REAL)0.044715 * a * a * a));
+}
+
+static QLORA__REAL qlora__gelu_slope(QLORA__REAL a) {
+    QLORA__REAL twice = (QLORA__REAL)1.5957691216057308;
+    return twice * (1 + (QLORA__REAL)0.134145 * a * a);
+}
+
+static QLORA__REAL qlora__geglu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    return a * qlora__gelu_share(a) * b;
+}
+
+static QLORA__REAL qlora__cap_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)b;
+    return alpha * qlora__tanh(a / alpha);
 }
 
 static QLORA__REAL qlora__mul_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
@@ -179,6 +203,8 @@ typedef enum qlora__point_kind {
     QLORA__POINT_SILU,
     QLORA__POINT_SILU_GRAD,
     QLORA__POINT_SWIGLU,
+    QLORA__POINT_GEGLU,
+    QLORA__POINT_CAP,
     QLORA__POINT_MUL,
     QLORA__POINT_ADD,
     QLORA__POINT_SCALE,
@@ -198,6 +224,8 @@ static const qlora__point_op qlora__point_ops[] = {
     {qlora__silu_grad_at, QLORA__K_elementwise_silu_bwd_f32, QLORA__K_elementwise_silu_bwd_bf16, 2,
      false},
     {qlora__swiglu_at, QLORA__K_elementwise_swiglu_f32, QLORA__K_elementwise_swiglu_bf16, 2, false},
+    {qlora__geglu_at, QLORA__K_elementwise_geglu_f32, QLORA__K_elementwise_geglu_bf16, 2, false},
+    {qlora__cap_at, QLORA__K_elementwise_cap_f32, QLORA__K_elementwise_cap_bf16, 1, true},
     {qlora__mul_at, QLORA__K_elementwise_mul_f32, QLORA__K_elementwise_mul_bf16, 2, false},
     {qlora__add_at, QLORA__K_elementwise_add_f32, QLORA__K_elementwise_add_bf16, 2, false},
     {qlora__scale_at, QLORA__K_elementwise_scale_f32, QLORA__K_elementwise_scale_bf16, 1, true},
@@ -284,6 +312,22 @@ qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate, cons
     return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SWIGLU, gate, up, 0, h));
 }
 
+qlora_result qlora_geglu_forward(qlora_ctx* ctx, const qlora_tensor* gate, const qlora_tensor* up,
+                                 const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_geglu_forward");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_GEGLU, gate, up, 0, h));
+}
+
+qlora_result qlora_cap(qlora_ctx* ctx, float cap, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_cap");
+    qlora_result r =
+        cap > 0.0f && cap <= 1e30f
+            ? qlora__point(ctx, QLORA__POINT_CAP, x, NULL, cap, y)
+            : qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                          "cap is %g; it must be positive and at most 1e30", (double)cap);
+    return qlora__leave(ctx, r);
+}
+
 qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
                        const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_mul");
@@ -307,29 +351,34 @@ qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y) {
     return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_FILL, NULL, NULL, value, y));
 }
 
-// ---- SwiGLU backward ----------------------------------------------------------------------------
+// ---- backward of SwiGLU and GeGLU ---------------------------------------------------------------
 //
-// With s = 1 / (1 + e^-g):
-//   dg = dh u s (1 + g (1 - s)),  du = dh g s,  h = g s u
+// With s = 1 / (1 + e^-g), or s = 1 / (1 + e^-2w) for GeGLU:
+//   du = dh g s,  h = g s u,  dg = dh u s (1 + g (1 - s)), or dh u (s + g s (1 - s) 2 w')
 
-typedef struct qlora__swiglu_job {
+typedef struct qlora__gated_job {
     const qlora_tensor* dh;
     const qlora_tensor* gate;
     const qlora_tensor* up;
     const qlora_tensor* dgate;
     const qlora_tensor* dup;
     const qlora_tensor* h;
-} qlora__swiglu_job;
+    bool gelu;
+} qlora__gated_job;
 
-static void qlora__swiglu_backward_rows(void* user, int64_t begin, int64_t end) {
-    const qlora__swiglu_job* job = (const qlora__swiglu_job*)user;
+static void qlora__gated_backward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__gated_job* job = (const qlora__gated_job*)user;
     for (int64_t r = begin; r < end; r++) {
         for (int64_t c = 0; c < job->dh->cols; c++) {
             QLORA__REAL dh = qlora__at(job->dh, r, c);
             QLORA__REAL g = qlora__at(job->gate, r, c);
             QLORA__REAL u = qlora__at(job->up, r, c);
-            QLORA__REAL s = qlora__sigmoid(g);
-            qlora__put(job->dgate, r, c, dh * u * s * (1 + g * (1 - s)));
+            QLORA__REAL s = job->gelu ? qlora__gelu_share(g) : qlora__sigmoid(g);
+            QLORA__REAL dg = dh * u * s * (1 + g * (1 - s));
+            if (job->gelu) {
+                dg = dh * u * (s + g * s * (1 - s) * qlora__gelu_slope(g));
+            }
+            qlora__put(job->dgate, r, c, dg);
             qlora__put(job->dup, r, c, dh * g * s);
             if (job->h != NULL) {
                 qlora__put(job->h, r, c, g * s * u);
@@ -338,7 +387,7 @@ static void qlora__swiglu_backward_rows(void* user, int64_t begin, int64_t end) 
     }
 }
 
-static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* job) {
+static qlora_result qlora__gated_backward(qlora_ctx* ctx, qlora__gated_job* job) {
     const qlora_tensor* dh = job->dh;
     QLORA__TRY(qlora__need(ctx, dh, "dh", QLORA__IS_F32_BF16, -1, -1));
     unsigned type = qlora__is(dh->dtype);
@@ -370,7 +419,7 @@ static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* jo
         }
     }
     if (qlora__on_cpu(ctx)) {
-        qlora__parallel(ctx, dh->rows, 1 + 4096 / (1 + dh->cols), qlora__swiglu_backward_rows, job);
+        qlora__parallel(ctx, dh->rows, 1 + 4096 / (1 + dh->cols), qlora__gated_backward_rows, job);
         return QLORA_OK;
     }
     const qlora_tensor* all[6] = {dh, in[1], in[2], out[1], out[2], out[0]};
@@ -386,22 +435,39 @@ static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* jo
     args[11] = &e.ld[5];
     args[12] = &e.rows;
     args[13] = &e.cols;
-    return qlora__launch(ctx,
-                         dh->dtype == QLORA_F32 ? QLORA__K_elementwise_swiglu_bwd_f32
-                                                : QLORA__K_elementwise_swiglu_bwd_bf16,
-                         shape.blocks, qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
+    static const qlora__kernel_id kernels[2][2] = {
+        {QLORA__K_elementwise_swiglu_bwd_f32, QLORA__K_elementwise_swiglu_bwd_bf16},
+        {QLORA__K_elementwise_geglu_bwd_f32, QLORA__K_elementwise_geglu_bwd_bf16}};
+    return qlora__launch(ctx, kernels[job->gelu][dh->dtype == QLORA_BF16], shape.blocks,
+                         qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
 }
 
-qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const qlora_tensor* gate,
-                                   const qlora_tensor* up, const qlora_tensor* dgate,
-                                   const qlora_tensor* dup, const qlora_tensor* h) {
-    QLORA__ENTER(ctx, "qlora_swiglu_backward");
-    qlora__swiglu_job job;
+// Both public functions: the tensors of a job.
+static qlora_result qlora__gated_run(qlora_ctx* ctx, const qlora_tensor* dh,
+                                     const qlora_tensor* gate, const qlora_tensor* up,
+                                     const qlora_tensor* dgate, const qlora_tensor* dup,
+                                     const qlora_tensor* h, bool gelu) {
+    qlora__gated_job job;
     job.dh = dh;
     job.gate = gate;
     job.up = up;
     job.dgate = dgate;
     job.dup = dup;
     job.h = h;
-    return qlora__leave(ctx, qlora__swiglu_backward(ctx, &job));
+    job.gelu = gelu;
+    return qlora__gated_backward(ctx, &job);
+}
+
+qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const qlora_tensor* gate,
+                                   const qlora_tensor* up, const qlora_tensor* dgate,
+                                   const qlora_tensor* dup, const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_swiglu_backward");
+    return qlora__leave(ctx, qlora__gated_run(ctx, dh, gate, up, dgate, dup, h, false));
+}
+
+qlora_result qlora_geglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const qlora_tensor* gate,
+                                  const qlora_tensor* up, const qlora_tensor* dgate,
+                                  const qlora_tensor* dup, const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_geglu_backward");
+    return qlora__leave(ctx, qlora__gated_run(ctx, dh, gate, up, dgate, dup, h, true));
 }

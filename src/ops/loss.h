@@ -67,10 +67,17 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 //
 // For each row x of the logits, with p = softmax(x):
 //   loss = weight (log sum e^x - x[label]),   x = (p - onehot(label)) scale weight  (in place)
-// Rows labelled -100 have loss 0 and gradient 0. For the sum of the losses, see
-// qlora_cross_entropy_desc.total.
+// With a cap, y = cap tanh(x / cap) takes the place of x, and the gradient gets the factor
+// dy/dx = 1 - (y / cap)^2. Rows labelled -100 have loss 0 and gradient 0. For the sum of the
+// losses, see qlora_cross_entropy_desc.total.
 
 #define QLORA__NO_LABEL -100
+
+// A logit, limited if there is a cap.
+static QLORA__REAL qlora__logit_at(const qlora_cross_entropy_desc* a, int64_t row, int64_t c) {
+    QLORA__REAL x = qlora__at(a->logits, row, c);
+    return a->cap > 0.0f ? (QLORA__REAL)a->cap * qlora__tanh(x / (QLORA__REAL)a->cap) : x;
+}
 
 static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
     const qlora_cross_entropy_desc* a = (const qlora_cross_entropy_desc*)user;
@@ -80,25 +87,29 @@ static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
         int64_t label = qlora__index_at(a->labels, row);
         bool counted = label != QLORA__NO_LABEL;
         QLORA__REAL weight = a->weights != NULL ? qlora__at(a->weights, 0, row) : 1;
-        QLORA__REAL top = counted ? qlora__at(x, row, 0) : 0;
+        QLORA__REAL top = counted ? qlora__logit_at(a, row, 0) : 0;
         for (int64_t c = 0; counted && c < x->cols; c++) {
-            QLORA__REAL v = qlora__at(x, row, c);
+            QLORA__REAL v = qlora__logit_at(a, row, c);
             top = v > top ? v : top;
         }
         double sum = 0;
         for (int64_t c = 0; counted && c < x->cols; c++) {
-            sum += (double)qlora__exp(qlora__at(x, row, c) - top);
+            sum += (double)qlora__exp(qlora__logit_at(a, row, c) - top);
         }
         QLORA__REAL loss = 0;
         if (counted) {
-            loss = weight * (top + (QLORA__REAL)log(sum) - qlora__at(x, row, label));
+            loss = weight * (top + (QLORA__REAL)log(sum) - qlora__logit_at(a, row, label));
         }
         qlora__put(a->losses, 0, row, loss);
         for (int64_t c = 0; !a->forward_only && c < x->cols; c++) {
             QLORA__REAL gradient = 0;
             if (counted) {
-                gradient = qlora__exp(qlora__at(x, row, c) - top) / (QLORA__REAL)sum;
+                QLORA__REAL y = qlora__logit_at(a, row, c);
+                gradient = qlora__exp(y - top) / (QLORA__REAL)sum;
                 gradient = (gradient - (c == label ? 1 : 0)) * scale * weight;
+                if (a->cap > 0.0f) {
+                    gradient *= 1 - y / (QLORA__REAL)a->cap * (y / (QLORA__REAL)a->cap);
+                }
             }
             qlora__put(x, row, c, gradient);
         }
@@ -127,6 +138,7 @@ static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross
     }
     const qlora_tensor* x = a->logits;
     QLORA__TRY(qlora__need(ctx, x, "logits", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need_real(ctx, "args.cap", (double)a->cap, 0.0, 1e30));
     QLORA__TRY(qlora__need_vector(ctx, a->labels, "labels", QLORA__IS_I32, x->rows));
     QLORA__TRY(qlora__need_vector(ctx, a->losses, "losses", QLORA__IS_F32, x->rows));
     QLORA__TRY(qlora__need_apart(ctx, "losses", a->losses, "logits", x));
@@ -171,13 +183,21 @@ static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entro
     void* weights = a->weights != NULL ? a->weights->data : NULL;
     void* scale = a->scale != NULL ? a->scale->data : NULL;
     int32_t gradient = a->forward_only ? 0 : 1;
+    float cap = a->cap;
     void* flag = NULL;
     QLORA__TRY(qlora__flag_pointer(ctx, a->flag, &flag));
     int64_t wanted = qlora__ceil_div(x->cols, 4 * qlora__piece(x->dtype) * 32) * 32;
     uint32_t threads = (uint32_t)qlora__max(32, qlora__min(wanted, 1024));
-    void* args[] = {(void*)&x->data, (void*)&x->ld, (void*)&a->labels->data,
-                    &weights,        &scale,        (void*)&a->losses->data,
-                    (void*)&x->cols, &gradient,     &flag};
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&a->labels->data,
+                    &weights,
+                    &scale,
+                    (void*)&a->losses->data,
+                    (void*)&x->cols,
+                    &gradient,
+                    &flag,
+                    &cap};
     QLORA__TRY(qlora__launch(ctx,
                              x->dtype == QLORA_F32 ? QLORA__K_loss_cross_entropy_f32
                                                    : QLORA__K_loss_cross_entropy_bf16,

@@ -1,8 +1,9 @@
 // ---- rotary position embedding ------------------------------------------------------------------
 //
-// The two elements of a pair are half a head apart. With half = head_dim / 2, angle = position f_i:
-//   a = x[i] + bias[i], b = x[i + half] + bias[i + half]
-//   x[i] = a cos - b sin,  x[i + half] = b cos + a sin;   backward: with -angle
+// Of the columns of a head, the first 2 half are rotated, in pairs (u, v) = (i, i + half) or, for
+// some families, (2 i, 2 i + 1). With angle = position f_i:
+//   a = x[u] + bias[u], b = x[v] + bias[v]
+//   x[u] = a cos - b sin,  x[v] = b cos + a sin;   backward: with -angle
 // The table follows transformers: inverse frequencies and angles in fp32, then accurate cosines and
 // sines.
 
@@ -57,11 +58,14 @@ static double qlora__rope_mscale(double factor, double mscale) {
 
 // Returns the factor of the cosines and sines.
 static float qlora__rope_attention_factor(const qlora_rope_desc* d) {
-    if (d->type != QLORA_ROPE_YARN) {
+    if (d->type != QLORA_ROPE_YARN && d->type != QLORA_ROPE_LONGROPE) {
         return 1;
     }
     if (d->attention_factor != 0) {
         return (float)d->attention_factor;
+    }
+    if (d->type == QLORA_ROPE_LONGROPE) {
+        return d->factor <= 1 ? 1 : (float)sqrt(1 + log(d->factor) / log(d->original_max_position));
     }
     if (d->mscale != 0 && d->mscale_all_dim != 0) {
         return (float)(qlora__rope_mscale(d->factor, d->mscale) /
@@ -72,7 +76,8 @@ static float qlora__rope_attention_factor(const qlora_rope_desc* d) {
 
 static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t head_dim) {
     float exponent = (float)(2 * i) / (float)head_dim;
-    float frequency = 1.0f / (float)pow(d->theta, (double)exponent);
+    float power = (float)pow(d->theta, (double)exponent);
+    float frequency = 1.0f / power;
     switch (d->type) {
     case QLORA_ROPE_DEFAULT:
         break;
@@ -82,6 +87,8 @@ static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t 
         return qlora__rope_llama3(d, frequency);
     case QLORA_ROPE_YARN:
         return qlora__rope_yarn(d, frequency, i, head_dim);
+    case QLORA_ROPE_LONGROPE:
+        return 1.0f / ((d->use_long ? d->long_factor[i] : d->short_factor[i]) * power);
     }
     return frequency;
 }
@@ -92,13 +99,14 @@ static void qlora__rope_fault(qlora_rope_desc* d, const char* name, int64_t head
                               int64_t positions, char* text, size_t size) {
     d->theta = d->theta != 0 ? d->theta : 10000;
     d->factor = d->factor != 0 ? d->factor : 1;
-    bool needs_original = d->type == QLORA_ROPE_LLAMA3 || d->type == QLORA_ROPE_YARN;
+    bool longrope = d->type == QLORA_ROPE_LONGROPE;
+    bool needs_original = d->type == QLORA_ROPE_LLAMA3 || d->type == QLORA_ROPE_YARN || longrope;
     text[0] = '\0';
     if (head_dim <= 0 || head_dim % 2 != 0) {
         snprintf(text, size, "head_dim is %lld; it must be even and positive", (long long)head_dim);
     } else if (positions < 0) {
         snprintf(text, size, "positions is %lld; it must not be negative", (long long)positions);
-    } else if ((int)d->type < 0 || d->type > QLORA_ROPE_YARN) {
+    } else if ((int)d->type < 0 || d->type > QLORA_ROPE_LONGROPE) {
         snprintf(text, size, "%s.type is %d; it must be one of qlora_rope_type", name,
                  (int)d->type);
     } else if (!(d->theta > 1)) {
@@ -108,6 +116,16 @@ static void qlora__rope_fault(qlora_rope_desc* d, const char* name, int64_t head
     } else if (needs_original && !(d->original_max_position > 0)) {
         snprintf(text, size, "%s.original_max_position is %g; for this type it must be positive",
                  name, d->original_max_position);
+    } else if (longrope && head_dim > 2 * QLORA_MAX_ROPE_FACTORS) {
+        snprintf(text, size, "head_dim is %lld; with longrope it must be at most %d",
+                 (long long)head_dim, 2 * QLORA_MAX_ROPE_FACTORS);
+    }
+    for (int64_t i = 0; text[0] == '\0' && longrope && i < head_dim / 2; i++) {
+        if (!(d->short_factor[i] > 0) || !(d->long_factor[i] > 0)) {
+            snprintf(text, size, "%s.%s[%lld] is %g; it must be positive", name,
+                     d->short_factor[i] > 0 ? "long_factor" : "short_factor", (long long)i,
+                     (double)(d->short_factor[i] > 0 ? d->long_factor[i] : d->short_factor[i]));
+        }
     }
 }
 
@@ -155,24 +173,26 @@ typedef struct qlora__rope_job {
     const qlora_tensor* bias; // or NULL
     const qlora_tensor* flag; // or NULL
     int64_t rotated;
+    int64_t head_dim;
+    bool neighbours;
     float sign;
 } qlora__rope_job;
 
 static void qlora__rope_rows(void* user, int64_t begin, int64_t end) {
     const qlora__rope_job* job = (const qlora__rope_job*)user;
-    int64_t head_dim = job->table->cols;
-    int64_t half = head_dim / 2;
-    int64_t heads = job->bias != NULL ? job->x->cols / head_dim : job->rotated;
+    int64_t half = job->table->cols / 2;
+    int64_t heads = job->bias != NULL ? job->x->cols / job->head_dim : job->rotated;
     for (int64_t row = begin; row < end; row++) {
         int64_t position = qlora__index_at(job->positions, row);
         for (int64_t head = 0; head < heads; head++) {
             for (int64_t i = 0; i < half; i++) {
-                int64_t at = head * head_dim + i;
-                QLORA__REAL a = qlora__at(job->x, row, at);
-                QLORA__REAL b = qlora__at(job->x, row, at + half);
+                int64_t u = head * job->head_dim + (job->neighbours ? 2 * i : i);
+                int64_t v = u + (job->neighbours ? 1 : half);
+                QLORA__REAL a = qlora__at(job->x, row, u);
+                QLORA__REAL b = qlora__at(job->x, row, v);
                 if (job->bias != NULL) {
-                    a += qlora__at(job->bias, 0, at);
-                    b += qlora__at(job->bias, 0, at + half);
+                    a += qlora__at(job->bias, 0, u);
+                    b += qlora__at(job->bias, 0, v);
                 }
                 QLORA__REAL cosine = 1;
                 QLORA__REAL sine = 0;
@@ -180,8 +200,13 @@ static void qlora__rope_rows(void* user, int64_t begin, int64_t end) {
                     cosine = qlora__at(job->table, position, i);
                     sine = qlora__at(job->table, position, half + i) * (QLORA__REAL)job->sign;
                 }
-                qlora__put(job->x, row, at, a * cosine - b * sine);
-                qlora__put(job->x, row, at + half, b * cosine + a * sine);
+                qlora__put(job->x, row, u, a * cosine - b * sine);
+                qlora__put(job->x, row, v, b * cosine + a * sine);
+            }
+            for (int64_t i = 2 * half; i < job->head_dim && job->bias != NULL; i++) {
+                int64_t at = head * job->head_dim + i;
+                qlora__put(job->x, row, at,
+                           qlora__at(job->x, row, at) + qlora__at(job->bias, 0, at));
             }
         }
     }
@@ -199,20 +224,21 @@ static qlora_result qlora__rope_check(qlora_ctx* ctx, const qlora__rope_job* job
         QLORA__TRY(qlora__need_vector(ctx, job->bias, "bias", QLORA__IS_F32_BF16, x->cols));
         QLORA__TRY(qlora__need_apart(ctx, "x", x, "bias", job->bias));
     }
-    int64_t head_dim = job->table->cols;
-    QLORA__TRY(qlora__need_whole(ctx, "table.cols", head_dim, 2, INT32_MAX));
+    int64_t dims = job->table->cols;
+    QLORA__TRY(qlora__need_whole(ctx, "table.cols", dims, 2, INT32_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "head_dim", job->head_dim, dims, INT32_MAX));
     QLORA__TRY(qlora__need_whole(ctx, "table.rows", job->table->rows, 0, INT32_MAX));
     QLORA__TRY(qlora__need_whole(ctx, "x.cols", x->cols, 0, INT32_MAX));
-    if (head_dim % 2 != 0) {
+    if (dims % 2 != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "table.cols is %lld; it must be even",
-                           (long long)head_dim);
+                           (long long)dims);
     }
-    if (x->cols % head_dim != 0) {
+    if (x->cols % job->head_dim != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "x.cols is %lld; it must be a multiple of table.cols (%lld)",
-                           (long long)x->cols, (long long)head_dim);
+                           "x.cols is %lld; it must be a multiple of the head size, %lld",
+                           (long long)x->cols, (long long)job->head_dim);
     }
-    QLORA__TRY(qlora__need_whole(ctx, "rotated", job->rotated, 0, x->cols / head_dim));
+    QLORA__TRY(qlora__need_whole(ctx, "rotated", job->rotated, 0, x->cols / job->head_dim));
     for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
         int32_t position = qlora__index_at(job->positions, row);
         if (position < 0 || position >= job->table->rows) {
@@ -233,7 +259,9 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
     }
     int32_t half = (int32_t)(job->table->cols / 2);
     int32_t rotated = (int32_t)job->rotated;
-    int32_t heads = job->bias != NULL ? (int32_t)(x->cols / job->table->cols) : rotated;
+    int32_t dim = (int32_t)job->head_dim;
+    int32_t neighbours = job->neighbours ? 1 : 0;
+    int32_t heads = job->bias != NULL ? (int32_t)(x->cols / job->head_dim) : rotated;
     int32_t max_pos = (int32_t)job->table->rows;
     void* bias = job->bias != NULL ? job->bias->data : NULL;
     int32_t bias_bf16 = job->bias != NULL && job->bias->dtype == QLORA_BF16;
@@ -254,37 +282,67 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
                     &rotated,
                     &half,
                     &job->sign,
-                    &flag};
+                    &flag,
+                    &dim,
+                    &neighbours};
     return qlora__launch(ctx, x->dtype == QLORA_F32 ? QLORA__K_rope_f32 : QLORA__K_rope_bf16,
                          items > 0 ? x->rows : 0, 1, 1, threads, 0, args);
 }
 
-qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
-                                const qlora_tensor* positions, const qlora_tensor* table,
-                                const qlora_tensor* bias, const qlora_tensor* flag) {
-    QLORA__ENTER(ctx, "qlora_rope_forward");
+static qlora_result qlora__rope_apply(qlora_ctx* ctx, const qlora_rotation_desc* desc,
+                                      const qlora_tensor* x, const qlora_tensor* positions,
+                                      const qlora_tensor* table, const qlora_tensor* bias,
+                                      const qlora_tensor* flag) {
+    if (desc == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
+    }
+    if (desc->backward && bias != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "bias must be NULL in the backward pass");
+    }
     qlora__rope_job job;
     job.x = x;
     job.positions = positions;
     job.table = table;
     job.bias = bias;
     job.flag = flag;
-    job.rotated = rotated;
-    job.sign = 1;
-    return qlora__leave(ctx, qlora__rope(ctx, &job));
+    job.rotated = desc->heads;
+    job.head_dim = desc->head_dim;
+    job.neighbours = desc->neighbours;
+    job.sign = desc->backward ? -1.0f : 1.0f;
+    return qlora__rope(ctx, &job);
+}
+
+qlora_result qlora_rope_apply(qlora_ctx* ctx, const qlora_rotation_desc* desc,
+                              const qlora_tensor* x, const qlora_tensor* positions,
+                              const qlora_tensor* table, const qlora_tensor* bias,
+                              const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_rope_apply");
+    return qlora__leave(ctx, qlora__rope_apply(ctx, desc, x, positions, table, bias, flag));
+}
+
+// The usual form: heads as wide as the table, pairs half a head apart.
+static qlora_rotation_desc qlora__rope_usual(const qlora_tensor* table, int64_t rotated,
+                                             bool backward) {
+    qlora_rotation_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.head_dim = table != NULL ? table->cols : 0;
+    desc.heads = rotated;
+    desc.backward = backward;
+    return desc;
+}
+
+qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
+                                const qlora_tensor* positions, const qlora_tensor* table,
+                                const qlora_tensor* bias, const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_rope_forward");
+    qlora_rotation_desc desc = qlora__rope_usual(table, rotated, false);
+    return qlora__leave(ctx, qlora__rope_apply(ctx, &desc, x, positions, table, bias, flag));
 }
 
 qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
                                  const qlora_tensor* positions, const qlora_tensor* table,
                                  const qlora_tensor* flag) {
     QLORA__ENTER(ctx, "qlora_rope_backward");
-    qlora__rope_job job;
-    job.x = dx;
-    job.positions = positions;
-    job.table = table;
-    job.bias = NULL;
-    job.flag = flag;
-    job.rotated = rotated;
-    job.sign = -1;
-    return qlora__leave(ctx, qlora__rope(ctx, &job));
+    qlora_rotation_desc desc = qlora__rope_usual(table, rotated, true);
+    return qlora__leave(ctx, qlora__rope_apply(ctx, &desc, dx, positions, table, NULL, flag));
 }

@@ -155,6 +155,13 @@ TEST json_messages_give_the_place(void) {
     PASS();
 }
 
+static size_t most_bytes; // the largest block
+
+static void* noted_alloc(size_t bytes, size_t align, void* user) {
+    most_bytes = bytes > most_bytes ? bytes : most_bytes;
+    return world_alloc(bytes, align, user);
+}
+
 TEST json_limits_the_depth(void) {
     world w;
     qlora__json json;
@@ -172,6 +179,51 @@ TEST json_limits_the_depth(void) {
         }
     }
     ASSERT(world_end(&w));
+    PASS();
+}
+
+// The memory of a parsed text stays below ten times its size, the text included, and is taken at
+// once, whatever the text is made of; damaged texts cost no more.
+TEST json_memory_is_bounded(void) {
+    static const struct {
+        const char* head;
+        const char* repeated;
+        const char* tail;
+        bool good;
+    } texts[] = {
+        {"[0", ",0", "]", true},       {"[[]", ",[]", "]", true},
+        {"[{}", ",{}", "]", true},     {"{\"a\":[1", ",2", "]}", true},
+        {"[\"\"", ",\"\"", "]", true}, {"{\"\":0", ",\"\":0", "}", true},
+        {"[", "[", "", false},         {"[", ",", "", false},
+        {",", ",", "", false},         {"[0", ",0", "", false},
+        {"[:", ":", "", false},        {"[\"", "\\\"", "", false},
+    };
+    enum { REPEATS = 50000 };
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        size_t head = strlen(texts[i].head);
+        size_t each = strlen(texts[i].repeated);
+        size_t size = head + REPEATS * each + strlen(texts[i].tail);
+        char* text = (char*)malloc(size + 1);
+        memcpy(text, texts[i].head, head);
+        for (size_t k = 0; k < REPEATS; k++) {
+            memcpy(text + head + k * each, texts[i].repeated, each);
+        }
+        memcpy(text + size - strlen(texts[i].tail), texts[i].tail, strlen(texts[i].tail) + 1);
+        world w;
+        qlora__json json;
+        world_begin(&w);
+        most_bytes = 0;
+        w.env.allocator.alloc = noted_alloc;
+        qlora_result r = qlora__json_parse(&w.env, "t", text, size, 0, &json);
+        ASSERT_EQm(texts[i].head, texts[i].good, r == QLORA_OK);
+        ASSERTm(texts[i].repeated, most_bytes + size <= 10 * size);
+        if (texts[i].good) {
+            ASSERT_EQ_FMT(1L, w.operations, "%ld");
+            qlora__json_free(&w.env, &json);
+        }
+        free(text);
+        ASSERT(world_end(&w));
+    }
     PASS();
 }
 
@@ -771,14 +823,56 @@ static qlora_result config_try(world* w, const char* const* changes, qlora_model
 }
 
 static const struct {
-    const char* changes[7];
+    const char* changes[9];
     const char* message;
 } config_bad[] = {
     {{"model_type", NULL, "architectures", NULL, NULL}, "model_type is missing"},
-    {{"model_type", "\"phi3\"", NULL}, "model_type \"phi3\" is not supported"},
-    {{"model_type", "\"gemma2\"", NULL}, "model_type \"gemma2\" is not supported"},
-    {{"model_type", "\"mixtral\"", NULL}, "model_type \"mixtral\" is not supported"},
+    {{"model_type", "\"mixtral\"", NULL},
+     "model_type \"mixtral\" is not supported; it is a mixture of experts"},
     {{"model_type", "\"qwen3_moe\"", NULL}, "model_type \"qwen3_moe\" is not supported"},
+    {{"model_type", "\"gemma3n\"", NULL}, "\"gemma3n\" is not supported; it has per-layer emb"},
+    {{"model_type", "\"cohere2\"", NULL}, "\"cohere2\" is not supported; it has LayerNorm and"},
+    {{"model_type", "\"deepseek_v3\"", NULL}, "is not supported; it has multi-head latent att"},
+    {{"model_type", "\"olmo\"", NULL}, "\"olmo\" is not supported; it has LayerNorm instead"},
+    {{"model_type", "\"ol\"", NULL}, "\"ol\" is not supported; supported families: llama,"},
+    {{"model_type", "\"other\"", NULL}, "\"other\" is not supported; supported families: llama,"},
+    {{"model_type", "\"llava\"", "text_config", "{}", NULL},
+     "\"llava\" is not supported; the names of the text part of this multimodal folder"},
+    {{"model_type", "\"mistral3\"", "architectures", NULL, "text_config",
+      "{\"model_type\":\"qwen3\"}", NULL},
+     "model_type of text_config \"qwen3\" is not supported"},
+    {{"use_bidirectional_attention", "true", NULL}, "use_bidirectional_attention is true"},
+    {{"is_encoder_decoder", "true", NULL}, "is_encoder_decoder is true"},
+    {{"model_type", "\"granitemoehybrid\"", "architectures", NULL, NULL},
+     "num_local_experts is 8; a mixture of experts"},
+    {{"model_type", "\"granitemoehybrid\"", "architectures", NULL, "num_local_experts", "0", NULL},
+     "layer_types is missing, so all layers are recurrent"},
+    {{"model_type", "\"phi3\"", "architectures", NULL, "rope_scaling",
+      "{\"type\":\"linear\",\"factor\":2}", NULL},
+     "rope_type \"linear\" is not supported; supported values in this family: default, longrope"},
+    {{"model_type", "\"phi3\"", "architectures", NULL, "rope_scaling", "{\"type\":\"su\"}", NULL},
+     "short_factor is missing"},
+    {{"model_type", "\"phi3\"", "architectures", NULL, "rope_scaling",
+      "{\"type\":\"su\",\"short_factor\":[1,2]}", NULL},
+     "short_factor must be a list of 16 numbers"},
+    {{"model_type", "\"glm\"", "architectures", NULL, "partial_rotary_factor", "1.5", NULL},
+     "partial_rotary_factor is 1.5, which rotates"},
+    {{"model_type", "\"ministral3\"", "architectures", NULL, NULL}, "rope_parameters is missing"},
+    {{"model_type", "\"ministral3\"", "architectures", NULL, "rope_parameters", "{}", NULL},
+     "llama_4_scaling_beta is missing"},
+    {{"model_type", "\"gemma3_text\"", "architectures", NULL, "hidden_activation", "\"gelu\"",
+      NULL},
+     "hidden_activation \"gelu\" is not supported"},
+    {{"model_type", "\"gemma3_text\"", "architectures", NULL, "rope_parameters",
+      "{\"rope_theta\":1e4}", NULL},
+     "rope_parameters must contain full_attention and sliding_attention"},
+    {{"model_type", "\"smollm3\"", "architectures", NULL, "no_rope_layers", "[1]", NULL},
+     "no_rope_layers must be a list with at least one entry per layer (3)"},
+    {{"model_type", "\"smollm3\"", "architectures", NULL, "no_rope_layers", "[1,2,1]", NULL},
+     "no_rope_layers[1] must be 0 (no rotation) or 1"},
+    {{"model_type", "\"exaone4\"", "architectures", NULL, "sliding_window_pattern", "\"LXG\"",
+      NULL},
+     "sliding_window_pattern \"LXG\" is not supported"},
     {{"model_type", NULL, "architectures", "[\"FalconForCausalLM\"]", NULL},
      "architecture \"FalconForCausalLM\" is not supported"},
     {{"architectures", "[\"LlamaForSequenceClassification\"]", NULL},
@@ -1023,6 +1117,118 @@ TEST config_knows_the_families(void) {
     PASS();
 }
 
+// A config of only the keys that are given: the class defaults of the family fill in the rest.
+static qlora_result family_try(world* w, const char* text, qlora_model_config* out) {
+    return qlora__config_parse(&w->env, "config.json", text, strlen(text), out);
+}
+
+TEST config_fills_in_class_defaults(void) {
+    world w;
+    qlora_model_config c;
+    world_begin(&w);
+    ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"gemma2\"}", &c));
+    ASSERT(c.vocab == 256000 && c.hidden == 2304 && c.intermediate == 9216 && c.layers == 26);
+    ASSERT(c.heads == 8 && c.kv_heads == 4 && c.head_dim == 256 && c.window == 4096 && c.tied);
+    ASSERT(c.sliding[0] == 1 && c.sliding[1] == 0 && c.sliding[24] == 1 && c.norm_offset == 1.0);
+    ASSERT(c.attention_cap == 50.0 && c.logits_cap == 30.0 && c.attention_scale == 0.0625);
+    ASSERT(c.embedding_scale == 48.0 && c.rms_eps == 1e-6 && c.rope_dims == 256);
+    ASSERT_EQ(QLORA_OK, family_try(&w,
+                                   "{\"model_type\":\"gemma2\",\"attn_logit_softcapping\":null,"
+                                   "\"final_logit_softcapping\":null}",
+                                   &c));
+    ASSERT(c.attention_cap == 0.0 && c.logits_cap == 0.0);
+    ASSERT_EQ(QLORA_OK, family_try(&w,
+                                   "{\"model_type\":\"gemma3_text\",\"rope_scaling\":{"
+                                   "\"rope_type\":\"linear\",\"factor\":8},"
+                                   "\"attn_logit_softcapping\":50,"
+                                   "\"final_logit_softcapping\":30}",
+                                   &c));
+    ASSERT(c.qk_norm && c.vocab == 262208 && c.rope.theta == 1e6 && c.rope_sliding.theta == 1e4);
+    ASSERT(c.rope.type == QLORA_ROPE_LINEAR && c.rope_sliding.type == QLORA_ROPE_DEFAULT);
+    ASSERT(c.sliding[4] == 1 && c.sliding[5] == 0 && c.sliding[6] == 1 && !c.wrapped);
+    ASSERT(c.attention_cap == 0.0 && c.logits_cap == 30.0); // the first is never applied
+    ASSERT_EQ(QLORA_OK, family_try(&w,
+                                   "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":"
+                                   "\"gemma3_text\",\"final_logit_softcapping\":30}}",
+                                   &c));
+    ASSERT(c.wrapped && c.tied && c.logits_cap == 0.0);
+    ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"glm\"}", &c));
+    ASSERT(c.qkv_bias && !c.o_bias && c.rope_dims == 64 && c.rms_eps == 1.5625e-7);
+    ASSERT(c.kv_heads == 2 && c.head_dim == 128 && !c.tied);
+    ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"seed_oss\"}", &c));
+    ASSERT(c.qkv_bias && !c.o_bias && !c.mlp_bias && c.heads == 80 && c.head_dim == 128);
+    ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"granite\"}", &c));
+    ASSERT(c.attention_scale == 1.0 && c.residual_scale == 1.0 && c.logits_divisor == 1.0);
+    ASSERT_EQ(QLORA_OK, family_try(&w,
+                                   "{\"model_type\":\"phi3\",\"num_attention_heads\":24,"
+                                   "\"num_key_value_heads\":null}",
+                                   &c));
+    ASSERT(c.kv_heads == 24 && c.head_dim == 128 && c.window == 0);
+    ASSERT(world_end(&w));
+    PASS();
+}
+
+TEST config_knows_layers_and_rotation_of_the_families(void) {
+    world w;
+    qlora_model_config c;
+    world_begin(&w);
+    // exaone4: with a window, the layers without one are not rotated; without, all are.
+    ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"exaone4\",\"head_dim\":128}", &c));
+    ASSERT(c.window == 4096 && c.sliding[2] == 1 && c.sliding[3] == 0);
+    ASSERT(c.no_rope[2] == 0 && c.no_rope[3] == 1 && c.qk_norm);
+    ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"exaone4\",\"sliding_window\":null}", &c));
+    ASSERT(c.window == 0 && c.no_rope[3] == 0);
+    ASSERT_EQ(QLORA_OK,
+              family_try(&w, "{\"model_type\":\"exaone4\",\"sliding_window_pattern\":\"LG\"}", &c));
+    ASSERT(c.sliding[0] == 1 && c.sliding[1] == 0 && c.sliding[2] == 1 && c.no_rope[1] == 1);
+    // smollm3: 1 means rotation; windows are on the other layers.
+    ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"smollm3\"}", &c));
+    ASSERT(c.no_rope[2] == 0 && c.no_rope[3] == 1 && c.no_rope[4] == 0 && c.window == 0);
+    ASSERT_EQ(QLORA_OK, family_try(&w,
+                                   "{\"model_type\":\"smollm3\",\"num_hidden_layers\":2,"
+                                   "\"no_rope_layers\":[0,1,1],\"use_sliding_window\":true,"
+                                   "\"sliding_window\":64}",
+                                   &c));
+    ASSERT(c.no_rope[0] == 1 && c.no_rope[1] == 0 && c.sliding[0] == 1 && c.sliding[1] == 0);
+    // olmo3: a theta at the top does not reach the layers with a window.
+    ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"olmo3\",\"rope_theta\":1e4}", &c));
+    ASSERT(c.rope.theta == 1e4 && c.rope_sliding.theta == 5e5 && c.sliding[3] == 0);
+    // granite 4: no rotation unless it is asked for.
+    static const char hybrid[] = "{\"model_type\":\"granitemoehybrid\",\"num_local_experts\":0,"
+                                 "\"num_hidden_layers\":2,\"layer_types\":[\"attention\","
+                                 "\"full_attention\"],\"position_embedding_type\":%s}";
+    char text[300];
+    snprintf(text, sizeof text, hybrid, "\"rope\"");
+    ASSERT_EQ(QLORA_OK, family_try(&w, text, &c));
+    ASSERT(c.no_rope[0] == 0 && c.no_rope[1] == 0 && c.intermediate == 1024);
+    snprintf(text, sizeof text, hybrid, "null");
+    ASSERT_EQ(QLORA_OK, family_try(&w, text, &c));
+    ASSERT(c.no_rope[0] == 1 && c.no_rope[1] == 1);
+    // phi3: the original maximum stands at the top; one inside the dictionary is ignored.
+    ASSERT_EQ(QLORA_OK,
+              family_try(&w,
+                         "{\"model_type\":\"phi3\",\"hidden_size\":32,"
+                         "\"num_attention_heads\":4,\"partial_rotary_factor\":0.75,"
+                         "\"max_position_embeddings\":8192,\"rope_scaling\":{\"type\":\"su\","
+                         "\"original_max_position_embeddings\":64,\"short_factor\":[1,2,3],"
+                         "\"long_factor\":[4,5,6]}}",
+                         &c));
+    ASSERT(c.rope_dims == 6 && c.rope.type == QLORA_ROPE_LONGROPE && c.rope.factor == 2.0);
+    ASSERT(c.rope.original_max_position == 4096.0 && c.rope.long_factor[2] == 6.0f);
+    // rope_scaling counts before rope_parameters, and the top of the file before both.
+    ASSERT_EQ(QLORA_OK,
+              family_try(&w,
+                         "{\"model_type\":\"granite\",\"original_max_position_embeddings\":99,"
+                         "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,"
+                         "\"original_max_position_embeddings\":64},"
+                         "\"rope_parameters\":{\"rope_theta\":7e5}}",
+                         &c));
+    ASSERT(c.rope.type == QLORA_ROPE_YARN && c.rope.original_max_position == 99.0);
+    ASSERT(c.rope.theta == 1e4);
+    ASSERT(world_end(&w));
+    PASS();
+}
+
 TEST config_reads_the_folder(void) {
     char text[2048];
     char nested[2400];
@@ -1038,16 +1244,23 @@ TEST config_reads_the_folder(void) {
     world_put(&w, "m/generation_config.json", "{\"eos_token_id\":[3,4]}", 22);
     ASSERT_EQ(QLORA_OK, qlora__config_read(&w.env, "m", &c));
     ASSERT(c.stop_count == 2 && c.stop_ids[0] == 3 && c.stop_ids[1] == 4);
+    // A file that names none means none, as in transformers.
     world_put(&w, "m/generation_config.json", "{}", 2);
     ASSERT_EQ(QLORA_OK, qlora__config_read(&w.env, "m", &c));
-    ASSERT(c.stop_count == 1 && c.stop_ids[0] == 2);
+    ASSERT_EQ(0, c.stop_count);
+    world_put(&w, "m/generation_config.json", "{\"eos_token_id\":null}", 21);
+    ASSERT_EQ(QLORA_OK, qlora__config_read(&w.env, "m", &c));
+    ASSERT_EQ(0, c.stop_count);
     world_put(&w, "m/generation_config.json", "{", 1);
     c.vocab = 77; // outputs are written only on success
     ASSERT(refused(&w, qlora__config_read(&w.env, "m", &c), "m/generation_config.json:1:"));
     ASSERT_EQ(77, c.vocab);
-    snprintf(nested, sizeof nested, "{\"model_type\":\"llava\",\"text_config\":%s}", text);
+    const char* mistral[] = {"model_type", "\"mistral\"", "architectures", NULL, "eos_token_id",
+                             "2",          NULL};
+    config_text(text, sizeof text, mistral);
+    snprintf(nested, sizeof nested, "{\"model_type\":\"mistral3\",\"text_config\":%s}", text);
     ASSERT_EQ(QLORA_OK, qlora__config_parse(&w.env, "c", nested, strlen(nested), &c));
-    ASSERT(c.hidden == 128 && c.stop_ids[0] == 2);
+    ASSERT(c.hidden == 128 && c.stop_ids[0] == 2 && c.wrapped && c.tied);
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1818,8 +2031,8 @@ TEST gguf_layout(void) {
         a[i] = (float)i;
         b[i % 10] = -(float)(i % 10);
     }
-    ASSERT_EQ(QLORA_OK, qlora__gguf_name(&w.env, Q12, 'a', entries[0].name));
-    ASSERT_EQ(QLORA_OK, qlora__gguf_name(&w.env, Q12, 'b', entries[1].name));
+    qlora__gguf_name(12, "attn_q", 'a', entries[0].name);
+    qlora__gguf_name(12, "attn_q", 'b', entries[1].name);
     entries[0].rows = 2;
     entries[0].cols = 6;
     entries[1].rows = 5;
@@ -1857,30 +2070,32 @@ TEST gguf_layout(void) {
     PASS();
 }
 
+// Every projection of every family has a name in GGUF files, no two of a family the same.
 TEST gguf_names(void) {
-    static const char* const table[][2] = {
-        {"model.layers.0.self_attn.k_proj", "blk.0.attn_k.weight.lora_a"},
-        {"layers.7.self_attn.v_proj", "blk.7.attn_v.weight.lora_a"},
-        {"model.layers.101.self_attn.o_proj", "blk.101.attn_output.weight.lora_a"},
-        {"model.layers.1.mlp.gate_proj", "blk.1.ffn_gate.weight.lora_a"},
-        {"model.layers.1.mlp.up_proj", "blk.1.ffn_up.weight.lora_a"},
-        {"model.layers.1.mlp.down_proj", "blk.1.ffn_down.weight.lora_a"}};
-    world w;
     char name[QLORA__GGUF_NAME];
-    world_begin(&w);
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        ASSERT_EQ(QLORA_OK, qlora__gguf_name(&w.env, table[i][0], 'a', name));
-        ASSERT_STR_EQ(table[i][1], name);
+    for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
+        const qlora__arch* arch = &qlora__archs[i];
+        const char* seen[2 * QLORA__PROJECTIONS];
+        int count = 0;
+        for (int k = 0; k < arch->layout->count; k++) {
+            seen[count++] = arch->layout->rows[k].gguf;
+            if (arch->layout->rows[k].gguf_second != NULL) {
+                seen[count++] = arch->layout->rows[k].gguf_second;
+            }
+        }
+        for (int a = 0; a < count; a++) {
+            for (int b = 0; b < a; b++) {
+                ASSERTm(arch->model_type, strcmp(seen[a], seen[b]) != 0);
+            }
+        }
+        ASSERTm(arch->model_type, qlora__arch_of(arch->family) == arch);
     }
-    ASSERT(refused(&w, qlora__gguf_name(&w.env, "lm_head", 'a', name),
-                   "lm_head cannot be stored in a GGUF adapter"));
-    ASSERT(refused(&w, qlora__gguf_name(&w.env, "model.layers.x.mlp.up_proj", 'a', name),
-                   "cannot be stored in a GGUF adapter"));
-    ASSERT(refused(&w, qlora__gguf_name(&w.env, "model.layers.1.mlp.up_projx", 'a', name),
-                   "cannot be stored in a GGUF adapter"));
-    ASSERT_STR_EQ("llama", qlora__gguf_architecture(QLORA_FAMILY_MISTRAL));
-    ASSERT_STR_EQ("qwen3", qlora__gguf_architecture(QLORA_FAMILY_QWEN3));
-    ASSERT(world_end(&w));
+    qlora__gguf_name(101, "attn_output", 'a', name);
+    ASSERT_STR_EQ("blk.101.attn_output.weight.lora_a", name);
+    ASSERT_STR_EQ("llama", qlora__arch_of(QLORA_FAMILY_MISTRAL)->gguf);
+    ASSERT_STR_EQ("qwen3", qlora__arch_of(QLORA_FAMILY_QWEN3)->gguf);
+    ASSERT_STR_EQ("olmo2", qlora__arch_of(QLORA_FAMILY_OLMO3)->gguf);
+    ASSERT_STR_EQ("granite", qlora__arch_of(QLORA_FAMILY_GRANITE4)->gguf);
     PASS();
 }
 
@@ -1893,11 +2108,13 @@ TEST gguf_permutes_llama_rows(void) {
             for (int j = 0; j < 2; j++) {
                 int64_t row = h * DIM + 2 * i + j;
                 ASSERT_EQ(h * DIM + j * (DIM / 2) + i,
-                          qlora__gguf_source_row(QLORA_FAMILY_LLAMA, row, DIM));
+                          qlora__gguf_source_row(qlora__arch_of(QLORA_FAMILY_LLAMA), row, DIM));
                 ASSERT_EQ(h * DIM + j * (DIM / 2) + i,
-                          qlora__gguf_source_row(QLORA_FAMILY_MISTRAL, row, DIM));
-                ASSERT_EQ(row, qlora__gguf_source_row(QLORA_FAMILY_QWEN2, row, DIM));
-                ASSERT_EQ(row, qlora__gguf_source_row(QLORA_FAMILY_QWEN3, row, DIM));
+                          qlora__gguf_source_row(qlora__arch_of(QLORA_FAMILY_MISTRAL), row, DIM));
+                ASSERT_EQ(row,
+                          qlora__gguf_source_row(qlora__arch_of(QLORA_FAMILY_QWEN2), row, DIM));
+                ASSERT_EQ(row,
+                          qlora__gguf_source_row(qlora__arch_of(QLORA_FAMILY_QWEN3), row, DIM));
             }
         }
     }
@@ -2285,6 +2502,7 @@ SUITE(formats_suite) {
     RUN_TEST(json_accepts_wellformed_text);
     RUN_TEST(json_messages_give_the_place);
     RUN_TEST(json_limits_the_depth);
+    RUN_TEST(json_memory_is_bounded);
     RUN_TEST(json_finds_duplicate_keys);
     RUN_TEST(json_answers_queries);
     RUN_TEST(numbers_are_read_to_the_nearest_double);
@@ -2304,6 +2522,8 @@ SUITE(formats_suite) {
     RUN_TEST(config_reads_the_new_dialect);
     RUN_TEST(config_resolves_yarn);
     RUN_TEST(config_knows_the_families);
+    RUN_TEST(config_fills_in_class_defaults);
+    RUN_TEST(config_knows_layers_and_rotation_of_the_families);
     RUN_TEST(config_reads_the_folder);
     RUN_TEST(folder_single_file);
     RUN_TEST(folder_shards);

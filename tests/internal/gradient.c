@@ -43,6 +43,24 @@ static const variant variants[] = {
     {"dropout_recompute", QLORA_FAMILY_QWEN3, true, false, false, true, 4, QLORA_BASE_NF4, true,
      false, 0.3f, QLORA_TARGET_V | QLORA_TARGET_GATE | QLORA_TARGET_DOWN, QLORA_CHOICE_ON,
      QLORA_CHOICE_ON},
+    {"gemma2", QLORA_FAMILY_GEMMA2, true, false, false, false, 4, QLORA_BASE_NF4, true, false, 0.0f,
+     0, QLORA_CHOICE_ON, QLORA_CHOICE_OFF},
+    {"gemma2_kept", QLORA_FAMILY_GEMMA2, true, true, true, false, 0, QLORA_BASE_32BIT, false, false,
+     0.2f, 0, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF},
+    {"olmo2", QLORA_FAMILY_OLMO2, false, true, false, true, 0, QLORA_BASE_NF4, true, false, 0.0f, 0,
+     QLORA_CHOICE_ON, QLORA_CHOICE_ON},
+    {"exaone4", QLORA_FAMILY_EXAONE4, true, false, false, true, 3, QLORA_BASE_16BIT, false, false,
+     0.0f, QLORA_TARGET_K | QLORA_TARGET_O, QLORA_CHOICE_OFF, QLORA_CHOICE_ON},
+    {"granite", QLORA_FAMILY_GRANITE, true, true, true, false, 0, QLORA_BASE_NF4, true, false, 0.0f,
+     0, QLORA_CHOICE_ON, QLORA_CHOICE_OFF},
+    {"granite4", QLORA_FAMILY_GRANITE4, false, false, false, false, 0, QLORA_BASE_NF4, false, false,
+     0.3f, QLORA_TARGET_GATE_UP | QLORA_TARGET_V, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF},
+    {"phi3", QLORA_FAMILY_PHI3, false, false, false, false, 5, QLORA_BASE_NF4, false, true, 0.0f, 0,
+     QLORA_CHOICE_ON, QLORA_CHOICE_OFF},
+    {"glm4", QLORA_FAMILY_GLM4, false, true, false, false, 0, QLORA_BASE_NF4, true, false, 0.0f, 0,
+     QLORA_CHOICE_OFF, QLORA_CHOICE_ON},
+    {"ministral3", QLORA_FAMILY_MINISTRAL3, false, true, false, false, 0, QLORA_BASE_NF4, false,
+     false, 0.0f, 0, QLORA_CHOICE_ON, QLORA_CHOICE_OFF},
     {"norms_alone", QLORA_FAMILY_QWEN3, true, false, false, true, 0, QLORA_BASE_NF4, true, false,
      0.0f, 0, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF},
 };
@@ -71,14 +89,13 @@ static void rig_stir(rig* r, test_random* random) {
     qlora_model* m = r->model;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
             fill(random, &layer->projections[i].bias, 0.0, 0.3);
         }
         fill(random, &layer->qkv_bias, 0.0, 0.3);
-        fill(random, &layer->norm1, 1.0, 0.2);
-        fill(random, &layer->norm2, 1.0, 0.2);
-        fill(random, &layer->q_norm, 1.0, 0.2);
-        fill(random, &layer->k_norm, 1.0, 0.2);
+        for (int i = 0; i < QLORA__NORMS; i++) {
+            fill(random, &layer->norms[i], 1.0, 0.2);
+        }
     }
     fill(random, &m->final_norm, 1.0, 0.2);
     qlora__trained t;
@@ -88,6 +105,35 @@ static void rig_stir(rig* r, test_random* random) {
         if (t.projection != NULL) {
             fill(random, &window, 0.0, 0.2);
         }
+    }
+}
+
+// Numbers for what families have beyond the fields of a variant, with caps near the values they
+// limit.
+static void rig_family(qlora_model_config* c, qlora_family family) {
+    if (family == QLORA_FAMILY_GEMMA2) {
+        c->attention_scale = 0.7;
+        c->attention_cap = 1.5;
+        c->logits_cap = 2.0;
+    } else if (family == QLORA_FAMILY_EXAONE4) {
+        c->no_rope[0] = 1;
+    } else if (family == QLORA_FAMILY_GRANITE || family == QLORA_FAMILY_GRANITE4) {
+        c->embedding_scale = 3.0;
+        c->residual_scale = 0.4;
+        c->attention_scale = 0.2;
+        c->logits_divisor = 1.7;
+    } else if (family == QLORA_FAMILY_PHI3) {
+        c->rope_dims = 6;
+        c->rope.type = QLORA_ROPE_LONGROPE;
+        c->rope.original_max_position = 4.0;
+        c->rope.factor = 3.0;
+        for (int i = 0; i < 3; i++) {
+            c->rope.short_factor[i] = 1.0f;
+            c->rope.long_factor[i] = 1.5f + (float)i;
+        }
+    } else if (family == QLORA_FAMILY_MINISTRAL3) {
+        c->query_beta = 0.3;
+        c->query_period = 2.0;
     }
 }
 
@@ -120,6 +166,7 @@ static bool rig_open(rig* r, const variant* v) {
     c.qk_norm = v->qk_norm;
     c.window = v->window;
     c.sliding[1] = v->window > 0 ? 1 : 0;
+    rig_family(&c, v->family);
     model.config = &c;
     model.weight_std = 0.3f;
     model.base = v->base;
@@ -225,11 +272,15 @@ TEST gradients_are_differences(const variant* v) {
     }
     ASSERT(holds);
     int per_layer = 0;
-    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
-        per_layer += ((v->targets != 0 ? v->targets : 127u) >> i & 1u) != 0 ? 2 : 0;
+    int norms = 0;
+    for (int i = 0; i < r.model->arch->layout->count; i++) {
+        uint32_t bit = 1u << r.model->arch->layout->rows[i].bit;
+        per_layer += ((v->targets != 0 ? v->targets : 511u) & bit) != 0 ? 2 : 0;
     }
     per_layer = strcmp(v->name, "norms_alone") == 0 ? 0 : per_layer;
-    int norms = v->train_norms ? (v->qk_norm ? 4 : 2) : 0;
+    for (int i = 0; i < QLORA__NORMS && v->train_norms; i++) {
+        norms += qlora__has_norm(r.model, i) ? 1 : 0;
+    }
     int64_t expected = 2 * (per_layer + norms) + (v->train_norms ? 1 : 0);
     ASSERT_EQ_FMT((long long)expected, (long long)tensors, "%lld");
     ASSERT(rig_close(&r));

@@ -22,6 +22,7 @@ typedef struct attention_case {
     float scale;    // 0: the default
     int64_t n;      // entries of lengths; unused offsets repeat the last
     int64_t lengths[SEQS_MAX];
+    float cap; // 0: none
 } attention_case;
 
 // Host values. Inputs are rounded to the dtype; the tail and the padding are NaN.
@@ -120,6 +121,7 @@ static void reference_query(const attention_case* c, const attention_data* d, in
     const float* d_o = d->d_o + i * columns(c, 0) + head * hd;
     double p[1024];
     double dp[1024];
+    double slope[1024];
     double top = -HUGE_VAL;
     double total = 0.0;
     double dot = 0.0;
@@ -134,6 +136,12 @@ static void reference_query(const attention_case* c, const attention_data* d, in
             g += (double)d_o[x] * (double)v[x];
         }
         p[j - first] = step(step(s, rounding) * (double)scale_of(c), rounding);
+        slope[j - first] = 1.0;
+        if (c->cap > 0.0f) {
+            double turned = step(tanh(step(p[j - first] / (double)c->cap, rounding)), rounding);
+            p[j - first] = step((double)c->cap * turned, rounding);
+            slope[j - first] = 1.0 - turned * turned;
+        }
         dp[j - first] = step(g, rounding);
         top = p[j - first] > top ? p[j - first] : top;
     }
@@ -155,7 +163,8 @@ static void reference_query(const attention_case* c, const attention_data* d, in
         dot += o[x] * (double)d_o[x];
     }
     for (int64_t j = first; j <= i; j++) {
-        double ds = step(p[j - first] * (dp[j - first] - step(dot, rounding)), rounding);
+        double ds =
+            step(p[j - first] * (dp[j - first] - step(dot, rounding)) * slope[j - first], rounding);
         for (int64_t x = 0; x < hd; x++) {
             int64_t at = j * columns(c, 2) + kv * hd + x;
             sums[0][i * columns(c, 1) + head * hd + x] +=
@@ -273,6 +282,7 @@ static bool device_make(qlora_ctx* ctx, const attention_case* c, const attention
     x->desc.head_dim = c->hd;
     x->desc.window = c->window;
     x->desc.scale = c->scale;
+    x->desc.cap = c->cap;
     int64_t cols = columns(c, 0);
     return packed(ctx, c, d, &x->qkv, x->in) && packed(ctx, c, NULL, &x->dqkv, x->out) &&
            padded(ctx, c, cols, NULL, &x->o) && padded(ctx, c, cols, d->d_o, &x->d_o) &&
@@ -395,26 +405,30 @@ static const char* judge(const attention_case* c, const attention_data* d,
 // All head sizes of the tensor-core kernels and some others, all ratios of heads to kv heads, odd
 // lengths, lengths of one, tiles that just fit, windows, tails, gaps between rows, odd strides.
 static const attention_case cases[] = {
-    {QLORA_F32, 64, 4, 2, 0, 150, 3, 0, 4, {1, 64, 65, 17}},
-    {QLORA_F32, 128, 2, 1, 40, 140, 0, 0, 2, {129, 1}},
-    {QLORA_F32, 16, 7, 1, 0, 70, 5, 0, 1, {70}},
-    {QLORA_F32, 18, 4, 4, 7, 90, 0, 0.5f, 3, {30, 0, 50}},
-    {QLORA_F32, 80, 2, 2, 0, 66, 1, 0, 1, {66}},
-    {QLORA_F32, 96, 8, 1, 64, 80, 0, 0, 1, {79}},
-    {QLORA_F32, 256, 2, 1, 0, 75, 0, 0, 2, {5, 70}},
-    {QLORA_F32, 1, 1, 1, 0, 1, 0, 0, 1, {1}},
-    {QLORA_BF16, 64, 4, 2, 0, 210, 8, 0, 5, {1, 64, 65, 17, 50}},
-    {QLORA_BF16, 64, 7, 1, 0, 150, 0, 0, 1, {150}},
-    {QLORA_BF16, 64, 2, 2, 50, 290, 16, 0.3f, 3, {200, 1, 77}},
-    {QLORA_BF16, 64, 8, 1, 1, 66, 0, 0, 2, {2, 64}},
-    {QLORA_BF16, 128, 4, 1, 0, 200, 8, 0, 4, {130, 1, 0, 33}},
-    {QLORA_BF16, 128, 2, 2, 33, 260, 0, 0, 1, {257}},
-    {QLORA_BF16, 128, 1, 1, 0, 1, 0, 0, 1, {1}},
-    {QLORA_BF16, 128, 2, 1, 0, 128, 0, 0.02f, 1, {128}},
-    {QLORA_BF16, 128, 2, 2, 0, 70, 3, 0, 2, {60, 9}}, // odd stride: the general kernel
-    {QLORA_BF16, 80, 2, 1, 20, 70, 1, 0, 1, {66}},
-    {QLORA_BF16, 18, 7, 1, 0, 40, 0, 0, 2, {20, 20}},
-    {QLORA_BF16, 256, 1, 1, 0, 66, 0, 0, 1, {66}},
+    {QLORA_F32, 64, 4, 2, 0, 150, 3, 0, 4, {1, 64, 65, 17}, 0},
+    {QLORA_F32, 128, 2, 1, 40, 140, 0, 0, 2, {129, 1}, 0},
+    {QLORA_F32, 16, 7, 1, 0, 70, 5, 0, 1, {70}, 0},
+    {QLORA_F32, 18, 4, 4, 7, 90, 0, 0.5f, 3, {30, 0, 50}, 0},
+    {QLORA_F32, 80, 2, 2, 0, 66, 1, 0, 1, {66}, 0},
+    {QLORA_F32, 96, 8, 1, 64, 80, 0, 0, 1, {79}, 0},
+    {QLORA_F32, 256, 2, 1, 0, 75, 0, 0, 2, {5, 70}, 0},
+    {QLORA_F32, 1, 1, 1, 0, 1, 0, 0, 1, {1}, 0},
+    {QLORA_BF16, 64, 4, 2, 0, 210, 8, 0, 5, {1, 64, 65, 17, 50}, 0},
+    {QLORA_BF16, 64, 7, 1, 0, 150, 0, 0, 1, {150}, 0},
+    {QLORA_BF16, 64, 2, 2, 50, 290, 16, 0.3f, 3, {200, 1, 77}, 0},
+    {QLORA_BF16, 64, 8, 1, 1, 66, 0, 0, 2, {2, 64}, 0},
+    {QLORA_BF16, 128, 4, 1, 0, 200, 8, 0, 4, {130, 1, 0, 33}, 0},
+    {QLORA_BF16, 128, 2, 2, 33, 260, 0, 0, 1, {257}, 0},
+    {QLORA_BF16, 128, 1, 1, 0, 1, 0, 0, 1, {1}, 0},
+    {QLORA_BF16, 128, 2, 1, 0, 128, 0, 0.02f, 1, {128}, 0},
+    {QLORA_BF16, 128, 2, 2, 0, 70, 3, 0, 2, {60, 9}, 0}, // odd stride: the general kernel
+    {QLORA_BF16, 80, 2, 1, 20, 70, 1, 0, 1, {66}, 0},
+    {QLORA_BF16, 18, 7, 1, 0, 40, 0, 0, 2, {20, 20}, 0},
+    {QLORA_BF16, 256, 1, 1, 0, 66, 0, 0, 1, {66}, 0},
+    {QLORA_F32, 32, 4, 2, 0, 100, 0, 0.5f, 2, {60, 40}, 2.0f},
+    {QLORA_F32, 256, 2, 1, 20, 70, 3, 0, 1, {66}, 1.5f},
+    {QLORA_BF16, 64, 2, 1, 0, 90, 0, 0.5f, 2, {70, 19}, 3.0f}, // with a cap: the general kernel
+    {QLORA_BF16, 128, 4, 1, 40, 80, 8, 0.4f, 1, {77}, 2.0f},
 };
 
 TEST attention_is_right(const test_machine* machine) {
@@ -470,8 +484,8 @@ static const char* run_shared(const test_machine* machine, const attention_case*
 // than one share needs one more kernel, which adds them.
 TEST attention_shares_are_right(const test_machine* machine) {
     static const attention_case shared[] = {
-        {QLORA_BF16, 64, 7, 1, 0, 160, 8, 0, 2, {90, 61}},
-        {QLORA_BF16, 128, 6, 2, 50, 140, 0, 0, 3, {70, 1, 60}},
+        {QLORA_BF16, 64, 7, 1, 0, 160, 8, 0, 2, {90, 61}, 0},
+        {QLORA_BF16, 128, 6, 2, 50, 140, 0, 0, 3, {70, 1, 60}, 0},
     };
     if (strcmp(machine->backend, "cpu") == 0 || !test_has_bf16(machine)) {
         SKIPm("only for the tensor-core kernels");
@@ -500,9 +514,9 @@ TEST attention_shares_are_right(const test_machine* machine) {
 // A sequence gives the same bits alone and in a pack.
 TEST attention_packing_changes_nothing(const test_machine* machine) {
     static const attention_case packs[] = {
-        {QLORA_BF16, 64, 4, 2, 0, 190, 0, 0, 3, {70, 1, 115}},
-        {QLORA_BF16, 128, 2, 1, 30, 170, 0, 0, 2, {131, 37}},
-        {QLORA_F32, 20, 2, 1, 0, 100, 0, 0, 2, {30, 70}},
+        {QLORA_BF16, 64, 4, 2, 0, 190, 0, 0, 3, {70, 1, 115}, 0},
+        {QLORA_BF16, 128, 2, 1, 30, 170, 0, 0, 2, {131, 37}, 0},
+        {QLORA_F32, 20, 2, 1, 0, 100, 0, 0, 2, {30, 70}, 0},
     };
     qlora_ctx* ctx = test_open(machine, NULL);
     if (ctx == NULL) {
@@ -546,9 +560,9 @@ TEST attention_packing_changes_nothing(const test_machine* machine) {
 // Running warps and blocks in another order, or running again, gives the same bits.
 TEST attention_order_changes_nothing(void) {
     static const attention_case orders[] = {
-        {QLORA_BF16, 64, 2, 1, 0, 150, 8, 0, 2, {100, 49}},
-        {QLORA_BF16, 128, 2, 1, 40, 140, 0, 0, 1, {139}},
-        {QLORA_F32, 72, 2, 2, 0, 80, 0, 0, 1, {80}},
+        {QLORA_BF16, 64, 2, 1, 0, 150, 8, 0, 2, {100, 49}, 0},
+        {QLORA_BF16, 128, 2, 1, 40, 140, 0, 0, 1, {139}, 0},
+        {QLORA_F32, 72, 2, 2, 0, 80, 0, 0, 1, {80}, 0},
     };
     for (size_t p = 0; p < sizeof orders / sizeof orders[0]; p++) {
         const attention_case* c = &orders[p];
@@ -589,10 +603,10 @@ TEST attention_order_changes_nothing(void) {
 // they reject.
 TEST attention_unfused_is_right(const test_machine* machine) {
     static const attention_case even[] = {
-        {QLORA_F32, 16, 4, 2, 0, 60, 0, 0, 2, {30, 30}},
-        {QLORA_F32, 20, 6, 2, 9, 40, 4, 0.3f, 1, {40}},
-        {QLORA_BF16, 64, 4, 1, 0, 66, 8, 0, 3, {22, 22, 22}},
-        {QLORA_BF16, 32, 2, 2, 5, 1, 0, 0, 1, {1}},
+        {QLORA_F32, 16, 4, 2, 0, 60, 0, 0, 2, {30, 30}, 0},
+        {QLORA_F32, 20, 6, 2, 9, 40, 4, 0.3f, 1, {40}, 0},
+        {QLORA_BF16, 64, 4, 1, 0, 66, 8, 0, 3, {22, 22, 22}, 0},
+        {QLORA_BF16, 32, 2, 2, 5, 1, 0, 0, 1, {1}, 0},
     };
     qlora_ctx* ctx = test_open(machine, NULL);
     if (ctx == NULL) {
@@ -639,7 +653,7 @@ TEST attention_graph_serves_any_packing(const test_machine* machine) {
     if (ctx == NULL) {
         SKIPm(test_open_reason());
     }
-    attention_case c = {QLORA_BF16, 64, 2, 1, 0, 200, 0, 0, 3, {200, 0, 0}};
+    attention_case c = {QLORA_BF16, 64, 2, 1, 0, 200, 0, 0, 3, {200, 0, 0}, 0};
     test_random random = test_random_start("graph");
     attention_data d = data_make(&c, &random);
     attention_device x;
@@ -684,7 +698,7 @@ TEST attention_survives_bad_offsets(const test_machine* machine) {
                                      {-9, 0, 20, 70}, {70, 70, 70, 2147483647}};
     for (size_t i = 0; i < 2 * sizeof bad / sizeof bad[0]; i++) {
         attention_case c = {
-            i % 2 == 0 ? QLORA_BF16 : QLORA_F32, 64, 2, 1, 0, 70, 0, 0, 3, {20, 20, 30}};
+            i % 2 == 0 ? QLORA_BF16 : QLORA_F32, 64, 2, 1, 0, 70, 0, 0, 3, {20, 20, 30}, 0};
         test_random random = test_random_start("offsets");
         attention_data d = data_make(&c, &random);
         attention_device x;
@@ -724,7 +738,7 @@ TEST attention_is_prewarmed(const test_machine* machine) {
         shape.base = QLORA_BASE_16BIT;
         shape.compute = models[i].compute;
         ASSERT_EQ_FMT(QLORA_OK, qlora_prewarm(ctx, &shape), "%d");
-        attention_case c = {models[i].compute, models[i].hd, 2, 1, 0, 16, 0, 0, 1, {16}};
+        attention_case c = {models[i].compute, models[i].hd, 2, 1, 0, 16, 0, 0, 1, {16}, 0};
         test_random random = test_random_start("prewarmed");
         attention_data d = data_make(&c, &random);
         attention_results got = results_make(&c);
@@ -744,7 +758,7 @@ TEST attention_refuses(const test_machine* machine) {
     if (ctx == NULL) {
         SKIPm(test_open_reason());
     }
-    attention_case c = {QLORA_F32, 16, 4, 2, 0, 8, 0, 0, 1, {8}};
+    attention_case c = {QLORA_F32, 16, 4, 2, 0, 8, 0, 0, 1, {8}, 0};
     test_random random = test_random_start("refuses");
     attention_data d = data_make(&c, &random);
     attention_device x;

@@ -338,7 +338,7 @@ static matrix* indices(rig* r, int64_t n, int64_t limit, test_random* random, in
 
 // ---- the cases' calls ----
 
-enum { OP_SILU, OP_MUL, OP_ADD, OP_SCALE, OP_FILL, OP_SILU_BACKWARD, OP_SWIGLU };
+enum { OP_SILU, OP_MUL, OP_ADD, OP_SCALE, OP_FILL, OP_SILU_BACKWARD, OP_SWIGLU, OP_GEGLU, OP_CAP };
 
 // c->a: the operation; c->b: 1 overwrites the first input, 2 the second.
 static void run_pointwise(rig* r, const op_case* c, outputs* out) {
@@ -365,6 +365,12 @@ static void run_pointwise(rig* r, const op_case* c, outputs* out) {
     case OP_SILU_BACKWARD:
         DO(r, silu_backward(r->ctx, &a->t, &b->t, &y->t));
         break;
+    case OP_GEGLU:
+        DO(r, geglu_forward(r->ctx, &a->t, &b->t, &y->t));
+        break;
+    case OP_CAP:
+        DO(r, cap(r->ctx, 1.5f, &a->t, &y->t));
+        break;
     default:
         DO(r, swiglu_forward(r->ctx, &a->t, &b->t, &y->t));
     }
@@ -377,13 +383,14 @@ static void run_pointwise(rig* r, const op_case* c, outputs* out) {
     }
 }
 
-// gate and up as two column ranges of one buffer, as in the model. c->a: also h; c->b: in place.
+// gate and up as two column ranges of one buffer, as in the model. c->a & 1: also h, & 2: GELU;
+// c->b: in place.
 static void run_swiglu_backward(rig* r, const op_case* c, outputs* out) {
     test_random random = test_random_start(c->name);
     matrix* both = input(r, r->dtype, c->rows, 2 * c->cols, &random, 2);
     matrix* dh = input(r, r->dtype, c->rows, c->cols, &random, 1);
     matrix* dboth = c->b ? both : blank(r, r->dtype, c->rows, 2 * c->cols);
-    matrix* h = c->a ? (c->b ? dh : blank(r, r->dtype, c->rows, c->cols)) : NULL;
+    matrix* h = c->a & 1 ? (c->b ? dh : blank(r, r->dtype, c->rows, c->cols)) : NULL;
     qlora_tensor t[4] = {both->t, both->t, dboth->t, dboth->t};
     for (int i = 0; i < 4; i++) {
         t[i].cols = c->cols;
@@ -392,7 +399,12 @@ static void run_swiglu_backward(rig* r, const op_case* c, outputs* out) {
             t[i].bytes -= t[i].bytes > 0 ? (size_t)c->cols * both->element : 0;
         }
     }
-    DO(r, swiglu_backward(r->ctx, &dh->t, &t[0], &t[1], &t[2], &t[3], h != NULL ? &h->t : NULL));
+    const qlora_tensor* to = h != NULL ? &h->t : NULL;
+    if ((c->a & 2) != 0) {
+        DO(r, geglu_backward(r->ctx, &dh->t, &t[0], &t[1], &t[2], &t[3], to));
+    } else {
+        DO(r, swiglu_backward(r->ctx, &dh->t, &t[0], &t[1], &t[2], &t[3], to));
+    }
     take(r, out, dboth);
     take(r, out, dh);
     if (h != NULL && h != dh) {
@@ -439,7 +451,8 @@ static void run_norm_backward(rig* r, const op_case* c, outputs* out) {
     take(r, out, x);
 }
 
-// c->a: head_dim; c->b & 1: bias in f32, & 2: in bf16, & 4: only the first half of the heads.
+// c->a: rotated columns of a head; c->b & 1: bias in f32, & 2: in bf16, & 4: only the first half of
+// the heads, & 8: pairs of neighbours, & 16: heads twice as wide as the table.
 static void run_rope(rig* r, const op_case* c, outputs* out) {
     test_random random = test_random_start(c->name);
     int64_t positions = 37;
@@ -459,9 +472,19 @@ static void run_rope(rig* r, const op_case* c, outputs* out) {
     matrix* where = indices(r, c->rows, positions, &random, 0, 0);
     matrix* bias = input(r, (c->b & 2) != 0 ? QLORA_BF16 : QLORA_F32, 1, c->cols, &random, 1);
     matrix* flag = make(r, QLORA_I32, 1, 1, &(double){0});
-    int64_t heads = c->cols / c->a;
+    int64_t head_dim = c->a * ((c->b & 16) != 0 ? 2 : 1);
+    int64_t heads = c->cols / head_dim;
     int64_t rotated = (c->b & 4) != 0 ? heads / 2 : heads;
-    if (c->backward) {
+    if ((c->b & 24) != 0) {
+        qlora_rotation_desc turn;
+        memset(&turn, 0, sizeof turn);
+        turn.head_dim = head_dim;
+        turn.heads = rotated;
+        turn.neighbours = (c->b & 8) != 0;
+        turn.backward = c->backward;
+        DO(r, rope_apply(r->ctx, &turn, &x->t, &where->t, &table->t,
+                         (c->b & 3) != 0 ? &bias->t : NULL, &flag->t));
+    } else if (c->backward) {
         DO(r, rope_backward(r->ctx, &x->t, rotated, &where->t, &table->t, &flag->t));
     } else {
         DO(r, rope_forward(r->ctx, &x->t, rotated, &where->t, &table->t,
@@ -533,8 +556,8 @@ static void run_embed(rig* r, const op_case* c, outputs* out) {
     take(r, out, flag);
 }
 
-// c->a & 1: weights, & 2: scale, & 4: forward only, & 8: total; c->b: every c->b-th row has
-// no label.
+// c->a & 1: weights, & 2: scale, & 4: forward only, & 8: total, & 16: cap; c->b: every c->b-th row
+// has no label.
 static void run_cross_entropy(rig* r, const op_case* c, outputs* out) {
     test_random random = test_random_start(c->name);
     matrix* logits = input(r, r->dtype, c->rows, c->cols, &random, 5);
@@ -554,6 +577,7 @@ static void run_cross_entropy(rig* r, const op_case* c, outputs* out) {
     args.scale = (c->a & 2) != 0 ? &scale->t : NULL;
     args.forward_only = (c->a & 4) != 0;
     args.total = (c->a & 8) != 0 ? &total->t : NULL;
+    args.cap = (c->a & 16) != 0 ? 6.0f : 0.0f;
     DO(r, cross_entropy(r->ctx, &args));
     take(r, out, logits);
     take(r, out, losses);
@@ -720,6 +744,10 @@ static const op_case cases[] = {
     {"swiglu_9x40", run_pointwise, 9, 40, OP_SWIGLU, 0, false},
     {"swiglu_over_gate", run_pointwise, 3, 17, OP_SWIGLU, 1, false},
     {"swiglu_over_up", run_pointwise, 3, 16, OP_SWIGLU, 2, false},
+    {"geglu_9x40", run_pointwise, 9, 40, OP_GEGLU, 0, false},
+    {"geglu_over_gate", run_pointwise, 3, 17, OP_GEGLU, 1, false},
+    {"cap_5x33", run_pointwise, 5, 33, OP_CAP, 0, false},
+    {"cap_over_x", run_pointwise, 6, 40, OP_CAP, 1, false},
     {"mul_6x19", run_pointwise, 6, 19, OP_MUL, 0, false},
     {"mul_over_b", run_pointwise, 6, 24, OP_MUL, 2, false},
     {"add_6x19", run_pointwise, 6, 19, OP_ADD, 0, false},
@@ -732,6 +760,8 @@ static const op_case cases[] = {
     {"swiglu_backward_with_h", run_swiglu_backward, 7, 40, 1, 0, true},
     {"swiglu_backward_in_place", run_swiglu_backward, 7, 40, 1, 1, true},
     {"swiglu_backward_odd_in_place", run_swiglu_backward, 5, 13, 1, 1, true},
+    {"geglu_backward_7x33", run_swiglu_backward, 7, 33, 2, 0, true},
+    {"geglu_backward_in_place", run_swiglu_backward, 7, 40, 2 + 1, 1, true},
     {"norm_5x64", run_norm, 5, 64, 64, 0, false},
     {"norm_5x1", run_norm, 5, 1, 1, 0, false},
     {"norm_3x37_bf16_weight", run_norm, 3, 37, 37, 2, false},
@@ -759,6 +789,13 @@ static const op_case cases[] = {
     {"rope_half_bias_bf16", run_rope, 6, 6 * 12, 12, 2 + 4, false},
     {"rope_half", run_rope, 6, 6 * 2, 2, 4, false},
     {"rope_many_heads", run_rope, 2, 48 * 128, 128, 0, false},
+    {"rope_partial", run_rope, 6, 6 * 32, 16, 16, false},
+    {"rope_partial_bias", run_rope, 6, 6 * 32, 16, 16 + 4 + 1, false},
+    {"rope_partial_odd_bias_bf16", run_rope, 5, 4 * 20, 10, 16 + 4 + 2, false},
+    {"rope_neighbours", run_rope, 6, 5 * 16, 16, 8, false},
+    {"rope_neighbours_partial_bias", run_rope, 6, 6 * 32, 16, 8 + 16 + 4 + 1, false},
+    {"rope_partial_backward", run_rope, 6, 6 * 32, 16, 16 + 4, true},
+    {"rope_neighbours_backward", run_rope, 6, 6 * 12, 6, 8 + 16, true},
     {"rope_backward_8x(5*16)", run_rope, 8, 80, 16, 0, true},
     {"rope_backward_half", run_rope, 6, 6 * 10, 10, 4, true},
     {"split_7x(3*16)", run_layout, 7, 16, 3, 0, false},
@@ -787,6 +824,9 @@ static const op_case cases[] = {
     {"cross_entropy_3x1", run_cross_entropy, 3, 1, 2 + 8, 0, true},
     {"cross_entropy_2x20001", run_cross_entropy, 2, 20001, 2, 0, true},
     {"cross_entropy_300x8", run_cross_entropy, 300, 8, 2 + 8, 5, true},
+    {"cross_entropy_capped", run_cross_entropy, 6, 40, 2 + 8 + 16, 0, true},
+    {"cross_entropy_capped_odd", run_cross_entropy, 7, 1501, 1 + 2 + 8 + 16, 3, true},
+    {"cross_entropy_capped_forward", run_cross_entropy, 3, 37, 4 + 8 + 16, 0, true},
     {"argmax_5x37", run_argmax, 5, 37, 0, 0, false},
     {"argmax_3x700_nan", run_argmax, 3, 700, 1, 0, false},
     {"adamw_1x100", run_adamw, 1, 100, 0, 0, false},
@@ -1030,6 +1070,7 @@ static double silu_value(rig* r, const gradient_case* g, const double* x, double
     return sum;
 }
 
+// a: GELU instead of SiLU.
 static double swiglu_value(rig* r, const gradient_case* g, const double* x, double* gradient) {
     int64_t n = g->rows * g->cols;
     test_random random = test_random_start("swiglu weights");
@@ -1037,11 +1078,19 @@ static double swiglu_value(rig* r, const gradient_case* g, const double* x, doub
     matrix* gate = make(r, QLORA_F32, g->rows, g->cols, x);
     matrix* up = make(r, QLORA_F32, g->rows, g->cols, x + n);
     matrix* h = blank(r, QLORA_F32, g->rows, g->cols);
-    DO(r, swiglu_forward(r->ctx, &gate->t, &up->t, &h->t));
+    if (g->a != 0) {
+        DO(r, geglu_forward(r->ctx, &gate->t, &up->t, &h->t));
+    } else {
+        DO(r, swiglu_forward(r->ctx, &gate->t, &up->t, &h->t));
+    }
     double sum = weighed(r, h, by);
     if (gradient != NULL) {
         matrix* dh = make(r, QLORA_F32, g->rows, g->cols, by);
-        DO(r, swiglu_backward(r->ctx, &dh->t, &gate->t, &up->t, &gate->t, &up->t, &dh->t));
+        if (g->a != 0) {
+            DO(r, geglu_backward(r->ctx, &dh->t, &gate->t, &up->t, &gate->t, &up->t, &dh->t));
+        } else {
+            DO(r, swiglu_backward(r->ctx, &dh->t, &gate->t, &up->t, &gate->t, &up->t, &dh->t));
+        }
         copy_out(r, gate, gradient);
         copy_out(r, up, gradient + n);
         if (weighed(r, dh, by) != sum) {
@@ -1092,7 +1141,7 @@ static double norm_value(rig* r, const gradient_case* g, const double* x, double
     return sum;
 }
 
-// a: head_dim; b: rotated heads.
+// a: rotated columns; b & 15: rotated heads, & 16: pairs of neighbours, & 32: heads twice as wide.
 static double rope_value(rig* r, const gradient_case* g, const double* x, double* gradient) {
     test_random random = test_random_start("rope weights");
     double* by = numbers(&random, g->rows * g->cols, 1);
@@ -1107,10 +1156,16 @@ static double rope_value(rig* r, const gradient_case* g, const double* x, double
     matrix* table = make(r, QLORA_F32, 20, g->a, angles);
     matrix* positions = indices(r, g->rows, 20, &random, 0, 0);
     matrix* y = make(r, QLORA_F32, g->rows, g->cols, x);
-    DO(r, rope_forward(r->ctx, &y->t, g->b, &positions->t, &table->t, NULL, NULL));
+    qlora_rotation_desc turn;
+    memset(&turn, 0, sizeof turn);
+    turn.head_dim = g->a * ((g->b & 32) != 0 ? 2 : 1);
+    turn.heads = g->b & 15;
+    turn.neighbours = (g->b & 16) != 0;
+    DO(r, rope_apply(r->ctx, &turn, &y->t, &positions->t, &table->t, NULL, NULL));
     if (gradient != NULL) {
         matrix* dy = make(r, QLORA_F32, g->rows, g->cols, by);
-        DO(r, rope_backward(r->ctx, &dy->t, g->b, &positions->t, &table->t, NULL));
+        turn.backward = true;
+        DO(r, rope_apply(r->ctx, &turn, &dy->t, &positions->t, &table->t, NULL, NULL));
         copy_out(r, dy, gradient);
     }
     double sum = weighed(r, y, by);
@@ -1134,7 +1189,7 @@ static double softmax_value(rig* r, const gradient_case* g, const double* x, dou
     return sum;
 }
 
-// a: with row weights; b: every b-th row has no label.
+// a & 1: with row weights, & 2: with a cap; b: every b-th row has no label.
 static double cross_entropy_value(rig* r, const gradient_case* g, const double* x,
                                   double* gradient) {
     test_random random = test_random_start("cross-entropy weights");
@@ -1149,7 +1204,8 @@ static double cross_entropy_value(rig* r, const gradient_case* g, const double* 
     memset(&args, 0, sizeof args);
     args.logits = &logits->t;
     args.labels = &labels->t;
-    args.weights = g->a != 0 ? &weights->t : NULL;
+    args.weights = (g->a & 1) != 0 ? &weights->t : NULL;
+    args.cap = (g->a & 2) != 0 ? 1.25f : 0.0f;
     args.scale = &scales->t;
     args.losses = &losses->t;
     args.total = &total->t;
@@ -1164,15 +1220,21 @@ static double cross_entropy_value(rig* r, const gradient_case* g, const double* 
 static const gradient_case gradient_cases[] = {
     {"silu", silu_value, 3, 5, 0, 0, 1, 0},
     {"swiglu", swiglu_value, 3, 5, 0, 0, 2, 0},
+    {"geglu", swiglu_value, 3, 5, 1, 0, 2, 0},
     {"norm", norm_value, 3, 7, 7, 0, 1, 7},
     {"norm of one column", norm_value, 3, 1, 1, 0, 1, 1},
     {"norm with residual", norm_value, 4, 6, 6, 1, 2, 6},
     {"norm of heads", norm_value, 3, 12, 4, 0, 1, 4},
     {"rope", rope_value, 3, 18, 6, 3, 1, 0},
     {"rope of some heads", rope_value, 3, 18, 6, 2, 1, 0},
+    {"rope of part of a head", rope_value, 3, 24, 6, 2 + 32, 1, 0},
+    {"rope of neighbours", rope_value, 3, 18, 6, 2 + 16, 1, 0},
+    {"rope of neighbours in part of a head", rope_value, 3, 24, 6, 1 + 16 + 32, 1, 0},
     {"softmax", softmax_value, 3, 7, 0, 0, 1, 0},
     {"softmax of one", softmax_value, 3, 1, 0, 0, 1, 0},
     {"cross-entropy", cross_entropy_value, 4, 9, 0, 0, 1, 0},
+    {"cross-entropy with a cap", cross_entropy_value, 4, 9, 2, 0, 1, 0},
+    {"cross-entropy with a cap, weighted and masked", cross_entropy_value, 5, 4, 3, 2, 1, 0},
     {"cross-entropy, weighted and masked", cross_entropy_value, 5, 4, 1, 2, 1, 0},
 };
 

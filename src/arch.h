@@ -1,0 +1,384 @@
+// ---- architectures ------------------------------------------------------------------------------
+//
+// One description of a decoder block, and one row per family that says which parts of it exist.
+// The config reader, the loader, the planner, the adapters' names, GGUF and the passes through the
+// model read the row; none of them contains the name of a family.
+//
+//   x = E[token] embedding_scale
+//   per layer
+//     a = norm 1 of x, or x
+//     q, k, v = a Wq^T + bq, ...                          separate or one fused matrix
+//     q, k = their norm, per head or over the whole width; then rotated
+//     o = Wo softmax(cap(attention_scale q k^T)) v        within the window of the layer
+//     x = x + residual_scale (norm 2 of o, or o)
+//     b = norm 3 of x, or x
+//     f = Wdown (act(Wgate b) Wup b)                      gate and up separate or fused
+//     x = x + residual_scale (norm 4 of f, or f)
+//   logits = cap(head (final norm of x) / logits_divisor),  cap(y) = c tanh(y / c)
+
+// The stacks of projections that share an input.
+#define QLORA__GROUPS 4
+enum { QLORA__QKV, QLORA__O, QLORA__GATE_UP, QLORA__DOWN };
+
+// The norms of a layer, in the order of their places in the parameter arena.
+enum {
+    QLORA__NORM_ATTENTION,     // before attention
+    QLORA__NORM_ATTENTION_OUT, // on its output
+    QLORA__NORM_MLP,           // before the MLP
+    QLORA__NORM_MLP_OUT,       // on its output
+    QLORA__NORM_Q,
+    QLORA__NORM_K,
+    QLORA__NORMS
+};
+
+// A projection: the number of its bit in qlora_target, which is also its number for dropout; its
+// stack; its module within a layer; its tensor in GGUF files. A second GGUF name means that those
+// files split the matrix into two halves of its rows.
+typedef struct qlora__projection_row {
+    int bit;
+    int group;
+    const char* module;
+    const char* gguf;
+    const char* gguf_second;
+} qlora__projection_row;
+
+#define QLORA__PROJECTIONS 7 // at most, per layer
+
+// The projections of a layer, stack by stack.
+typedef struct qlora__layout {
+    int count;
+    qlora__projection_row rows[QLORA__PROJECTIONS];
+    struct {
+        int first;
+        int count;
+    } groups[QLORA__GROUPS];
+} qlora__layout;
+
+// clang-format off
+#define QLORA__ROWS_QKV {0, QLORA__QKV, "self_attn.q_proj", "attn_q", NULL}, \
+                        {1, QLORA__QKV, "self_attn.k_proj", "attn_k", NULL}, \
+                        {2, QLORA__QKV, "self_attn.v_proj", "attn_v", NULL}
+#define QLORA__ROW_O    {3, QLORA__O, "self_attn.o_proj", "attn_output", NULL}
+#define QLORA__ROW_DOWN {6, QLORA__DOWN, "mlp.down_proj", "ffn_down", NULL}
+#define QLORA__ROW_NONE {0, 0, NULL, NULL, NULL}
+
+static const qlora__layout qlora__layout_seven = {7,
+    {QLORA__ROWS_QKV, QLORA__ROW_O, {4, QLORA__GATE_UP, "mlp.gate_proj", "ffn_gate", NULL},
+     {5, QLORA__GATE_UP, "mlp.up_proj", "ffn_up", NULL}, QLORA__ROW_DOWN},
+    {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
+// Phi 3: q, k and v in one matrix, gate and up in another.
+static const qlora__layout qlora__layout_fused = {4,
+    {{7, QLORA__QKV, "self_attn.qkv_proj", "attn_qkv", NULL}, QLORA__ROW_O,
+     {8, QLORA__GATE_UP, "mlp.gate_up_proj", "ffn_up", NULL}, QLORA__ROW_DOWN,
+     QLORA__ROW_NONE, QLORA__ROW_NONE, QLORA__ROW_NONE},
+    {{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
+// GLM: only gate and up in one matrix.
+static const qlora__layout qlora__layout_gate_up = {6,
+    {QLORA__ROWS_QKV, QLORA__ROW_O, {8, QLORA__GATE_UP, "mlp.gate_up_proj", "ffn_up", NULL},
+     QLORA__ROW_DOWN, QLORA__ROW_NONE},
+    {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
+// Granite 4: the same under the names of its shared MLP; GGUF files split the matrix.
+static const qlora__layout qlora__layout_shared_mlp = {6,
+    {QLORA__ROWS_QKV, QLORA__ROW_O,
+     {8, QLORA__GATE_UP, "shared_mlp.input_linear", "ffn_gate", "ffn_up"},
+     {6, QLORA__DOWN, "shared_mlp.output_linear", "ffn_down", NULL}, QLORA__ROW_NONE},
+    {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
+// clang-format on
+
+// The names of the norms around attention and MLP; NULL = the layer has no such norm.
+typedef struct qlora__norm_names {
+    const char* module[4];
+    const char* gguf[4];
+} qlora__norm_names;
+
+static const qlora__norm_names qlora__norms_before = {
+    {"input_layernorm", NULL, "post_attention_layernorm", NULL},
+    {"attn_norm", NULL, "ffn_norm", NULL}};
+static const qlora__norm_names qlora__norms_after = {
+    {NULL, "post_attention_layernorm", NULL, "post_feedforward_layernorm"},
+    {NULL, "post_attention_norm", NULL, "post_ffw_norm"}};
+static const qlora__norm_names qlora__norms_around = {
+    {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+     "post_feedforward_layernorm"},
+    {"attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"}};
+static const qlora__norm_names qlora__norms_glm4 = {
+    {"input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm",
+     "post_mlp_layernorm"},
+    {"attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"}};
+static const qlora__norm_names qlora__norms_seed = {
+    {"input_layernorm", NULL, "post_attention_layernorm", NULL},
+    {"attn_norm", NULL, "post_attention_norm", NULL}};
+
+// What a block has beyond Llama's.
+enum {
+    QLORA__HAS_QK_NORM = 1,       // q and k are normalised, per head
+    QLORA__HAS_WIDE_QK_NORM = 2,  // over the whole width instead
+    QLORA__HAS_NORM_OFFSET = 4,   // safetensors files store norm weights minus 1
+    QLORA__HAS_GELU = 8,          // GELU (tanh form) instead of SiLU
+    QLORA__HAS_ROOT_SCALE = 16,   // embeddings are multiplied by the root of the hidden size
+    QLORA__HAS_PAIRED_ROPE = 32,  // pairs of neighbours are rotated, not the two halves
+    QLORA__HAS_PERMUTED_GGUF = 64 // GGUF files order the rows of q and k for pairs of neighbours
+};
+
+// How config.json is read, beyond the keys that all families share.
+enum {
+    QLORA__READS_QKV_BIAS = 1,         // q, k and v always have biases
+    QLORA__READS_ATTENTION_BIAS = 2,   // attention_bias: q, k, v and o
+    QLORA__READS_ATTENTION_BIAS_3 = 4, // attention_bias: q, k and v, true by default
+    QLORA__READS_OUT_BIAS = 8,         // attention_out_bias: o
+    QLORA__READS_MLP_BIAS = 16,        // mlp_bias
+    QLORA__READS_PARTIAL = 32,         // partial_rotary_factor
+    QLORA__READS_LONGROPE = 64,        // longrope, also under its older names
+    QLORA__READS_ROPE_PER_KIND = 128,  // separate rotation of layers with and without a window
+    QLORA__READS_MULTIPLIERS = 256,    // embedding, residual and attention multiplier, logits scale
+    QLORA__READS_QUERY_SCALAR = 512,   // query_pre_attn_scalar
+    QLORA__READS_CAPS = 1024,          // attn_logit_softcapping and final_logit_softcapping
+    QLORA__READS_FINAL_CAP = 2048,     // final_logit_softcapping only
+    QLORA__READS_QUERY_BETA = 4096,    // llama_4_scaling_beta, which is required
+    QLORA__READS_HYBRID = 8192,        // layer types and experts of granitemoehybrid
+    QLORA__READS_ACTIVATION = 16384    // hidden_activation, not hidden_act
+};
+
+// Which layers have a window.
+typedef enum qlora__window_rule {
+    QLORA__WINDOW_NONE,
+    QLORA__WINDOW_ALL,     // every layer, if sliding_window is given
+    QLORA__WINDOW_QWEN,    // use_sliding_window, from max_window_layers on
+    QLORA__WINDOW_PATTERN, // layer_types, or all but every n-th
+    QLORA__WINDOW_NOPE     // use_sliding_window, on the layers without rotation
+} qlora__window_rule;
+
+// Which layers are not rotated.
+typedef enum qlora__nope_rule {
+    QLORA__NOPE_NONE,
+    QLORA__NOPE_LISTED, // no_rope_layers, or every fourth
+    QLORA__NOPE_FULL,   // those without a window, if others have one
+    QLORA__NOPE_UNNAMED // all, unless position_embedding_type is "rope"
+} qlora__nope_rule;
+
+// The values of keys that a config.json leaves out; a size of 0 must be given.
+typedef struct qlora__arch_defaults {
+    int32_t vocab;
+    int32_t hidden;
+    int32_t intermediate;
+    int32_t layers;
+    int32_t heads;
+    int32_t kv_heads; // 0 = heads
+    int32_t head_dim; // 0 = hidden / heads
+    int32_t max_positions;
+    int32_t window;
+    int32_t pattern;
+    double theta;
+    double theta_sliding; // only if rotation differs between kinds of layers
+    double eps;
+    double partial;
+    bool tied;
+} qlora__arch_defaults;
+
+typedef struct qlora__arch {
+    qlora_family family;
+    const char* model_type;
+    const char* architecture;
+    const char* gguf;
+    const qlora__layout* layout;
+    const qlora__norm_names* norms;
+    uint32_t has;
+    uint32_t reads;
+    qlora__window_rule window;
+    qlora__nope_rule nope;
+    qlora__arch_defaults defaults;
+} qlora__arch;
+
+// clang-format off
+#define QLORA__SIZES_NONE 0, 0, 0, 0, 0, 0
+static const qlora__arch qlora__archs[] = {
+    {QLORA_FAMILY_LLAMA, "llama", "LlamaForCausalLM", "llama",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_MISTRAL, "mistral", "MistralForCausalLM", "llama",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     0, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
+     {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_QWEN2, "qwen2", "Qwen2ForCausalLM", "qwen2",
+     &qlora__layout_seven, &qlora__norms_before, 0,
+     QLORA__READS_QKV_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
+     {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_QWEN3, "qwen3", "Qwen3ForCausalLM", "qwen3",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_QK_NORM,
+     QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
+     {QLORA__SIZES_NONE, 128, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_GEMMA, "gemma", "GemmaForCausalLM", "gemma",
+     &qlora__layout_seven, &qlora__norms_before,
+     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
+     QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {256000, 3072, 24576, 28, 16, 16, 256, 8192, 0, 0, 1e4, 0, 1e-6, 1, true}},
+    {QLORA_FAMILY_GEMMA2, "gemma2", "Gemma2ForCausalLM", "gemma2",
+     &qlora__layout_seven, &qlora__norms_around,
+     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_CAPS |
+         QLORA__READS_ACTIVATION,
+     QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
+     {256000, 2304, 9216, 26, 8, 4, 256, 8192, 4096, 2, 1e4, 0, 1e-6, 1, true}},
+    {QLORA_FAMILY_GEMMA3, "gemma3_text", "Gemma3ForCausalLM", "gemma3",
+     &qlora__layout_seven, &qlora__norms_around,
+     QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_FINAL_CAP |
+         QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND,
+     QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
+     {262208, 2304, 9216, 26, 8, 4, 256, 131072, 4096, 6, 1e6, 1e4, 1e-6, 1, true}},
+    {QLORA_FAMILY_PHI3, "phi3", "Phi3ForCausalLM", "phi3",
+     &qlora__layout_fused, &qlora__norms_before, 0,
+     QLORA__READS_PARTIAL | QLORA__READS_LONGROPE, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
+     {32064, 3072, 8192, 32, 32, 0, 0, 4096, 0, 0, 1e4, 0, 1e-5, 1, false}},
+    {QLORA_FAMILY_SMOLLM3, "smollm3", "SmolLM3ForCausalLM", "smollm3",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS, QLORA__WINDOW_NOPE, QLORA__NOPE_LISTED,
+     {128256, 2048, 11008, 36, 16, 4, 0, 32768, 0, 0, 2e6, 0, 1e-6, 1, true}},
+    {QLORA_FAMILY_OLMO2, "olmo2", "Olmo2ForCausalLM", "olmo2",
+     &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
+     QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {50304, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-5, 1, false}},
+    {QLORA_FAMILY_OLMO3, "olmo3", "Olmo3ForCausalLM", "olmo2",
+     &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_ROPE_PER_KIND,
+     QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
+     {50304, 4096, 11008, 32, 32, 0, 0, 2048, 4096, 4, 5e5, 5e5, 1e-5, 1, false}},
+    {QLORA_FAMILY_GRANITE, "granite", "GraniteForCausalLM", "granite",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS | QLORA__READS_MULTIPLIERS,
+     QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {32000, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_GRANITE4, "granitemoehybrid", "GraniteMoeHybridForCausalLM", "granite",
+     &qlora__layout_shared_mlp, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_MULTIPLIERS | QLORA__READS_HYBRID,
+     QLORA__WINDOW_NONE, QLORA__NOPE_UNNAMED,
+     {32000, 4096, 1024, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_GLM, "glm", "GlmForCausalLM", "chatglm",
+     &qlora__layout_gate_up, &qlora__norms_before, QLORA__HAS_PAIRED_ROPE,
+     QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_PARTIAL, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false}},
+    {QLORA_FAMILY_GLM4, "glm4", "Glm4ForCausalLM", "glm4",
+     &qlora__layout_gate_up, &qlora__norms_glm4, QLORA__HAS_PAIRED_ROPE,
+     QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_PARTIAL, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false}},
+    {QLORA_FAMILY_MINISTRAL3, "ministral3", "Ministral3ForCausalLM", "mistral3",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_QUERY_BETA, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
+     {131072, 4096, 14336, 34, 32, 8, 128, 262144, 0, 0, 1e6, 0, 1e-5, 1, false}},
+    {QLORA_FAMILY_EXAONE4, "exaone4", "Exaone4ForCausalLM", "exaone4",
+     &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM,
+     0, QLORA__WINDOW_PATTERN, QLORA__NOPE_FULL,
+     {102400, 4096, 16384, 32, 32, 32, 0, 2048, 4096, 4, 1e4, 0, 1e-5, 1, false}},
+    {QLORA_FAMILY_SEED_OSS, "seed_oss", "SeedOssForCausalLM", "seed_oss",
+     &qlora__layout_seven, &qlora__norms_seed, 0,
+     QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_OUT_BIAS | QLORA__READS_MLP_BIAS,
+     QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {155136, 4096, 27648, 64, 80, 8, 128, 524288, 0, 0, 1e4, 0, 1e-6, 1, false}},
+    {QLORA_FAMILY_QWEN2_5_VL, "qwen2_5_vl_text", "Qwen2_5_VLTextModel", "qwen2vl",
+     &qlora__layout_seven, &qlora__norms_before, 0,
+     QLORA__READS_QKV_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
+     {152064, 8192, 29568, 80, 64, 8, 0, 32768, 4096, 0, 1e6, 0, 1e-5, 1, false}},
+    {QLORA_FAMILY_QWEN3_VL, "qwen3_vl_text", "Qwen3VLTextModel", "qwen3vl",
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_QK_NORM,
+     QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {151936, 4096, 22016, 32, 32, 32, 128, 128000, 0, 0, 5e5, 0, 1e-6, 1, false}},
+};
+// clang-format on
+#define QLORA__ARCH_COUNT ((int)(sizeof qlora__archs / sizeof qlora__archs[0]))
+
+// Multimodal folders whose text part is one of the families. Its settings are in text_config or, in
+// older files of some, beside those of the vision part.
+typedef struct qlora__wrapper {
+    const char* model_type;
+    const char* architecture;
+    const char* texts[2]; // model_type of the text part; the first is the default
+} qlora__wrapper;
+
+static const qlora__wrapper qlora__wrappers[] = {
+    {"gemma3", "Gemma3ForConditionalGeneration", {"gemma3_text", NULL}},
+    {"mistral3", "Mistral3ForConditionalGeneration", {"mistral", "ministral3"}},
+    {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", {"qwen2_5_vl_text", NULL}},
+    {"qwen3_vl", "Qwen3VLForConditionalGeneration", {"qwen3_vl_text", NULL}}};
+#define QLORA__WRAPPER_COUNT ((int)(sizeof qlora__wrappers / sizeof qlora__wrappers[0]))
+
+// Families that are known and not supported, with what the description of a block lacks for them.
+static const struct {
+    const char* reason;
+    const char* model_types; // separated and surrounded by spaces
+} qlora__refused_archs[] = {
+    {"it is a mixture of experts",
+     " qwen2_moe qwen3_moe qwen3_vl_moe qwen3_5_moe mixtral olmoe phimoe granitemoe "
+     "granitemoeshared glm4_moe llama4_text minimax_m2 ernie4_5_moe hunyuan_v1_moe dots1 "
+     "exaone_moe solar_open "},
+    {"it is a mixture of experts with attention sinks", " gpt_oss "},
+    {"it has multi-head latent attention",
+     " deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm4_moe_lite mistral4 minicpm3 "},
+    {"it has linear attention (gated delta-net) layers",
+     " qwen3_next qwen3_5 kimi_linear olmo_hybrid "},
+    {"it has short-convolution layers", " lfm2 lfm2_moe "},
+    {"it has recurrent (state-space) layers",
+     " nemotron_h falcon_h1 jamba bamba zamba2 mamba mamba2 recurrent_gemma rwkv "},
+    {"it has per-layer embeddings, shared keys and values, and AltUp streams", " gemma3n "},
+    {"it has per-layer embeddings, shared keys and values, and proportional rope",
+     " gemma4 gemma4_text "},
+    {"it has LayerNorm and parallel attention and MLP", " cohere cohere2 "},
+    {"it has LayerNorm instead of RMSNorm",
+     " starcoder2 stablelm gpt_neox gpt2 phi falcon bloom mpt nemotron olmo "},
+    {"its MLP has no gate", " arcee apertus "},
+    {"it has cross attention to images", " mllama "},
+    {"it has prefix attention", " paligemma "},
+    {"it has adapters inside the base model", " phi4mm phi4_multimodal "},
+    {"it needs remote code; a converted folder (such as glm-4-9b-hf) is required",
+     " chatglm phi3small exaone internlm2 baichuan "},
+    {"it is not a decoder-only language model",
+     " t5gemma t5 bert roberta xlm-roberta mt5 bart whisper "}};
+
+// The row of a family. A config made by hand may have none: its block is Llama's.
+static const qlora__arch* qlora__arch_of(qlora_family family) {
+    for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
+        if (qlora__archs[i].family == family) {
+            return &qlora__archs[i];
+        }
+    }
+    return &qlora__archs[0];
+}
+
+// The module of norm number `norm` of a layer; NULL if the layer has no such norm.
+static const char* qlora__arch_norm(const qlora__arch* arch, const qlora_model_config* c,
+                                    int norm) {
+    if (norm == QLORA__NORM_Q || norm == QLORA__NORM_K) {
+        const char* name = norm == QLORA__NORM_Q ? "self_attn.q_norm" : "self_attn.k_norm";
+        return c->qk_norm ? name : NULL;
+    }
+    return arch->norms->module[norm];
+}
+
+// The number of weights of a norm.
+static int64_t qlora__arch_norm_width(const qlora__arch* arch, const qlora_model_config* c,
+                                      int norm) {
+    bool wide = (arch->has & QLORA__HAS_WIDE_QK_NORM) != 0;
+    return norm == QLORA__NORM_Q   ? (wide ? c->heads : 1) * c->head_dim
+           : norm == QLORA__NORM_K ? (wide ? c->kv_heads : 1) * c->head_dim
+                                   : c->hidden;
+}
+
+// The rotated columns of a head, for configs that do not say it.
+static int64_t qlora__arch_rope_dims(const qlora__arch* arch, int64_t head_dim) {
+    return (int64_t)((double)head_dim * arch->defaults.partial) / 2 * 2;
+}
+
+// Fills in the fields of a config whose zero means the default of the family.
+static void qlora__config_resolve(qlora_model_config* c) {
+    const qlora__arch* arch = qlora__arch_of(c->family);
+    bool root = (arch->has & QLORA__HAS_ROOT_SCALE) != 0;
+    c->qk_norm = c->qk_norm || (arch->has & QLORA__HAS_QK_NORM) != 0;
+    if (c->rope_dims == 0) {
+        c->rope_dims = qlora__arch_rope_dims(arch, c->head_dim);
+    }
+    if (c->embedding_scale == 0.0) {
+        c->embedding_scale = root ? (double)sqrtf((float)c->hidden) : 1.0;
+    }
+    c->residual_scale = c->residual_scale != 0.0 ? c->residual_scale : 1.0;
+    c->logits_divisor = c->logits_divisor != 0.0 ? c->logits_divisor : 1.0;
+}
