@@ -258,13 +258,8 @@ static bool one_plan(app* a) {
     return true;
 }
 
-<<<<<<< HEAD
 // Fills in the free memory of this machine unless --memory was given: that of its GPU, or of its
 // CPU if it has none.
-=======
-// Fills in the free memory of this machine, of its GPU or else of its CPU, unless --memory was
-// given.
->>>>>>> progs
 static bool budget_fill(app* a) {
     qlora_ctx_desc d;
     qlora_ctx* gpu = NULL;
