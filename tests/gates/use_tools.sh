@@ -168,7 +168,7 @@ plans() {
     note $? "plan explains +"
     refuses "--mode bf16 needs compute capability 8.0 or higher; --capability is 7.5" plan \
         --memory 8G --mode bf16 --capability 7.5
-    refuses "--model base.gguf is a GGUF file" plan --model base.gguf
+    refuses "base.gguf: GGUF version" plan --model base.gguf
     says "CPU\)$|[0-9] [GM]iB$" plan # for this machine, whatever it has
     mkdir -p config-only
     cat >config-only/config.json <<END
