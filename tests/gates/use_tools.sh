@@ -168,11 +168,7 @@ plans() {
     note $? "plan explains +"
     refuses "--mode bf16 needs compute capability 8.0 or higher; --capability is 7.5" plan \
         --memory 8G --mode bf16 --capability 7.5
-<<<<<<< HEAD
     refuses "base.gguf: GGUF version 808464432 is not supported" plan --model base.gguf
-=======
-    refuses "base.gguf: GGUF version" plan --model base.gguf
->>>>>>> progs
     says "CPU\)$|[0-9] [GM]iB$" plan # for this machine, whatever it has
     mkdir -p config-only
     cat >config-only/config.json <<END
