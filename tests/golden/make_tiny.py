@@ -1,6 +1,11 @@
 #!/usr/bin/env python3
-"""Creates tests/golden/tiny, a golden folder small enough to be committed, with transformers, PEFT
-and bitsandbytes (a CPU is enough):  python3 tests/golden/make_tiny.py tests/golden/tiny
+"""Creates a golden folder small enough to be committed, with transformers, PEFT and bitsandbytes (a
+CPU is enough):
+
+    python3 tests/golden/make_tiny.py tests/golden/tiny
+    python3 tests/golden/make_tiny.py tests/golden/granite4 granite4
+
+The second argument names one of FAMILIES below; the first is the default.
 
 The folder has the layout that build/golden reads: model/ in bf16, model-bnb4/ as written by
 save_pretrained, adapter0/ and adapter20/ as written by PEFT, golden.safetensors, golden.json. The
@@ -20,20 +25,46 @@ import transformers
 from safetensors.torch import save_file
 
 BATCH, SEQ, STEPS, VOCAB = 2, 24, 20, 96
-LORA = dict(r=4, lora_alpha=8, use_rslora=True,
-            target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
-                            "down_proj"])
 OPTIMIZER = dict(lr=2e-3, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.02)
 
 
-def make_model():
+IDS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def qwen3():
     config = transformers.Qwen3Config(
         vocab_size=VOCAB, hidden_size=64, intermediate_size=104, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=24, max_position_embeddings=256,
-        rms_norm_eps=1e-6, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
-        pad_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+        rms_norm_eps=1e-6, tie_word_embeddings=False, rope_parameters=ROPE, **IDS)
+    return transformers.Qwen3ForCausalLM, config, SEVEN
+
+
+def granite4():
+    """The dense form: all layers have attention, there are no experts."""
+    config = transformers.GraniteMoeHybridConfig(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, shared_intermediate_size=72,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        layer_types=["attention"] * 2, num_local_experts=0, num_experts_per_tok=0,
+        position_embedding_type="rope", max_position_embeddings=256, rms_norm_eps=1e-5,
+        tie_word_embeddings=True, rope_parameters=ROPE, embedding_multiplier=6.0,
+        residual_multiplier=0.4, attention_multiplier=0.15, logits_scaling=3.0,
+        mamba_n_heads=4, mamba_d_head=32, **IDS)
+    config._attn_implementation = "eager"
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "input_linear", "output_linear"]
+    return transformers.GraniteMoeHybridForCausalLM, config, targets
+
+
+FAMILIES = {"qwen3": qwen3, "granite4": granite4}
+FAMILY = FAMILIES[sys.argv[2] if len(sys.argv) > 2 else "qwen3"]
+LORA = dict(r=4, lora_alpha=8, use_rslora=True, target_modules=FAMILY()[2])
+
+
+def make_model():
+    kind, config, _ = FAMILY()
     config.dtype = torch.bfloat16
-    model = transformers.Qwen3ForCausalLM(config)
+    model = kind(config)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "norm" in name:
@@ -47,13 +78,16 @@ def make_model():
 
 def scales_are_nearest(weight, state):
     """Unlike the CUDA build, the CPU build of bitsandbytes does not always choose the nearest 8-bit
-    code for a scale; this checks that it does for the chosen seed."""
+    code for a scale; this checks that it does for the chosen seed, and that no scale is so close to
+    the middle between two codes that rounding decides."""
     absmax = weight.reshape(-1, 64).abs().amax(1)
     y = absmax - absmax.mean()
     scaled = y / y.reshape(1, -1).abs().amax()  # fewer than 256 blocks: one second-level block
     code = state.state2.code
-    nearest = torch.bucketize(scaled, (code[1:] + code[:-1]) / 2).to(torch.uint8)
-    return torch.equal(nearest, state.absmax)
+    middles = (code[1:] + code[:-1]) / 2
+    gaps = (scaled[scaled.abs() > 0.01].unsqueeze(1) - middles).abs()
+    nearest = torch.bucketize(scaled, middles).to(torch.uint8)
+    return torch.equal(nearest, state.absmax) and gaps.min().item() > 1e-6
 
 
 def dequantised(plain, path):
