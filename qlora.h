@@ -435,6 +435,7 @@ typedef struct qlora_memory_info {
     uint64_t device_free;        // free memory reported by the driver; 0 on the CPU
     uint64_t device_total;       // memory of the device; 0 on the CPU
     uint64_t host_bytes;         // host memory allocated by the context at present
+    uint64_t host_free;          // host memory that this process can still use; 0 = unknown
 } qlora_memory_info;
 
 // How a matrix product is computed.
@@ -823,6 +824,12 @@ typedef enum qlora_schedule {
     QLORA_SCHEDULE_CONSTANT = 2
 } qlora_schedule;
 
+// The gradients whose common norm is limited.
+typedef enum qlora_clip_scope {
+    QLORA_CLIP_ALL = 0,   // all of them together, as in PyTorch's clip_grad_norm_
+    QLORA_CLIP_LAYERS = 1 // those of each layer separately; the final norm is a group of its own
+} qlora_clip_scope;
+
 // Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_train_desc {
     uint32_t reserved_must_be_zero0;
@@ -832,6 +839,7 @@ typedef struct qlora_train_desc {
     double eps;               // 0 = 1e-8
     double weight_decay;      // 0 = none
     double max_norm;          // gradient norm to clip to; 0 = 1, negative = no clipping
+    qlora_clip_scope clip;    // what max_norm applies to; 0 = all gradients together
     qlora_schedule schedule;  // 0 = cosine
     int64_t warmup_steps;     // steps over which the learning rate rises linearly; 0 = none
     int64_t total_steps;      // 0 = constant learning rate after the warm-up
@@ -849,8 +857,8 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
                                             qlora_trainer** out);
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
-// Changes settings between two steps. seed, eager and require_graph cannot change and must be as
-// before. Does not wait for the device.
+// Changes settings between two steps. clip, seed, eager and require_graph cannot change and must be
+// as before. Does not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
@@ -861,7 +869,7 @@ typedef struct qlora_train_info {
     double loss;     // mean over the labels of the step
     double labels;   // their total weight
     int64_t tokens;  // number of tokens in the step
-    float grad_norm; // before clipping
+    float grad_norm; // before clipping, of all gradients together
     double lr;       // learning rate of the step
     bool graphs;     // steps are run as CUDA graphs
     int64_t waits;   // number of times the host had to wait for a free staging buffer
@@ -1055,8 +1063,8 @@ typedef struct qlora_gemm_desc {
 //   bf16, bf16, bf16 or f32
 //   f16, f16, f32
 //   one of A and B f32, the other bf16 or f16, C f32, batch 1 on CUDA: the f32 operand is cast into
-//   the scratch buffer; for f16 it is first scaled by a power of two chosen from its maximum, which
-//   alpha then cancels
+//   the scratch buffer, in slices if that is too small; for f16 it is first scaled by a power of
+//   two chosen from its maximum, which alpha then cancels
 QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc,
                                   const qlora_tensor* a, const qlora_tensor* b,
                                   const qlora_tensor* c);
@@ -1153,8 +1161,11 @@ QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* wei
 // y = x W^T and dx = dy W. x and dy are f32 or bf16; y and dx have the same type, or f32. W is
 // dequantised to bf16 values, whatever the type of x. An unfused product dequantises as much of W
 // at a time as the free scratch holds and reports the path of its GEMM; a fused one, which only the
-// forward product has, reports QLORA_PATH_NF4. flags: ACCUMULATE, PTX and CUBLAS imply an unfused
-// product; without flags, small products are fused if the device can. No call waits for the device.
+// forward product has, reports QLORA_PATH_NF4. (A fused dx = dy W does not exist: its sums run
+// along the columns of W, across the blocks that share a scale, and backward products have the rows
+// of a whole micro-batch, for which dequantising W once costs less than doing so for every tile.)
+// flags: ACCUMULATE, PTX and CUBLAS imply an unfused product; without flags, small products are
+// fused if the device can. No call waits for the device.
 QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
                                               const qlora_nf4* w, const qlora_tensor* y,
                                               uint32_t flags);
@@ -1555,6 +1566,24 @@ typedef struct qlora_launch_desc {
 QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
                                            const qlora_launch_desc* launch, void** args);
 
+typedef enum qlora_prewarm_kind {
+    QLORA_PREWARM_FORWARD = 0,    // as qlora_gemm_forward: A[m,k] B[k,n]
+    QLORA_PREWARM_BACKWARD_A = 1, // as qlora_gemm_backward_a: dC[m,n] B[k,n]^T
+    QLORA_PREWARM_BACKWARD_B = 2  // as qlora_gemm_backward_b: A[m,k]^T dC[m,n]
+} qlora_prewarm_kind;
+
+// A product that a program is going to run. Sizes must be from 1 to 2^24.
+typedef struct qlora_prewarm_product {
+    qlora_prewarm_kind kind;
+    int64_t m;
+    int64_t k;
+    int64_t n;
+    int64_t batch;   // 0 = 1
+    qlora_dtype a;   // type of the first operand
+    qlora_dtype b;   // type of the second one
+    qlora_dtype out; // type of the result
+} qlora_prewarm_product;
+
 // The shape of a model. Sizes must be from 1 to 2^24.
 typedef struct qlora_prewarm_desc {
     int64_t hidden;
@@ -1566,11 +1595,18 @@ typedef struct qlora_prewarm_desc {
     int64_t rank;           // LoRA rank, at most 4096; 0 = no LoRA kernels
     qlora_base_format base; // 0 = NF4
     qlora_dtype compute;    // F32 or BF16; 0 = F32
+    const qlora_prewarm_product* products; // more products, of any shape; NULL = none
+    int64_t product_count;
 } qlora_prewarm_desc;
 
 // Compiles every kernel that the shape needs, runs each of its cuBLAS products once on temporary
-// memory, and seals the cache. A second call, for another model, compiles only the missing kernels.
-// Does nothing on the CPU. qlora_model_open includes this work.
+// memory, and seals the cache. Covered are, with max_tokens rows: the stacks of qlora_linear; the
+// products of qlora_gemm_forward, _backward_a and _backward_b of each width of the model with the
+// rank, and without 4-bit weights also with the base's own matrices (f32 activations with 16-bit
+// weights included); those of qlora_nf4_gemm_forward and _backward; the batched ones of attention;
+// f32 products both exact and in TF32; and the caller's list. A second call, for another model,
+// compiles only the missing kernels. Does nothing on the CPU. qlora_model_open includes the work
+// for its own products.
 QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
 // On a miss, a sealed cache fails with QLORA_ERR_SEALED and names the kernel; it never compiles
 // silently. Both calls do nothing on the CPU.
@@ -1636,6 +1672,7 @@ QLORA_API const char* qlora_kernel_name(size_t index);
     X(qlora_attention_desc)                                                                    \
     X(qlora_graph_info)                                                                        \
     X(qlora_launch_desc)                                                                       \
+    X(qlora_prewarm_product)                                                                   \
     X(qlora_prewarm_desc)                                                                      \
     X(qlora_cache_info)
 // clang-format on
@@ -3220,9 +3257,13 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
     return QLORA_OK;
 }
 
-// Releases the scratch memory of the call; the next call on the stream may reuse it.
+// Releases the scratch memory of the call; the next call on the stream may reuse it. A public call
+// that succeeds leaves no error text, whatever failed and was mended inside it.
 static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     ctx->scratch_used = ctx->scratch_marks[--ctx->depth];
+    if (ctx->depth == 0 && result == QLORA_OK) {
+        ctx->env.error[0] = '\0';
+    }
     if (ctx->depth == 0 && ctx->deactivate != NULL && !ctx->not_current) {
         ctx->deactivate(ctx);
     }
@@ -4394,13 +4435,16 @@ typedef enum qlora__json_kind {
 #define QLORA__JSON_ROOT 0xFFFFFFFFu
 #define QLORA__JSON_UNIQUE 1u // flag: duplicate keys in an object are an error
 
+// 16 bytes, because a file of short numbers has a token for every two bytes.
 typedef struct qlora__json_token {
-    qlora__json_kind kind;
-    uint32_t begin; // first byte; of a string, the byte after the opening quote
-    uint32_t end;   // one past the last byte; of a string, the closing quote
-    uint32_t next;  // token after this value and everything inside it
-    uint32_t count; // members, elements, or escapes in a string
+    uint32_t begin;      // first byte; of a string, the byte after the opening quote
+    uint32_t end;        // one past the last byte; of a string, the closing quote
+    uint32_t next;       // token after this value and everything inside it
+    uint32_t kind : 3;   // a qlora__json_kind
+    uint32_t count : 29; // members, elements, or escapes in a string
 } qlora__json_token;
+
+#define QLORA__JSON_MAX_COUNT 0x1FFFFFFFu
 
 typedef struct qlora__json {
     const char* text; // owned by the caller; must outlive the tokens
@@ -4463,27 +4507,63 @@ static QLORA__UNUSED uint32_t qlora__hex4(const char* text, uint32_t left) {
     return value;
 }
 
+// Makes room for `capacity` tokens.
+static QLORA__UNUSED qlora_result qlora__json_room(qlora__json_parser* p, uint32_t capacity) {
+    qlora__json* json = p->json;
+    qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
+        p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
+        capacity * sizeof *tokens);
+    if (tokens == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    json->tokens = tokens;
+    json->capacity = capacity;
+    return QLORA_OK;
+}
+
+// How many tokens the value at the start of the text has: brackets, strings and runs of other
+// characters. Stops where the value ends or the parser will stop.
+static QLORA__UNUSED uint32_t qlora__json_estimate(const qlora__json* json) {
+    uint32_t count = 0;
+    uint32_t depth = 0;
+    bool run = false; // inside a number or a word
+    for (uint32_t i = 0; i < json->size; i++) {
+        char c = json->text[i];
+        if (c == ' ' || c == '\t' || c == '\n' || c == '\r') {
+            run = false;
+            continue;
+        }
+        bool opens = c == '[' || c == '{';
+        bool ends = c == ']' || c == '}' || c == ',' || c == ':';
+        count += opens || c == '"' || (!ends && !run) ? 1 : 0;
+        run = !opens && !ends && c != '"';
+        depth += opens ? 1 : 0;
+        depth -= (c == ']' || c == '}') && depth > 0 ? 1 : 0;
+        if (c == '"') {
+            for (i++; i < json->size && json->text[i] != '"'; i++) {
+                i += json->text[i] == '\\' ? 1 : 0;
+            }
+        }
+        if (depth == 0 || depth > QLORA__JSON_MAX_DEPTH || count >= QLORA__JSON_MAX_COUNT) {
+            break;
+        }
+    }
+    return count > 0 ? count : 1;
+}
+
 static QLORA__UNUSED qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind,
                                                    uint32_t begin, uint32_t end) {
     qlora__json* json = p->json;
+    if (json->count == QLORA__JSON_MAX_COUNT) {
+        return qlora__json_bad(p, "too many values");
+    }
     if (json->count == json->capacity) {
-        uint32_t capacity = json->capacity == 0 ? 64 : json->capacity * 2;
-        size_t bytes = 0;
-        if (capacity < json->capacity || !qlora__mul(capacity, sizeof *json->tokens, &bytes)) {
-            return qlora__json_bad(p, "too many values");
-        }
-        qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
-            p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
-            bytes);
-        if (tokens == NULL) {
-            return QLORA_ERR_MEMORY;
-        }
-        json->tokens = tokens;
-        json->capacity = capacity;
+        uint32_t half = json->capacity / 2;
+        QLORA__TRY(qlora__json_room(p, json->capacity + (half < 64 ? 64 : half)));
     }
     qlora__json_token* t = &json->tokens[json->count];
     json->count++;
-    t->kind = kind;
+    t->kind = (uint32_t)kind & 7u;
     t->begin = begin;
     t->end = end;
     t->next = json->count;
@@ -4554,7 +4634,7 @@ static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p
         return qlora__json_bad(p, "string without a closing quote");
     }
     QLORA__TRY(qlora__json_push(p, QLORA__JSON_STRING, begin, p->at));
-    p->json->tokens[p->json->count - 1].count = escapes;
+    p->json->tokens[p->json->count - 1].count = escapes & QLORA__JSON_MAX_COUNT;
     p->at++;
     return QLORA_OK;
 }
@@ -4669,7 +4749,8 @@ static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool*
         if (c != ',' && c != (object ? '}' : ']')) {
             return qlora__json_bad(p, object ? "expected ',' or '}'" : "expected ',' or ']'");
         }
-        open->count += p->json->count > p->parent + 1 ? 1 : 0;
+        open->count = (open->count + (p->json->count > p->parent + 1 ? 1u : 0u)) &
+                      QLORA__JSON_MAX_COUNT; // there are no more tokens than that
         p->at++;
         if (c == ',') {
             qlora__json_space(p);
@@ -4766,6 +4847,8 @@ static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p
 static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p) {
     qlora__json* json = p->json;
     bool done = false;
+    uint32_t need = qlora__json_estimate(json);
+    QLORA__TRY(need > json->capacity ? qlora__json_room(p, need) : QLORA_OK);
     qlora__json_space(p);
     while (!done) {
         // A value is expected here, and in an object its key comes first.
@@ -4855,7 +4938,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse_one(qlora__env* env, qlora__
 }
 
 static QLORA__UNUSED qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t token) {
-    return json->tokens[token].kind;
+    return (qlora__json_kind)json->tokens[token].kind;
 }
 
 // Whether the decoded text of a string token equals the given bytes.
@@ -5227,9 +5310,10 @@ static QLORA__UNUSED void qlora__json_write_double(qlora__json_writer* w, const 
 
 // ---- the ids that end a text --------------------------------------------------------------------
 
-// As transformers reads them: those of generation_config.json where it has an "eos_token_id", else
-// those of config.json (in "text_config", where a model that also sees or hears keeps its language
-// part). The key holds one id or a list; null counts as absent.
+// As transformers (5.22) reads them: where there is a generation_config.json, it alone decides,
+// even if it names none; else config.json does (in "text_config", where a model that also sees or
+// hears keeps its language part). The key "eos_token_id" holds one id or a list; null and an empty
+// list name none.
 #define QLORA__MAX_STOP_IDS 16
 
 typedef struct qlora__stop_ids {
@@ -5237,13 +5321,13 @@ typedef struct qlora__stop_ids {
     int32_t count;
 } qlora__stop_ids;
 
-// Reads one object. What it says replaces *out; where it says nothing, *out stays as it is. Ids
-// must be below `vocab`.
+// Reads one object, which replaces *out. Ids must be below `vocab`.
 static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const qlora__json* json,
                                                        uint32_t object, int64_t vocab,
                                                        qlora__stop_ids* out) {
     uint32_t value = qlora__json_find(json, object, "eos_token_id");
     if (value == 0 || qlora__json_kind_of(json, value) == QLORA__JSON_NULL) {
+        out->count = 0;
         return QLORA_OK;
     }
     bool list = qlora__json_kind_of(json, value) == QLORA__JSON_ARRAY;
@@ -5269,7 +5353,7 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
         ids.id[i] = (int32_t)id;
     }
     ids.count = (int32_t)count;
-    *out = count > 0 ? ids : *out;
+    *out = ids;
     return QLORA_OK;
 }
 
@@ -7269,6 +7353,21 @@ static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora_
     return qlora__st_write_publish(env, w);
 }
 
+// ---- types of files and of tensors --------------------------------------------------------------
+
+// The type of a tensor whose values are floating-point numbers.
+static QLORA__UNUSED qlora_dtype qlora__st_dtype_of(const qlora__st_tensor* t) {
+    return t->dtype == QLORA__ST_F32    ? QLORA_F32
+           : t->dtype == QLORA__ST_BF16 ? QLORA_BF16
+                                        : QLORA_F16;
+}
+
+static QLORA__UNUSED qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
+    return dtype == QLORA_F32    ? QLORA__ST_F32
+           : dtype == QLORA_BF16 ? QLORA__ST_BF16
+                                 : QLORA__ST_F16;
+}
+
 //@@ src/formats/config_values.h
 
 // ---- the values of a config file ----------------------------------------------------------------
@@ -7370,15 +7469,14 @@ static qlora_result qlora__config_id(const qlora__config_reader* r, const char* 
 
 typedef char qlora__config_stop_ids_fit[QLORA__MAX_STOP_IDS <= QLORA_MAX_STOP_IDS ? 1 : -1];
 
-// eos_token_id: one id or a list of ids.
+// eos_token_id: one id, a list of ids, or none.
 static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_model_config* c) {
     qlora__stop_ids ids;
     ids.count = 0;
     QLORA__TRY(qlora__stop_ids_read(r->env, r->json, r->object, c->vocab, &ids));
-    if (ids.count > 0) {
-        memcpy(c->stop_ids, ids.id, sizeof ids.id);
-        c->stop_count = ids.count;
-    }
+    memset(c->stop_ids, 0, sizeof c->stop_ids);
+    memcpy(c->stop_ids, ids.id, (size_t)ids.count * sizeof ids.id[0]);
+    c->stop_count = ids.count;
     return QLORA_OK;
 }
 
@@ -8163,7 +8261,8 @@ static qlora_result qlora__config_from_json(qlora__env* env, const qlora__json* 
     QLORA__TRY(qlora__config_id(&r, "pad_token_id", c->vocab, &c->pad_id));
     QLORA__TRY(qlora__config_stops(&r, c));
     qlora__config_resolve(c);
-    return c->wrapped ? qlora__config_stops(&top, c) : QLORA_OK;
+    bool outside = c->wrapped && qlora__config_find(&top, "eos_token_id") != 0;
+    return outside ? qlora__config_stops(&top, c) : QLORA_OK;
 }
 
 // Parses config.json from memory into *out.
@@ -11781,6 +11880,32 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     return qlora__leave(ctx, qlora__tensor_zero(ctx, tensor));
 }
 
+// ---- floats in host memory ----------------------------------------------------------------------
+
+// Copies floats to an f32 tensor.
+static QLORA__UNUSED qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count,
+                                                   const float* in) {
+    if (sizeof(QLORA__REAL) == sizeof(float)) {
+        return qlora__copy_in(ctx, data, in, (size_t)count * sizeof(float));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        ((QLORA__REAL*)data)[i] = (QLORA__REAL)in[i];
+    }
+    return QLORA_OK;
+}
+
+// Copies numbers of an f32 tensor to host memory.
+static QLORA__UNUSED qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t count,
+                                                    float* out) {
+    if (sizeof(QLORA__REAL) == sizeof(float)) {
+        return qlora__copy_out(ctx, out, data, (size_t)count * sizeof(float));
+    }
+    for (int64_t i = 0; i < count; i++) { // the CPU in double precision, for tests
+        out[i] = (float)((const QLORA__REAL*)data)[i];
+    }
+    return QLORA_OK;
+}
+
 //@@ src/tensor/staging.h
 
 // ---- staging ------------------------------------------------------------------------------------
@@ -13664,6 +13789,7 @@ static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
     out->device_peak = ctx->device_peak;
     out->device_allocations = ctx->device_allocations;
     out->host_bytes = ctx->env.host_bytes;
+    out->host_free = qlora__os_memory("");
 #ifndef QLORA_NO_CUDA
     if (ctx->gpu != NULL) {
         size_t free_bytes = 0;
@@ -13934,6 +14060,26 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 
 //@@ src/gemm/dense.h
 
+// ---- slices of scratch memory -------------------------------------------------------------------
+
+// Returns in *slice how many of `count` rows or columns, `bytes` each, fit in the free scratch, at
+// least `unit` or all of them, and takes the memory for them.
+static qlora_result qlora__scratch_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
+                                         int64_t* slice, void** memory) {
+    size_t free_bytes = qlora__scratch_free(ctx);
+    int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
+    if (fit < count) {
+        fit = qlora__max(fit / unit * unit,
+                         qlora__min(unit, count)); // if it does not fit, qlora__scratch fails
+    }
+    *slice = qlora__min(fit, count);
+    size_t all = 0;
+    if (!qlora__mul((size_t)*slice, bytes, &all)) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size in bytes of an operand overflows");
+    }
+    return qlora__scratch(ctx, all, memory);
+}
+
 // ---- dense products: the built-in kernels -------------------------------------------------------
 
 #ifndef QLORA_NO_CUDA
@@ -14078,49 +14224,100 @@ static qlora_result qlora__cast_scale(qlora_ctx* ctx, const void* data, int64_t 
     return qlora__launch(ctx, QLORA__K_cast_scale, 1, 1, 1, 256, 0, scale_args);
 }
 
-// Casts the f32 operand to the type of the other one, in scratch, and uses the copy in the product.
-static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
-    bool cast_a = g->a_type == QLORA_F32;
-    qlora_dtype type = cast_a ? g->b_type : g->a_type;
-    const void* data = cast_a ? g->A : g->B;
-    int64_t ld = cast_a ? g->lda : g->ldb;
-    bool trans = cast_a ? g->ta : g->tb;
-    int64_t rows = cast_a ? (trans ? g->K : g->M) : (trans ? g->N : g->K);
-    int64_t cols = cast_a ? (trans ? g->M : g->K) : (trans ? g->K : g->N);
+// The f32 operand of a mixed product, as it is stored: `lines` are the rows or columns of the
+// result that it contributes to, which can be computed independently of each other.
+typedef struct qlora__mixed {
+    bool is_a;
+    bool lines_are_rows; // of the stored matrix
+    int64_t lines;
+    const float* data;
+    int64_t ld;
+    qlora_dtype type; // of the other operand
+    float* factors;   // f16: scale, alpha / scale, beta
+} qlora__mixed;
+
+static qlora__mixed qlora__mixed_of(const qlora__gemm* g) {
+    qlora__mixed x;
+    memset(&x, 0, sizeof x);
+    x.is_a = g->a_type == QLORA_F32;
+    x.lines_are_rows = x.is_a ? !g->ta : g->tb;
+    x.lines = x.is_a ? g->M : g->N;
+    x.data = (const float*)(x.is_a ? g->A : g->B);
+    x.ld = x.is_a ? g->lda : g->ldb;
+    x.type = x.is_a ? g->b_type : g->a_type;
+    return x;
+}
+
+// Chooses the scale of an f16 product and makes the product use it.
+static qlora_result qlora__mixed_scale(qlora_ctx* ctx, qlora__gemm* g, qlora__mixed* x) {
+    void* factors = NULL;
+    QLORA__TRY(qlora__scratch(ctx, 3 * sizeof(float), &factors));
+    float* f = (float*)factors;
+    QLORA__TRY(qlora__cast_scale(ctx, x->data, x->lines_are_rows ? x->lines : g->K,
+                                 x->lines_are_rows ? g->K : x->lines, x->ld, g->alpha, f));
+    qlora__CUdeviceptr beta = (qlora__CUdeviceptr)(uintptr_t)(f + 2);
+    int code = ctx->gpu->cu.MemsetD32Async(beta, qlora__bits(g->beta), 1, ctx->gpu->stream);
+    QLORA__TRY(qlora__cu(ctx, code, "cuMemsetD32Async"));
+    x->factors = f;
+    g->alpha = 1.0f;
+    g->alpha_dev = f + 1;
+    g->beta_dev = f + 2;
+    return QLORA_OK;
+}
+
+// Computes `now` lines of the result, starting at `first`, with a copy of the f32 operand in the
+// type of the other one.
+static qlora_result qlora__mixed_slice(qlora_ctx* ctx, const qlora__gemm* g, const qlora__mixed* x,
+                                       int64_t first, int64_t now, void* copy, qlora_path path) {
+    int64_t rows = x->lines_are_rows ? now : g->K;
+    int64_t cols = x->lines_are_rows ? g->K : now;
+    int64_t ld = x->ld;
+    int64_t new_ld = (int64_t)qlora__align_up((size_t)cols, 8);
+    const float* data = x->data + (x->lines_are_rows ? first * x->ld : first);
+    const float* scale = x->factors;
+    void* args[] = {(void*)&data, &copy, &rows, &cols, &ld, &new_ld, (void*)&scale};
+    int64_t pieces = rows * qlora__ceil_div(cols, 2048);
+    QLORA__TRY(qlora__launch(ctx,
+                             x->type == QLORA_F16 ? QLORA__K_cast_f32_f16 : QLORA__K_cast_f32_bf16,
+                             qlora__min(pieces, 4096), 1, 1, 256, 0, args));
+    qlora__gemm part = *g;
+    size_t out = qlora_dtype_bytes(g->out);
+    part.a_type = x->type;
+    part.b_type = x->type;
+    if (x->is_a) {
+        part.M = now;
+        part.A = copy;
+        part.lda = new_ld;
+        part.C = (char*)g->C + (size_t)(first * g->ldc) * out;
+    } else {
+        part.N = now;
+        part.B = copy;
+        part.ldb = new_ld;
+        part.C = (char*)g->C + (size_t)first * out;
+    }
+    return path == QLORA_PATH_CUBLAS ? qlora__gemm_cublas(ctx, &part) : qlora__gemm_ptx(ctx, &part);
+}
+
+// One operand is f32 and is cast in scratch; where that does not hold all of it, the result is
+// computed in slices. No sum is ever split.
+static qlora_result qlora__gemm_mixed(qlora_ctx* ctx, qlora__gemm* g, qlora_path path) {
     if (g->batch > 1) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "a batched product of an f32 and a 16-bit operand is not supported; "
                            "cast one of them");
     }
-    int64_t new_ld = (int64_t)qlora__align_up((size_t)cols, 8);
-    size_t bytes = 0;
-    if (!qlora__mul((size_t)rows, (size_t)new_ld * 2, &bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size in bytes of the cast operand overflows");
-    }
+    qlora__mixed x = qlora__mixed_of(g);
+    QLORA__TRY(x.type == QLORA_F16 ? qlora__mixed_scale(ctx, g, &x) : QLORA_OK);
+    // Rows of the copy start at multiples of 16 bytes, and so do slices of its columns.
+    size_t depth = x.lines_are_rows ? qlora__align_up((size_t)g->K, 8) : (size_t)g->K;
+    int64_t lines = x.lines_are_rows ? x.lines : (int64_t)qlora__align_up((size_t)x.lines, 8);
+    int64_t slice = 0;
     void* copy = NULL;
-    QLORA__TRY(qlora__scratch(ctx, bytes, &copy));
-    const float* scale = NULL;
-    if (type == QLORA_F16) {
-        void* factors = NULL; // scale, alpha / scale, beta
-        QLORA__TRY(qlora__scratch(ctx, 3 * sizeof(float), &factors));
-        float* f = (float*)factors;
-        QLORA__TRY(qlora__cast_scale(ctx, data, rows, cols, ld, g->alpha, f));
-        qlora__CUdeviceptr beta = (qlora__CUdeviceptr)(uintptr_t)(f + 2);
-        int code = ctx->gpu->cu.MemsetD32Async(beta, qlora__bits(g->beta), 1, ctx->gpu->stream);
-        QLORA__TRY(qlora__cu(ctx, code, "cuMemsetD32Async"));
-        scale = f;
-        g->alpha = 1.0f;
-        g->alpha_dev = f + 1;
-        g->beta_dev = f + 2;
+    QLORA__TRY(qlora__scratch_slice(ctx, lines, depth * 2, 64, &slice, &copy));
+    for (int64_t done = 0; done < x.lines; done += slice) {
+        int64_t now = qlora__min(slice, x.lines - done);
+        QLORA__TRY(qlora__mixed_slice(ctx, g, &x, done, now, copy, path));
     }
-    void* args[] = {(void*)&data, &copy, &rows, &cols, &ld, &new_ld, (void*)&scale};
-    int64_t pieces = rows * qlora__ceil_div(cols, 2048);
-    QLORA__TRY(qlora__launch(ctx,
-                             type == QLORA_F16 ? QLORA__K_cast_f32_f16 : QLORA__K_cast_f32_bf16,
-                             qlora__min(pieces, 4096), 1, 1, 256, 0, args));
-    *(cast_a ? &g->A : &g->B) = copy;
-    *(cast_a ? &g->lda : &g->ldb) = new_ld;
-    *(cast_a ? &g->a_type : &g->b_type) = type;
     return QLORA_OK;
 }
 
@@ -14136,7 +14333,7 @@ static qlora_result qlora__gemm_gpu(qlora_ctx* ctx, qlora__gemm* g, qlora_path p
         }
     }
     if (g->a_type != g->b_type) {
-        QLORA__TRY(qlora__gemm_cast(ctx, g));
+        return qlora__gemm_mixed(ctx, g, path);
     }
     return path == QLORA_PATH_CUBLAS ? qlora__gemm_cublas(ctx, g) : qlora__gemm_ptx(ctx, g);
 }
@@ -14801,20 +14998,6 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
 
 #define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
 
-// Returns how many of `count` rows or columns, `bytes` each, fit in the free scratch; at least
-// `unit`.
-static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
-                                     int64_t* slice, void** memory) {
-    size_t free_bytes = qlora__scratch_free(ctx);
-    int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
-    if (fit < count) {
-        fit = qlora__max(fit / unit * unit,
-                         qlora__min(unit, count)); // if it does not fit, qlora__scratch fails
-    }
-    *slice = qlora__min(fit, count);
-    return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
-}
-
 static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
                                        const qlora_tensor* x, const qlora_nf4* w,
                                        const qlora_tensor* y, uint32_t flags) {
@@ -14823,8 +15006,8 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool bac
     int64_t slice = 0;
     qlora_tensor window;
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
-    QLORA__TRY(qlora__nf4_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64, &slice,
-                                &window.data));
+    QLORA__TRY(qlora__scratch_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64,
+                                    &slice, &window.data));
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_b = !backward;
@@ -15114,6 +15297,9 @@ struct qlora_clip {
     int32_t groups;
     int64_t parts;
     int64_t chunks;
+    int32_t group_room; // the tables have room for at least groups, parts and chunks
+    int64_t part_room;
+    int64_t chunk_room;
     const void** uses; // the gradients' memory, on which a graph with this clip depends
     size_t use_count;
     qlora__buffer* memory; // holds everything below; device memory on CUDA
@@ -15135,12 +15321,12 @@ static size_t qlora__clip_layout(qlora_clip* clip, char* base) {
         clip->field = base != NULL ? (type*)(void*)(base + at) : NULL;                             \
         at += qlora__align_up((size_t)(count) * sizeof(type), 256);                                \
     } while (0)
-    QLORA__PLACE(part_table, qlora__clip_part, clip->parts);
-    QLORA__PLACE(chunk_table, qlora__clip_chunk, clip->chunks);
-    QLORA__PLACE(first, int64_t, clip->groups + 1);
-    QLORA__PLACE(partials, double, clip->chunks);
-    QLORA__PLACE(results, QLORA__REAL, 2 * clip->groups);
-    QLORA__PLACE(flags, uint32_t, clip->groups);
+    QLORA__PLACE(part_table, qlora__clip_part, clip->part_room);
+    QLORA__PLACE(chunk_table, qlora__clip_chunk, clip->chunk_room);
+    QLORA__PLACE(first, int64_t, clip->group_room + 1);
+    QLORA__PLACE(partials, double, clip->chunk_room);
+    QLORA__PLACE(results, QLORA__REAL, 2 * clip->group_room);
+    QLORA__PLACE(flags, uint32_t, clip->group_room);
     QLORA__PLACE(any, uint32_t, 1);
     QLORA__PLACE(max_norm, float, 1);
 #undef QLORA__PLACE
@@ -15228,6 +15414,9 @@ static qlora_result qlora__clip_build(qlora_ctx* ctx, const qlora_tensor* const*
     for (size_t i = 0; i < n; i++) {
         clip->uses[i] = tensors[i]->data;
     }
+    clip->group_room = clip->groups;
+    clip->part_room = clip->parts;
+    clip->chunk_room = clip->chunks;
     size_t bytes = qlora__clip_layout(clip, NULL);
     char* host = (char*)qlora__alloc_zero(ctx, bytes);
     if (host == NULL) {
@@ -15480,23 +15669,27 @@ qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* sc
     return qlora__leave(ctx, r);
 }
 
-// ---- a clip of one tensor in the caller's memory ------------------------------------------------
+// ---- a clip in the caller's memory --------------------------------------------------------------
 
-// Sets up a clip of n gradients with its tables at base and returns the size of the tables in
-// bytes. With base NULL, only counts the bytes.
-static QLORA__UNUSED size_t qlora__clip_place(qlora_ctx* ctx, int64_t n, char* base,
+// Places the tables of a clip at base, with room for n gradients in up to `groups` contiguous
+// groups, and returns their size in bytes. With base NULL, only counts the bytes.
+static QLORA__UNUSED size_t qlora__clip_place(qlora_ctx* ctx, int64_t n, int32_t groups, char* base,
                                               qlora_clip* clip) {
     memset(clip, 0, sizeof *clip);
     clip->owner = ctx;
-    clip->groups = 1;
-    clip->parts = n > 0 ? 1 : 0;
-    clip->chunks = qlora__ceil_div(n, QLORA__CLIP_CHUNK);
+    clip->group_room = groups;
+    clip->part_room = groups;
+    clip->chunk_room = qlora__ceil_div(n, QLORA__CLIP_CHUNK) + groups; // each group's last one
     return qlora__clip_layout(clip, base);
 }
 
-// Writes the tables of a placed clip.
-static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, const qlora_clip* clip,
-                                                    const qlora_tensor* gradients, float max_norm) {
+// Writes the tables of a placed clip of one contiguous tensor: group g starts at element starts[g],
+// and the last one ends with the tensor.
+static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, qlora_clip* clip,
+                                                    const qlora_tensor* gradients,
+                                                    const int64_t* starts, int32_t groups,
+                                                    float max_norm) {
+    QLORA_ASSERT(groups >= 1 && groups <= clip->group_room);
     qlora_clip image = *clip;
     size_t bytes = qlora__clip_layout(&image, NULL);
     char* host = (char*)qlora__alloc_zero(ctx, bytes);
@@ -15504,14 +15697,30 @@ static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, const qlora_
         return QLORA_ERR_MEMORY;
     }
     qlora__clip_layout(&image, host);
-    qlora__clip_fill(&gradients, NULL, clip->parts > 0 ? 1 : 0, &image);
+    int64_t chunk = 0;
+    for (int32_t g = 0; g < groups; g++) {
+        int64_t end = g + 1 < groups ? starts[g + 1] : gradients->cols;
+        image.first[g] = chunk;
+        image.part_table[g].data =
+            (float*)(void*)((QLORA__REAL*)gradients->data + starts[g]); // in double for tests
+        image.part_table[g].count = end - starts[g];
+        for (int64_t j = 0; j * QLORA__CLIP_CHUNK < end - starts[g]; j++, chunk++) {
+            image.chunk_table[chunk].part = g;
+            image.chunk_table[chunk].group = g;
+            image.chunk_table[chunk].index = j;
+        }
+    }
+    image.first[groups] = chunk;
     *image.max_norm = max_norm;
+    clip->groups = groups;
+    clip->parts = groups;
+    clip->chunks = chunk;
     qlora_result r = qlora__copy_in(ctx, clip->part_table, host, bytes); // the first table
     qlora__free(ctx, host, bytes);
     return r;
 }
 
-// Returns norm and scale of the first group, in the backend's memory.
+// Returns norm and scale of each group, in the backend's memory.
 static QLORA__UNUSED const QLORA__REAL* qlora__clip_results(const qlora_clip* clip) {
     return clip->results;
 }
@@ -19091,6 +19300,44 @@ qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
 
 // ---- pre-warm -----------------------------------------------------------------------------------
 
+// Checks one product of the caller's list.
+static qlora_result qlora__product_check(qlora_ctx* ctx, const qlora_prewarm_product* p,
+                                         int64_t index) {
+    const struct {
+        const char* name;
+        int64_t value;
+        int64_t least;
+        int64_t most;
+    } fields[] = {{"kind", (int64_t)p->kind, 0, QLORA_PREWARM_BACKWARD_B},
+                  {"m", p->m, 1, 1 << 24},
+                  {"k", p->k, 1, 1 << 24},
+                  {"n", p->n, 1, 1 << 24},
+                  {"batch", p->batch, 0, 1 << 24}};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "shape.products[%lld].%s", (long long)index, fields[i].name);
+        QLORA__TRY(qlora__need_whole(ctx, name, fields[i].value, fields[i].least, fields[i].most));
+    }
+    qlora_tensor t[3];
+    memset(t, 0, sizeof t);
+    t[0].dtype = p->a;
+    t[1].dtype = p->b;
+    t[2].dtype = p->out;
+    for (int i = 0; i < 3; i++) {
+        if (t[i].dtype != QLORA_F32 && t[i].dtype != QLORA_BF16 && t[i].dtype != QLORA_F16) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "shape.products[%lld] has type %s; it must be f32, bf16 or f16",
+                               (long long)index, qlora_dtype_name(t[i].dtype));
+        }
+    }
+    if (p->batch > 1 && p->a != p->b) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "shape.products[%lld]: a batched product of %s and %s is not supported",
+                           (long long)index, qlora_dtype_name(p->a), qlora_dtype_name(p->b));
+    }
+    return qlora__gemm_check_types(ctx, &t[0], &t[1], &t[2]);
+}
+
 static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
     if (s->kv_heads == 0) {
         s->kv_heads = s->heads;
@@ -19098,8 +19345,8 @@ static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
     if (s->head_dim == 0 && s->heads > 0) {
         s->head_dim = s->hidden / s->heads;
     }
-    const int64_t sizes[] = {s->hidden, s->intermediate, s->heads, s->kv_heads, s->head_dim,
-                             s->max_tokens};
+    const int64_t sizes[] = {s->hidden,   s->intermediate, s->heads,
+                             s->kv_heads, s->head_dim,     s->max_tokens};
     static const char* const names[] = {"hidden",   "intermediate", "heads",
                                         "kv_heads", "head_dim",     "max_tokens"};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -19122,52 +19369,72 @@ static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.compute is %s; it must be f32 or bf16",
                            qlora_dtype_name(s->compute));
     }
+    if (s->product_count < 0 || (s->products == NULL && s->product_count > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "shape.products is %s and shape.product_count is %lld",
+                           s->products == NULL ? "NULL" : "set", (long long)s->product_count);
+    }
+    for (int64_t i = 0; i < s->product_count; i++) {
+        QLORA__TRY(qlora__product_check(ctx, &s->products[i], i));
+    }
     return QLORA_OK;
 }
 
 #ifndef QLORA_NO_CUDA
 
-// One product of a layer's projections. For T tokens, a projection has y = x W^T, its gradient, and
-// the four products of LoRA.
-typedef struct qlora__planned_gemm {
-    int64_t M;
-    int64_t N;
-    int64_t K;
-    bool ta;
-    bool tb;
-    bool f32_out; // for the gradients of A and B
-} qlora__planned_gemm;
+// The products to run, and the memory that the largest of them needs.
+typedef struct qlora__warm_list {
+    qlora_prewarm_product products[160];
+    int count;
+    size_t bytes;
+} qlora__warm_list;
 
-static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gemm* p,
-                                        qlora_dtype compute, const qlora__buffer* memory) {
-    qlora__gemm g;
-    memset(&g, 0, sizeof g);
-    g.M = p->M;
-    g.N = p->N;
-    g.K = p->K;
-    g.ta = p->ta;
-    g.tb = p->tb;
-    g.lda = p->ta ? p->M : p->K;
-    g.ldb = p->tb ? p->K : p->N;
-    g.ldc = p->N;
-    g.batch = 1;
-    g.a_type = compute;
-    g.b_type = compute;
-    g.out = p->f32_out ? QLORA_F32 : compute;
-    g.alpha = 1.0f;
-    size_t size = qlora_dtype_bytes(compute);
-    size_t a_bytes = qlora__align_up((size_t)(p->M * p->K) * size, 256);
-    size_t b_bytes = qlora__align_up((size_t)(p->K * p->N) * size, 256);
-    QLORA_ASSERT(a_bytes + b_bytes + (size_t)(p->M * p->N) * 4 <= memory->bytes);
-    g.A = memory->data;
-    g.B = (char*)memory->data + a_bytes;
-    g.C = (char*)memory->data + a_bytes + b_bytes;
-    return qlora__gemm_cublas(ctx, &g);
+// The three matrices of a product in one block: the operands of the kind, then the result.
+static size_t qlora__warm_places(const qlora_prewarm_product* p, size_t at[3]) {
+    const int64_t a = p->m * p->k;
+    const int64_t b = p->k * p->n;
+    const int64_t c = p->m * p->n;
+    const int64_t sizes[3][3] = {{a, b, c}, {c, b, a}, {a, c, b}};
+    const size_t bytes[3] = {qlora_dtype_bytes(p->a), qlora_dtype_bytes(p->b),
+                             qlora_dtype_bytes(p->out)};
+    size_t end = 0;
+    for (int i = 0; i < 3; i++) {
+        at[i] = end;
+        end += qlora__align_up((size_t)sizes[p->kind][i] * bytes[i], 256);
+    }
+    return end;
 }
 
-// Runs every planned product once, so that cuBLAS loads its kernels now, while memory is free, and
-// not during a capture.
-static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
+static void qlora__warm_add(qlora__warm_list* list, qlora_prewarm_kind kind, int64_t m, int64_t k,
+                            int64_t n, qlora_dtype a, qlora_dtype b, qlora_dtype out) {
+    QLORA_ASSERT(list->count < (int)(sizeof list->products / sizeof list->products[0]));
+    qlora_prewarm_product* p = &list->products[list->count++];
+    size_t at[3];
+    memset(p, 0, sizeof *p);
+    p->kind = kind;
+    p->m = m;
+    p->k = k;
+    p->n = n;
+    p->a = a;
+    p->b = b;
+    p->out = out;
+    size_t bytes = qlora__warm_places(p, at);
+    list->bytes = bytes > list->bytes ? bytes : list->bytes;
+}
+
+// All three kinds of a product in the compute type; 16-bit ones also with f32 results.
+static void qlora__warm_add_all(qlora__warm_list* list, qlora_dtype type, int64_t m, int64_t k,
+                                int64_t n) {
+    for (int kind = 0; kind < 3; kind++) {
+        qlora__warm_add(list, (qlora_prewarm_kind)kind, m, k, n, type, type, QLORA_F32);
+        if (type == QLORA_BF16) {
+            qlora__warm_add(list, (qlora_prewarm_kind)kind, m, k, n, type, type, type);
+        }
+    }
+}
+
+// The products of a model's stacks, as qlora_linear runs them.
+static void qlora__warm_stacks(const qlora_prewarm_desc* s, qlora__warm_list* list) {
     int64_t q = s->heads * s->head_dim;
     int64_t kv = s->kv_heads * s->head_dim;
     int64_t T = s->max_tokens;
@@ -19175,38 +19442,173 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
                                   {q, s->hidden, s->rank},
                                   {s->hidden, 2 * s->intermediate, 2 * s->rank},
                                   {s->intermediate, s->hidden, s->rank}};
-    qlora__planned_gemm plan[24];
-    int count = 0;
-    size_t most = 0;
+    qlora_dtype c = s->compute;
     for (int i = 0; i < 4; i++) {
         int64_t in = widths[i][0];
         int64_t out = widths[i][1];
         int64_t r = widths[i][2];
-        const qlora__planned_gemm rows[] = {
-            {T, out, in + r, false, true, false}, // y = [x z] [W sB]^T
-            {T, in, out + r, false, false, false}, // dx = [dy u] [W ; A]
-            {T, r, in, false, true, false},        // z = x A^T
-            {T, r, out, false, false, false},      // u = dy sB
-            {r, in, T, true, false, true},         // dA = u^T x
-            {out, r, T, true, false, true},        // dB = dy^T z
-        };
-        int used = s->rank > 0 ? 6 : 2;
-        for (int j = 0; j < used; j++) {
-            const qlora__planned_gemm* p = &rows[j];
-            size_t bytes = (size_t)(p->M * p->K + p->K * p->N + p->M * p->N) * 4 + 1024;
-            most = bytes > most ? bytes : most;
-            plan[count++] = *p;
+        qlora__warm_add(list, QLORA_PREWARM_BACKWARD_A, T, out, in + r, c, c, c); // [x z] [W sB]^T
+        qlora__warm_add(list, QLORA_PREWARM_FORWARD, T, out + r, in, c, c, c);    // [dy u] [W ; A]
+        if (r > 0) {
+            qlora__warm_add(list, QLORA_PREWARM_BACKWARD_A, T, r, in, c, c, c);         // z = x A^T
+            qlora__warm_add(list, QLORA_PREWARM_FORWARD, T, out, r, c, c, c);           // u = dy sB
+            qlora__warm_add(list, QLORA_PREWARM_BACKWARD_B, T, r, in, c, c, QLORA_F32); // u^T x
+            qlora__warm_add(list, QLORA_PREWARM_BACKWARD_B, T, out, r, c, c, QLORA_F32); // dy^T z
         }
     }
+}
+
+// What a program runs that trains such a model by the products of the public API, matrix by matrix:
+// those with LoRA's matrices, and without 4-bit weights also those with the base and its gradient.
+static void qlora__warm_matrices(const qlora_prewarm_desc* s, qlora__warm_list* list) {
+    int64_t T = s->max_tokens;
+    int64_t r = s->rank;
+    const int64_t widths[4] = {s->hidden, s->heads * s->head_dim, s->kv_heads * s->head_dim,
+                               s->intermediate};
+    for (int i = 0; i < 4; i++) {
+        int64_t x = widths[i];
+        bool again = i > 0 && x == widths[i - 1];
+        if (r > 0 && !again) {
+            qlora__warm_add_all(list, s->compute, T, x, r);
+            qlora__warm_add_all(list, s->compute, T, r, x);
+            qlora__warm_add(list, QLORA_PREWARM_FORWARD, r, T, x, s->compute, s->compute,
+                            QLORA_F32);
+            qlora__warm_add(list, QLORA_PREWARM_FORWARD, x, T, r, s->compute, s->compute,
+                            QLORA_F32);
+        }
+        for (int way = 0; way < 2 && s->base != QLORA_BASE_NF4 && !again; way++) {
+            int64_t k = way == 0 ? s->hidden : x;
+            int64_t n = way == 0 ? x : s->hidden;
+            qlora__warm_add_all(list, s->compute, T, k, n);
+            // f32 activations with 16-bit weights
+            for (int half = 0; half < 2 && s->base == QLORA_BASE_16BIT && s->compute == QLORA_F32;
+                 half++) {
+                qlora_dtype weight = half == 0 ? QLORA_BF16 : QLORA_F16;
+                qlora__warm_add(list, QLORA_PREWARM_FORWARD, T, k, n, QLORA_F32, weight, QLORA_F32);
+                qlora__warm_add(list, QLORA_PREWARM_BACKWARD_A, T, k, n, QLORA_F32, weight,
+                                QLORA_F32);
+            }
+        }
+    }
+    // Attention from separate operators: scores, their product with v, and its transpose.
+    const int64_t heads[3][3] = {{T, s->head_dim, T}, {T, T, s->head_dim}, {s->head_dim, T, T}};
+    for (int i = 0; i < 3; i++) {
+        qlora__warm_add(list, QLORA_PREWARM_FORWARD, heads[i][0], heads[i][1], heads[i][2],
+                        s->compute, s->compute, s->compute);
+        list->products[list->count - 1].batch = s->heads;
+    }
+}
+
+// Runs one product. The matrices of a batch share their memory: only the shape matters.
+static qlora_result qlora__warm_run(qlora_ctx* ctx, const qlora_prewarm_product* p, bool tf32,
+                                    const qlora__buffer* memory) {
+    qlora__gemm g;
+    size_t at[3];
+    memset(&g, 0, sizeof g);
+    size_t bytes = qlora__warm_places(p, at);
+    QLORA_ASSERT(bytes <= memory->bytes);
+    g.M = p->kind == QLORA_PREWARM_BACKWARD_B ? p->k : p->m;
+    g.N = p->kind == QLORA_PREWARM_BACKWARD_A ? p->k : p->n;
+    g.K = p->kind == QLORA_PREWARM_FORWARD      ? p->k
+          : p->kind == QLORA_PREWARM_BACKWARD_A ? p->n
+                                                : p->m;
+    g.ta = p->kind == QLORA_PREWARM_BACKWARD_B;
+    g.tb = p->kind == QLORA_PREWARM_BACKWARD_A;
+    g.lda = g.ta ? g.M : g.K;
+    g.ldb = g.tb ? g.K : g.N;
+    g.ldc = g.N;
+    g.batch = p->batch > 1 ? p->batch : 1;
+    g.a_type = p->a;
+    g.b_type = p->b;
+    g.out = p->out;
+    g.alpha = 1.0f;
+    g.tf32 = tf32;
+    g.A = (char*)memory->data + at[0];
+    g.B = (char*)memory->data + at[1];
+    g.C = (char*)memory->data + at[2];
+    size_t mark = qlora__scratch_mark(ctx);
+    qlora_result r = qlora__gemm_gpu(ctx, &g, QLORA_PATH_CUBLAS);
+    qlora__scratch_release(ctx, mark);
+    return r;
+}
+
+// Runs the products of one 4-bit weight, whose slices depend on the scratch buffer.
+static qlora_result qlora__warm_nf4(qlora_ctx* ctx, const qlora_prewarm_desc* s, int64_t in,
+                                    int64_t out, const qlora__buffer* memory) {
+    qlora_nf4_desc desc;
+    qlora_nf4 weight;
+    qlora_tensor codes;
+    qlora_tensor x;
+    qlora_tensor y;
+    memset(&desc, 0, sizeof desc);
+    desc.rows = out;
+    desc.cols = in;
+    size_t first = qlora__align_up(qlora_nf4_bytes(&desc), 256);
+    size_t unit = qlora_dtype_bytes(s->compute);
+    size_t second = qlora__align_up((size_t)(s->max_tokens * in) * unit, 256);
+    char* base = (char*)memory->data;
+    QLORA__TRY(qlora_tensor_wrap(ctx, base, first, QLORA_U8, 1, (int64_t)first, 0, &codes));
+    QLORA__TRY(qlora_nf4_wrap(ctx, &desc, &codes, &weight));
+    QLORA__TRY(qlora_tensor_wrap(ctx, base + first, second, s->compute, s->max_tokens, in, 0, &x));
+    QLORA__TRY(qlora_tensor_wrap(ctx, base + first + second, memory->bytes - first - second,
+                                 s->compute, s->max_tokens, out, 0, &y));
+    for (int i = 0; i < 4; i++) { // exact and TF32, forward and backward
+        bool backward = i % 2 == 1;
+        size_t mark = qlora__scratch_mark(ctx);
+        qlora_result r =
+            qlora__nf4_gemm(ctx, i < 2 ? QLORA_MATH_F32 : QLORA_MATH_TF32_ALL, backward,
+                            backward ? &y : &x, &weight, backward ? &x : &y, QLORA_PRODUCT_UNFUSED);
+        qlora__scratch_release(ctx, mark);
+        QLORA__TRY(r);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__warm_all(qlora_ctx* ctx, const qlora_prewarm_desc* s,
+                                    const qlora__warm_list* list, const qlora__buffer* memory) {
+    int64_t q = s->heads * s->head_dim;
+    int64_t kv = s->kv_heads * s->head_dim;
+    const int64_t weights[5][2] = {{s->hidden, q},
+                                   {q, s->hidden},
+                                   {s->hidden, kv},
+                                   {s->hidden, s->intermediate},
+                                   {s->intermediate, s->hidden}};
+    QLORA__TRY(qlora__zero(ctx, memory->data, memory->bytes, memory->bytes, 1));
+    for (int64_t i = 0; i < list->count + s->product_count; i++) {
+        const qlora_prewarm_product* p =
+            i < list->count ? &list->products[i] : &s->products[i - list->count];
+        QLORA__TRY(qlora__warm_run(ctx, p, false, memory));
+        if (p->a == QLORA_F32 && p->b == QLORA_F32) { // the context's math may change later
+            QLORA__TRY(qlora__warm_run(ctx, p, true, memory));
+        }
+    }
+    for (int i = 0; i < 5 && s->base == QLORA_BASE_NF4; i++) {
+        QLORA__TRY(qlora__warm_nf4(ctx, s, weights[i][0], weights[i][1], memory));
+    }
+    return qlora__sync(ctx);
+}
+
+// Runs every product once, so that cuBLAS loads its kernels now, while memory is free, and not
+// during a capture.
+static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
+    qlora__warm_list list;
+    size_t at[3];
+    list.count = 0;
+    list.bytes = 0;
+    qlora__warm_stacks(s, &list);
+    qlora__warm_matrices(s, &list);
+    for (int64_t i = 0; i < s->product_count; i++) {
+        size_t bytes = qlora__warm_places(&s->products[i], at);
+        list.bytes = bytes > list.bytes ? bytes : list.bytes;
+    }
+    // Any 4-bit product fits: W takes less than the same matrix of floats.
+    size_t most = (size_t)qlora__max(s->heads * s->head_dim, s->intermediate);
+    size_t nf4 =
+        (most * (size_t)s->hidden + (most + (size_t)s->hidden) * (size_t)s->max_tokens) * 4;
+    list.bytes = (nf4 > list.bytes ? nf4 : list.bytes) + (1 << 16); // and the ends of its parts
     qlora__buffer* memory = NULL;
-    QLORA__TRY(qlora__buffer_create(ctx, most, &memory));
-    qlora_result r = qlora__zero(ctx, memory->data, most, most, 1);
-    for (int i = 0; i < count && r == QLORA_OK; i++) {
-        r = qlora__prewarm_gemm(ctx, &plan[i], s->compute, memory);
-    }
-    if (r == QLORA_OK) {
-        r = qlora__sync(ctx);
-    }
+    QLORA__TRY(qlora__buffer_create(ctx, list.bytes, &memory));
+    qlora_result r = qlora__warm_all(ctx, s, &list, memory);
     qlora__buffer_destroy(ctx, memory);
     return r;
 }
@@ -19224,8 +19626,14 @@ static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute,
 
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     double start = qlora__clock_ms();
-    uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, false,
-                                          s->base == QLORA_BASE_NF4, s->rank > 0, false);
+    // Without 4-bit weights, the base itself can be trained, and mixed products also need the
+    // 16-bit kernels.
+    uint32_t have =
+        qlora__kernels_needed(ctx, s->compute, s->head_dim, false, s->base == QLORA_BASE_NF4,
+                              s->rank > 0 || s->base != QLORA_BASE_NF4, true);
+    if (s->base == QLORA_BASE_16BIT && qlora__gpu_takes(ctx, 80)) {
+        have |= QLORA__NEED_BF16;
+    }
     bool was_sealed = qlora__cache_set_sealed(ctx, false);
     qlora_result r = qlora__cache_warm(ctx, have);
     if (r == QLORA_OK && qlora__has_cublas(ctx)) {
@@ -19934,8 +20342,10 @@ static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
     qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_state), &m->adamw);
-    char* clip = qlora__arena_take(arena, qlora__clip_place(m->ctx, m->elements, NULL, &m->clip));
-    qlora__clip_place(m->ctx, m->elements, clip, &m->clip);
+    int32_t groups = (int32_t)m->plan.config.layers + 1; // clipped layer by layer, or all as one
+    char* clip =
+        qlora__arena_take(arena, qlora__clip_place(m->ctx, m->elements, groups, NULL, &m->clip));
+    qlora__clip_place(m->ctx, m->elements, groups, clip, &m->clip);
 }
 
 static void qlora__layout_windows(qlora_model* m) {
@@ -20798,23 +21208,20 @@ static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
     return bytes == 0 || m->plan.total + m->plan.context <= bytes;
 }
 
-// Reports the smallest plan that the settings allow, and those that would make it smaller.
+// Reports the smallest plan that the settings allow. It suggests nothing: a smaller setting would
+// have to be planned before it is known to fit.
 static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, uint64_t bytes) {
     const qlora_plan* p = &m->plan;
     double gib = 1073741824.0;
     bool all = p->recompute_layers == p->config.layers;
     uint64_t other = p->workspace + p->head + p->generation + p->batches + p->cache + p->context;
-    const char* remedy = p->cached_layers > 0       ? ", or set desc.cache to AUTO"
-                         : qlora__trains(m) && !all ? ", or set desc.recompute to AUTO"
-                                                    : "";
-    return qlora__fail(
-        ctx, QLORA_ERR_DEVICE_MEMORY,
-        "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
-        "adapters and optimizer %.2f, activations %.2f, other %.2f); lower "
-        "desc.tokens (%lld) or desc.rank%s",
-        (double)(p->total + p->context) / gib, all ? " even with every layer recomputed" : "",
-        (double)bytes / gib, (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
-        (double)p->activations / gib, (double)other / gib, (long long)p->tokens, remedy);
+    return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
+                       "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
+                       "adapters and optimizer %.2f, activations %.2f, other %.2f)",
+                       (double)(p->total + p->context) / gib,
+                       all ? " even with every layer recomputed" : "", (double)bytes / gib,
+                       (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
+                       (double)p->activations / gib, (double)other / gib);
 }
 
 // Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many
@@ -21084,12 +21491,6 @@ static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
         }
     }
     return QLORA_OK;
-}
-
-static qlora_dtype qlora__st_dtype_of(const qlora__st_tensor* t) {
-    return t->dtype == QLORA__ST_F32    ? QLORA_F32
-           : t->dtype == QLORA__ST_BF16 ? QLORA_BF16
-                                        : QLORA_F16;
 }
 
 // Loads a matrix, in the type it has in the file, into the memory of the shared operand.
@@ -22649,13 +23050,32 @@ typedef struct qlora__adamw_numbers {
     double weight_decay;
 } qlora__adamw_numbers;
 
+// Writes the tables of the clip: all gradients as one group, or one group per layer, with the final
+// norm in a group of its own.
+static qlora_result qlora__clip_model(qlora_ctx* ctx, qlora_model* m, bool layers,
+                                      double max_norm) {
+    int64_t starts[QLORA_MAX_LAYERS + 1];
+    int32_t groups = 1;
+    memset(starts, 0, sizeof starts);
+    if (layers) {
+        groups = (int32_t)m->plan.config.layers;
+        for (int32_t l = 0; l < groups; l++) {
+            starts[l] = m->layers[l].projections[0].a_at;
+        }
+        if (m->desc.train_norms) {
+            starts[groups++] = m->final_norm_at;
+        }
+    }
+    return qlora__clip_start(ctx, &m->clip, &m->gradients, starts, groups, (float)max_norm);
+}
+
 // Writes the tables of the clip and the state of the optimizer before the first step.
-static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, double max_norm,
-                                           const qlora__adamw_numbers* numbers) {
+static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool layers,
+                                           double max_norm, const qlora__adamw_numbers* numbers) {
     if (!qlora__trains(m)) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__clip_start(ctx, &m->clip, &m->gradients, (float)max_norm));
+    QLORA__TRY(qlora__clip_model(ctx, m, layers, max_norm));
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
     state.lr = numbers->lr;
@@ -22811,16 +23231,6 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
     return QLORA_OK;
 }
 
-static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, const float* in) {
-    if (sizeof(QLORA__REAL) == sizeof(float)) {
-        return qlora__copy_in(ctx, data, in, (size_t)count * sizeof(float));
-    }
-    for (int64_t i = 0; i < count; i++) {
-        ((QLORA__REAL*)data)[i] = (QLORA__REAL)in[i];
-    }
-    return QLORA_OK;
-}
-
 // Reads the adapter weights of a folder. Everything is checked before anything is changed.
 static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir) {
     qlora__adapter_source source;
@@ -22853,17 +23263,19 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
 // ---- open, close and parameters -----------------------------------------------------------------
 
 // The update of a step: the gradient norm, then AdamW, which applies the scale of the clip, zeroes
-// the gradients and writes the copies.
+// the gradients and writes the copies. With several groups, the clip scales the gradients itself;
+// if one of them is not finite, nothing is updated.
 static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     if (m->range_count == 0) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__clip_measure(ctx, &m->clip));
+    bool one = m->clip.groups == 1;
+    QLORA__TRY(one ? qlora__clip_measure(ctx, &m->clip) : qlora__clip_apply(ctx, &m->clip));
     qlora_tensor scale;
     qlora_tensor flag;
-    qlora__clip_device(&m->clip, 0, &scale, &flag);
+    qlora__clip_device(&m->clip, one ? 0 : -1, one ? &scale : NULL, &flag);
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
-    args.clip_scale = &scale;
+    args.clip_scale = one ? &scale : NULL;
     args.not_finite = &flag;
     return qlora_adamw_step(ctx, &args);
 }
@@ -22905,7 +23317,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
 static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
                                       const qlora_model_desc* desc) {
     const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
-    QLORA__TRY(qlora__optimizer_start(ctx, m, 1.0, &numbers));
+    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -22917,7 +23329,7 @@ static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
             }
         }
     }
-    QLORA__TRY(qlora__optimizer_start(ctx, m, 1.0, &numbers));
+    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
     QLORA__TRY(qlora__adapters_start(ctx, m));
     QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
                                      : qlora__parameters_changed(ctx, m));
@@ -23045,17 +23457,6 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->use_adapters = model->use_adapters;
     out->trainers = model->trainers;
     out->generations = model->generations;
-    return QLORA_OK;
-}
-
-// Copies numbers of an f32 tensor to host memory.
-static qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t count, float* out) {
-    if (sizeof(QLORA__REAL) == sizeof(float)) {
-        return qlora__copy_out(ctx, out, data, (size_t)count * sizeof(float));
-    }
-    for (int64_t i = 0; i < count; i++) { // the CPU in double precision, for tests
-        out[i] = (float)((const QLORA__REAL*)data)[i];
-    }
     return QLORA_OK;
 }
 
@@ -24126,12 +24527,6 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
     return r;
 }
 
-static qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
-    return dtype == QLORA_F32    ? QLORA__ST_F32
-           : dtype == QLORA_BF16 ? QLORA__ST_BF16
-                                 : QLORA__ST_F16;
-}
-
 // Whether a tensor is an auxiliary part of a bitsandbytes weight, which the merged weight does not
 // need.
 static bool qlora__is_bnb_part(const char* name) {
@@ -24487,7 +24882,7 @@ qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) 
 // The results of a step, copied from the device; pinned memory on CUDA.
 typedef struct qlora__record {
     float totals[4];  // losses, their rounding error, weights
-    float results[2]; // norm, scale
+    float results[2 * (QLORA_MAX_LAYERS + 1)]; // norm and scale of each group of the clip
     qlora_adamw_state adamw;
     int32_t flag; // an id, a position or a label was out of range
 } qlora__record;
@@ -24569,6 +24964,7 @@ static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_de
         QLORA__TRY(qlora__need_real(ctx, numbers[i].name, numbers[i].value, numbers[i].least,
                                     numbers[i].below));
     }
+    QLORA__TRY(qlora__need_whole(ctx, "desc.clip", (int64_t)d->clip, 0, QLORA_CLIP_LAYERS));
     QLORA__TRY(
         qlora__need_whole(ctx, "desc.schedule", (int64_t)d->schedule, 0, QLORA_SCHEDULE_CONSTANT));
     QLORA__TRY(qlora__need_whole(ctx, "desc.warmup_steps", d->warmup_steps, 0, INT64_MAX));
@@ -24634,7 +25030,8 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     }
     const qlora__adamw_numbers numbers = {t->desc.lr, t->desc.beta1, t->desc.beta2, t->desc.eps,
                                           t->desc.weight_decay};
-    QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.max_norm, &numbers));
+    QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.clip == QLORA_CLIP_LAYERS, t->desc.max_norm,
+                                      &numbers));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     return qlora__tensor_zero(ctx, &m->totals);
 }
@@ -24708,7 +25105,8 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
                            "before changing settings");
     }
     QLORA__TRY(qlora__train_desc_resolve(ctx, desc, &d));
-    const char* fixed = d.seed != t->desc.seed                     ? "seed"
+    const char* fixed = d.clip != t->desc.clip                     ? "clip"
+                        : d.seed != t->desc.seed                   ? "seed"
                         : d.eager != t->desc.eager                 ? "eager"
                         : d.require_graph != t->desc.require_graph ? "require_graph"
                                                                    : NULL;
@@ -24816,7 +25214,6 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     }
     QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from now on: %.400s", ctx->env.error);
     t->use_graphs = false;
-    ctx->env.error[0] = '\0';
     return fn(ctx, t);
 }
 
@@ -24916,13 +25313,14 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
     int at = qlora__record_of(t->step + 1);
+    int32_t numbers = 2 * m->clip.groups;
     qlora__record* record = &t->records[at];
     const struct {
         void* to;
         const void* from;
         size_t bytes;
     } copies[] = {{record->totals, m->totals.data, 3 * sizeof(float)},
-                  {record->results, qlora__clip_results(&m->clip), 2 * sizeof(float)},
+                  {record->results, qlora__clip_results(&m->clip), (size_t)numbers * sizeof(float)},
                   {&record->adamw, m->adamw.data, sizeof(qlora_adamw_state)},
                   {&record->flag, m->flag.data, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
@@ -24933,7 +25331,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
         for (int i = 0; i < 3; i++) {
             record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
         }
-        for (int i = 0; i < 2; i++) {
+        for (int32_t i = 0; i < numbers; i++) {
             record->results[i] = (float)qlora__clip_results(&m->clip)[i];
         }
     }
@@ -24978,6 +25376,18 @@ qlora_result qlora_train_update(qlora_trainer* trainer) {
 
 // ---- information --------------------------------------------------------------------------------
 
+// The norm of all gradients, from those of the groups.
+static float qlora__record_norm(const qlora_trainer* t, const qlora__record* r) {
+    double sum = 0.0;
+    if (t->m->clip.groups == 1) {
+        return r->results[0];
+    }
+    for (int32_t g = 0; g < t->m->clip.groups; g++) {
+        sum += (double)r->results[2 * g] * (double)r->results[2 * g];
+    }
+    return (float)sqrt(sum);
+}
+
 // Reports step number `step`, whose results have arrived.
 static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_info* out) {
     const qlora__record* r = &t->records[qlora__record_of(step)];
@@ -24997,7 +25407,7 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
                     ? ((double)r->totals[0] + (double)r->totals[1]) / (double)r->totals[2]
                     : 0.0;
     out->tokens = report->tokens;
-    out->grad_norm = r->results[0];
+    out->grad_norm = qlora__record_norm(t, r);
     out->lr = report->lr;
 }
 
@@ -25359,7 +25769,7 @@ typedef struct qlora__state {
     int64_t updates;
     int64_t skipped;
     int64_t skip;
-    float record[6]; // totals and results of a qlora__record
+    float record[6]; // totals of a qlora__record, norm of the gradients, scale of the first group
     qlora__state_row rows[QLORA__STATE_ROWS];
     int count;
 } qlora__state;
@@ -25443,6 +25853,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add_real(s, "eps", QLORA__NOTED, d->eps);
     qlora__state_add_real(s, "weight_decay", QLORA__NOTED, d->weight_decay);
     qlora__state_add_real(s, "max_norm", QLORA__NOTED, d->max_norm);
+    qlora__state_add(s, "clip", QLORA__NOTED, (int64_t)d->clip);
     qlora__state_add(s, "schedule", QLORA__NOTED, (int64_t)d->schedule);
     qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
@@ -25523,7 +25934,8 @@ static qlora_result qlora__state_take(const qlora_trainer* t, qlora__state* s) {
     s->skipped = adamw.skipped;
     s->skip = adamw.skip;
     memcpy(s->record, record->totals, sizeof record->totals);
-    memcpy(s->record + 4, record->results, sizeof record->results);
+    s->record[4] = qlora__record_norm(t, record);
+    s->record[5] = record->results[1];
     qlora__state_fill(t, s);
     return QLORA_OK;
 }
@@ -25617,7 +26029,6 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
     }
     qlora__file_remove(&ctx->env, dir, "pending");
     QLORA__LOG(ctx, INFO, CHECKPOINT, "saved %s/%s", dir, name.text);
-    ctx->env.error[0] = '\0';
     return QLORA_OK;
 }
 
@@ -25788,7 +26199,8 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     qlora__record* record = &t->records[qlora__record_of(s->step)];
     qlora__report* report = &t->reports[qlora__record_of(s->step)];
     memcpy(record->totals, s->record, sizeof record->totals);
-    memcpy(record->results, s->record + 4, sizeof record->results);
+    memset(record->results, 0, sizeof record->results); // the norm of all, as one group
+    memcpy(record->results, s->record + 4, 2 * sizeof(float));
     record->adamw = adamw;
     record->flag = 0;
     report->step = s->step;
@@ -25862,7 +26274,6 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
         qlora__st_close(&ctx->env, &state);
         if (r == QLORA_OK) {
             QLORA__LOG(ctx, INFO, CHECKPOINT, "loaded %s", folder);
-            ctx->env.error[0] = '\0';
         }
         return r;
     }
@@ -26402,4 +26813,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end df4c2b1ca4204b30
+//@@ end a0b2e6f1910e131f

@@ -11,7 +11,7 @@
    CONTENTS  (grep -n '^//@@' qlora_text.h lists every part)
 
        api                  linkage, results and hooks; shared with qlora.h
-       text/api             declarations: text, arrays, tokenizers, chats, data
+       text/api             declarations: text, arrays, tokenizers, templates, chats, data
        platform             files and memory of the operating system; shared with qlora.h
        core                 errors, log, memory, files; shared with qlora.h
        formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h
@@ -20,6 +20,8 @@
        text/classes         classes of characters
        text/unicode_tables  generated tables
        text/unicode         UTF-8, normalisation
+       text/unicode_case    generated tables of upper and lower case
+       text/case            upper and lower case, digits
        text/values          JSON values as the loaders use them
        text/maps            hash tables: byte strings, pairs of numbers
        text/view            a text to be split, by characters
@@ -35,6 +37,23 @@
        text/load_bin        tokenizer.bin of llama2.c; opening and asking
        text/encode          text to ids
        text/decode          ids to text
+       text/jinja_base       values of templates, memory, limits
+       text/jinja_lex        templates: tokens
+       text/jinja_parse      templates: expressions to a tree
+       text/jinja_parse_tags  templates: statements to a tree
+       text/jinja_scope      templates: which variable a name means
+       text/jinja_value      text, comparison, iteration of values
+       text/jinja_number     operators
+       text/jinja_json       JSON to values and back
+       text/jinja_format     formats and dates
+       text/jinja_strings    what strings can do
+       text/jinja_methods    methods of values
+       text/jinja_iterate    map, select, sorting
+       text/jinja_filters    filters
+       text/jinja_tables     tables of filters and tests
+       text/jinja_eval       expressions
+       text/jinja_run        statements and macros
+       text/jinja_api        templates as objects
        text/chat            chat formats
        text/data            samples, messages
        text/records         one record of a JSON file to a sample
@@ -319,7 +338,8 @@ typedef struct qlora_text_desc {
 
 // desc may be NULL: all defaults.
 QLORA_API qlora_result qlora_text_create(const qlora_text_desc* desc, qlora_text** out);
-// Fails with QLORA_ERR_STATE, and frees nothing, while tokenizers, chats or data files are open.
+// Fails with QLORA_ERR_STATE, and frees nothing, while tokenizers, chats, templates or data files
+// are open.
 // Growing arrays are the caller's and must be freed before.
 QLORA_API qlora_result qlora_text_destroy(qlora_text* text);
 // What went wrong in the last call, on one line; "" after a success. Never NULL.
@@ -407,6 +427,51 @@ QLORA_API qlora_result qlora_text_stream_push(qlora_text_tok* tok, qlora_text_st
 // Emits what is held and zeroes the stream.
 QLORA_API qlora_result qlora_text_stream_end(qlora_text_tok* tok, qlora_text_stream* stream,
                                              qlora_text_bytes* out);
+
+// ---- chat templates -----------------------------------------------------------------------------
+
+// A Jinja template as models bring it, executed as transformers does (jinja2 in its immutable
+// sandbox, trim_blocks, lstrip_blocks, break, continue, generation blocks). A template cannot read
+// files, and stops with an error at limits for steps, memory and depth.
+typedef struct qlora_text_template qlora_text_template;
+
+// `name` appears in messages.
+QLORA_API qlora_result qlora_text_template_compile(qlora_text* text, const char* name,
+                                                   const char* source, size_t size,
+                                                   qlora_text_template** out);
+QLORA_API qlora_result qlora_text_template_close(qlora_text_template* source); // NULL is fine
+
+typedef struct qlora_text_span {
+    size_t begin; // bytes of the rendering
+    size_t end;
+} qlora_text_span;
+
+typedef struct qlora_text_spans {
+    qlora_text_span* data;
+    size_t count;
+    size_t capacity;
+} qlora_text_spans;
+QLORA_API void qlora_text_spans_free(qlora_text* text, qlora_text_spans* spans);
+
+typedef struct qlora_text_render_desc {
+    uint32_t reserved_must_be_zero0;
+    // A JSON object: "messages", perhaps "tools", and any other variable of the template. null is
+    // None, and nothing is changed before rendering.
+    const char* conversation;
+    size_t conversation_size;
+    bool generation_prompt;
+    const char* bos_token; // NULL: not defined
+    const char* eos_token;
+    const char* pad_token;
+    const char* unk_token;
+    int64_t clock; // for strftime_now: seconds since 1970 in local time
+    uint32_t reserved_must_be_zero1;
+} qlora_text_render_desc;
+
+// Appends the rendering and, unless `spans` is NULL, what {% generation %} blocks wrote.
+QLORA_API qlora_result qlora_text_template_render(qlora_text_template* source,
+                                                  const qlora_text_render_desc* desc,
+                                                  qlora_text_bytes* out, qlora_text_spans* spans);
 
 // ---- chat formats -------------------------------------------------------------------------------
 
@@ -2110,13 +2175,16 @@ typedef enum qlora__json_kind {
 #define QLORA__JSON_ROOT 0xFFFFFFFFu
 #define QLORA__JSON_UNIQUE 1u // flag: duplicate keys in an object are an error
 
+// 16 bytes, because a file of short numbers has a token for every two bytes.
 typedef struct qlora__json_token {
-    qlora__json_kind kind;
-    uint32_t begin; // first byte; of a string, the byte after the opening quote
-    uint32_t end;   // one past the last byte; of a string, the closing quote
-    uint32_t next;  // token after this value and everything inside it
-    uint32_t count; // members, elements, or escapes in a string
+    uint32_t begin;      // first byte; of a string, the byte after the opening quote
+    uint32_t end;        // one past the last byte; of a string, the closing quote
+    uint32_t next;       // token after this value and everything inside it
+    uint32_t kind : 3;   // a qlora__json_kind
+    uint32_t count : 29; // members, elements, or escapes in a string
 } qlora__json_token;
+
+#define QLORA__JSON_MAX_COUNT 0x1FFFFFFFu
 
 typedef struct qlora__json {
     const char* text; // owned by the caller; must outlive the tokens
@@ -2179,27 +2247,63 @@ static QLORA__UNUSED uint32_t qlora__hex4(const char* text, uint32_t left) {
     return value;
 }
 
+// Makes room for `capacity` tokens.
+static QLORA__UNUSED qlora_result qlora__json_room(qlora__json_parser* p, uint32_t capacity) {
+    qlora__json* json = p->json;
+    qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
+        p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
+        capacity * sizeof *tokens);
+    if (tokens == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    json->tokens = tokens;
+    json->capacity = capacity;
+    return QLORA_OK;
+}
+
+// How many tokens the value at the start of the text has: brackets, strings and runs of other
+// characters. Stops where the value ends or the parser will stop.
+static QLORA__UNUSED uint32_t qlora__json_estimate(const qlora__json* json) {
+    uint32_t count = 0;
+    uint32_t depth = 0;
+    bool run = false; // inside a number or a word
+    for (uint32_t i = 0; i < json->size; i++) {
+        char c = json->text[i];
+        if (c == ' ' || c == '\t' || c == '\n' || c == '\r') {
+            run = false;
+            continue;
+        }
+        bool opens = c == '[' || c == '{';
+        bool ends = c == ']' || c == '}' || c == ',' || c == ':';
+        count += opens || c == '"' || (!ends && !run) ? 1 : 0;
+        run = !opens && !ends && c != '"';
+        depth += opens ? 1 : 0;
+        depth -= (c == ']' || c == '}') && depth > 0 ? 1 : 0;
+        if (c == '"') {
+            for (i++; i < json->size && json->text[i] != '"'; i++) {
+                i += json->text[i] == '\\' ? 1 : 0;
+            }
+        }
+        if (depth == 0 || depth > QLORA__JSON_MAX_DEPTH || count >= QLORA__JSON_MAX_COUNT) {
+            break;
+        }
+    }
+    return count > 0 ? count : 1;
+}
+
 static QLORA__UNUSED qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind,
                                                    uint32_t begin, uint32_t end) {
     qlora__json* json = p->json;
+    if (json->count == QLORA__JSON_MAX_COUNT) {
+        return qlora__json_bad(p, "too many values");
+    }
     if (json->count == json->capacity) {
-        uint32_t capacity = json->capacity == 0 ? 64 : json->capacity * 2;
-        size_t bytes = 0;
-        if (capacity < json->capacity || !qlora__mul(capacity, sizeof *json->tokens, &bytes)) {
-            return qlora__json_bad(p, "too many values");
-        }
-        qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
-            p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
-            bytes);
-        if (tokens == NULL) {
-            return QLORA_ERR_MEMORY;
-        }
-        json->tokens = tokens;
-        json->capacity = capacity;
+        uint32_t half = json->capacity / 2;
+        QLORA__TRY(qlora__json_room(p, json->capacity + (half < 64 ? 64 : half)));
     }
     qlora__json_token* t = &json->tokens[json->count];
     json->count++;
-    t->kind = kind;
+    t->kind = (uint32_t)kind & 7u;
     t->begin = begin;
     t->end = end;
     t->next = json->count;
@@ -2270,7 +2374,7 @@ static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p
         return qlora__json_bad(p, "string without a closing quote");
     }
     QLORA__TRY(qlora__json_push(p, QLORA__JSON_STRING, begin, p->at));
-    p->json->tokens[p->json->count - 1].count = escapes;
+    p->json->tokens[p->json->count - 1].count = escapes & QLORA__JSON_MAX_COUNT;
     p->at++;
     return QLORA_OK;
 }
@@ -2385,7 +2489,8 @@ static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool*
         if (c != ',' && c != (object ? '}' : ']')) {
             return qlora__json_bad(p, object ? "expected ',' or '}'" : "expected ',' or ']'");
         }
-        open->count += p->json->count > p->parent + 1 ? 1 : 0;
+        open->count = (open->count + (p->json->count > p->parent + 1 ? 1u : 0u)) &
+                      QLORA__JSON_MAX_COUNT; // there are no more tokens than that
         p->at++;
         if (c == ',') {
             qlora__json_space(p);
@@ -2482,6 +2587,8 @@ static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p
 static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p) {
     qlora__json* json = p->json;
     bool done = false;
+    uint32_t need = qlora__json_estimate(json);
+    QLORA__TRY(need > json->capacity ? qlora__json_room(p, need) : QLORA_OK);
     qlora__json_space(p);
     while (!done) {
         // A value is expected here, and in an object its key comes first.
@@ -2571,7 +2678,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse_one(qlora__env* env, qlora__
 }
 
 static QLORA__UNUSED qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t token) {
-    return json->tokens[token].kind;
+    return (qlora__json_kind)json->tokens[token].kind;
 }
 
 // Whether the decoded text of a string token equals the given bytes.
@@ -3286,9 +3393,10 @@ static QLORA__UNUSED bool qlora__re_match(const qlora__re* re, const char* text)
 
 // ---- the ids that end a text --------------------------------------------------------------------
 
-// As transformers reads them: those of generation_config.json where it has an "eos_token_id", else
-// those of config.json (in "text_config", where a model that also sees or hears keeps its language
-// part). The key holds one id or a list; null counts as absent.
+// As transformers (5.22) reads them: where there is a generation_config.json, it alone decides,
+// even if it names none; else config.json does (in "text_config", where a model that also sees or
+// hears keeps its language part). The key "eos_token_id" holds one id or a list; null and an empty
+// list name none.
 #define QLORA__MAX_STOP_IDS 16
 
 typedef struct qlora__stop_ids {
@@ -3296,13 +3404,13 @@ typedef struct qlora__stop_ids {
     int32_t count;
 } qlora__stop_ids;
 
-// Reads one object. What it says replaces *out; where it says nothing, *out stays as it is. Ids
-// must be below `vocab`.
+// Reads one object, which replaces *out. Ids must be below `vocab`.
 static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const qlora__json* json,
                                                        uint32_t object, int64_t vocab,
                                                        qlora__stop_ids* out) {
     uint32_t value = qlora__json_find(json, object, "eos_token_id");
     if (value == 0 || qlora__json_kind_of(json, value) == QLORA__JSON_NULL) {
+        out->count = 0;
         return QLORA_OK;
     }
     bool list = qlora__json_kind_of(json, value) == QLORA__JSON_ARRAY;
@@ -3328,7 +3436,7 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
         ids.id[i] = (int32_t)id;
     }
     ids.count = (int32_t)count;
-    *out = count > 0 ? ids : *out;
+    *out = ids;
     return QLORA_OK;
 }
 
@@ -3891,6 +3999,7 @@ struct qlora_text {
     int64_t toks; // open ones
     int64_t chats;
     int64_t datas;
+    int64_t templates;
 };
 
 #define QLORA__TEXT_COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -3973,12 +4082,12 @@ qlora_result qlora_text_destroy(qlora_text* text) {
         return QLORA_OK;
     }
     qlora__text_enter(text, "qlora_text_destroy");
-    if (text->toks + text->chats + text->datas > 0) {
+    if (text->toks + text->chats + text->datas + text->templates > 0) {
         return qlora__env_fail(&text->env, QLORA_ERR_STATE,
-                               "still open: tokenizers %lld, chats %lld, data files %lld; close "
-                               "them first",
+                               "still open: tokenizers %lld, chats %lld, data files %lld, "
+                               "templates %lld; close them first",
                                (long long)text->toks, (long long)text->chats,
-                               (long long)text->datas);
+                               (long long)text->datas, (long long)text->templates);
     }
     qlora__env env = text->env;
     qlora__env_free(&env, text, sizeof *text);
@@ -5769,6 +5878,417 @@ static qlora_result qlora__text_normalize(qlora__env* env, const uint8_t* classe
         at += length;
     }
     return qlora__text_marks_flush(env, marks, compose, out);
+}
+
+//@@ src/text/unicode_case.h
+
+// Case and digits of characters, for the string methods of templates.
+typedef struct qlora__text_case_run {
+    uint32_t first;
+    uint32_t last;
+    int32_t change;
+    uint32_t stride;
+} qlora__text_case_run;
+
+// A character that becomes several: zeros at the end are none.
+typedef struct qlora__text_case_long {
+    uint32_t code;
+    uint32_t to[3];
+} qlora__text_case_long;
+
+typedef struct qlora__text_digit_run {
+    uint32_t first;
+    uint32_t last;
+} qlora__text_digit_run;
+
+// clang-format off
+// Unicode 14.0.0, made by tools/case_gen.py.
+// Data: Copyright (c) 1991-2024 Unicode, Inc., Unicode License V3, SPDX Unicode-3.0,
+// https://www.unicode.org/license.txt
+static const qlora__text_case_run qlora__text_upper_runs[] = {
+    {0x61, 0x7a, -0x20, 1}, {0xb5, 0xb5, 0x2e7, 1}, {0xe0, 0xf6, -0x20, 1},
+    {0xf8, 0xfe, -0x20, 1}, {0xff, 0xff, 0x79, 1}, {0x101, 0x12f, -1, 2},
+    {0x131, 0x131, -0xe8, 1}, {0x133, 0x137, -1, 2}, {0x13a, 0x148, -1, 2}, {0x14b, 0x177, -1, 2},
+    {0x17a, 0x17e, -1, 2}, {0x17f, 0x17f, -0x12c, 1}, {0x180, 0x180, 0xc3, 1},
+    {0x183, 0x185, -1, 2}, {0x188, 0x188, -1, 1}, {0x18c, 0x18c, -1, 1}, {0x192, 0x192, -1, 1},
+    {0x195, 0x195, 0x61, 1}, {0x199, 0x199, -1, 1}, {0x19a, 0x19a, 0xa3, 1},
+    {0x19e, 0x19e, 0x82, 1}, {0x1a1, 0x1a5, -1, 2}, {0x1a8, 0x1a8, -1, 1}, {0x1ad, 0x1ad, -1, 1},
+    {0x1b0, 0x1b0, -1, 1}, {0x1b4, 0x1b6, -1, 2}, {0x1b9, 0x1b9, -1, 1}, {0x1bd, 0x1bd, -1, 1},
+    {0x1bf, 0x1bf, 0x38, 1}, {0x1c5, 0x1c5, -1, 1}, {0x1c6, 0x1c6, -2, 1}, {0x1c8, 0x1c8, -1, 1},
+    {0x1c9, 0x1c9, -2, 1}, {0x1cb, 0x1cb, -1, 1}, {0x1cc, 0x1cc, -2, 1}, {0x1ce, 0x1dc, -1, 2},
+    {0x1dd, 0x1dd, -0x4f, 1}, {0x1df, 0x1ef, -1, 2}, {0x1f2, 0x1f2, -1, 1}, {0x1f3, 0x1f3, -2, 1},
+    {0x1f5, 0x1f5, -1, 1}, {0x1f9, 0x21f, -1, 2}, {0x223, 0x233, -1, 2}, {0x23c, 0x23c, -1, 1},
+    {0x23f, 0x240, 0x2a3f, 1}, {0x242, 0x242, -1, 1}, {0x247, 0x24f, -1, 2},
+    {0x250, 0x250, 0x2a1f, 1}, {0x251, 0x251, 0x2a1c, 1}, {0x252, 0x252, 0x2a1e, 1},
+    {0x253, 0x253, -0xd2, 1}, {0x254, 0x254, -0xce, 1}, {0x256, 0x257, -0xcd, 1},
+    {0x259, 0x259, -0xca, 1}, {0x25b, 0x25b, -0xcb, 1}, {0x25c, 0x25c, 0xa54f, 1},
+    {0x260, 0x260, -0xcd, 1}, {0x261, 0x261, 0xa54b, 1}, {0x263, 0x263, -0xcf, 1},
+    {0x265, 0x265, 0xa528, 1}, {0x266, 0x266, 0xa544, 1}, {0x268, 0x268, -0xd1, 1},
+    {0x269, 0x269, -0xd3, 1}, {0x26a, 0x26a, 0xa544, 1}, {0x26b, 0x26b, 0x29f7, 1},
+    {0x26c, 0x26c, 0xa541, 1}, {0x26f, 0x26f, -0xd3, 1}, {0x271, 0x271, 0x29fd, 1},
+    {0x272, 0x272, -0xd5, 1}, {0x275, 0x275, -0xd6, 1}, {0x27d, 0x27d, 0x29e7, 1},
+    {0x280, 0x280, -0xda, 1}, {0x282, 0x282, 0xa543, 1}, {0x283, 0x283, -0xda, 1},
+    {0x287, 0x287, 0xa52a, 1}, {0x288, 0x288, -0xda, 1}, {0x289, 0x289, -0x45, 1},
+    {0x28a, 0x28b, -0xd9, 1}, {0x28c, 0x28c, -0x47, 1}, {0x292, 0x292, -0xdb, 1},
+    {0x29d, 0x29d, 0xa515, 1}, {0x29e, 0x29e, 0xa512, 1}, {0x345, 0x345, 0x54, 1},
+    {0x371, 0x373, -1, 2}, {0x377, 0x377, -1, 1}, {0x37b, 0x37d, 0x82, 1},
+    {0x3ac, 0x3ac, -0x26, 1}, {0x3ad, 0x3af, -0x25, 1}, {0x3b1, 0x3c1, -0x20, 1},
+    {0x3c2, 0x3c2, -0x1f, 1}, {0x3c3, 0x3cb, -0x20, 1}, {0x3cc, 0x3cc, -0x40, 1},
+    {0x3cd, 0x3ce, -0x3f, 1}, {0x3d0, 0x3d0, -0x3e, 1}, {0x3d1, 0x3d1, -0x39, 1},
+    {0x3d5, 0x3d5, -0x2f, 1}, {0x3d6, 0x3d6, -0x36, 1}, {0x3d7, 0x3d7, -8, 1},
+    {0x3d9, 0x3ef, -1, 2}, {0x3f0, 0x3f0, -0x56, 1}, {0x3f1, 0x3f1, -0x50, 1},
+    {0x3f2, 0x3f2, 7, 1}, {0x3f3, 0x3f3, -0x74, 1}, {0x3f5, 0x3f5, -0x60, 1},
+    {0x3f8, 0x3f8, -1, 1}, {0x3fb, 0x3fb, -1, 1}, {0x430, 0x44f, -0x20, 1},
+    {0x450, 0x45f, -0x50, 1}, {0x461, 0x481, -1, 2}, {0x48b, 0x4bf, -1, 2}, {0x4c2, 0x4ce, -1, 2},
+    {0x4cf, 0x4cf, -0xf, 1}, {0x4d1, 0x52f, -1, 2}, {0x561, 0x586, -0x30, 1},
+    {0x10d0, 0x10fa, 0xbc0, 1}, {0x10fd, 0x10ff, 0xbc0, 1}, {0x13f8, 0x13fd, -8, 1},
+    {0x1c80, 0x1c80, -0x186e, 1}, {0x1c81, 0x1c81, -0x186d, 1}, {0x1c82, 0x1c82, -0x1864, 1},
+    {0x1c83, 0x1c84, -0x1862, 1}, {0x1c85, 0x1c85, -0x1863, 1}, {0x1c86, 0x1c86, -0x185c, 1},
+    {0x1c87, 0x1c87, -0x1825, 1}, {0x1c88, 0x1c88, 0x89c2, 1}, {0x1d79, 0x1d79, 0x8a04, 1},
+    {0x1d7d, 0x1d7d, 0xee6, 1}, {0x1d8e, 0x1d8e, 0x8a38, 1}, {0x1e01, 0x1e95, -1, 2},
+    {0x1e9b, 0x1e9b, -0x3b, 1}, {0x1ea1, 0x1eff, -1, 2}, {0x1f00, 0x1f07, 8, 1},
+    {0x1f10, 0x1f15, 8, 1}, {0x1f20, 0x1f27, 8, 1}, {0x1f30, 0x1f37, 8, 1},
+    {0x1f40, 0x1f45, 8, 1}, {0x1f51, 0x1f57, 8, 2}, {0x1f60, 0x1f67, 8, 1},
+    {0x1f70, 0x1f71, 0x4a, 1}, {0x1f72, 0x1f75, 0x56, 1}, {0x1f76, 0x1f77, 0x64, 1},
+    {0x1f78, 0x1f79, 0x80, 1}, {0x1f7a, 0x1f7b, 0x70, 1}, {0x1f7c, 0x1f7d, 0x7e, 1},
+    {0x1fb0, 0x1fb1, 8, 1}, {0x1fbe, 0x1fbe, -0x1c25, 1}, {0x1fd0, 0x1fd1, 8, 1},
+    {0x1fe0, 0x1fe1, 8, 1}, {0x1fe5, 0x1fe5, 7, 1}, {0x214e, 0x214e, -0x1c, 1},
+    {0x2170, 0x217f, -0x10, 1}, {0x2184, 0x2184, -1, 1}, {0x24d0, 0x24e9, -0x1a, 1},
+    {0x2c30, 0x2c5f, -0x30, 1}, {0x2c61, 0x2c61, -1, 1}, {0x2c65, 0x2c65, -0x2a2b, 1},
+    {0x2c66, 0x2c66, -0x2a28, 1}, {0x2c68, 0x2c6c, -1, 2}, {0x2c73, 0x2c73, -1, 1},
+    {0x2c76, 0x2c76, -1, 1}, {0x2c81, 0x2ce3, -1, 2}, {0x2cec, 0x2cee, -1, 2},
+    {0x2cf3, 0x2cf3, -1, 1}, {0x2d00, 0x2d25, -0x1c60, 1}, {0x2d27, 0x2d27, -0x1c60, 1},
+    {0x2d2d, 0x2d2d, -0x1c60, 1}, {0xa641, 0xa66d, -1, 2}, {0xa681, 0xa69b, -1, 2},
+    {0xa723, 0xa72f, -1, 2}, {0xa733, 0xa76f, -1, 2}, {0xa77a, 0xa77c, -1, 2},
+    {0xa77f, 0xa787, -1, 2}, {0xa78c, 0xa78c, -1, 1}, {0xa791, 0xa793, -1, 2},
+    {0xa794, 0xa794, 0x30, 1}, {0xa797, 0xa7a9, -1, 2}, {0xa7b5, 0xa7c3, -1, 2},
+    {0xa7c8, 0xa7ca, -1, 2}, {0xa7d1, 0xa7d1, -1, 1}, {0xa7d7, 0xa7d9, -1, 2},
+    {0xa7f6, 0xa7f6, -1, 1}, {0xab53, 0xab53, -0x3a0, 1}, {0xab70, 0xabbf, -0x97d0, 1},
+    {0xff41, 0xff5a, -0x20, 1}, {0x10428, 0x1044f, -0x28, 1}, {0x104d8, 0x104fb, -0x28, 1},
+    {0x10597, 0x105a1, -0x27, 1}, {0x105a3, 0x105b1, -0x27, 1}, {0x105b3, 0x105b9, -0x27, 1},
+    {0x105bb, 0x105bc, -0x27, 1}, {0x10cc0, 0x10cf2, -0x40, 1}, {0x118c0, 0x118df, -0x20, 1},
+    {0x16e60, 0x16e7f, -0x20, 1}, {0x1e922, 0x1e943, -0x22, 1}};
+static const qlora__text_case_run qlora__text_lower_runs[] = {
+    {0x41, 0x5a, 0x20, 1}, {0xc0, 0xd6, 0x20, 1}, {0xd8, 0xde, 0x20, 1}, {0x100, 0x12e, 1, 2},
+    {0x132, 0x136, 1, 2}, {0x139, 0x147, 1, 2}, {0x14a, 0x176, 1, 2}, {0x178, 0x178, -0x79, 1},
+    {0x179, 0x17d, 1, 2}, {0x181, 0x181, 0xd2, 1}, {0x182, 0x184, 1, 2}, {0x186, 0x186, 0xce, 1},
+    {0x187, 0x187, 1, 1}, {0x189, 0x18a, 0xcd, 1}, {0x18b, 0x18b, 1, 1}, {0x18e, 0x18e, 0x4f, 1},
+    {0x18f, 0x18f, 0xca, 1}, {0x190, 0x190, 0xcb, 1}, {0x191, 0x191, 1, 1},
+    {0x193, 0x193, 0xcd, 1}, {0x194, 0x194, 0xcf, 1}, {0x196, 0x196, 0xd3, 1},
+    {0x197, 0x197, 0xd1, 1}, {0x198, 0x198, 1, 1}, {0x19c, 0x19c, 0xd3, 1},
+    {0x19d, 0x19d, 0xd5, 1}, {0x19f, 0x19f, 0xd6, 1}, {0x1a0, 0x1a4, 1, 2},
+    {0x1a6, 0x1a6, 0xda, 1}, {0x1a7, 0x1a7, 1, 1}, {0x1a9, 0x1a9, 0xda, 1}, {0x1ac, 0x1ac, 1, 1},
+    {0x1ae, 0x1ae, 0xda, 1}, {0x1af, 0x1af, 1, 1}, {0x1b1, 0x1b2, 0xd9, 1}, {0x1b3, 0x1b5, 1, 2},
+    {0x1b7, 0x1b7, 0xdb, 1}, {0x1b8, 0x1b8, 1, 1}, {0x1bc, 0x1bc, 1, 1}, {0x1c4, 0x1c4, 2, 1},
+    {0x1c5, 0x1c5, 1, 1}, {0x1c7, 0x1c7, 2, 1}, {0x1c8, 0x1c8, 1, 1}, {0x1ca, 0x1ca, 2, 1},
+    {0x1cb, 0x1db, 1, 2}, {0x1de, 0x1ee, 1, 2}, {0x1f1, 0x1f1, 2, 1}, {0x1f2, 0x1f4, 1, 2},
+    {0x1f6, 0x1f6, -0x61, 1}, {0x1f7, 0x1f7, -0x38, 1}, {0x1f8, 0x21e, 1, 2},
+    {0x220, 0x220, -0x82, 1}, {0x222, 0x232, 1, 2}, {0x23a, 0x23a, 0x2a2b, 1},
+    {0x23b, 0x23b, 1, 1}, {0x23d, 0x23d, -0xa3, 1}, {0x23e, 0x23e, 0x2a28, 1},
+    {0x241, 0x241, 1, 1}, {0x243, 0x243, -0xc3, 1}, {0x244, 0x244, 0x45, 1},
+    {0x245, 0x245, 0x47, 1}, {0x246, 0x24e, 1, 2}, {0x370, 0x372, 1, 2}, {0x376, 0x376, 1, 1},
+    {0x37f, 0x37f, 0x74, 1}, {0x386, 0x386, 0x26, 1}, {0x388, 0x38a, 0x25, 1},
+    {0x38c, 0x38c, 0x40, 1}, {0x38e, 0x38f, 0x3f, 1}, {0x391, 0x3a1, 0x20, 1},
+    {0x3a3, 0x3ab, 0x20, 1}, {0x3cf, 0x3cf, 8, 1}, {0x3d8, 0x3ee, 1, 2}, {0x3f4, 0x3f4, -0x3c, 1},
+    {0x3f7, 0x3f7, 1, 1}, {0x3f9, 0x3f9, -7, 1}, {0x3fa, 0x3fa, 1, 1}, {0x3fd, 0x3ff, -0x82, 1},
+    {0x400, 0x40f, 0x50, 1}, {0x410, 0x42f, 0x20, 1}, {0x460, 0x480, 1, 2}, {0x48a, 0x4be, 1, 2},
+    {0x4c0, 0x4c0, 0xf, 1}, {0x4c1, 0x4cd, 1, 2}, {0x4d0, 0x52e, 1, 2}, {0x531, 0x556, 0x30, 1},
+    {0x10a0, 0x10c5, 0x1c60, 1}, {0x10c7, 0x10c7, 0x1c60, 1}, {0x10cd, 0x10cd, 0x1c60, 1},
+    {0x13a0, 0x13ef, 0x97d0, 1}, {0x13f0, 0x13f5, 8, 1}, {0x1c90, 0x1cba, -0xbc0, 1},
+    {0x1cbd, 0x1cbf, -0xbc0, 1}, {0x1e00, 0x1e94, 1, 2}, {0x1e9e, 0x1e9e, -0x1dbf, 1},
+    {0x1ea0, 0x1efe, 1, 2}, {0x1f08, 0x1f0f, -8, 1}, {0x1f18, 0x1f1d, -8, 1},
+    {0x1f28, 0x1f2f, -8, 1}, {0x1f38, 0x1f3f, -8, 1}, {0x1f48, 0x1f4d, -8, 1},
+    {0x1f59, 0x1f5f, -8, 2}, {0x1f68, 0x1f6f, -8, 1}, {0x1f88, 0x1f8f, -8, 1},
+    {0x1f98, 0x1f9f, -8, 1}, {0x1fa8, 0x1faf, -8, 1}, {0x1fb8, 0x1fb9, -8, 1},
+    {0x1fba, 0x1fbb, -0x4a, 1}, {0x1fbc, 0x1fbc, -9, 1}, {0x1fc8, 0x1fcb, -0x56, 1},
+    {0x1fcc, 0x1fcc, -9, 1}, {0x1fd8, 0x1fd9, -8, 1}, {0x1fda, 0x1fdb, -0x64, 1},
+    {0x1fe8, 0x1fe9, -8, 1}, {0x1fea, 0x1feb, -0x70, 1}, {0x1fec, 0x1fec, -7, 1},
+    {0x1ff8, 0x1ff9, -0x80, 1}, {0x1ffa, 0x1ffb, -0x7e, 1}, {0x1ffc, 0x1ffc, -9, 1},
+    {0x2126, 0x2126, -0x1d5d, 1}, {0x212a, 0x212a, -0x20bf, 1}, {0x212b, 0x212b, -0x2046, 1},
+    {0x2132, 0x2132, 0x1c, 1}, {0x2160, 0x216f, 0x10, 1}, {0x2183, 0x2183, 1, 1},
+    {0x24b6, 0x24cf, 0x1a, 1}, {0x2c00, 0x2c2f, 0x30, 1}, {0x2c60, 0x2c60, 1, 1},
+    {0x2c62, 0x2c62, -0x29f7, 1}, {0x2c63, 0x2c63, -0xee6, 1}, {0x2c64, 0x2c64, -0x29e7, 1},
+    {0x2c67, 0x2c6b, 1, 2}, {0x2c6d, 0x2c6d, -0x2a1c, 1}, {0x2c6e, 0x2c6e, -0x29fd, 1},
+    {0x2c6f, 0x2c6f, -0x2a1f, 1}, {0x2c70, 0x2c70, -0x2a1e, 1}, {0x2c72, 0x2c72, 1, 1},
+    {0x2c75, 0x2c75, 1, 1}, {0x2c7e, 0x2c7f, -0x2a3f, 1}, {0x2c80, 0x2ce2, 1, 2},
+    {0x2ceb, 0x2ced, 1, 2}, {0x2cf2, 0x2cf2, 1, 1}, {0xa640, 0xa66c, 1, 2},
+    {0xa680, 0xa69a, 1, 2}, {0xa722, 0xa72e, 1, 2}, {0xa732, 0xa76e, 1, 2},
+    {0xa779, 0xa77b, 1, 2}, {0xa77d, 0xa77d, -0x8a04, 1}, {0xa77e, 0xa786, 1, 2},
+    {0xa78b, 0xa78b, 1, 1}, {0xa78d, 0xa78d, -0xa528, 1}, {0xa790, 0xa792, 1, 2},
+    {0xa796, 0xa7a8, 1, 2}, {0xa7aa, 0xa7aa, -0xa544, 1}, {0xa7ab, 0xa7ab, -0xa54f, 1},
+    {0xa7ac, 0xa7ac, -0xa54b, 1}, {0xa7ad, 0xa7ad, -0xa541, 1}, {0xa7ae, 0xa7ae, -0xa544, 1},
+    {0xa7b0, 0xa7b0, -0xa512, 1}, {0xa7b1, 0xa7b1, -0xa52a, 1}, {0xa7b2, 0xa7b2, -0xa515, 1},
+    {0xa7b3, 0xa7b3, 0x3a0, 1}, {0xa7b4, 0xa7c2, 1, 2}, {0xa7c4, 0xa7c4, -0x30, 1},
+    {0xa7c5, 0xa7c5, -0xa543, 1}, {0xa7c6, 0xa7c6, -0x8a38, 1}, {0xa7c7, 0xa7c9, 1, 2},
+    {0xa7d0, 0xa7d0, 1, 1}, {0xa7d6, 0xa7d8, 1, 2}, {0xa7f5, 0xa7f5, 1, 1},
+    {0xff21, 0xff3a, 0x20, 1}, {0x10400, 0x10427, 0x28, 1}, {0x104b0, 0x104d3, 0x28, 1},
+    {0x10570, 0x1057a, 0x27, 1}, {0x1057c, 0x1058a, 0x27, 1}, {0x1058c, 0x10592, 0x27, 1},
+    {0x10594, 0x10595, 0x27, 1}, {0x10c80, 0x10cb2, 0x40, 1}, {0x118a0, 0x118bf, 0x20, 1},
+    {0x16e40, 0x16e5f, 0x20, 1}, {0x1e900, 0x1e921, 0x22, 1}};
+static const qlora__text_case_long qlora__text_upper_long[] = {
+    {0xdf, {0x53, 0x53, 0}}, {0x149, {0x2bc, 0x4e, 0}}, {0x1f0, {0x4a, 0x30c, 0}},
+    {0x390, {0x399, 0x308, 0x301}}, {0x3b0, {0x3a5, 0x308, 0x301}}, {0x587, {0x535, 0x552, 0}},
+    {0x1e96, {0x48, 0x331, 0}}, {0x1e97, {0x54, 0x308, 0}}, {0x1e98, {0x57, 0x30a, 0}},
+    {0x1e99, {0x59, 0x30a, 0}}, {0x1e9a, {0x41, 0x2be, 0}}, {0x1f50, {0x3a5, 0x313, 0}},
+    {0x1f52, {0x3a5, 0x313, 0x300}}, {0x1f54, {0x3a5, 0x313, 0x301}},
+    {0x1f56, {0x3a5, 0x313, 0x342}}, {0x1f80, {0x1f08, 0x399, 0}}, {0x1f81, {0x1f09, 0x399, 0}},
+    {0x1f82, {0x1f0a, 0x399, 0}}, {0x1f83, {0x1f0b, 0x399, 0}}, {0x1f84, {0x1f0c, 0x399, 0}},
+    {0x1f85, {0x1f0d, 0x399, 0}}, {0x1f86, {0x1f0e, 0x399, 0}}, {0x1f87, {0x1f0f, 0x399, 0}},
+    {0x1f88, {0x1f08, 0x399, 0}}, {0x1f89, {0x1f09, 0x399, 0}}, {0x1f8a, {0x1f0a, 0x399, 0}},
+    {0x1f8b, {0x1f0b, 0x399, 0}}, {0x1f8c, {0x1f0c, 0x399, 0}}, {0x1f8d, {0x1f0d, 0x399, 0}},
+    {0x1f8e, {0x1f0e, 0x399, 0}}, {0x1f8f, {0x1f0f, 0x399, 0}}, {0x1f90, {0x1f28, 0x399, 0}},
+    {0x1f91, {0x1f29, 0x399, 0}}, {0x1f92, {0x1f2a, 0x399, 0}}, {0x1f93, {0x1f2b, 0x399, 0}},
+    {0x1f94, {0x1f2c, 0x399, 0}}, {0x1f95, {0x1f2d, 0x399, 0}}, {0x1f96, {0x1f2e, 0x399, 0}},
+    {0x1f97, {0x1f2f, 0x399, 0}}, {0x1f98, {0x1f28, 0x399, 0}}, {0x1f99, {0x1f29, 0x399, 0}},
+    {0x1f9a, {0x1f2a, 0x399, 0}}, {0x1f9b, {0x1f2b, 0x399, 0}}, {0x1f9c, {0x1f2c, 0x399, 0}},
+    {0x1f9d, {0x1f2d, 0x399, 0}}, {0x1f9e, {0x1f2e, 0x399, 0}}, {0x1f9f, {0x1f2f, 0x399, 0}},
+    {0x1fa0, {0x1f68, 0x399, 0}}, {0x1fa1, {0x1f69, 0x399, 0}}, {0x1fa2, {0x1f6a, 0x399, 0}},
+    {0x1fa3, {0x1f6b, 0x399, 0}}, {0x1fa4, {0x1f6c, 0x399, 0}}, {0x1fa5, {0x1f6d, 0x399, 0}},
+    {0x1fa6, {0x1f6e, 0x399, 0}}, {0x1fa7, {0x1f6f, 0x399, 0}}, {0x1fa8, {0x1f68, 0x399, 0}},
+    {0x1fa9, {0x1f69, 0x399, 0}}, {0x1faa, {0x1f6a, 0x399, 0}}, {0x1fab, {0x1f6b, 0x399, 0}},
+    {0x1fac, {0x1f6c, 0x399, 0}}, {0x1fad, {0x1f6d, 0x399, 0}}, {0x1fae, {0x1f6e, 0x399, 0}},
+    {0x1faf, {0x1f6f, 0x399, 0}}, {0x1fb2, {0x1fba, 0x399, 0}}, {0x1fb3, {0x391, 0x399, 0}},
+    {0x1fb4, {0x386, 0x399, 0}}, {0x1fb6, {0x391, 0x342, 0}}, {0x1fb7, {0x391, 0x342, 0x399}},
+    {0x1fbc, {0x391, 0x399, 0}}, {0x1fc2, {0x1fca, 0x399, 0}}, {0x1fc3, {0x397, 0x399, 0}},
+    {0x1fc4, {0x389, 0x399, 0}}, {0x1fc6, {0x397, 0x342, 0}}, {0x1fc7, {0x397, 0x342, 0x399}},
+    {0x1fcc, {0x397, 0x399, 0}}, {0x1fd2, {0x399, 0x308, 0x300}}, {0x1fd3, {0x399, 0x308, 0x301}},
+    {0x1fd6, {0x399, 0x342, 0}}, {0x1fd7, {0x399, 0x308, 0x342}}, {0x1fe2, {0x3a5, 0x308, 0x300}},
+    {0x1fe3, {0x3a5, 0x308, 0x301}}, {0x1fe4, {0x3a1, 0x313, 0}}, {0x1fe6, {0x3a5, 0x342, 0}},
+    {0x1fe7, {0x3a5, 0x308, 0x342}}, {0x1ff2, {0x1ffa, 0x399, 0}}, {0x1ff3, {0x3a9, 0x399, 0}},
+    {0x1ff4, {0x38f, 0x399, 0}}, {0x1ff6, {0x3a9, 0x342, 0}}, {0x1ff7, {0x3a9, 0x342, 0x399}},
+    {0x1ffc, {0x3a9, 0x399, 0}}, {0xfb00, {0x46, 0x46, 0}}, {0xfb01, {0x46, 0x49, 0}},
+    {0xfb02, {0x46, 0x4c, 0}}, {0xfb03, {0x46, 0x46, 0x49}}, {0xfb04, {0x46, 0x46, 0x4c}},
+    {0xfb05, {0x53, 0x54, 0}}, {0xfb06, {0x53, 0x54, 0}}, {0xfb13, {0x544, 0x546, 0}},
+    {0xfb14, {0x544, 0x535, 0}}, {0xfb15, {0x544, 0x53b, 0}}, {0xfb16, {0x54e, 0x546, 0}},
+    {0xfb17, {0x544, 0x53d, 0}}};
+static const qlora__text_case_long qlora__text_title_long[] = {
+    {0xdf, {0x53, 0x73, 0}}, {0x1c4, {0x1c5, 0, 0}}, {0x1c5, {0x1c5, 0, 0}},
+    {0x1c6, {0x1c5, 0, 0}}, {0x1c7, {0x1c8, 0, 0}}, {0x1c8, {0x1c8, 0, 0}},
+    {0x1c9, {0x1c8, 0, 0}}, {0x1ca, {0x1cb, 0, 0}}, {0x1cb, {0x1cb, 0, 0}},
+    {0x1cc, {0x1cb, 0, 0}}, {0x1f1, {0x1f2, 0, 0}}, {0x1f2, {0x1f2, 0, 0}},
+    {0x1f3, {0x1f2, 0, 0}}, {0x587, {0x535, 0x582, 0}}, {0x10d0, {0x10d0, 0, 0}},
+    {0x10d1, {0x10d1, 0, 0}}, {0x10d2, {0x10d2, 0, 0}}, {0x10d3, {0x10d3, 0, 0}},
+    {0x10d4, {0x10d4, 0, 0}}, {0x10d5, {0x10d5, 0, 0}}, {0x10d6, {0x10d6, 0, 0}},
+    {0x10d7, {0x10d7, 0, 0}}, {0x10d8, {0x10d8, 0, 0}}, {0x10d9, {0x10d9, 0, 0}},
+    {0x10da, {0x10da, 0, 0}}, {0x10db, {0x10db, 0, 0}}, {0x10dc, {0x10dc, 0, 0}},
+    {0x10dd, {0x10dd, 0, 0}}, {0x10de, {0x10de, 0, 0}}, {0x10df, {0x10df, 0, 0}},
+    {0x10e0, {0x10e0, 0, 0}}, {0x10e1, {0x10e1, 0, 0}}, {0x10e2, {0x10e2, 0, 0}},
+    {0x10e3, {0x10e3, 0, 0}}, {0x10e4, {0x10e4, 0, 0}}, {0x10e5, {0x10e5, 0, 0}},
+    {0x10e6, {0x10e6, 0, 0}}, {0x10e7, {0x10e7, 0, 0}}, {0x10e8, {0x10e8, 0, 0}},
+    {0x10e9, {0x10e9, 0, 0}}, {0x10ea, {0x10ea, 0, 0}}, {0x10eb, {0x10eb, 0, 0}},
+    {0x10ec, {0x10ec, 0, 0}}, {0x10ed, {0x10ed, 0, 0}}, {0x10ee, {0x10ee, 0, 0}},
+    {0x10ef, {0x10ef, 0, 0}}, {0x10f0, {0x10f0, 0, 0}}, {0x10f1, {0x10f1, 0, 0}},
+    {0x10f2, {0x10f2, 0, 0}}, {0x10f3, {0x10f3, 0, 0}}, {0x10f4, {0x10f4, 0, 0}},
+    {0x10f5, {0x10f5, 0, 0}}, {0x10f6, {0x10f6, 0, 0}}, {0x10f7, {0x10f7, 0, 0}},
+    {0x10f8, {0x10f8, 0, 0}}, {0x10f9, {0x10f9, 0, 0}}, {0x10fa, {0x10fa, 0, 0}},
+    {0x10fd, {0x10fd, 0, 0}}, {0x10fe, {0x10fe, 0, 0}}, {0x10ff, {0x10ff, 0, 0}},
+    {0x1f80, {0x1f88, 0, 0}}, {0x1f81, {0x1f89, 0, 0}}, {0x1f82, {0x1f8a, 0, 0}},
+    {0x1f83, {0x1f8b, 0, 0}}, {0x1f84, {0x1f8c, 0, 0}}, {0x1f85, {0x1f8d, 0, 0}},
+    {0x1f86, {0x1f8e, 0, 0}}, {0x1f87, {0x1f8f, 0, 0}}, {0x1f88, {0x1f88, 0, 0}},
+    {0x1f89, {0x1f89, 0, 0}}, {0x1f8a, {0x1f8a, 0, 0}}, {0x1f8b, {0x1f8b, 0, 0}},
+    {0x1f8c, {0x1f8c, 0, 0}}, {0x1f8d, {0x1f8d, 0, 0}}, {0x1f8e, {0x1f8e, 0, 0}},
+    {0x1f8f, {0x1f8f, 0, 0}}, {0x1f90, {0x1f98, 0, 0}}, {0x1f91, {0x1f99, 0, 0}},
+    {0x1f92, {0x1f9a, 0, 0}}, {0x1f93, {0x1f9b, 0, 0}}, {0x1f94, {0x1f9c, 0, 0}},
+    {0x1f95, {0x1f9d, 0, 0}}, {0x1f96, {0x1f9e, 0, 0}}, {0x1f97, {0x1f9f, 0, 0}},
+    {0x1f98, {0x1f98, 0, 0}}, {0x1f99, {0x1f99, 0, 0}}, {0x1f9a, {0x1f9a, 0, 0}},
+    {0x1f9b, {0x1f9b, 0, 0}}, {0x1f9c, {0x1f9c, 0, 0}}, {0x1f9d, {0x1f9d, 0, 0}},
+    {0x1f9e, {0x1f9e, 0, 0}}, {0x1f9f, {0x1f9f, 0, 0}}, {0x1fa0, {0x1fa8, 0, 0}},
+    {0x1fa1, {0x1fa9, 0, 0}}, {0x1fa2, {0x1faa, 0, 0}}, {0x1fa3, {0x1fab, 0, 0}},
+    {0x1fa4, {0x1fac, 0, 0}}, {0x1fa5, {0x1fad, 0, 0}}, {0x1fa6, {0x1fae, 0, 0}},
+    {0x1fa7, {0x1faf, 0, 0}}, {0x1fa8, {0x1fa8, 0, 0}}, {0x1fa9, {0x1fa9, 0, 0}},
+    {0x1faa, {0x1faa, 0, 0}}, {0x1fab, {0x1fab, 0, 0}}, {0x1fac, {0x1fac, 0, 0}},
+    {0x1fad, {0x1fad, 0, 0}}, {0x1fae, {0x1fae, 0, 0}}, {0x1faf, {0x1faf, 0, 0}},
+    {0x1fb2, {0x1fba, 0x345, 0}}, {0x1fb3, {0x1fbc, 0, 0}}, {0x1fb4, {0x386, 0x345, 0}},
+    {0x1fb7, {0x391, 0x342, 0x345}}, {0x1fbc, {0x1fbc, 0, 0}}, {0x1fc2, {0x1fca, 0x345, 0}},
+    {0x1fc3, {0x1fcc, 0, 0}}, {0x1fc4, {0x389, 0x345, 0}}, {0x1fc7, {0x397, 0x342, 0x345}},
+    {0x1fcc, {0x1fcc, 0, 0}}, {0x1ff2, {0x1ffa, 0x345, 0}}, {0x1ff3, {0x1ffc, 0, 0}},
+    {0x1ff4, {0x38f, 0x345, 0}}, {0x1ff7, {0x3a9, 0x342, 0x345}}, {0x1ffc, {0x1ffc, 0, 0}},
+    {0xfb00, {0x46, 0x66, 0}}, {0xfb01, {0x46, 0x69, 0}}, {0xfb02, {0x46, 0x6c, 0}},
+    {0xfb03, {0x46, 0x66, 0x69}}, {0xfb04, {0x46, 0x66, 0x6c}}, {0xfb05, {0x53, 0x74, 0}},
+    {0xfb06, {0x53, 0x74, 0}}, {0xfb13, {0x544, 0x576, 0}}, {0xfb14, {0x544, 0x565, 0}},
+    {0xfb15, {0x544, 0x56b, 0}}, {0xfb16, {0x54e, 0x576, 0}}, {0xfb17, {0x544, 0x56d, 0}}};
+static const qlora__text_digit_run qlora__text_decimal_runs[] = {
+    {0x30, 0x39}, {0x660, 0x669}, {0x6f0, 0x6f9}, {0x7c0, 0x7c9}, {0x966, 0x96f}, {0x9e6, 0x9ef},
+    {0xa66, 0xa6f}, {0xae6, 0xaef}, {0xb66, 0xb6f}, {0xbe6, 0xbef}, {0xc66, 0xc6f},
+    {0xce6, 0xcef}, {0xd66, 0xd6f}, {0xde6, 0xdef}, {0xe50, 0xe59}, {0xed0, 0xed9},
+    {0xf20, 0xf29}, {0x1040, 0x1049}, {0x1090, 0x1099}, {0x17e0, 0x17e9}, {0x1810, 0x1819},
+    {0x1946, 0x194f}, {0x19d0, 0x19d9}, {0x1a80, 0x1a89}, {0x1a90, 0x1a99}, {0x1b50, 0x1b59},
+    {0x1bb0, 0x1bb9}, {0x1c40, 0x1c49}, {0x1c50, 0x1c59}, {0xa620, 0xa629}, {0xa8d0, 0xa8d9},
+    {0xa900, 0xa909}, {0xa9d0, 0xa9d9}, {0xa9f0, 0xa9f9}, {0xaa50, 0xaa59}, {0xabf0, 0xabf9},
+    {0xff10, 0xff19}, {0x104a0, 0x104a9}, {0x10d30, 0x10d39}, {0x11066, 0x1106f},
+    {0x110f0, 0x110f9}, {0x11136, 0x1113f}, {0x111d0, 0x111d9}, {0x112f0, 0x112f9},
+    {0x11450, 0x11459}, {0x114d0, 0x114d9}, {0x11650, 0x11659}, {0x116c0, 0x116c9},
+    {0x11730, 0x11739}, {0x118e0, 0x118e9}, {0x11950, 0x11959}, {0x11c50, 0x11c59},
+    {0x11d50, 0x11d59}, {0x11da0, 0x11da9}, {0x16a60, 0x16a69}, {0x16ac0, 0x16ac9},
+    {0x16b50, 0x16b59}, {0x1d7ce, 0x1d7ff}, {0x1e140, 0x1e149}, {0x1e2f0, 0x1e2f9},
+    {0x1e950, 0x1e959}, {0x1fbf0, 0x1fbf9}};
+static const qlora__text_digit_run qlora__text_digit_runs[] = {
+    {0x30, 0x39}, {0xb2, 0xb3}, {0xb9, 0xb9}, {0x660, 0x669}, {0x6f0, 0x6f9}, {0x7c0, 0x7c9},
+    {0x966, 0x96f}, {0x9e6, 0x9ef}, {0xa66, 0xa6f}, {0xae6, 0xaef}, {0xb66, 0xb6f},
+    {0xbe6, 0xbef}, {0xc66, 0xc6f}, {0xce6, 0xcef}, {0xd66, 0xd6f}, {0xde6, 0xdef},
+    {0xe50, 0xe59}, {0xed0, 0xed9}, {0xf20, 0xf29}, {0x1040, 0x1049}, {0x1090, 0x1099},
+    {0x1369, 0x1371}, {0x17e0, 0x17e9}, {0x1810, 0x1819}, {0x1946, 0x194f}, {0x19d0, 0x19da},
+    {0x1a80, 0x1a89}, {0x1a90, 0x1a99}, {0x1b50, 0x1b59}, {0x1bb0, 0x1bb9}, {0x1c40, 0x1c49},
+    {0x1c50, 0x1c59}, {0x2070, 0x2070}, {0x2074, 0x2079}, {0x2080, 0x2089}, {0x2460, 0x2468},
+    {0x2474, 0x247c}, {0x2488, 0x2490}, {0x24ea, 0x24ea}, {0x24f5, 0x24fd}, {0x24ff, 0x24ff},
+    {0x2776, 0x277e}, {0x2780, 0x2788}, {0x278a, 0x2792}, {0xa620, 0xa629}, {0xa8d0, 0xa8d9},
+    {0xa900, 0xa909}, {0xa9d0, 0xa9d9}, {0xa9f0, 0xa9f9}, {0xaa50, 0xaa59}, {0xabf0, 0xabf9},
+    {0xff10, 0xff19}, {0x104a0, 0x104a9}, {0x10a40, 0x10a43}, {0x10d30, 0x10d39},
+    {0x10e60, 0x10e68}, {0x11052, 0x1105a}, {0x11066, 0x1106f}, {0x110f0, 0x110f9},
+    {0x11136, 0x1113f}, {0x111d0, 0x111d9}, {0x112f0, 0x112f9}, {0x11450, 0x11459},
+    {0x114d0, 0x114d9}, {0x11650, 0x11659}, {0x116c0, 0x116c9}, {0x11730, 0x11739},
+    {0x118e0, 0x118e9}, {0x11950, 0x11959}, {0x11c50, 0x11c59}, {0x11d50, 0x11d59},
+    {0x11da0, 0x11da9}, {0x16a60, 0x16a69}, {0x16ac0, 0x16ac9}, {0x16b50, 0x16b59},
+    {0x1d7ce, 0x1d7ff}, {0x1e140, 0x1e149}, {0x1e2f0, 0x1e2f9}, {0x1e950, 0x1e959},
+    {0x1f100, 0x1f10a}, {0x1fbf0, 0x1fbf9}};
+static const qlora__text_digit_run qlora__text_numeric_runs[] = {
+    {0x30, 0x39}, {0xb2, 0xb3}, {0xb9, 0xb9}, {0xbc, 0xbe}, {0x660, 0x669}, {0x6f0, 0x6f9},
+    {0x7c0, 0x7c9}, {0x966, 0x96f}, {0x9e6, 0x9ef}, {0x9f4, 0x9f9}, {0xa66, 0xa6f},
+    {0xae6, 0xaef}, {0xb66, 0xb6f}, {0xb72, 0xb77}, {0xbe6, 0xbf2}, {0xc66, 0xc6f},
+    {0xc78, 0xc7e}, {0xce6, 0xcef}, {0xd58, 0xd5e}, {0xd66, 0xd78}, {0xde6, 0xdef},
+    {0xe50, 0xe59}, {0xed0, 0xed9}, {0xf20, 0xf33}, {0x1040, 0x1049}, {0x1090, 0x1099},
+    {0x1369, 0x137c}, {0x16ee, 0x16f0}, {0x17e0, 0x17e9}, {0x17f0, 0x17f9}, {0x1810, 0x1819},
+    {0x1946, 0x194f}, {0x19d0, 0x19da}, {0x1a80, 0x1a89}, {0x1a90, 0x1a99}, {0x1b50, 0x1b59},
+    {0x1bb0, 0x1bb9}, {0x1c40, 0x1c49}, {0x1c50, 0x1c59}, {0x2070, 0x2070}, {0x2074, 0x2079},
+    {0x2080, 0x2089}, {0x2150, 0x2182}, {0x2185, 0x2189}, {0x2460, 0x249b}, {0x24ea, 0x24ff},
+    {0x2776, 0x2793}, {0x2cfd, 0x2cfd}, {0x3007, 0x3007}, {0x3021, 0x3029}, {0x3038, 0x303a},
+    {0x3192, 0x3195}, {0x3220, 0x3229}, {0x3248, 0x324f}, {0x3251, 0x325f}, {0x3280, 0x3289},
+    {0x32b1, 0x32bf}, {0x3405, 0x3405}, {0x3483, 0x3483}, {0x382a, 0x382a}, {0x3b4d, 0x3b4d},
+    {0x4e00, 0x4e00}, {0x4e03, 0x4e03}, {0x4e07, 0x4e07}, {0x4e09, 0x4e09}, {0x4e5d, 0x4e5d},
+    {0x4e8c, 0x4e8c}, {0x4e94, 0x4e94}, {0x4e96, 0x4e96}, {0x4ebf, 0x4ec0}, {0x4edf, 0x4edf},
+    {0x4ee8, 0x4ee8}, {0x4f0d, 0x4f0d}, {0x4f70, 0x4f70}, {0x5104, 0x5104}, {0x5146, 0x5146},
+    {0x5169, 0x5169}, {0x516b, 0x516b}, {0x516d, 0x516d}, {0x5341, 0x5341}, {0x5343, 0x5345},
+    {0x534c, 0x534c}, {0x53c1, 0x53c4}, {0x56db, 0x56db}, {0x58f1, 0x58f1}, {0x58f9, 0x58f9},
+    {0x5e7a, 0x5e7a}, {0x5efe, 0x5eff}, {0x5f0c, 0x5f0e}, {0x5f10, 0x5f10}, {0x62fe, 0x62fe},
+    {0x634c, 0x634c}, {0x67d2, 0x67d2}, {0x6f06, 0x6f06}, {0x7396, 0x7396}, {0x767e, 0x767e},
+    {0x8086, 0x8086}, {0x842c, 0x842c}, {0x8cae, 0x8cae}, {0x8cb3, 0x8cb3}, {0x8d30, 0x8d30},
+    {0x9621, 0x9621}, {0x9646, 0x9646}, {0x964c, 0x964c}, {0x9678, 0x9678}, {0x96f6, 0x96f6},
+    {0xa620, 0xa629}, {0xa6e6, 0xa6ef}, {0xa830, 0xa835}, {0xa8d0, 0xa8d9}, {0xa900, 0xa909},
+    {0xa9d0, 0xa9d9}, {0xa9f0, 0xa9f9}, {0xaa50, 0xaa59}, {0xabf0, 0xabf9}, {0xf96b, 0xf96b},
+    {0xf973, 0xf973}, {0xf978, 0xf978}, {0xf9b2, 0xf9b2}, {0xf9d1, 0xf9d1}, {0xf9d3, 0xf9d3},
+    {0xf9fd, 0xf9fd}, {0xff10, 0xff19}, {0x10107, 0x10133}, {0x10140, 0x10178},
+    {0x1018a, 0x1018b}, {0x102e1, 0x102fb}, {0x10320, 0x10323}, {0x10341, 0x10341},
+    {0x1034a, 0x1034a}, {0x103d1, 0x103d5}, {0x104a0, 0x104a9}, {0x10858, 0x1085f},
+    {0x10879, 0x1087f}, {0x108a7, 0x108af}, {0x108fb, 0x108ff}, {0x10916, 0x1091b},
+    {0x109bc, 0x109bd}, {0x109c0, 0x109cf}, {0x109d2, 0x109ff}, {0x10a40, 0x10a48},
+    {0x10a7d, 0x10a7e}, {0x10a9d, 0x10a9f}, {0x10aeb, 0x10aef}, {0x10b58, 0x10b5f},
+    {0x10b78, 0x10b7f}, {0x10ba9, 0x10baf}, {0x10cfa, 0x10cff}, {0x10d30, 0x10d39},
+    {0x10e60, 0x10e7e}, {0x10f1d, 0x10f26}, {0x10f51, 0x10f54}, {0x10fc5, 0x10fcb},
+    {0x11052, 0x1106f}, {0x110f0, 0x110f9}, {0x11136, 0x1113f}, {0x111d0, 0x111d9},
+    {0x111e1, 0x111f4}, {0x112f0, 0x112f9}, {0x11450, 0x11459}, {0x114d0, 0x114d9},
+    {0x11650, 0x11659}, {0x116c0, 0x116c9}, {0x11730, 0x1173b}, {0x118e0, 0x118f2},
+    {0x11950, 0x11959}, {0x11c50, 0x11c6c}, {0x11d50, 0x11d59}, {0x11da0, 0x11da9},
+    {0x11fc0, 0x11fd4}, {0x12400, 0x1246e}, {0x16a60, 0x16a69}, {0x16ac0, 0x16ac9},
+    {0x16b50, 0x16b59}, {0x16b5b, 0x16b61}, {0x16e80, 0x16e96}, {0x1d2e0, 0x1d2f3},
+    {0x1d360, 0x1d378}, {0x1d7ce, 0x1d7ff}, {0x1e140, 0x1e149}, {0x1e2f0, 0x1e2f9},
+    {0x1e8c7, 0x1e8cf}, {0x1e950, 0x1e959}, {0x1ec71, 0x1ecab}, {0x1ecad, 0x1ecaf},
+    {0x1ecb1, 0x1ecb4}, {0x1ed01, 0x1ed2d}, {0x1ed2f, 0x1ed3d}, {0x1f100, 0x1f10c},
+    {0x1fbf0, 0x1fbf9}, {0x20001, 0x20001}, {0x20064, 0x20064}, {0x200e2, 0x200e2},
+    {0x20121, 0x20121}, {0x2092a, 0x2092a}, {0x20983, 0x20983}, {0x2098c, 0x2098c},
+    {0x2099c, 0x2099c}, {0x20aea, 0x20aea}, {0x20afd, 0x20afd}, {0x20b19, 0x20b19},
+    {0x22390, 0x22390}, {0x22998, 0x22998}, {0x23b1b, 0x23b1b}, {0x2626d, 0x2626d},
+    {0x2f890, 0x2f890}};
+// clang-format on
+
+//@@ src/text/case.h
+
+// The class of a character without the expanded table.
+static uint32_t qlora__jin_class(uint32_t code) {
+    size_t low = 0;
+    size_t high = QLORA__TEXT_COUNT(qlora__text_class_runs);
+    while (high - low > 1) {
+        size_t middle = (low + high) / 2;
+        if (qlora__text_class_runs[middle] >> 8 <= code) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return qlora__text_class_runs[low] & 0x7F;
+}
+
+static bool qlora__text_digit_in(const qlora__text_digit_run* runs, size_t count, uint32_t code) {
+    for (size_t i = 0; i < count && runs[i].first <= code; i++) {
+        if (code <= runs[i].last) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static uint32_t qlora__text_case_map(const qlora__text_case_run* runs, size_t count,
+                                     uint32_t code) {
+    size_t low = 0;
+    size_t high = count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (runs[middle].last < code) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    bool inside =
+        low < count && runs[low].first <= code && (code - runs[low].first) % runs[low].stride == 0;
+    return inside ? (uint32_t)((int32_t)code + runs[low].change) : code;
+}
+
+static const qlora__text_case_long* qlora__text_case_find(const qlora__text_case_long* rows,
+                                                          size_t count, uint32_t code) {
+    for (size_t i = 0; i < count && rows[i].code <= code; i++) {
+        if (rows[i].code == code) {
+            return &rows[i];
+        }
+    }
+    return NULL;
+}
+
+typedef enum qlora__text_case {
+    QLORA__TEXT_LOWER_CASE,
+    QLORA__TEXT_UPPER_CASE,
+    QLORA__TEXT_TITLE_CASE
+} qlora__text_case;
+
+// What a character becomes: up to three. The final sigma is up to the caller.
+static size_t qlora__text_case_of(uint32_t code, qlora__text_case to, uint32_t out[3]) {
+    out[0] = code;
+    if (code < 0x80) {
+        bool lower = code >= 'a' && code <= 'z';
+        bool upper = code >= 'A' && code <= 'Z';
+        out[0] =
+            to == QLORA__TEXT_LOWER_CASE ? (upper ? code + 32 : code) : (lower ? code - 32 : code);
+        return 1;
+    }
+    const qlora__text_case_long* row = NULL;
+    if (to == QLORA__TEXT_LOWER_CASE) {
+        if (code == 0x130) { // the only character whose lower case is two
+            out[0] = 'i';
+            out[1] = 0x307;
+            return 2;
+        }
+        out[0] = qlora__text_case_map(qlora__text_lower_runs,
+                                      QLORA__TEXT_COUNT(qlora__text_lower_runs), code);
+        return 1;
+    }
+    if (to == QLORA__TEXT_TITLE_CASE) {
+        row = qlora__text_case_find(qlora__text_title_long,
+                                    QLORA__TEXT_COUNT(qlora__text_title_long), code);
+    }
+    if (row == NULL) {
+        row = qlora__text_case_find(qlora__text_upper_long,
+                                    QLORA__TEXT_COUNT(qlora__text_upper_long), code);
+    }
+    if (row == NULL) {
+        out[0] = qlora__text_case_map(qlora__text_upper_runs,
+                                      QLORA__TEXT_COUNT(qlora__text_upper_runs), code);
+        return 1;
+    }
+    size_t count = 0;
+    while (count < 3 && row->to[count] != 0) {
+        out[count] = row->to[count];
+        count++;
+    }
+    return count;
 }
 
 //@@ src/text/values.h
@@ -10594,6 +11114,8835 @@ qlora_result qlora_text_stream_end(qlora_text_tok* tok, qlora_text_stream* strea
     return r;
 }
 
+//@@ src/text/jinja_base.h
+
+// A template engine for chat templates: Jinja as jinja2 3.1 executes it with the settings of
+// transformers. Compiling and rendering each have an arena; all values of a rendering live in its
+// arena and are freed together. Every function that can descend (expressions, statements, values in
+// values) does so through a pointer of the machine and counts its depth, so that no template can
+// exhaust the stack.
+
+enum {
+    QLORA__JIN_MAX_DEPTH = 1600,    // expressions, statements and values inside each other
+    QLORA__JIN_MAX_NESTING = 160,   // of one template's source
+    QLORA__JIN_MAX_RANGE = 100000,  // as in jinja2's sandbox
+    QLORA__JIN_MAX_STEPS = 3000000, // and two more for each byte of the conversation
+    QLORA__JIN_CHUNK = 65536
+};
+#define QLORA__JIN_MAX_MEMORY ((size_t)96 << 20) // and 64 more for each byte of the conversation
+
+// ---- memory -------------------------------------------------------------------------------------
+
+typedef struct qlora__jin_chunk {
+    struct qlora__jin_chunk* next;
+    size_t size; // of the whole block
+    size_t used;
+} qlora__jin_chunk;
+
+typedef struct qlora__jin_arena {
+    qlora__env* env;
+    qlora__jin_chunk* first;
+    size_t total;
+    size_t limit;
+} qlora__jin_arena;
+
+static void qlora__jin_arena_free(qlora__jin_arena* arena) {
+    while (arena->first != NULL) {
+        qlora__jin_chunk* next = arena->first->next;
+        qlora__env_free(arena->env, arena->first, arena->first->size);
+        arena->first = next;
+    }
+    arena->total = 0;
+}
+
+// Forgets everything but keeps one chunk of the usual size, so that many renderings cost no
+// allocation each.
+static void qlora__jin_arena_reset(qlora__jin_arena* arena) {
+    qlora__jin_chunk* kept = NULL;
+    qlora__jin_chunk* chunk = arena->first;
+    while (chunk != NULL) {
+        qlora__jin_chunk* next = chunk->next;
+        if (kept == NULL && chunk->size == QLORA__JIN_CHUNK) {
+            kept = chunk;
+        } else {
+            qlora__env_free(arena->env, chunk, chunk->size);
+        }
+        chunk = next;
+    }
+    if (kept != NULL) {
+        kept->next = NULL;
+        kept->used = sizeof(qlora__jin_chunk);
+    }
+    arena->first = kept;
+    arena->total = kept != NULL ? kept->size : 0;
+}
+
+static qlora_result qlora__jin_alloc(qlora__jin_arena* arena, size_t size, void** out) {
+    if (size > arena->limit) { // also keeps the sums below from wrapping
+        return qlora__env_fail(arena->env, QLORA_ERR_FORMAT,
+                               "the template needs more than %llu MiB of memory",
+                               (unsigned long long)(arena->limit >> 20));
+    }
+    size = (size + 15) & ~(size_t)15;
+    qlora__jin_chunk* chunk = arena->first;
+    if (chunk == NULL || chunk->size - chunk->used < size) {
+        size_t head = (sizeof(qlora__jin_chunk) + 15) & ~(size_t)15;
+        size_t wanted = head + size > QLORA__JIN_CHUNK ? head + size : (size_t)QLORA__JIN_CHUNK;
+        if (wanted > arena->limit - (arena->total < arena->limit ? arena->total : arena->limit)) {
+            return qlora__env_fail(arena->env, QLORA_ERR_FORMAT,
+                                   "the template needs more than %llu MiB of memory",
+                                   (unsigned long long)(arena->limit >> 20));
+        }
+        chunk = (qlora__jin_chunk*)qlora__env_alloc(arena->env, wanted);
+        if (chunk == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        chunk->size = wanted;
+        chunk->used = head;
+        arena->total += wanted;
+        // a large block is full at once: the one before it stays in use
+        bool behind = arena->first != NULL && wanted > QLORA__JIN_CHUNK;
+        chunk->next = behind ? arena->first->next : arena->first;
+        if (behind) {
+            arena->first->next = chunk;
+        } else {
+            arena->first = chunk;
+        }
+    }
+    *out = (char*)chunk + chunk->used;
+    chunk->used += size;
+    return QLORA_OK;
+}
+
+// ---- values -------------------------------------------------------------------------------------
+
+typedef enum qlora__jin_kind {
+    QLORA__JIN_MISSING, // no value at all: an argument that was not given, a variable not yet set
+    QLORA__JIN_UNDEFINED,
+    QLORA__JIN_NONE,
+    QLORA__JIN_BOOL,
+    QLORA__JIN_INT,
+    QLORA__JIN_BIG, // an integer of the data that does not fit 64 bits: its digits, for printing
+    QLORA__JIN_FLOAT,
+    QLORA__JIN_STRING,
+    QLORA__JIN_LIST,
+    QLORA__JIN_TUPLE,
+    QLORA__JIN_DICT,
+    QLORA__JIN_VIEW, // keys(), values() or items() of a dictionary
+    QLORA__JIN_RANGE,
+    QLORA__JIN_ITER, // a generator or iterator, used up once
+    QLORA__JIN_NAMESPACE,
+    QLORA__JIN_MACRO,
+    QLORA__JIN_METHOD, // of a value, not yet called
+    QLORA__JIN_FUNCTION,
+    QLORA__JIN_LOOP,
+    QLORA__JIN_CYCLER,
+    QLORA__JIN_JOINER,
+    QLORA__JIN_KINDS
+} qlora__jin_kind;
+
+static const char* const qlora__jin_kind_names[QLORA__JIN_KINDS] = {
+    "missing",   "Undefined", "NoneType", "bool",     "int",       "int",    "float",
+    "str",       "list",      "tuple",    "dict",     "dict view", "range",  "generator",
+    "namespace", "macro",     "method",   "function", "loop",      "cycler", "joiner"};
+
+struct qlora__jin_node;
+struct qlora__jin_machine;
+struct qlora__jin_iter;
+struct qlora__jin_record;
+
+typedef struct qlora__jin_string {
+    const char* data; // UTF-8, not terminated
+    size_t bytes;
+    size_t chars; // code points
+} qlora__jin_string;
+
+typedef struct qlora__jin_value {
+    qlora__jin_kind kind;
+    int32_t flag; // string: is Markup; view: 0 keys, 1 values, 2 items; function: which one
+    union {
+        bool truth;
+        int64_t integer;
+        double real;
+        const qlora__jin_string* string;
+        struct qlora__jin_list* list; // also a tuple
+        struct qlora__jin_dict* dict; // also a namespace, and what a view shows
+        struct qlora__jin_range* range;
+        struct qlora__jin_iter* iter;
+        struct qlora__jin_macro* macro;
+        struct qlora__jin_method* method;
+        struct qlora__jin_loop* loop;
+        struct qlora__jin_cycler* cycler; // also a joiner
+        struct qlora__jin_hint* hint;     // of an undefined value; may be NULL
+    } as;
+} qlora__jin_value;
+
+typedef struct qlora__jin_list {
+    qlora__jin_value* items;
+    size_t count;
+    size_t capacity;
+} qlora__jin_list;
+
+typedef struct qlora__jin_dict {
+    qlora__jin_value* keys;
+    qlora__jin_value* values;
+    size_t count;
+    size_t capacity;
+} qlora__jin_dict;
+
+typedef struct qlora__jin_range {
+    int64_t start;
+    int64_t stop;
+    int64_t step;
+    int64_t count;
+} qlora__jin_range;
+
+typedef struct qlora__jin_hint {
+    const char* owner; // type of the object that lacks it, or NULL
+    const char* name;
+    size_t size;
+    bool unsafe;
+} qlora__jin_hint;
+
+typedef struct qlora__jin_macro {
+    const struct qlora__jin_node* node;
+    struct qlora__jin_record* outer; // the variables it can see
+} qlora__jin_macro;
+
+typedef struct qlora__jin_cycler {
+    qlora__jin_value items; // a joiner has one item, the separator
+    size_t at;
+} qlora__jin_cycler;
+
+// What a call passes. Keyword arguments follow the positional ones; names[i] belongs to item
+// positional + i.
+typedef struct qlora__jin_args {
+    qlora__jin_value* items;
+    size_t positional;
+    size_t named;
+    const qlora__jin_string** names;
+} qlora__jin_args;
+
+// The variables of one activation of a function: the template, a macro or a call block.
+typedef struct qlora__jin_record {
+    struct qlora__jin_record* outer;
+    qlora__jin_value* slots;
+} qlora__jin_record;
+
+typedef struct qlora__jin_buffer {
+    char* data;
+    size_t count;
+    size_t capacity;
+} qlora__jin_buffer;
+
+typedef struct qlora__jin_machine qlora__jin_machine;
+typedef qlora_result (*qlora__jin_filter_fn)(qlora__jin_machine* m, qlora__jin_value* in,
+                                             qlora__jin_value* out);
+
+// Where a part needs one that comes later: set once, when the machine is made.
+typedef struct qlora__jin_hooks {
+    qlora_result (*eval)(qlora__jin_machine* m, const struct qlora__jin_node* node,
+                         qlora__jin_value* out);
+    qlora_result (*run)(qlora__jin_machine* m, const struct qlora__jin_node* first);
+    qlora_result (*call)(qlora__jin_machine* m, qlora__jin_value callee,
+                         const qlora__jin_args* args, qlora__jin_value* out);
+    // `name` as given to map, select, ...; args has the arguments after the value
+    qlora_result (*filter)(qlora__jin_machine* m, const char* name, size_t size,
+                           qlora__jin_value value, const qlora__jin_args* args,
+                           qlora__jin_value* out);
+    qlora_result (*test)(qlora__jin_machine* m, const char* name, size_t size,
+                         qlora__jin_value value, const qlora__jin_args* args, bool* out);
+    // whether values of this kind have a method, and whether the sandbox forbids it
+    bool (*method)(qlora__jin_value self, const char* name, size_t size, bool* unsafe,
+                   const void** found);
+    // an attribute that is not a method: of loops, macros and the like
+    qlora_result (*field)(qlora__jin_machine* m, qlora__jin_value v, const char* name, size_t size,
+                          qlora__jin_value* out, bool* found);
+    qlora_result (*call_method)(qlora__jin_machine* m, qlora__jin_value self, const void* method,
+                                const qlora__jin_args* args, qlora__jin_value* out);
+    qlora_result (*next)(qlora__jin_machine* m, struct qlora__jin_iter* iter, qlora__jin_value* out,
+                         bool* more);
+    qlora_result (*repr)(qlora__jin_machine* m, qlora__jin_value value, qlora__jin_buffer* out);
+    qlora_result (*equal)(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b, bool* out);
+    qlora_result (*less)(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
+                         bool or_equal, bool* out);
+} qlora__jin_hooks;
+
+typedef struct qlora__jin_span {
+    size_t begin; // in bytes of the output
+    size_t end;
+} qlora__jin_span;
+
+// One rendering.
+struct qlora__jin_machine {
+    qlora__env* env;
+    const qlora__jin_hooks* hooks;
+    qlora__jin_arena arena;
+    const char* name; // of the template
+    uint32_t line;    // of what is executed, for messages
+    uint32_t depth;
+    uint64_t steps;
+    uint64_t step_limit;
+    int64_t clock; // seconds of local time since 1970, for strftime_now
+    qlora__jin_dict* globals;
+    qlora__jin_record* record;
+    qlora__jin_buffer* out; // what output goes to
+    qlora__jin_buffer* top; // what the whole template writes
+    int jump;               // a break or continue on its way to its loop
+    qlora__jin_span* spans; // of generation blocks
+    size_t span_count;
+    size_t span_capacity;
+    bool tested_string; // the template asked whether tool-call arguments are a string
+};
+
+enum { QLORA__JIN_NO_JUMP, QLORA__JIN_BREAK, QLORA__JIN_CONTINUE };
+
+// ---- errors and limits --------------------------------------------------------------------------
+
+QLORA__PRINTF(2, 3)
+static qlora_result qlora__jin_fail(qlora__jin_machine* m, const char* format, ...) {
+    char text[QLORA__ERROR_SIZE];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return qlora__env_fail(m->env, QLORA_ERR_FORMAT, "%s, line %lu: %s", m->name,
+                           (unsigned long)m->line, text);
+}
+
+// Counts work, so that a template that does not end is stopped.
+static qlora_result qlora__jin_work(qlora__jin_machine* m, uint64_t steps) {
+    m->steps += steps;
+    return m->steps <= m->step_limit ? QLORA_OK
+                                     : qlora__jin_fail(m, "the template takes more than %llu steps",
+                                                       (unsigned long long)m->step_limit);
+}
+
+static qlora_result qlora__jin_enter(qlora__jin_machine* m) {
+    if (m->depth >= QLORA__JIN_MAX_DEPTH) {
+        return qlora__jin_fail(m, "nested deeper than %d levels (a macro that calls itself?)",
+                               (int)QLORA__JIN_MAX_DEPTH);
+    }
+    m->depth++;
+    return qlora__jin_work(m, 1);
+}
+
+static qlora_result qlora__jin_get(qlora__jin_machine* m, size_t size, void** out) {
+    qlora_result r = qlora__jin_alloc(&m->arena, size, out);
+    if (r == QLORA_ERR_FORMAT) {
+        return qlora__env_wrap(m->env, r, "%s, line %lu: ", m->name, (unsigned long)m->line);
+    }
+    return r;
+}
+
+// An array of values; SIZE_MAX / 64 of them can never be had.
+static qlora_result qlora__jin_get_values(qlora__jin_machine* m, size_t count,
+                                          qlora__jin_value** out) {
+    void* data = NULL;
+    size_t limit = SIZE_MAX / 64;
+    QLORA__TRY(
+        qlora__jin_get(m, (count < limit ? count : limit) * sizeof(qlora__jin_value), &data));
+    *out = (qlora__jin_value*)data;
+    return QLORA_OK;
+}
+
+// ---- making values ------------------------------------------------------------------------------
+
+static qlora__jin_value qlora__jin_of(qlora__jin_kind kind) {
+    qlora__jin_value value;
+    memset(&value, 0, sizeof value);
+    value.kind = kind;
+    return value;
+}
+
+static qlora__jin_value qlora__jin_none(void) {
+    return qlora__jin_of(QLORA__JIN_NONE);
+}
+
+static qlora__jin_value qlora__jin_bool(bool truth) {
+    qlora__jin_value value = qlora__jin_of(QLORA__JIN_BOOL);
+    value.as.truth = truth;
+    return value;
+}
+
+static qlora__jin_value qlora__jin_int(int64_t integer) {
+    qlora__jin_value value = qlora__jin_of(QLORA__JIN_INT);
+    value.as.integer = integer;
+    return value;
+}
+
+static qlora__jin_value qlora__jin_float(double real) {
+    qlora__jin_value value = qlora__jin_of(QLORA__JIN_FLOAT);
+    value.as.real = real;
+    return value;
+}
+
+static size_t qlora__jin_count_chars(const char* data, size_t bytes) {
+    size_t chars = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        chars += ((unsigned char)data[i] & 0xC0) != 0x80 ? 1 : 0;
+    }
+    return chars;
+}
+
+// A string that shares the bytes, which must stay where they are.
+static qlora_result qlora__jin_string_share(qlora__jin_machine* m, const char* data, size_t bytes,
+                                            qlora__jin_value* out) {
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_work(m, bytes / 64));
+    QLORA__TRY(qlora__jin_get(m, sizeof(qlora__jin_string), &memory));
+    qlora__jin_string* string = (qlora__jin_string*)memory;
+    string->data = data;
+    string->bytes = bytes;
+    string->chars = qlora__jin_count_chars(data, bytes);
+    *out = qlora__jin_of(QLORA__JIN_STRING);
+    out->as.string = string;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_string_of(qlora__jin_machine* m, const char* text,
+                                         qlora__jin_value* out) {
+    return qlora__jin_string_share(m, text, strlen(text), out);
+}
+
+static qlora_result qlora__jin_buffer_room(qlora__jin_machine* m, qlora__jin_buffer* buffer,
+                                           size_t extra) {
+    if (extra <= buffer->capacity - buffer->count) {
+        return QLORA_OK;
+    }
+    size_t wanted = buffer->count + extra < extra ? SIZE_MAX / 2 : buffer->count + extra;
+    size_t grown = buffer->capacity < 64 ? 64 : buffer->capacity * 2;
+    grown = grown < wanted ? wanted : grown;
+    void* moved = NULL;
+    QLORA__TRY(qlora__jin_get(m, grown, &moved));
+    if (buffer->count > 0) {
+        memcpy(moved, buffer->data, buffer->count);
+    }
+    buffer->data = (char*)moved;
+    buffer->capacity = grown;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_put(qlora__jin_machine* m, qlora__jin_buffer* buffer,
+                                   const char* data, size_t size) {
+    if (size > 0) {
+        QLORA__TRY(qlora__jin_work(m, size / 64));
+        QLORA__TRY(qlora__jin_buffer_room(m, buffer, size));
+        memcpy(buffer->data + buffer->count, data, size);
+        buffer->count += size;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_puts(qlora__jin_machine* m, qlora__jin_buffer* buffer,
+                                    const char* text) {
+    return qlora__jin_put(m, buffer, text, strlen(text));
+}
+
+static qlora_result qlora__jin_put_code(qlora__jin_machine* m, qlora__jin_buffer* buffer,
+                                        uint32_t code) {
+    char bytes[4];
+    size_t size = qlora__text_utf8_put(code, bytes);
+    return qlora__jin_put(m, buffer, bytes, size);
+}
+
+static qlora_result qlora__jin_buffer_string(qlora__jin_machine* m, const qlora__jin_buffer* buffer,
+                                             qlora__jin_value* out) {
+    return qlora__jin_string_share(m, buffer->data, buffer->count, out);
+}
+
+static qlora_result qlora__jin_list_make(qlora__jin_machine* m, qlora__jin_kind kind, size_t room,
+                                         qlora__jin_value* out) {
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(m, sizeof(qlora__jin_list), &memory));
+    qlora__jin_list* list = (qlora__jin_list*)memory;
+    list->count = 0;
+    list->capacity = room;
+    QLORA__TRY(qlora__jin_get_values(m, room, &list->items));
+    *out = qlora__jin_of(kind);
+    out->as.list = list;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_list_add(qlora__jin_machine* m, qlora__jin_list* list,
+                                        qlora__jin_value value) {
+    QLORA__TRY(qlora__jin_work(m, 1));
+    if (list->count == list->capacity) {
+        qlora__jin_value* moved = NULL;
+        size_t grown = list->capacity < 8 ? 8 : list->capacity * 2;
+        QLORA__TRY(qlora__jin_get_values(m, grown, &moved));
+        if (list->count > 0) {
+            memcpy(moved, list->items, list->count * sizeof *moved);
+        }
+        list->items = moved;
+        list->capacity = grown;
+    }
+    list->items[list->count++] = value;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_pair_make(qlora__jin_machine* m, qlora__jin_value first,
+                                         qlora__jin_value second, qlora__jin_value* out) {
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_TUPLE, 2, out));
+    out->as.list->items[0] = first;
+    out->as.list->items[1] = second;
+    out->as.list->count = 2;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_dict_make(qlora__jin_machine* m, qlora__jin_kind kind, size_t room,
+                                         qlora__jin_value* out) {
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(m, sizeof(qlora__jin_dict), &memory));
+    qlora__jin_dict* dict = (qlora__jin_dict*)memory;
+    dict->count = 0;
+    dict->capacity = room;
+    QLORA__TRY(qlora__jin_get_values(m, room, &dict->keys));
+    QLORA__TRY(qlora__jin_get_values(m, room, &dict->values));
+    *out = qlora__jin_of(kind);
+    out->as.dict = dict;
+    return QLORA_OK;
+}
+
+// Adds a key that is not there yet.
+static qlora_result qlora__jin_dict_add(qlora__jin_machine* m, qlora__jin_dict* dict,
+                                        qlora__jin_value key, qlora__jin_value value) {
+    QLORA__TRY(qlora__jin_work(m, 1));
+    if (dict->count == dict->capacity) {
+        qlora__jin_value* keys = NULL;
+        qlora__jin_value* values = NULL;
+        size_t grown = dict->capacity < 4 ? 4 : dict->capacity * 2;
+        QLORA__TRY(qlora__jin_get_values(m, grown, &keys));
+        QLORA__TRY(qlora__jin_get_values(m, grown, &values));
+        if (dict->count > 0) {
+            memcpy(keys, dict->keys, dict->count * sizeof *keys);
+            memcpy(values, dict->values, dict->count * sizeof *values);
+        }
+        dict->keys = keys;
+        dict->values = values;
+        dict->capacity = grown;
+    }
+    dict->keys[dict->count] = key;
+    dict->values[dict->count++] = value;
+    return QLORA_OK;
+}
+
+static bool qlora__jin_is(qlora__jin_value value, const char* text, size_t size) {
+    return value.kind == QLORA__JIN_STRING && value.as.string->bytes == size &&
+           memcmp(value.as.string->data, text, size) == 0;
+}
+
+// The place of a key that is a string, or the count.
+static size_t qlora__jin_dict_at(const qlora__jin_dict* dict, const char* key, size_t size) {
+    size_t i = 0;
+    while (i < dict->count && !qlora__jin_is(dict->keys[i], key, size)) {
+        i++;
+    }
+    return i;
+}
+
+static qlora_result qlora__jin_dict_put(qlora__jin_machine* m, qlora__jin_dict* dict,
+                                        const char* key, qlora__jin_value value) {
+    size_t at = qlora__jin_dict_at(dict, key, strlen(key));
+    QLORA__TRY(qlora__jin_work(m, dict->count / 8));
+    if (at < dict->count) {
+        dict->values[at] = value;
+        return QLORA_OK;
+    }
+    qlora__jin_value name;
+    QLORA__TRY(qlora__jin_string_of(m, key, &name));
+    return qlora__jin_dict_add(m, dict, name, value);
+}
+
+static qlora_result qlora__jin_undefined(qlora__jin_machine* m, const char* owner, const char* name,
+                                         size_t size, bool unsafe, qlora__jin_value* out) {
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(m, sizeof(qlora__jin_hint), &memory));
+    qlora__jin_hint* hint = (qlora__jin_hint*)memory;
+    hint->owner = owner;
+    hint->name = name;
+    hint->size = size;
+    hint->unsafe = unsafe;
+    *out = qlora__jin_of(QLORA__JIN_UNDEFINED);
+    out->as.hint = hint;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_undefined_error(qlora__jin_machine* m, qlora__jin_value value) {
+    const qlora__jin_hint* hint = value.as.hint;
+    int size = hint != NULL ? (int)(hint->size < 80 ? hint->size : 80) : 0;
+    if (hint == NULL) {
+        return qlora__jin_fail(m, "an undefined value is used");
+    }
+    if (hint->unsafe) {
+        return qlora__jin_fail(m, "the sandbox does not allow \"%.*s\" of a %s", size, hint->name,
+                               hint->owner);
+    }
+    if (hint->owner != NULL) {
+        return qlora__jin_fail(m, "a %s has no attribute or element \"%.*s\"", hint->owner, size,
+                               hint->name);
+    }
+    return qlora__jin_fail(m, "\"%.*s\" is undefined", size, hint->name);
+}
+
+static const char* qlora__jin_type(qlora__jin_value value) {
+    return qlora__jin_kind_names[value.kind];
+}
+
+//@@ src/text/jinja_lex.h
+
+// From the source of a template to tokens, as jinja2's lexer with trim_blocks and lstrip_blocks.
+
+typedef enum qlora__jin_token_kind {
+    QLORA__JIN_T_END,
+    QLORA__JIN_T_DATA,
+    QLORA__JIN_T_VARIABLE,     // {{
+    QLORA__JIN_T_VARIABLE_END, // }}
+    QLORA__JIN_T_BLOCK,        // {%
+    QLORA__JIN_T_BLOCK_END,    // %}
+    QLORA__JIN_T_NAME,
+    QLORA__JIN_T_STRING,
+    QLORA__JIN_T_INTEGER,
+    QLORA__JIN_T_FLOAT,
+    QLORA__JIN_T_OPERATOR
+} qlora__jin_token_kind;
+
+typedef struct qlora__jin_token {
+    qlora__jin_token_kind kind;
+    uint32_t line;
+    const char* text;
+    size_t size;
+} qlora__jin_token;
+
+typedef struct qlora__jin_lexer {
+    qlora__jin_machine* m;
+    const char* source; // newlines are \n, and one at the end is gone
+    size_t size;
+    size_t at;
+    uint32_t line;
+    bool line_start; // the last thing read ended with a newline
+    qlora__jin_token* tokens;
+    size_t count;
+    size_t capacity;
+    char* open; // closing brackets that are due
+    size_t open_count;
+    size_t open_capacity;
+} qlora__jin_lexer;
+
+// Python's str.isspace of one character.
+static bool qlora__jin_is_space(uint32_t code) {
+    if (code <= 0x20) {
+        return code == 0x20 || (code >= 9 && code <= 13) || code >= 0x1C;
+    }
+    return code == 0x85 || code == 0xA0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200A) ||
+           code == 0x2028 || code == 0x2029 || code == 0x202F || code == 0x205F || code == 0x3000;
+}
+
+// The code point at text[at], which is valid UTF-8, and its size.
+static uint32_t qlora__jin_code_at(const char* text, size_t size, size_t at, size_t* step) {
+    uint32_t code = 0;
+    size_t length = qlora__text_utf8((const unsigned char*)text + at, size - at, &code);
+    *step = length > 0 ? length : 1;
+    return length > 0 ? code : 0xFFFD;
+}
+
+// Where the whitespace that starts at `at` ends.
+static size_t qlora__jin_skip_space(const char* text, size_t size, size_t at) {
+    size_t step = 0;
+    while (at < size && qlora__jin_is_space(qlora__jin_code_at(text, size, at, &step))) {
+        at += step;
+    }
+    return at;
+}
+
+// Where the whitespace that ends at `end` starts, not before `begin`.
+static size_t qlora__jin_back_space(const char* text, size_t begin, size_t end) {
+    while (end > begin) {
+        size_t at = end - 1;
+        size_t step = 0;
+        while (at > begin && ((unsigned char)text[at] & 0xC0) == 0x80) {
+            at--;
+        }
+        if (!qlora__jin_is_space(qlora__jin_code_at(text, end, at, &step))) {
+            break;
+        }
+        end = at;
+    }
+    return end;
+}
+
+static qlora_result qlora__jin_lex_fail(const qlora__jin_lexer* x, const char* why) {
+    x->m->line = x->line;
+    return qlora__jin_fail(x->m, "%s", why);
+}
+
+static qlora_result qlora__jin_lex_add(qlora__jin_lexer* x, qlora__jin_token_kind kind,
+                                       const char* text, size_t size) {
+    if (x->count == x->capacity) {
+        size_t grown = x->capacity < 64 ? 64 : x->capacity * 2;
+        void* moved = NULL;
+        QLORA__TRY(qlora__jin_get(x->m, grown * sizeof(qlora__jin_token), &moved));
+        if (x->count > 0) {
+            memcpy(moved, x->tokens, x->count * sizeof(qlora__jin_token));
+        }
+        x->tokens = (qlora__jin_token*)moved;
+        x->capacity = grown;
+    }
+    qlora__jin_token* token = &x->tokens[x->count++];
+    token->kind = kind;
+    token->line = x->line;
+    token->text = text;
+    token->size = size;
+    return QLORA_OK;
+}
+
+// Moves on to `to` and counts the lines.
+static void qlora__jin_lex_move(qlora__jin_lexer* x, size_t to) {
+    x->line_start = to > x->at ? x->source[to - 1] == '\n' : x->line_start;
+    for (; x->at < to; x->at++) {
+        x->line += x->source[x->at] == '\n' ? 1 : 0;
+    }
+}
+
+static bool qlora__jin_lex_sees(const qlora__jin_lexer* x, size_t at, const char* text) {
+    size_t size = strlen(text);
+    return size <= x->size - at && memcmp(x->source + at, text, size) == 0;
+}
+
+// Whether `word` and the end of a tag follow at `at`, which is behind a block's start and its sign:
+// {% raw %}. *end is behind the tag. Only the end of a raw block knows +%} and the trimmed newline.
+static bool qlora__jin_lex_word(const qlora__jin_lexer* x, size_t at, const char* word, bool trim,
+                                size_t* end) {
+    at = qlora__jin_skip_space(x->source, x->size, at);
+    if (!qlora__jin_lex_sees(x, at, word)) {
+        return false;
+    }
+    at = qlora__jin_skip_space(x->source, x->size, at + strlen(word));
+    if (qlora__jin_lex_sees(x, at, "-%}")) {
+        *end = qlora__jin_skip_space(x->source, x->size, at + 3);
+        return true;
+    }
+    bool plus = trim && qlora__jin_lex_sees(x, at, "+%}");
+    if (plus || qlora__jin_lex_sees(x, at, "%}")) {
+        *end = at + (plus ? 3 : 2);
+        *end += trim && !plus && *end < x->size && x->source[*end] == '\n' ? 1 : 0;
+        return true;
+    }
+    return false;
+}
+
+// Adds the text from x->at to the tag at `tag`, whose sign is '-', '+' or 0.
+static qlora_result qlora__jin_lex_data(qlora__jin_lexer* x, size_t tag, char sign, bool variable) {
+    size_t begin = x->at;
+    size_t end = tag;
+    if (sign == '-') {
+        end = qlora__jin_back_space(x->source, begin, end);
+    } else if (sign != '+' && !variable) {
+        size_t line = end;
+        while (line > begin && x->source[line - 1] != '\n') {
+            line--;
+        }
+        bool blank = qlora__jin_skip_space(x->source, tag, line) == tag;
+        if ((line > begin || x->line_start) && blank) {
+            end = line;
+        }
+    }
+    if (end > begin) {
+        QLORA__TRY(qlora__jin_lex_add(x, QLORA__JIN_T_DATA, x->source + begin, end - begin));
+    }
+    qlora__jin_lex_move(x, tag);
+    return QLORA_OK;
+}
+
+static char qlora__jin_lex_sign(const qlora__jin_lexer* x, size_t at) {
+    return at < x->size && (x->source[at] == '-' || x->source[at] == '+') ? x->source[at] : '\0';
+}
+
+static qlora_result qlora__jin_lex_raw(qlora__jin_lexer* x, size_t body) {
+    qlora__jin_lex_move(x, body);
+    for (size_t at = body; at + 1 < x->size; at++) {
+        size_t end = 0;
+        if (x->source[at] == '{' && x->source[at + 1] == '%') {
+            char sign = qlora__jin_lex_sign(x, at + 2);
+            if (qlora__jin_lex_word(x, at + (sign != '\0' ? 3 : 2), "endraw", true, &end)) {
+                QLORA__TRY(qlora__jin_lex_data(x, at, sign, false));
+                qlora__jin_lex_move(x, end);
+                return QLORA_OK;
+            }
+        }
+    }
+    return qlora__jin_lex_fail(x, "{% raw %} is not closed");
+}
+
+static qlora_result qlora__jin_lex_comment(qlora__jin_lexer* x, size_t body) {
+    for (size_t at = body; at + 1 < x->size; at++) {
+        if (x->source[at] == '#' && x->source[at + 1] == '}') {
+            char before = at > body ? x->source[at - 1] : '\0';
+            size_t end = at + 2;
+            if (before == '-') {
+                end = qlora__jin_skip_space(x->source, x->size, end);
+            } else if (before != '+') {
+                end += end < x->size && x->source[end] == '\n' ? 1 : 0;
+            }
+            qlora__jin_lex_move(x, end);
+            return QLORA_OK;
+        }
+    }
+    return qlora__jin_lex_fail(x, "a comment {# is not closed");
+}
+
+// ---- inside a tag
+
+static size_t qlora__jin_lex_digits(const qlora__jin_lexer* x, size_t at, const char* allowed) {
+    size_t end = at;
+    for (size_t i = at; i < x->size; i++) {
+        bool under = x->source[i] == '_' && i + 1 < x->size && x->source[i + 1] != '_' &&
+                     strchr(allowed, x->source[i + 1]) != NULL && x->source[i + 1] != '\0';
+        if (x->source[i] == '\0' || (strchr(allowed, x->source[i]) == NULL && !under)) {
+            break;
+        }
+        end = i + 1;
+    }
+    return end;
+}
+
+// A number; *kind is left alone when there is none.
+static size_t qlora__jin_lex_number(const qlora__jin_lexer* x, qlora__jin_token_kind* kind) {
+    static const char decimal[] = "0123456789";
+    size_t at = x->at;
+    const char* s = x->source;
+    if (s[at] < '0' || s[at] > '9') {
+        return at;
+    }
+    bool after_dot = at > 0 && s[at - 1] == '.';
+    size_t whole = qlora__jin_lex_digits(x, at, decimal);
+    size_t end = whole;
+    bool fraction = false;
+    if (end + 1 < x->size && s[end] == '.' && s[end + 1] >= '0' && s[end + 1] <= '9') {
+        end = qlora__jin_lex_digits(x, end + 1, decimal);
+        fraction = true;
+    }
+    if (end < x->size && (s[end] == 'e' || s[end] == 'E')) {
+        size_t power = end + 1;
+        power += power < x->size && (s[power] == '+' || s[power] == '-') ? 1 : 0;
+        if (power < x->size && s[power] >= '0' && s[power] <= '9') {
+            end = qlora__jin_lex_digits(x, power, decimal);
+            fraction = true;
+        }
+    }
+    if (fraction && !after_dot) {
+        *kind = QLORA__JIN_T_FLOAT;
+        return end;
+    }
+    *kind = QLORA__JIN_T_INTEGER;
+    if (s[at] == '0') {
+        char base = at + 1 < x->size ? (char)(s[at + 1] | 0x20) : '\0';
+        const char* digits = base == 'x'   ? "0123456789abcdefABCDEF"
+                             : base == 'o' ? "01234567"
+                             : base == 'b' ? "01"
+                                           : NULL;
+        size_t based = digits != NULL ? qlora__jin_lex_digits(x, at + 2, digits) : at;
+        return digits != NULL && based > at + 2 ? based : qlora__jin_lex_digits(x, at, "0");
+    }
+    return whole;
+}
+
+static bool qlora__jin_is_name(uint32_t code) {
+    if (code < 0x80) {
+        return (code >= 'a' && code <= 'z') || (code >= 'A' && code <= 'Z') ||
+               (code >= '0' && code <= '9') || code == '_';
+    }
+    return (1u << qlora__jin_class(code) & QLORA__TEXT_W) != 0;
+}
+
+static size_t qlora__jin_lex_name(const qlora__jin_lexer* x) {
+    size_t at = x->at;
+    size_t step = 0;
+    while (at < x->size && qlora__jin_is_name(qlora__jin_code_at(x->source, x->size, at, &step))) {
+        at += step;
+    }
+    return at;
+}
+
+// A quoted string with its quotes, or x->at when it does not end.
+static size_t qlora__jin_lex_string(const qlora__jin_lexer* x) {
+    char quote = x->source[x->at];
+    for (size_t at = x->at + 1; at < x->size; at++) {
+        if (x->source[at] == quote) {
+            return at + 1;
+        }
+        at += x->source[at] == '\\' ? 1 : 0;
+    }
+    return x->at;
+}
+
+static qlora_result qlora__jin_lex_bracket(qlora__jin_lexer* x, char c) {
+    if (c == '(' || c == '[' || c == '{') {
+        if (x->open_count == x->open_capacity) {
+            size_t grown = x->open_capacity < 64 ? 64 : x->open_capacity * 2;
+            void* moved = NULL;
+            QLORA__TRY(qlora__jin_get(x->m, grown, &moved));
+            if (x->open_count > 0) {
+                memcpy(moved, x->open, x->open_count);
+            }
+            x->open = (char*)moved;
+            x->open_capacity = grown;
+        }
+        x->open[x->open_count++] = c == '(' ? ')' : c == '[' ? ']' : '}';
+    } else if (c == ')' || c == ']' || c == '}') {
+        if (x->open_count == 0 || x->open[x->open_count - 1] != c) {
+            x->m->line = x->line;
+            return qlora__jin_fail(x->m, "unexpected \"%c\"", c);
+        }
+        x->open_count--;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_lex_operator(qlora__jin_lexer* x) {
+    static const char* const doubles[] = {"//", "**", "==", "!=", ">=", "<="};
+    size_t size = 0;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(doubles); i++) {
+        size = qlora__jin_lex_sees(x, x->at, doubles[i]) ? 2 : size;
+    }
+    char c = x->source[x->at];
+    if (size == 0 && c != '\0' && strchr("+-/*%~[](){}><=.:|,;", c) != NULL) {
+        size = 1;
+    }
+    if (size == 0) {
+        x->m->line = x->line;
+        if (c == '\'' || c == '"') {
+            return qlora__jin_fail(x->m, "a string that starts with %c is not closed", c);
+        }
+        return qlora__jin_fail(x->m, "unexpected character \"%c\"",
+                               (unsigned char)c < 0x80 ? c : '?');
+    }
+    QLORA__TRY(qlora__jin_lex_bracket(x, c));
+    QLORA__TRY(qlora__jin_lex_add(x, QLORA__JIN_T_OPERATOR, x->source + x->at, size));
+    qlora__jin_lex_move(x, x->at + size);
+    return QLORA_OK;
+}
+
+// Whether the tag ends at x->at, and where the text after it starts.
+static bool qlora__jin_lex_tag_end(const qlora__jin_lexer* x, bool variable, size_t* end) {
+    if (x->open_count > 0) {
+        return false;
+    }
+    const char* mark = variable ? "}}" : "%}";
+    char sign = qlora__jin_lex_sign(x, x->at);
+    if (sign == '-' && qlora__jin_lex_sees(x, x->at + 1, mark)) {
+        *end = qlora__jin_skip_space(x->source, x->size, x->at + 3);
+        return true;
+    }
+    if (sign == '+' && !variable && qlora__jin_lex_sees(x, x->at + 1, mark)) {
+        *end = x->at + 3;
+        return true;
+    }
+    if (qlora__jin_lex_sees(x, x->at, mark)) {
+        *end = x->at + 2;
+        *end += !variable && *end < x->size && x->source[*end] == '\n' ? 1 : 0;
+        return true;
+    }
+    return false;
+}
+
+static qlora_result qlora__jin_lex_tag(qlora__jin_lexer* x, bool variable) {
+    while (x->at < x->size) {
+        size_t end = 0;
+        if (qlora__jin_lex_tag_end(x, variable, &end)) {
+            QLORA__TRY(qlora__jin_lex_add(
+                x, variable ? QLORA__JIN_T_VARIABLE_END : QLORA__JIN_T_BLOCK_END, NULL, 0));
+            qlora__jin_lex_move(x, end);
+            return QLORA_OK;
+        }
+        end = qlora__jin_skip_space(x->source, x->size, x->at);
+        if (end > x->at) {
+            qlora__jin_lex_move(x, end);
+            continue;
+        }
+        qlora__jin_token_kind kind = QLORA__JIN_T_END;
+        end = qlora__jin_lex_number(x, &kind);
+        if (end == x->at) {
+            kind = QLORA__JIN_T_NAME;
+            end = qlora__jin_lex_name(x);
+        }
+        if (end == x->at && (x->source[x->at] == '\'' || x->source[x->at] == '"')) {
+            kind = QLORA__JIN_T_STRING;
+            end = qlora__jin_lex_string(x);
+        }
+        if (end == x->at) {
+            QLORA__TRY(qlora__jin_lex_operator(x));
+            continue;
+        }
+        QLORA__TRY(qlora__jin_lex_add(x, kind, x->source + x->at, end - x->at));
+        qlora__jin_lex_move(x, end);
+    }
+    return QLORA_OK; // the parser reports what is missing
+}
+
+// ---- the whole template
+
+static qlora_result qlora__jin_lex_next(qlora__jin_lexer* x) {
+    size_t tag = x->at;
+    while (tag + 1 < x->size &&
+           (x->source[tag] != '{' || strchr("%{#", x->source[tag + 1]) == NULL ||
+            x->source[tag + 1] == '\0')) {
+        tag++;
+    }
+    if (tag + 1 >= x->size) {
+        size_t begin = x->at;
+        QLORA__TRY(qlora__jin_lex_add(x, QLORA__JIN_T_DATA, x->source + begin, x->size - begin));
+        qlora__jin_lex_move(x, x->size);
+        return QLORA_OK;
+    }
+    char which = x->source[tag + 1];
+    char sign = qlora__jin_lex_sign(x, tag + 2);
+    size_t body = tag + (sign != '\0' ? 3 : 2);
+    size_t raw = 0;
+    QLORA__TRY(qlora__jin_lex_data(x, tag, sign, which == '{'));
+    if (which == '#') {
+        return qlora__jin_lex_comment(x, body);
+    }
+    if (which == '%' && qlora__jin_lex_word(x, body, "raw", false, &raw)) {
+        return qlora__jin_lex_raw(x, raw);
+    }
+    QLORA__TRY(
+        qlora__jin_lex_add(x, which == '{' ? QLORA__JIN_T_VARIABLE : QLORA__JIN_T_BLOCK, NULL, 0));
+    qlora__jin_lex_move(x, body);
+    return qlora__jin_lex_tag(x, which == '{');
+}
+
+// A copy with \n for every line end and without one at the very end.
+static qlora_result qlora__jin_lex_lines(qlora__jin_lexer* x, const char* source, size_t size) {
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(x->m, size + 1, &memory));
+    char* copy = (char*)memory;
+    size_t count = 0;
+    for (size_t i = 0; i < size; i++) {
+        char c = source[i];
+        if (c == '\r') {
+            i += i + 1 < size && source[i + 1] == '\n' ? 1 : 0;
+            c = '\n';
+        }
+        copy[count++] = c;
+    }
+    count -= count > 0 && copy[count - 1] == '\n' ? 1 : 0;
+    copy[count] = '\0';
+    x->source = copy;
+    x->size = count;
+    for (size_t at = 0; at < count;) {
+        uint32_t code = 0;
+        size_t step = qlora__text_utf8((const unsigned char*)copy + at, count - at, &code);
+        if (step == 0) {
+            return qlora__jin_lex_fail(x, "the template is not UTF-8");
+        }
+        x->line += copy[at] == '\n' ? 1 : 0;
+        at += step;
+    }
+    x->line = 1;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_lex(qlora__jin_lexer* x, qlora__jin_machine* m, const char* source,
+                                   size_t size) {
+    memset(x, 0, sizeof *x);
+    x->m = m;
+    x->line = 1;
+    x->line_start = true;
+    QLORA__TRY(qlora__jin_lex_lines(x, source, size));
+    while (x->at < x->size) {
+        QLORA__TRY(qlora__jin_lex_next(x));
+    }
+    return qlora__jin_lex_add(x, QLORA__JIN_T_END, NULL, 0);
+}
+
+//@@ src/text/jinja_parse.h
+
+// From tokens to a tree: expressions. The grammar and its precedence are jinja2's.
+
+typedef enum qlora__jin_node_kind {
+    QLORA__JIN_N_CONST, // value
+    QLORA__JIN_N_NAME,  // name, slot
+    QLORA__JIN_N_NSREF, // name.attribute as a target: name, value
+    QLORA__JIN_N_LIST,  // a: items
+    QLORA__JIN_N_TUPLE,
+    QLORA__JIN_N_DICT,    // a: key, value, key, value, ...
+    QLORA__JIN_N_GETATTR, // a.name
+    QLORA__JIN_N_GETITEM, // a[b]
+    QLORA__JIN_N_SLICE,   // a:b:c
+    QLORA__JIN_N_CALL,    // a(b, ..., **e); b: positional, c: keywords, d: *d, e: **e
+    QLORA__JIN_N_FILTER,  // a | name(b, c, d, e)
+    QLORA__JIN_N_TEST,
+    QLORA__JIN_N_KEYWORD, // name=a
+    QLORA__JIN_N_NOT,     // a
+    QLORA__JIN_N_NEG,
+    QLORA__JIN_N_POS,
+    QLORA__JIN_N_AND, // a, b
+    QLORA__JIN_N_OR,
+    QLORA__JIN_N_BINARY,       // a op b
+    QLORA__JIN_N_COMPARE,      // a, then b: operands
+    QLORA__JIN_N_OPERAND,      // op a
+    QLORA__JIN_N_CONCAT,       // a: parts
+    QLORA__JIN_N_COND,         // b if a else c
+    QLORA__JIN_N_OUTPUT,       // a: expressions
+    QLORA__JIN_N_IF,           // a: test, b: body, c: else or elif
+    QLORA__JIN_N_FOR,          // a: target, b: iterable, c: body, d: else, e: test
+    QLORA__JIN_N_ASSIGN,       // a = b
+    QLORA__JIN_N_ASSIGN_BLOCK, // a: target, b: filter, c: body
+    QLORA__JIN_N_MACRO,        // name, b: arguments (names with a default in a), c: body
+    QLORA__JIN_N_CALL_BLOCK,   // a: call, b: arguments, c: body
+    QLORA__JIN_N_FILTER_BLOCK, // b: filter, c: body
+    QLORA__JIN_N_WITH,         // a: targets, b: values, c: body
+    QLORA__JIN_N_GENERATION,   // c: body
+    QLORA__JIN_N_BLOCK,        // name, c: body
+    QLORA__JIN_N_LOADER,       // include, import, extends: an error when reached
+    QLORA__JIN_N_BREAK,
+    QLORA__JIN_N_CONTINUE,
+    QLORA__JIN_N_KINDS
+} qlora__jin_node_kind;
+
+struct qlora__jin_scope;
+
+typedef struct qlora__jin_node {
+    qlora__jin_node_kind kind;
+    uint32_t line;
+    uint32_t nesting; // of the tree below
+    char op[2];       // '*' '*' for **; 'i' in, 'n' not in; "==", "<" and so on
+    bool flag;        // const: of a name, may be undefined; macro: uses caller
+    bool uses_kwargs;
+    bool uses_varargs;
+    const char* name;
+    size_t size;
+    struct qlora__jin_node* a;
+    struct qlora__jin_node* b;
+    struct qlora__jin_node* c;
+    struct qlora__jin_node* d;
+    struct qlora__jin_node* e;
+    struct qlora__jin_node* next; // in a list
+    qlora__jin_value value;
+    uint32_t hops; // functions outwards to the one that has the variable
+    uint32_t slot;
+    uint32_t slots; // of a function: how many variables
+    struct qlora__jin_scope* scope;
+    struct qlora__jin_scope* scope_else;
+    struct qlora__jin_scope* scope_test;
+    const void* found; // of a filter or a test
+} qlora__jin_node;
+
+typedef struct qlora__jin_parser {
+    qlora__jin_machine* m;
+    const qlora__jin_token* token; // the current one
+    uint32_t depth;
+    uint32_t loops; // around the current place, in the same function
+    qlora_result (*expression)(struct qlora__jin_parser* p, bool conditional,
+                               qlora__jin_node** out);
+    qlora_result (*unary)(struct qlora__jin_parser* p, bool filters, qlora__jin_node** out);
+    qlora_result (*negation)(struct qlora__jin_parser* p, qlora__jin_node** out);
+    qlora_result (*statements)(struct qlora__jin_parser* p, const char* ends,
+                               qlora__jin_node** out);
+} qlora__jin_parser;
+
+// Things in the order they are added.
+typedef struct qlora__jin_chain {
+    qlora__jin_node* first;
+    qlora__jin_node* last;
+} qlora__jin_chain;
+
+static void qlora__jin_chain_add(qlora__jin_chain* chain, qlora__jin_node* node) {
+    if (chain->last != NULL) {
+        chain->last->next = node;
+    } else {
+        chain->first = node;
+    }
+    chain->last = node;
+}
+
+static qlora_result qlora__jin_node_make(qlora__jin_parser* p, qlora__jin_node_kind kind,
+                                         qlora__jin_node** out) {
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(p->m, sizeof(qlora__jin_node), &memory));
+    memset(memory, 0, sizeof(qlora__jin_node));
+    *out = (qlora__jin_node*)memory;
+    (*out)->kind = kind;
+    (*out)->line = p->token->line;
+    return QLORA_OK;
+}
+
+// A node with one or two operands.
+static qlora_result qlora__jin_node_of(qlora__jin_parser* p, qlora__jin_node_kind kind,
+                                       uint32_t line, qlora__jin_node* a, qlora__jin_node* b,
+                                       qlora__jin_node** out) {
+    QLORA__TRY(qlora__jin_node_make(p, kind, out));
+    (*out)->line = line;
+    (*out)->a = a;
+    (*out)->b = b;
+    return QLORA_OK;
+}
+
+// Measures a finished node, so that whatever walks the tree later is bounded.
+static qlora_result qlora__jin_node_done(qlora__jin_parser* p, qlora__jin_node* node) {
+    const qlora__jin_node* lists[5] = {node->a, node->b, node->c, node->d, node->e};
+    for (size_t i = 0; i < 5; i++) {
+        for (const qlora__jin_node* n = lists[i]; n != NULL; n = n->next) {
+            node->nesting = n->nesting + 1 > node->nesting ? n->nesting + 1 : node->nesting;
+        }
+    }
+    if (node->nesting > QLORA__JIN_MAX_NESTING) {
+        p->m->line = node->line;
+        return qlora__jin_fail(p->m, "the template is nested deeper than %d levels",
+                               (int)QLORA__JIN_MAX_NESTING);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_descend(qlora__jin_parser* p) {
+    p->depth++;
+    if (p->depth > QLORA__JIN_MAX_NESTING) {
+        p->m->line = p->token->line;
+        return qlora__jin_fail(p->m, "the template is nested deeper than %d levels",
+                               (int)QLORA__JIN_MAX_NESTING);
+    }
+    return QLORA_OK;
+}
+
+// ---- tokens
+
+static bool qlora__jin_at_operator(const qlora__jin_parser* p, const char* text) {
+    return p->token->kind == QLORA__JIN_T_OPERATOR && p->token->size == strlen(text) &&
+           memcmp(p->token->text, text, p->token->size) == 0;
+}
+
+static bool qlora__jin_token_is_name(const qlora__jin_token* token, const char* name) {
+    return token->kind == QLORA__JIN_T_NAME && token->size == strlen(name) &&
+           memcmp(token->text, name, token->size) == 0;
+}
+
+static bool qlora__jin_at_name(const qlora__jin_parser* p, const char* name) {
+    return qlora__jin_token_is_name(p->token, name);
+}
+
+static void qlora__jin_step(qlora__jin_parser* p) {
+    p->token += p->token->kind != QLORA__JIN_T_END ? 1 : 0;
+}
+
+static bool qlora__jin_skip_operator(qlora__jin_parser* p, const char* text) {
+    bool there = qlora__jin_at_operator(p, text);
+    if (there) {
+        qlora__jin_step(p);
+    }
+    return there;
+}
+
+static bool qlora__jin_skip_name(qlora__jin_parser* p, const char* name) {
+    bool there = qlora__jin_at_name(p, name);
+    if (there) {
+        qlora__jin_step(p);
+    }
+    return there;
+}
+
+static qlora_result qlora__jin_unexpected(qlora__jin_parser* p, const char* wanted) {
+    const qlora__jin_token* t = p->token;
+    int size = (int)(t->size < 60 ? t->size : 60);
+    p->m->line = t->line;
+    switch (t->kind) {
+    case QLORA__JIN_T_END:
+        return qlora__jin_fail(p->m, "expected %s, found the end of the template", wanted);
+    case QLORA__JIN_T_VARIABLE_END:
+    case QLORA__JIN_T_BLOCK_END:
+        return qlora__jin_fail(p->m, "expected %s, found the end of the tag", wanted);
+    case QLORA__JIN_T_DATA:
+    case QLORA__JIN_T_VARIABLE:
+    case QLORA__JIN_T_BLOCK:
+        return qlora__jin_fail(p->m, "expected %s, found text", wanted);
+    default:
+        return qlora__jin_fail(p->m, "expected %s, found %.*s", wanted, size, t->text);
+    }
+}
+
+static qlora_result qlora__jin_need_operator(qlora__jin_parser* p, const char* text) {
+    return qlora__jin_skip_operator(p, text) ? QLORA_OK : qlora__jin_unexpected(p, text);
+}
+
+static qlora_result qlora__jin_need_kind(qlora__jin_parser* p, qlora__jin_token_kind kind,
+                                         const char* wanted) {
+    if (p->token->kind != kind) {
+        return qlora__jin_unexpected(p, wanted);
+    }
+    qlora__jin_step(p);
+    return QLORA_OK;
+}
+
+// ---- literals
+
+static uint32_t qlora__jin_hex(const char* text, size_t size, bool* good) {
+    uint32_t value = 0;
+    for (size_t i = 0; i < size; i++) {
+        char c = text[i];
+        uint32_t digit = c >= '0' && c <= '9'   ? (uint32_t)(c - '0')
+                         : c >= 'a' && c <= 'f' ? (uint32_t)(c - 'a' + 10)
+                         : c >= 'A' && c <= 'F' ? (uint32_t)(c - 'A' + 10)
+                                                : 16;
+        *good = *good && digit < 16;
+        value = value << 4 | (digit & 15);
+    }
+    return value;
+}
+
+// One escape at text[at], behind the backslash. Python leaves unknown ones as they are.
+static qlora_result qlora__jin_escape(qlora__jin_parser* p, const char* text, size_t size,
+                                      size_t* at, qlora__jin_buffer* out) {
+    static const char plain[] = "\\'\"abfnrtv";
+    static const char meant[] = "\\'\"\a\b\f\n\r\t\v";
+    char c = text[*at];
+    const char* hit = c != '\0' ? strchr(plain, c) : NULL;
+    p->m->line = p->token->line;
+    if (hit != NULL) {
+        *at += 1;
+        return qlora__jin_put(p->m, out, meant + (hit - plain), 1);
+    }
+    if (c == '\n') { // a line that goes on
+        *at += 1;
+        return QLORA_OK;
+    }
+    if (c >= '0' && c <= '7') {
+        uint32_t code = 0;
+        for (int i = 0; i < 3 && *at < size && text[*at] >= '0' && text[*at] <= '7'; i++) {
+            code = code * 8 + (uint32_t)(text[*at] - '0');
+            *at += 1;
+        }
+        return qlora__jin_put_code(p->m, out, code);
+    }
+    size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
+    if (digits > 0) {
+        bool good = size - *at > digits;
+        uint32_t code = good ? qlora__jin_hex(text + *at + 1, digits, &good) : 0;
+        if (!good || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) {
+            return qlora__jin_fail(p->m, "a string has an escape \\%c that is not a character", c);
+        }
+        *at += digits + 1;
+        return qlora__jin_put_code(p->m, out, code);
+    }
+    if (c == 'N') {
+        return qlora__jin_fail(p->m, "the escape \\N{...} is not supported");
+    }
+    if ((unsigned char)c >= 0x80) { // jinja2 decodes the string through ASCII
+        char spelt[16];
+        size_t step = 0;
+        uint32_t code = qlora__jin_code_at(text, size, *at, &step);
+        snprintf(spelt, sizeof spelt,
+                 code < 0x100     ? "\\x%02x"
+                 : code < 0x10000 ? "\\u%04x"
+                                  : "\\U%08x",
+                 (unsigned)code);
+        *at += step;
+        return qlora__jin_puts(p->m, out, spelt);
+    }
+    return qlora__jin_put(p->m, out, "\\", 1);
+}
+
+static qlora_result qlora__jin_unquote(qlora__jin_parser* p, qlora__jin_buffer* out) {
+    const char* text = p->token->text + 1;
+    size_t size = p->token->size - 2;
+    size_t at = 0;
+    while (at < size) {
+        const char* slash = (const char*)memchr(text + at, '\\', size - at);
+        size_t plain = slash != NULL ? (size_t)(slash - text) : size;
+        QLORA__TRY(qlora__jin_put(p->m, out, text + at, plain - at));
+        at = plain;
+        if (slash != NULL) {
+            at++;
+            QLORA__TRY(qlora__jin_escape(p, text, size, &at, out));
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_integer(qlora__jin_parser* p, qlora__jin_value* out) {
+    const char* text = p->token->text;
+    size_t size = p->token->size;
+    char kind = size > 2 && text[0] == '0' ? (char)(text[1] | 0x20) : '\0';
+    uint64_t base = kind == 'x' ? 16 : kind == 'o' ? 8 : kind == 'b' ? 2 : 10;
+    uint64_t value = 0;
+    for (size_t i = base == 10 ? 0 : 2; i < size; i++) {
+        bool good = true;
+        if (text[i] == '_') {
+            continue;
+        }
+        uint64_t digit = qlora__jin_hex(text + i, 1, &good);
+        if (value > (INT64_MAX - digit) / base) {
+            p->m->line = p->token->line;
+            return qlora__jin_fail(p->m, "the integer %.*s does not fit 64 bits", (int)size, text);
+        }
+        value = value * base + digit;
+    }
+    *out = qlora__jin_int((int64_t)value);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_real(qlora__jin_parser* p, qlora__jin_value* out) {
+    char digits[400];
+    size_t count = 0;
+    for (size_t i = 0; i < p->token->size; i++) {
+        if (p->token->text[i] != '_' && count < sizeof digits) {
+            digits[count++] = p->token->text[i];
+        }
+    }
+    *out = qlora__jin_float(qlora__number_parse(digits, count));
+    return QLORA_OK;
+}
+
+// ---- primary expressions
+
+static qlora_result qlora__jin_parse_tuple(qlora__jin_parser* p, bool conditional, bool parens,
+                                           const char* end_name, qlora__jin_node** out) {
+    qlora__jin_chain items;
+    bool tuple = false;
+    uint32_t line = p->token->line;
+    memset(&items, 0, sizeof items);
+    for (;;) {
+        if (items.first != NULL) {
+            QLORA__TRY(qlora__jin_need_operator(p, ","));
+        }
+        if (p->token->kind == QLORA__JIN_T_VARIABLE_END ||
+            p->token->kind == QLORA__JIN_T_BLOCK_END || qlora__jin_at_operator(p, ")") ||
+            (end_name != NULL && qlora__jin_at_name(p, end_name))) {
+            break;
+        }
+        qlora__jin_node* item = NULL;
+        QLORA__TRY(p->expression(p, conditional, &item));
+        qlora__jin_chain_add(&items, item);
+        if (!qlora__jin_at_operator(p, ",")) {
+            break;
+        }
+        tuple = true;
+    }
+    if (!tuple && items.first != NULL) {
+        *out = items.first;
+        return QLORA_OK;
+    }
+    if (!tuple && !parens) {
+        return qlora__jin_unexpected(p, "an expression");
+    }
+    QLORA__TRY(qlora__jin_node_of(p, QLORA__JIN_N_TUPLE, line, items.first, NULL, out));
+    return qlora__jin_node_done(p, *out);
+}
+
+// [a, b] or {a: b, c: d}
+static qlora_result qlora__jin_parse_items(qlora__jin_parser* p, bool dict, qlora__jin_node** out) {
+    const char* close = dict ? "}" : "]";
+    qlora__jin_chain items;
+    uint32_t line = p->token->line;
+    memset(&items, 0, sizeof items);
+    qlora__jin_step(p);
+    while (!qlora__jin_at_operator(p, close)) {
+        if (items.first != NULL) {
+            QLORA__TRY(qlora__jin_need_operator(p, ","));
+            if (qlora__jin_at_operator(p, close)) {
+                break;
+            }
+        }
+        qlora__jin_node* item = NULL;
+        QLORA__TRY(p->expression(p, true, &item));
+        qlora__jin_chain_add(&items, item);
+        if (dict) {
+            QLORA__TRY(qlora__jin_need_operator(p, ":"));
+            QLORA__TRY(p->expression(p, true, &item));
+            qlora__jin_chain_add(&items, item);
+        }
+    }
+    qlora__jin_step(p);
+    QLORA__TRY(qlora__jin_node_of(p, dict ? QLORA__JIN_N_DICT : QLORA__JIN_N_LIST, line,
+                                  items.first, NULL, out));
+    return qlora__jin_node_done(p, *out);
+}
+
+static qlora_result qlora__jin_parse_name(qlora__jin_parser* p, qlora__jin_node** out) {
+    static const char* const words[] = {"true", "True", "false", "False", "none", "None"};
+    QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_NAME, out));
+    (*out)->name = p->token->text;
+    (*out)->size = p->token->size;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(words); i++) {
+        if (qlora__jin_at_name(p, words[i])) {
+            (*out)->kind = QLORA__JIN_N_CONST;
+            (*out)->value = i < 4 ? qlora__jin_bool(i < 2) : qlora__jin_none();
+        }
+    }
+    qlora__jin_step(p);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_parse_string(qlora__jin_parser* p, qlora__jin_node** out) {
+    qlora__jin_buffer text;
+    memset(&text, 0, sizeof text);
+    QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_CONST, out));
+    while (p->token->kind == QLORA__JIN_T_STRING) {
+        QLORA__TRY(qlora__jin_unquote(p, &text));
+        qlora__jin_step(p);
+    }
+    return qlora__jin_buffer_string(p->m, &text, &(*out)->value);
+}
+
+static qlora_result qlora__jin_parse_primary(qlora__jin_parser* p, qlora__jin_node** out) {
+    switch (p->token->kind) {
+    case QLORA__JIN_T_NAME:
+        return qlora__jin_parse_name(p, out);
+    case QLORA__JIN_T_STRING:
+        return qlora__jin_parse_string(p, out);
+    case QLORA__JIN_T_INTEGER:
+    case QLORA__JIN_T_FLOAT:
+        QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_CONST, out));
+        QLORA__TRY(p->token->kind == QLORA__JIN_T_INTEGER ? qlora__jin_integer(p, &(*out)->value)
+                                                          : qlora__jin_real(p, &(*out)->value));
+        qlora__jin_step(p);
+        return QLORA_OK;
+    default:
+        break;
+    }
+    if (qlora__jin_skip_operator(p, "(")) {
+        QLORA__TRY(qlora__jin_parse_tuple(p, true, true, NULL, out));
+        return qlora__jin_need_operator(p, ")");
+    }
+    if (qlora__jin_at_operator(p, "[") || qlora__jin_at_operator(p, "{")) {
+        return qlora__jin_parse_items(p, qlora__jin_at_operator(p, "{"), out);
+    }
+    return qlora__jin_unexpected(p, "an expression");
+}
+
+// ---- calls, attributes, items, filters, tests
+
+static qlora_result qlora__jin_parse_argument(qlora__jin_parser* p, qlora__jin_node* node,
+                                              qlora__jin_chain* plain, qlora__jin_chain* named) {
+    qlora__jin_node* value = NULL;
+    bool star = qlora__jin_at_operator(p, "*");
+    bool stars = qlora__jin_at_operator(p, "**");
+    const qlora__jin_token* ahead = p->token + 1;
+    bool keyword = p->token->kind == QLORA__JIN_T_NAME && ahead->kind == QLORA__JIN_T_OPERATOR &&
+                   ahead->size == 1 && ahead->text[0] == '=';
+    bool late = node->e != NULL || (star && node->d != NULL) ||
+                (!keyword && !star && !stars && (node->d != NULL || named->first != NULL));
+    if (late) {
+        return qlora__jin_unexpected(p, "arguments in order");
+    }
+    if (star || stars) {
+        qlora__jin_step(p);
+        return p->expression(p, true, star ? &node->d : &node->e);
+    }
+    if (keyword) {
+        qlora__jin_node* word = NULL;
+        QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_KEYWORD, &word));
+        word->name = p->token->text;
+        word->size = p->token->size;
+        p->token += 2;
+        QLORA__TRY(p->expression(p, true, &word->a));
+        QLORA__TRY(qlora__jin_node_done(p, word));
+        // the value as a string is what a call passes on
+        QLORA__TRY(qlora__jin_string_share(p->m, word->name, word->size, &word->value));
+        for (const qlora__jin_node* n = named->first; n != NULL; n = n->next) {
+            if (n->size == word->size && memcmp(n->name, word->name, n->size) == 0) {
+                p->m->line = word->line;
+                return qlora__jin_fail(p->m, "the argument \"%.*s\" is given twice",
+                                       (int)(n->size < 60 ? n->size : 60), n->name);
+            }
+        }
+        qlora__jin_chain_add(named, word);
+        return QLORA_OK;
+    }
+    QLORA__TRY(p->expression(p, true, &value));
+    qlora__jin_chain_add(plain, value);
+    return QLORA_OK;
+}
+
+// (a, b=c, *d, **e) into b, c, d and e of the node.
+static qlora_result qlora__jin_parse_arguments(qlora__jin_parser* p, qlora__jin_node* node) {
+    qlora__jin_chain plain;
+    qlora__jin_chain named;
+    bool first = true;
+    memset(&plain, 0, sizeof plain);
+    memset(&named, 0, sizeof named);
+    QLORA__TRY(qlora__jin_need_operator(p, "("));
+    while (!qlora__jin_at_operator(p, ")")) {
+        if (!first) {
+            QLORA__TRY(qlora__jin_need_operator(p, ","));
+            if (qlora__jin_at_operator(p, ")")) {
+                break;
+            }
+        }
+        QLORA__TRY(qlora__jin_parse_argument(p, node, &plain, &named));
+        first = false;
+    }
+    qlora__jin_step(p);
+    node->b = plain.first;
+    node->c = named.first;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_parse_call(qlora__jin_parser* p, qlora__jin_node** node) {
+    qlora__jin_node* call = NULL;
+    QLORA__TRY(qlora__jin_node_of(p, QLORA__JIN_N_CALL, p->token->line, *node, NULL, &call));
+    QLORA__TRY(qlora__jin_parse_arguments(p, call));
+    *node = call;
+    return qlora__jin_node_done(p, call);
+}
+
+// What is between the brackets: an expression or a slice.
+static qlora_result qlora__jin_parse_index(qlora__jin_parser* p, qlora__jin_node** out) {
+    qlora__jin_node* parts[3] = {NULL, NULL, NULL};
+    uint32_t line = p->token->line;
+    if (!qlora__jin_at_operator(p, ":")) {
+        QLORA__TRY(p->expression(p, true, &parts[0]));
+        if (!qlora__jin_at_operator(p, ":")) {
+            *out = parts[0];
+            return QLORA_OK;
+        }
+    }
+    for (int i = 1; i < 3 && qlora__jin_skip_operator(p, ":"); i++) {
+        if (!qlora__jin_at_operator(p, ":") && !qlora__jin_at_operator(p, "]") &&
+            !qlora__jin_at_operator(p, ",")) {
+            QLORA__TRY(p->expression(p, true, &parts[i]));
+        }
+    }
+    QLORA__TRY(qlora__jin_node_of(p, QLORA__JIN_N_SLICE, line, parts[0], parts[1], out));
+    (*out)->c = parts[2];
+    return qlora__jin_node_done(p, *out);
+}
+
+static qlora_result qlora__jin_parse_brackets(qlora__jin_parser* p, qlora__jin_node** out) {
+    qlora__jin_chain items;
+    uint32_t line = p->token->line;
+    memset(&items, 0, sizeof items);
+    while (!qlora__jin_at_operator(p, "]")) {
+        qlora__jin_node* item = NULL;
+        if (items.first != NULL) {
+            QLORA__TRY(qlora__jin_need_operator(p, ","));
+        }
+        QLORA__TRY(qlora__jin_parse_index(p, &item));
+        qlora__jin_chain_add(&items, item);
+    }
+    qlora__jin_step(p);
+    *out = items.first;
+    if (items.first == NULL || items.first->next != NULL) {
+        QLORA__TRY(qlora__jin_node_of(p, QLORA__JIN_N_TUPLE, line, items.first, NULL, out));
+        return qlora__jin_node_done(p, *out);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_parse_subscript(qlora__jin_parser* p, qlora__jin_node** node) {
+    qlora__jin_node* got = NULL;
+    uint32_t line = p->token->line;
+    if (qlora__jin_skip_operator(p, "[")) {
+        QLORA__TRY(qlora__jin_node_of(p, QLORA__JIN_N_GETITEM, line, *node, NULL, &got));
+        QLORA__TRY(qlora__jin_parse_brackets(p, &got->b));
+        *node = got;
+        return qlora__jin_node_done(p, got);
+    }
+    qlora__jin_step(p);
+    if (p->token->kind == QLORA__JIN_T_NAME) {
+        QLORA__TRY(qlora__jin_node_of(p, QLORA__JIN_N_GETATTR, line, *node, NULL, &got));
+        got->name = p->token->text;
+        got->size = p->token->size;
+    } else if (p->token->kind == QLORA__JIN_T_INTEGER) {
+        QLORA__TRY(qlora__jin_node_of(p, QLORA__JIN_N_GETITEM, line, *node, NULL, &got));
+        QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_CONST, &got->b));
+        QLORA__TRY(qlora__jin_integer(p, &got->b->value));
+    } else {
+        return qlora__jin_unexpected(p, "a name or a number");
+    }
+    qlora__jin_step(p);
+    *node = got;
+    return qlora__jin_node_done(p, got);
+}
+
+static qlora_result qlora__jin_parse_postfix(qlora__jin_parser* p, qlora__jin_node** node) {
+    for (;;) {
+        if (qlora__jin_at_operator(p, ".") || qlora__jin_at_operator(p, "[")) {
+            QLORA__TRY(qlora__jin_parse_subscript(p, node));
+        } else if (qlora__jin_at_operator(p, "(")) {
+            QLORA__TRY(qlora__jin_parse_call(p, node));
+        } else {
+            return QLORA_OK;
+        }
+    }
+}
+
+// The name of a filter or a test, with dots.
+static qlora_result qlora__jin_parse_dotted(qlora__jin_parser* p, qlora__jin_node* node) {
+    qlora__jin_buffer name;
+    memset(&name, 0, sizeof name);
+    const qlora__jin_token* first = p->token;
+    QLORA__TRY(qlora__jin_need_kind(p, QLORA__JIN_T_NAME, "a name"));
+    QLORA__TRY(qlora__jin_put(p->m, &name, first->text, first->size));
+    while (qlora__jin_skip_operator(p, ".")) {
+        const qlora__jin_token* more = p->token;
+        QLORA__TRY(qlora__jin_need_kind(p, QLORA__JIN_T_NAME, "a name"));
+        QLORA__TRY(qlora__jin_put(p->m, &name, ".", 1));
+        QLORA__TRY(qlora__jin_put(p->m, &name, more->text, more->size));
+    }
+    node->name = name.data;
+    node->size = name.count;
+    return QLORA_OK;
+}
+
+// The filters from here on; with `inlined`, the first one has no bar before it.
+static qlora_result qlora__jin_parse_filter(qlora__jin_parser* p, bool inlined,
+                                            qlora__jin_node** node) {
+    while (inlined || qlora__jin_skip_operator(p, "|")) {
+        qlora__jin_node* filter = NULL;
+        inlined = false;
+        QLORA__TRY(
+            qlora__jin_node_of(p, QLORA__JIN_N_FILTER, p->token->line, *node, NULL, &filter));
+        QLORA__TRY(qlora__jin_parse_dotted(p, filter));
+        if (qlora__jin_at_operator(p, "(")) {
+            QLORA__TRY(qlora__jin_parse_arguments(p, filter));
+        }
+        QLORA__TRY(qlora__jin_node_done(p, filter));
+        *node = filter;
+    }
+    return QLORA_OK;
+}
+
+// Whether the argument of a test may start here without parentheses.
+static bool qlora__jin_at_test_argument(const qlora__jin_parser* p) {
+    switch (p->token->kind) {
+    case QLORA__JIN_T_NAME:
+        return !qlora__jin_at_name(p, "else") && !qlora__jin_at_name(p, "or") &&
+               !qlora__jin_at_name(p, "and");
+    case QLORA__JIN_T_STRING:
+    case QLORA__JIN_T_INTEGER:
+    case QLORA__JIN_T_FLOAT:
+        return true;
+    default:
+        return qlora__jin_at_operator(p, "[") || qlora__jin_at_operator(p, "{");
+    }
+}
+
+static qlora_result qlora__jin_parse_test(qlora__jin_parser* p, qlora__jin_node** node) {
+    qlora__jin_node* test = NULL;
+    uint32_t line = p->token->line;
+    qlora__jin_step(p);
+    bool negated = qlora__jin_skip_name(p, "not");
+    QLORA__TRY(qlora__jin_node_of(p, QLORA__JIN_N_TEST, line, *node, NULL, &test));
+    QLORA__TRY(qlora__jin_parse_dotted(p, test));
+    if (qlora__jin_at_operator(p, "(")) {
+        QLORA__TRY(qlora__jin_parse_arguments(p, test));
+    } else if (qlora__jin_at_test_argument(p)) {
+        if (qlora__jin_at_name(p, "is")) {
+            return qlora__jin_unexpected(p, "only one test with is");
+        }
+        QLORA__TRY(qlora__jin_parse_primary(p, &test->b));
+        QLORA__TRY(qlora__jin_parse_postfix(p, &test->b));
+    }
+    QLORA__TRY(qlora__jin_node_done(p, test));
+    *node = test;
+    if (negated) {
+        QLORA__TRY(qlora__jin_node_of(p, QLORA__JIN_N_NOT, line, test, NULL, node));
+        QLORA__TRY(qlora__jin_node_done(p, *node));
+    }
+    return QLORA_OK;
+}
+
+// ---- operators, from the tightest to the loosest
+
+static qlora_result qlora__jin_parse_unary(qlora__jin_parser* p, bool filters,
+                                           qlora__jin_node** out) {
+    QLORA__TRY(qlora__jin_descend(p));
+    uint32_t line = p->token->line;
+    bool minus = qlora__jin_skip_operator(p, "-");
+    if (minus || qlora__jin_skip_operator(p, "+")) {
+        qlora__jin_node* inner = NULL;
+        QLORA__TRY(p->unary(p, false, &inner));
+        QLORA__TRY(qlora__jin_node_of(p, minus ? QLORA__JIN_N_NEG : QLORA__JIN_N_POS, line, inner,
+                                      NULL, out));
+        QLORA__TRY(qlora__jin_node_done(p, *out));
+    } else {
+        QLORA__TRY(qlora__jin_parse_primary(p, out));
+    }
+    QLORA__TRY(qlora__jin_parse_postfix(p, out));
+    while (filters) {
+        if (qlora__jin_at_operator(p, "|")) {
+            QLORA__TRY(qlora__jin_parse_filter(p, false, out));
+        } else if (qlora__jin_at_name(p, "is")) {
+            QLORA__TRY(qlora__jin_parse_test(p, out));
+        } else if (qlora__jin_at_operator(p, "(")) {
+            QLORA__TRY(qlora__jin_parse_call(p, out));
+        } else {
+            break;
+        }
+    }
+    p->depth--;
+    return QLORA_OK;
+}
+
+typedef qlora_result (*qlora__jin_parse_fn)(qlora__jin_parser* p, qlora__jin_node** out);
+
+// operand op operand op ..., grouped to the left.
+static qlora_result qlora__jin_parse_left(qlora__jin_parser* p, const char* const* operators,
+                                          size_t count, qlora__jin_parse_fn operand,
+                                          qlora__jin_node** out) {
+    QLORA__TRY(operand(p, out));
+    for (;;) {
+        size_t i = 0;
+        uint32_t line = p->token->line;
+        while (i < count && !qlora__jin_skip_operator(p, operators[i])) {
+            i++;
+        }
+        if (i == count) {
+            return QLORA_OK;
+        }
+        qlora__jin_node* node = NULL;
+        qlora__jin_node* right = NULL;
+        QLORA__TRY(operand(p, &right));
+        QLORA__TRY(qlora__jin_node_of(p, QLORA__JIN_N_BINARY, line, *out, right, &node));
+        node->op[0] = operators[i][0];
+        node->op[1] = operators[i][1];
+        QLORA__TRY(qlora__jin_node_done(p, node));
+        *out = node;
+    }
+}
+
+static qlora_result qlora__jin_parse_with_filters(qlora__jin_parser* p, qlora__jin_node** out) {
+    return qlora__jin_parse_unary(p, true, out);
+}
+
+static qlora_result qlora__jin_parse_power(qlora__jin_parser* p, qlora__jin_node** out) {
+    static const char* const operators[] = {"**"};
+    return qlora__jin_parse_left(p, operators, 1, qlora__jin_parse_with_filters, out);
+}
+
+static qlora_result qlora__jin_parse_product(qlora__jin_parser* p, qlora__jin_node** out) {
+    static const char* const operators[] = {"*", "/", "//", "%"};
+    return qlora__jin_parse_left(p, operators, 4, qlora__jin_parse_power, out);
+}
+
+static qlora_result qlora__jin_parse_concat(qlora__jin_parser* p, qlora__jin_node** out) {
+    qlora__jin_chain parts;
+    uint32_t line = p->token->line;
+    memset(&parts, 0, sizeof parts);
+    QLORA__TRY(qlora__jin_parse_product(p, out));
+    if (!qlora__jin_at_operator(p, "~")) {
+        return QLORA_OK;
+    }
+    qlora__jin_chain_add(&parts, *out);
+    while (qlora__jin_skip_operator(p, "~")) {
+        qlora__jin_node* part = NULL;
+        QLORA__TRY(qlora__jin_parse_product(p, &part));
+        qlora__jin_chain_add(&parts, part);
+    }
+    QLORA__TRY(qlora__jin_node_of(p, QLORA__JIN_N_CONCAT, line, parts.first, NULL, out));
+    return qlora__jin_node_done(p, *out);
+}
+
+static qlora_result qlora__jin_parse_sum(qlora__jin_parser* p, qlora__jin_node** out) {
+    static const char* const operators[] = {"+", "-"};
+    return qlora__jin_parse_left(p, operators, 2, qlora__jin_parse_concat, out);
+}
+
+//@@ src/text/jinja_parse_tags.h
+
+// From tokens to a tree: comparisons, conditions and statements.
+
+// The operator of a comparison at this place, as a node's op; false when there is none.
+static bool qlora__jin_comparison(qlora__jin_parser* p, char op[2]) {
+    static const char* const operators[] = {"==", "!=", "<", "<=", ">", ">="};
+    op[1] = '\0';
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(operators); i++) {
+        if (qlora__jin_skip_operator(p, operators[i])) {
+            op[0] = operators[i][0];
+            op[1] = operators[i][1];
+            return true;
+        }
+    }
+    op[0] = 'i';
+    if (qlora__jin_skip_name(p, "in")) {
+        return true;
+    }
+    op[0] = 'n';
+    if (qlora__jin_at_name(p, "not") && qlora__jin_token_is_name(p->token + 1, "in")) {
+        p->token += 2;
+        return true;
+    }
+    return false;
+}
+
+static qlora_result qlora__jin_parse_compare(qlora__jin_parser* p, qlora__jin_node** out) {
+    qlora__jin_chain operands;
+    char op[2];
+    uint32_t line = p->token->line;
+    memset(&operands, 0, sizeof operands);
+    QLORA__TRY(qlora__jin_parse_sum(p, out));
+    while (qlora__jin_comparison(p, op)) {
+        qlora__jin_node* operand = NULL;
+        QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_OPERAND, &operand));
+        QLORA__TRY(qlora__jin_parse_sum(p, &operand->a));
+        memcpy(operand->op, op, sizeof op);
+        QLORA__TRY(qlora__jin_node_done(p, operand));
+        qlora__jin_chain_add(&operands, operand);
+    }
+    if (operands.first == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__jin_node_of(p, QLORA__JIN_N_COMPARE, line, *out, operands.first, out));
+    return qlora__jin_node_done(p, *out);
+}
+
+static qlora_result qlora__jin_parse_not(qlora__jin_parser* p, qlora__jin_node** out) {
+    uint32_t line = p->token->line;
+    if (!qlora__jin_skip_name(p, "not")) {
+        return qlora__jin_parse_compare(p, out);
+    }
+    qlora__jin_node* inner = NULL;
+    QLORA__TRY(qlora__jin_descend(p));
+    QLORA__TRY(p->negation(p, &inner));
+    p->depth--;
+    QLORA__TRY(qlora__jin_node_of(p, QLORA__JIN_N_NOT, line, inner, NULL, out));
+    return qlora__jin_node_done(p, *out);
+}
+
+static qlora_result qlora__jin_parse_and(qlora__jin_parser* p, qlora__jin_node** out) {
+    QLORA__TRY(qlora__jin_parse_not(p, out));
+    while (qlora__jin_skip_name(p, "and")) {
+        qlora__jin_node* right = NULL;
+        uint32_t line = p->token->line;
+        QLORA__TRY(qlora__jin_parse_not(p, &right));
+        QLORA__TRY(qlora__jin_node_of(p, QLORA__JIN_N_AND, line, *out, right, out));
+        QLORA__TRY(qlora__jin_node_done(p, *out));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_parse_or(qlora__jin_parser* p, qlora__jin_node** out) {
+    QLORA__TRY(qlora__jin_parse_and(p, out));
+    while (qlora__jin_skip_name(p, "or")) {
+        qlora__jin_node* right = NULL;
+        uint32_t line = p->token->line;
+        QLORA__TRY(qlora__jin_parse_and(p, &right));
+        QLORA__TRY(qlora__jin_node_of(p, QLORA__JIN_N_OR, line, *out, right, out));
+        QLORA__TRY(qlora__jin_node_done(p, *out));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_parse_expression(qlora__jin_parser* p, bool conditional,
+                                                qlora__jin_node** out) {
+    QLORA__TRY(qlora__jin_descend(p));
+    QLORA__TRY(qlora__jin_parse_or(p, out));
+    while (conditional && qlora__jin_skip_name(p, "if")) {
+        qlora__jin_node* node = NULL;
+        QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_COND, &node));
+        node->b = *out;
+        QLORA__TRY(qlora__jin_parse_or(p, &node->a));
+        if (qlora__jin_skip_name(p, "else")) {
+            QLORA__TRY(p->expression(p, true, &node->c));
+        }
+        QLORA__TRY(qlora__jin_node_done(p, node));
+        *out = node;
+    }
+    p->depth--;
+    return QLORA_OK;
+}
+
+// ---- targets of assignments
+
+static bool qlora__jin_is_literal(const qlora__jin_token* token) {
+    static const char* const words[] = {"true", "True", "false", "False", "none", "None"};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(words); i++) {
+        if (qlora__jin_token_is_name(token, words[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static qlora_result qlora__jin_parse_target_name(qlora__jin_parser* p, bool attribute,
+                                                 qlora__jin_node** out) {
+    if (p->token->kind != QLORA__JIN_T_NAME || qlora__jin_is_literal(p->token)) {
+        return qlora__jin_unexpected(p, "the name of a variable");
+    }
+    QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_NAME, out));
+    (*out)->name = p->token->text;
+    (*out)->size = p->token->size;
+    qlora__jin_step(p);
+    if (attribute && qlora__jin_skip_operator(p, ".")) {
+        const qlora__jin_token* name = p->token;
+        QLORA__TRY(qlora__jin_need_kind(p, QLORA__JIN_T_NAME, "the name of an attribute"));
+        (*out)->kind = QLORA__JIN_N_NSREF;
+        return qlora__jin_string_share(p->m, name->text, name->size, &(*out)->value);
+    }
+    return QLORA_OK;
+}
+
+// a, or a, b, or (a, (b, c)): the ends are "in", "=" or the end of the tag.
+static qlora_result qlora__jin_parse_target(qlora__jin_parser* p, bool attribute,
+                                            const char* end_name, qlora__jin_node** out) {
+    // one open tuple per level
+    qlora__jin_chain chains[16];
+    size_t level = 0;
+    bool tuples[16];
+    memset(chains, 0, sizeof chains);
+    memset(tuples, 0, sizeof tuples);
+    for (;;) {
+        qlora__jin_node* node = NULL;
+        bool end = p->token->kind == QLORA__JIN_T_BLOCK_END || qlora__jin_at_operator(p, ")") ||
+                   (level == 0 && end_name != NULL && qlora__jin_at_name(p, end_name));
+        if (!end && qlora__jin_skip_operator(p, "(")) {
+            level++;
+            if (level == QLORA__TEXT_COUNT(chains)) {
+                return qlora__jin_unexpected(p, "a target with fewer parentheses");
+            }
+            memset(&chains[level], 0, sizeof chains[level]);
+            tuples[level] = false;
+            continue;
+        }
+        if (!end) {
+            QLORA__TRY(qlora__jin_parse_target_name(p, attribute, &node));
+            qlora__jin_chain_add(&chains[level], node);
+        }
+        while (!qlora__jin_skip_operator(p, ",")) {
+            if (chains[level].first == NULL) {
+                return qlora__jin_unexpected(p, "the name of a variable");
+            }
+            node = chains[level].first;
+            if (tuples[level]) {
+                QLORA__TRY(
+                    qlora__jin_node_of(p, QLORA__JIN_N_TUPLE, node->line, node, NULL, &node));
+                QLORA__TRY(qlora__jin_node_done(p, node));
+            }
+            if (level == 0) {
+                *out = node;
+                return QLORA_OK;
+            }
+            QLORA__TRY(qlora__jin_need_operator(p, ")"));
+            level--;
+            qlora__jin_chain_add(&chains[level], node);
+        }
+        if (chains[level].first == NULL) {
+            return qlora__jin_unexpected(p, "the name of a variable");
+        }
+        tuples[level] = true;
+    }
+}
+
+// ---- statements
+
+// What follows a tag up to one of the tags in `ends` ("endif else "), which is left as the current
+// token.
+static qlora_result qlora__jin_parse_body(qlora__jin_parser* p, const char* ends,
+                                          qlora__jin_node** out) {
+    qlora__jin_skip_operator(p, ":");
+    QLORA__TRY(qlora__jin_need_kind(p, QLORA__JIN_T_BLOCK_END, "the end of the tag"));
+    QLORA__TRY(qlora__jin_descend(p));
+    QLORA__TRY(p->statements(p, ends, out));
+    p->depth--;
+    if (p->token->kind == QLORA__JIN_T_END) {
+        p->m->line = p->token->line;
+        return qlora__jin_fail(p->m, "the template ends, but one of these tags is missing: %s",
+                               ends);
+    }
+    return QLORA_OK;
+}
+
+// The same for one end tag, which is skipped.
+static qlora_result qlora__jin_parse_whole(qlora__jin_parser* p, const char* end,
+                                           qlora__jin_node** out) {
+    QLORA__TRY(qlora__jin_parse_body(p, end, out));
+    qlora__jin_step(p);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_parse_set(qlora__jin_parser* p, qlora__jin_node** out) {
+    QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_ASSIGN, out));
+    qlora__jin_step(p);
+    QLORA__TRY(qlora__jin_parse_target(p, true, NULL, &(*out)->a));
+    if (qlora__jin_skip_operator(p, "=")) {
+        return qlora__jin_parse_tuple(p, true, false, NULL, &(*out)->b);
+    }
+    (*out)->kind = QLORA__JIN_N_ASSIGN_BLOCK;
+    QLORA__TRY(qlora__jin_parse_filter(p, false, &(*out)->b));
+    return qlora__jin_parse_whole(p, "endset ", &(*out)->c);
+}
+
+static qlora_result qlora__jin_parse_for(qlora__jin_parser* p, qlora__jin_node** out) {
+    QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_FOR, out));
+    qlora__jin_step(p);
+    QLORA__TRY(qlora__jin_parse_target(p, false, "in", &(*out)->a));
+    if (!qlora__jin_skip_name(p, "in")) {
+        return qlora__jin_unexpected(p, "in");
+    }
+    QLORA__TRY(qlora__jin_parse_tuple(p, false, false, "recursive", &(*out)->b));
+    if (qlora__jin_skip_name(p, "if")) {
+        QLORA__TRY(p->expression(p, true, &(*out)->e));
+    }
+    if (qlora__jin_at_name(p, "recursive")) {
+        p->m->line = p->token->line;
+        return qlora__jin_fail(p->m, "recursive loops are not supported");
+    }
+    p->loops++;
+    QLORA__TRY(qlora__jin_parse_body(p, "endfor else ", &(*out)->c));
+    p->loops--;
+    if (qlora__jin_skip_name(p, "else")) {
+        return qlora__jin_parse_whole(p, "endfor ", &(*out)->d);
+    }
+    qlora__jin_step(p);
+    return QLORA_OK;
+}
+
+// An elif is an if in the else part, without an end of its own. It is linked at the end, so that a
+// long chain is not a deep tree.
+static qlora_result qlora__jin_parse_if(qlora__jin_parser* p, qlora__jin_node** out) {
+    QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_IF, out));
+    qlora__jin_node* node = *out;
+    qlora__jin_step(p);
+    for (;;) {
+        QLORA__TRY(qlora__jin_parse_tuple(p, false, false, NULL, &node->a));
+        QLORA__TRY(qlora__jin_parse_body(p, "elif else endif ", &node->b));
+        QLORA__TRY(qlora__jin_node_done(p, node));
+        if (qlora__jin_skip_name(p, "elif")) {
+            QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_IF, &node->d));
+            node = node->d;
+            continue;
+        }
+        if (qlora__jin_skip_name(p, "else")) {
+            return qlora__jin_parse_whole(p, "endif ", &node->c);
+        }
+        qlora__jin_step(p);
+        return QLORA_OK;
+    }
+}
+
+// (a, b=1): a list of names, each with its default.
+static qlora_result qlora__jin_parse_signature(qlora__jin_parser* p, qlora__jin_node** out) {
+    qlora__jin_chain names;
+    bool defaults = false;
+    memset(&names, 0, sizeof names);
+    QLORA__TRY(qlora__jin_need_operator(p, "("));
+    while (!qlora__jin_at_operator(p, ")")) {
+        qlora__jin_node* name = NULL;
+        if (names.first != NULL) {
+            QLORA__TRY(qlora__jin_need_operator(p, ","));
+        }
+        QLORA__TRY(qlora__jin_parse_target_name(p, false, &name));
+        for (const qlora__jin_node* n = names.first; n != NULL; n = n->next) {
+            if (n->size == name->size && memcmp(n->name, name->name, n->size) == 0) {
+                p->m->line = name->line;
+                return qlora__jin_fail(p->m, "an argument of a macro is named twice");
+            }
+        }
+        if (qlora__jin_skip_operator(p, "=")) {
+            QLORA__TRY(p->expression(p, true, &name->a));
+            defaults = true;
+        } else if (defaults) {
+            return qlora__jin_unexpected(p, "a default, as the argument before it has one");
+        }
+        QLORA__TRY(qlora__jin_node_done(p, name));
+        qlora__jin_chain_add(&names, name);
+    }
+    qlora__jin_step(p);
+    *out = names.first;
+    return QLORA_OK;
+}
+
+// The body of a macro or call block is a function of its own: a break cannot leave it.
+static qlora_result qlora__jin_parse_function(qlora__jin_parser* p, const char* end,
+                                              qlora__jin_node* node) {
+    uint32_t loops = p->loops;
+    p->loops = 0;
+    QLORA__TRY(qlora__jin_parse_whole(p, end, &node->c));
+    p->loops = loops;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_parse_macro(qlora__jin_parser* p, qlora__jin_node** out) {
+    QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_MACRO, out));
+    qlora__jin_step(p);
+    const qlora__jin_token* name = p->token;
+    qlora__jin_node* target = NULL;
+    QLORA__TRY(qlora__jin_parse_target_name(p, false, &target));
+    (*out)->name = name->text;
+    (*out)->size = name->size;
+    QLORA__TRY(qlora__jin_parse_signature(p, &(*out)->b));
+    return qlora__jin_parse_function(p, "endmacro ", *out);
+}
+
+static qlora_result qlora__jin_parse_call_block(qlora__jin_parser* p, qlora__jin_node** out) {
+    QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_CALL_BLOCK, out));
+    qlora__jin_step(p);
+    if (qlora__jin_at_operator(p, "(")) {
+        QLORA__TRY(qlora__jin_parse_signature(p, &(*out)->b));
+    }
+    QLORA__TRY(p->expression(p, true, &(*out)->a));
+    if ((*out)->a->kind != QLORA__JIN_N_CALL) {
+        return qlora__jin_unexpected(p, "a call");
+    }
+    return qlora__jin_parse_function(p, "endcall ", *out);
+}
+
+static qlora_result qlora__jin_parse_generation(qlora__jin_parser* p, qlora__jin_node** out) {
+    QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_GENERATION, out));
+    qlora__jin_step(p);
+    return qlora__jin_parse_function(p, "endgeneration ", *out);
+}
+
+static qlora_result qlora__jin_parse_filter_block(qlora__jin_parser* p, qlora__jin_node** out) {
+    QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_FILTER_BLOCK, out));
+    qlora__jin_step(p);
+    QLORA__TRY(qlora__jin_parse_filter(p, true, &(*out)->b));
+    return qlora__jin_parse_whole(p, "endfilter ", &(*out)->c);
+}
+
+static qlora_result qlora__jin_parse_with(qlora__jin_parser* p, qlora__jin_node** out) {
+    qlora__jin_chain targets;
+    qlora__jin_chain values;
+    memset(&targets, 0, sizeof targets);
+    memset(&values, 0, sizeof values);
+    QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_WITH, out));
+    qlora__jin_step(p);
+    while (p->token->kind != QLORA__JIN_T_BLOCK_END) {
+        qlora__jin_node* item = NULL;
+        if (targets.first != NULL) {
+            QLORA__TRY(qlora__jin_need_operator(p, ","));
+        }
+        QLORA__TRY(qlora__jin_parse_target(p, false, NULL, &item));
+        qlora__jin_chain_add(&targets, item);
+        QLORA__TRY(qlora__jin_need_operator(p, "="));
+        QLORA__TRY(p->expression(p, true, &item));
+        qlora__jin_chain_add(&values, item);
+    }
+    (*out)->a = targets.first;
+    (*out)->b = values.first;
+    return qlora__jin_parse_whole(p, "endwith ", &(*out)->c);
+}
+
+static qlora_result qlora__jin_parse_jump(qlora__jin_parser* p, qlora__jin_node** out) {
+    bool leave = qlora__jin_at_name(p, "break");
+    if (p->loops == 0) {
+        return qlora__jin_unexpected(p, "a loop around break or continue");
+    }
+    QLORA__TRY(qlora__jin_node_make(p, leave ? QLORA__JIN_N_BREAK : QLORA__JIN_N_CONTINUE, out));
+    qlora__jin_step(p);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_parse_print(qlora__jin_parser* p, qlora__jin_node** out) {
+    qlora__jin_chain items;
+    memset(&items, 0, sizeof items);
+    QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_OUTPUT, out));
+    qlora__jin_step(p);
+    while (p->token->kind != QLORA__JIN_T_BLOCK_END) {
+        qlora__jin_node* item = NULL;
+        if (items.first != NULL) {
+            QLORA__TRY(qlora__jin_need_operator(p, ","));
+        }
+        QLORA__TRY(p->expression(p, true, &item));
+        qlora__jin_chain_add(&items, item);
+    }
+    (*out)->a = items.first;
+    return QLORA_OK;
+}
+
+// Known to jinja2 but without a meaning for a chat template: there is no other template to load.
+static qlora_result qlora__jin_parse_other(qlora__jin_parser* p, qlora__jin_node** out) {
+    p->m->line = p->token->line;
+    (void)out;
+    return qlora__jin_fail(p->m, "the tag \"%.*s\" is not supported",
+                           (int)(p->token->size < 60 ? p->token->size : 60), p->token->text);
+}
+
+typedef struct qlora__jin_tag {
+    const char* name;
+    qlora__jin_parse_fn parse;
+} qlora__jin_tag;
+
+static const qlora__jin_tag qlora__jin_tags[] = {
+    {"if", qlora__jin_parse_if},           {"for", qlora__jin_parse_for},
+    {"set", qlora__jin_parse_set},         {"macro", qlora__jin_parse_macro},
+    {"call", qlora__jin_parse_call_block}, {"filter", qlora__jin_parse_filter_block},
+    {"with", qlora__jin_parse_with},       {"generation", qlora__jin_parse_generation},
+    {"break", qlora__jin_parse_jump},      {"continue", qlora__jin_parse_jump},
+    {"print", qlora__jin_parse_print},     {"block", qlora__jin_parse_other},
+    {"include", qlora__jin_parse_other},   {"import", qlora__jin_parse_other},
+    {"from", qlora__jin_parse_other},      {"extends", qlora__jin_parse_other},
+    {"autoescape", qlora__jin_parse_other}};
+
+static qlora_result qlora__jin_parse_tag(qlora__jin_parser* p, qlora__jin_node** out) {
+    if (p->token->kind != QLORA__JIN_T_NAME) {
+        return qlora__jin_unexpected(p, "the name of a tag");
+    }
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__jin_tags); i++) {
+        if (qlora__jin_at_name(p, qlora__jin_tags[i].name)) {
+            QLORA__TRY(qlora__jin_tags[i].parse(p, out));
+            return qlora__jin_node_done(p, *out);
+        }
+    }
+    p->m->line = p->token->line;
+    return qlora__jin_fail(p->m, "unknown tag \"%.*s\"",
+                           (int)(p->token->size < 60 ? p->token->size : 60), p->token->text);
+}
+
+// Whether the current token is one of the names in "endif else ".
+static bool qlora__jin_at_end(const qlora__jin_parser* p, const char* ends) {
+    while (ends != NULL && *ends != '\0') {
+        size_t size = strcspn(ends, " ");
+        if (p->token->kind == QLORA__JIN_T_NAME && p->token->size == size &&
+            memcmp(p->token->text, ends, size) == 0) {
+            return true;
+        }
+        ends += size + 1;
+    }
+    return false;
+}
+
+static qlora_result qlora__jin_parse_data(qlora__jin_parser* p, qlora__jin_node** out) {
+    QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_CONST, out));
+    QLORA__TRY(qlora__jin_string_share(p->m, p->token->text, p->token->size, &(*out)->value));
+    qlora__jin_step(p);
+    return QLORA_OK;
+}
+
+// Text and expressions in a row are one output statement.
+static qlora_result qlora__jin_parse_output(qlora__jin_parser* p, qlora__jin_node** out) {
+    qlora__jin_chain items;
+    memset(&items, 0, sizeof items);
+    QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_OUTPUT, out));
+    for (;;) {
+        qlora__jin_node* item = NULL;
+        if (p->token->kind == QLORA__JIN_T_DATA) {
+            QLORA__TRY(qlora__jin_parse_data(p, &item));
+        } else if (p->token->kind == QLORA__JIN_T_VARIABLE) {
+            qlora__jin_step(p);
+            QLORA__TRY(qlora__jin_parse_tuple(p, true, false, NULL, &item));
+            QLORA__TRY(qlora__jin_need_kind(p, QLORA__JIN_T_VARIABLE_END, "}}"));
+        } else {
+            break;
+        }
+        qlora__jin_chain_add(&items, item);
+    }
+    (*out)->a = items.first;
+    return qlora__jin_node_done(p, *out);
+}
+
+static qlora_result qlora__jin_parse_statements(qlora__jin_parser* p, const char* ends,
+                                                qlora__jin_node** out) {
+    qlora__jin_chain body;
+    memset(&body, 0, sizeof body);
+    while (p->token->kind != QLORA__JIN_T_END) {
+        qlora__jin_node* node = NULL;
+        if (p->token->kind == QLORA__JIN_T_BLOCK) {
+            qlora__jin_step(p);
+            if (qlora__jin_at_end(p, ends)) {
+                break;
+            }
+            QLORA__TRY(qlora__jin_parse_tag(p, &node));
+            QLORA__TRY(qlora__jin_need_kind(p, QLORA__JIN_T_BLOCK_END, "the end of the tag"));
+        } else {
+            QLORA__TRY(qlora__jin_parse_output(p, &node));
+        }
+        qlora__jin_chain_add(&body, node);
+    }
+    *out = body.first;
+    return QLORA_OK;
+}
+
+// The root is a node with the template in c.
+static qlora_result qlora__jin_parse(qlora__jin_machine* m, const char* source, size_t size,
+                                     qlora__jin_node** out) {
+    qlora__jin_lexer lexer;
+    qlora__jin_parser parser;
+    memset(&parser, 0, sizeof parser);
+    QLORA__TRY(qlora__jin_lex(&lexer, m, source, size));
+    parser.m = m;
+    parser.token = lexer.tokens;
+    parser.expression = qlora__jin_parse_expression;
+    parser.unary = qlora__jin_parse_unary;
+    parser.negation = qlora__jin_parse_not;
+    parser.statements = qlora__jin_parse_statements;
+    QLORA__TRY(qlora__jin_node_make(&parser, QLORA__JIN_N_BLOCK, out));
+    return qlora__jin_parse_statements(&parser, NULL, &(*out)->c);
+}
+
+//@@ src/text/jinja_scope.h
+
+// Which variable a name means. jinja2 decides this when it compiles: each scope (the template, the
+// body of a loop, a macro, ...) has a table of the names it uses, and each name is loaded when the
+// scope is entered: from the scope around it, from the values given to the rendering, or not at
+// all. The rules are those of jinja2's idtracking, so that its oddities are the same.
+
+enum {
+    QLORA__JIN_LOAD_PARAMETER, // set by a loop or a call
+    QLORA__JIN_LOAD_RESOLVE,   // from what is given to the rendering
+    QLORA__JIN_LOAD_ALIAS,     // a copy of the variable outside
+    QLORA__JIN_LOAD_UNDEFINED
+};
+
+typedef struct qlora__jin_symbol {
+    struct qlora__jin_symbol* next;
+    const char* name;
+    size_t size;
+    uint32_t slot;
+    int load;
+    uint32_t hops; // of an alias: where the variable outside is
+    uint32_t from;
+} qlora__jin_symbol;
+
+typedef struct qlora__jin_scope {
+    struct qlora__jin_scope* outer;
+    qlora__jin_symbol* symbols;
+    qlora__jin_symbol** tail;
+    uint32_t function; // how many functions are around it
+    uint32_t* slots;   // of that function, counted
+} qlora__jin_scope;
+
+typedef struct qlora__jin_binder {
+    qlora__jin_machine* m;
+    const void* (*filter)(const char* name, size_t size, bool test);
+} qlora__jin_binder;
+
+static qlora__jin_symbol* qlora__jin_symbol_here(const qlora__jin_scope* scope, const char* name,
+                                                 size_t size) {
+    for (qlora__jin_symbol* s = scope->symbols; s != NULL; s = s->next) {
+        if (s->size == size && memcmp(s->name, name, size) == 0) {
+            return s;
+        }
+    }
+    return NULL;
+}
+
+// The symbol in this scope or around it; *function says whose variable it is.
+static qlora__jin_symbol* qlora__jin_symbol_find(const qlora__jin_scope* scope, const char* name,
+                                                 size_t size, uint32_t* function) {
+    for (; scope != NULL; scope = scope->outer) {
+        qlora__jin_symbol* symbol = qlora__jin_symbol_here(scope, name, size);
+        if (symbol != NULL) {
+            *function = scope->function;
+            return symbol;
+        }
+    }
+    return NULL;
+}
+
+static qlora_result qlora__jin_symbol_add(qlora__jin_binder* b, qlora__jin_scope* scope,
+                                          const char* name, size_t size, int load,
+                                          qlora__jin_symbol** out) {
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(b->m, sizeof(qlora__jin_symbol), &memory));
+    memset(memory, 0, sizeof(qlora__jin_symbol));
+    qlora__jin_symbol* symbol = (qlora__jin_symbol*)memory;
+    symbol->name = name;
+    symbol->size = size;
+    symbol->load = load;
+    symbol->slot = (*scope->slots)++;
+    *scope->tail = symbol;
+    scope->tail = &symbol->next;
+    *out = symbol;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_scope_make(qlora__jin_binder* b, qlora__jin_scope* outer,
+                                          uint32_t* slots, qlora__jin_scope** out) {
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(b->m, sizeof(qlora__jin_scope), &memory));
+    memset(memory, 0, sizeof(qlora__jin_scope));
+    *out = (qlora__jin_scope*)memory;
+    (*out)->outer = outer;
+    (*out)->tail = &(*out)->symbols;
+    (*out)->function = outer == NULL ? 0 : outer->function + (slots != NULL ? 1 : 0);
+    (*out)->slots = slots != NULL ? slots : outer->slots;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_declare(qlora__jin_binder* b, qlora__jin_scope* scope,
+                                       const char* name, size_t size) {
+    qlora__jin_symbol* symbol = qlora__jin_symbol_here(scope, name, size);
+    if (symbol != NULL) {
+        symbol->load = QLORA__JIN_LOAD_PARAMETER;
+        return QLORA_OK;
+    }
+    return qlora__jin_symbol_add(b, scope, name, size, QLORA__JIN_LOAD_PARAMETER, &symbol);
+}
+
+static qlora_result qlora__jin_loads(qlora__jin_binder* b, qlora__jin_scope* scope,
+                                     const char* name, size_t size) {
+    uint32_t function = 0;
+    qlora__jin_symbol* symbol = qlora__jin_symbol_find(scope, name, size, &function);
+    return symbol != NULL
+               ? QLORA_OK
+               : qlora__jin_symbol_add(b, scope, name, size, QLORA__JIN_LOAD_RESOLVE, &symbol);
+}
+
+// A name that is set. `branch`: perhaps not, because it stands in an if.
+static qlora_result qlora__jin_stores(qlora__jin_binder* b, qlora__jin_scope* scope,
+                                      const char* name, size_t size, bool branch) {
+    uint32_t function = 0;
+    qlora__jin_symbol* symbol = qlora__jin_symbol_here(scope, name, size);
+    if (symbol != NULL) {
+        return QLORA_OK;
+    }
+    const qlora__jin_symbol* outside =
+        scope->outer != NULL ? qlora__jin_symbol_find(scope->outer, name, size, &function) : NULL;
+    int load = branch ? QLORA__JIN_LOAD_RESOLVE : QLORA__JIN_LOAD_UNDEFINED;
+    load = outside != NULL ? QLORA__JIN_LOAD_ALIAS : load;
+    QLORA__TRY(qlora__jin_symbol_add(b, scope, name, size, load, &symbol));
+    if (outside != NULL) {
+        symbol->hops = scope->function - function;
+        symbol->from = outside->slot;
+    }
+    return QLORA_OK;
+}
+
+// ---- first pass over a scope: which names does it use, in the order jinja2 sees them
+
+enum { QLORA__JIN_AS_LOAD, QLORA__JIN_AS_STORE, QLORA__JIN_AS_PARAMETER };
+
+// A list of expressions. Recursive in the tree, whose nesting the parser has limited.
+static qlora_result qlora__jin_note_expressions(qlora__jin_binder* b, qlora__jin_scope* scope,
+                                                const qlora__jin_node* first, int as, bool branch) {
+    for (const qlora__jin_node* n = first; n != NULL; n = n->next) {
+        if (n->kind == QLORA__JIN_N_NAME && as != QLORA__JIN_AS_LOAD) {
+            QLORA__TRY(as == QLORA__JIN_AS_STORE
+                           ? qlora__jin_stores(b, scope, n->name, n->size, branch)
+                           : qlora__jin_declare(b, scope, n->name, n->size));
+            continue;
+        }
+        if (n->kind == QLORA__JIN_N_NAME || n->kind == QLORA__JIN_N_NSREF) {
+            QLORA__TRY(qlora__jin_loads(b, scope, n->name, n->size));
+            continue;
+        }
+        // jinja2 visits a condition before the two values; the order does not matter for loads
+        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, n->d, n->e};
+        for (size_t i = 0; i < 5; i++) {
+            if (parts[i] != NULL) {
+                QLORA__TRY(qlora__jin_note_expressions(b, scope, parts[i], as, branch));
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+// Statements of one scope; what is inside loops, macros and blocks belongs to their own scopes.
+static qlora_result qlora__jin_note_statements(qlora__jin_binder* b, qlora__jin_scope* scope,
+                                               const qlora__jin_node* first, bool branch) {
+    for (const qlora__jin_node* n = first; n != NULL; n = n->next) {
+        int load = QLORA__JIN_AS_LOAD;
+        switch (n->kind) {
+        case QLORA__JIN_N_OUTPUT:
+        case QLORA__JIN_N_CALL_BLOCK:
+            QLORA__TRY(qlora__jin_note_expressions(b, scope, n->a, load, branch));
+            break;
+        case QLORA__JIN_N_FOR:
+        case QLORA__JIN_N_FILTER_BLOCK:
+        case QLORA__JIN_N_WITH:
+            QLORA__TRY(qlora__jin_note_expressions(b, scope, n->b, load, branch));
+            break;
+        case QLORA__JIN_N_ASSIGN:
+            QLORA__TRY(qlora__jin_note_expressions(b, scope, n->b, load, branch));
+            QLORA__TRY(qlora__jin_note_expressions(b, scope, n->a, QLORA__JIN_AS_STORE, branch));
+            break;
+        case QLORA__JIN_N_ASSIGN_BLOCK:
+            QLORA__TRY(qlora__jin_note_expressions(b, scope, n->a, QLORA__JIN_AS_STORE, branch));
+            break;
+        case QLORA__JIN_N_MACRO:
+            QLORA__TRY(qlora__jin_stores(b, scope, n->name, n->size, branch));
+            break;
+        case QLORA__JIN_N_IF:
+            for (const qlora__jin_node* part = n; part != NULL; part = part->d) {
+                QLORA__TRY(
+                    qlora__jin_note_expressions(b, scope, part->a, load, branch || part != n));
+                QLORA__TRY(qlora__jin_note_statements(b, scope, part->b, true));
+                QLORA__TRY(qlora__jin_note_statements(b, scope, part->c, true));
+            }
+            break;
+        default:
+            break;
+        }
+    }
+    return QLORA_OK;
+}
+
+// ---- second pass: every name gets its variable
+
+static qlora_result qlora__jin_bind_name(qlora__jin_binder* b, const qlora__jin_scope* scope,
+                                         qlora__jin_node* node) {
+    uint32_t function = 0;
+    const qlora__jin_symbol* symbol =
+        qlora__jin_symbol_find(scope, node->name, node->size, &function);
+    if (symbol == NULL) {
+        b->m->line = node->line;
+        return qlora__jin_fail(b->m, "internal: no variable for \"%.*s\"", (int)node->size,
+                               node->name);
+    }
+    node->hops = scope->function - function;
+    node->slot = symbol->slot;
+    return QLORA_OK;
+}
+
+// A filter that does not exist is an error at once, unless it stands in an if (`soft`).
+static qlora_result qlora__jin_bind_filter(qlora__jin_binder* b, qlora__jin_node* node, bool soft) {
+    bool test = node->kind == QLORA__JIN_N_TEST;
+    node->found = b->filter(node->name, node->size, test);
+    if (node->found == NULL && !soft) {
+        b->m->line = node->line;
+        return qlora__jin_fail(b->m, "there is no %s named \"%.*s\"", test ? "test" : "filter",
+                               (int)(node->size < 60 ? node->size : 60), node->name);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_bind_expressions(qlora__jin_binder* b, const qlora__jin_scope* scope,
+                                                qlora__jin_node* first, bool soft) {
+    for (qlora__jin_node* n = first; n != NULL; n = n->next) {
+        if (n->kind == QLORA__JIN_N_NAME || n->kind == QLORA__JIN_N_NSREF) {
+            QLORA__TRY(qlora__jin_bind_name(b, scope, n));
+            continue;
+        }
+        if (n->kind == QLORA__JIN_N_FILTER || n->kind == QLORA__JIN_N_TEST) {
+            QLORA__TRY(qlora__jin_bind_filter(b, n, soft));
+        }
+        bool inside = soft || n->kind == QLORA__JIN_N_COND;
+        qlora__jin_node* parts[5] = {n->a, n->b, n->c, n->d, n->e};
+        for (size_t i = 0; i < 5; i++) {
+            if (parts[i] != NULL) {
+                QLORA__TRY(qlora__jin_bind_expressions(b, scope, parts[i], inside));
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+// Whether the names in the list, which are not set there first, contain `name`. jinja2 looks this
+// up to know whether a loop needs `loop`, or a macro `caller`.
+static bool qlora__jin_mentions(const qlora__jin_node* first, const char* name, bool* stored) {
+    bool found = false;
+    for (const qlora__jin_node* n = first; n != NULL && !found && !*stored; n = n->next) {
+        bool named =
+            n->size == strlen(name) && n->name != NULL && memcmp(n->name, name, n->size) == 0;
+        if (n->kind == QLORA__JIN_N_NAME) {
+            found = named;
+            continue;
+        }
+        if (n->kind == QLORA__JIN_N_ASSIGN) {
+            found = qlora__jin_mentions(n->b, name, stored);
+            const qlora__jin_node* target = n->a;
+            bool tuple = target->kind == QLORA__JIN_N_TUPLE;
+            for (const qlora__jin_node* t = tuple ? target->a : target; t != NULL && !found;
+                 t = t->next) {
+                *stored = *stored || (t->kind == QLORA__JIN_N_NAME && t->size == strlen(name) &&
+                                      memcmp(t->name, name, t->size) == 0);
+            }
+            continue;
+        }
+        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, n->d, n->e};
+        for (size_t i = 0; i < 5 && !found; i++) {
+            found = parts[i] != NULL && qlora__jin_mentions(parts[i], name, stored);
+        }
+    }
+    return found;
+}
+
+static bool qlora__jin_uses(const qlora__jin_node* body, const char* name) {
+    bool stored = false;
+    return qlora__jin_mentions(body, name, &stored);
+}
+
+typedef struct qlora__jin_bind_next {
+    qlora_result (*statements)(qlora__jin_binder* b, qlora__jin_scope* scope,
+                               qlora__jin_node* first, bool soft,
+                               const struct qlora__jin_bind_next* next);
+} qlora__jin_bind_next;
+
+static qlora_result qlora__jin_bind_for(qlora__jin_binder* b, qlora__jin_scope* scope,
+                                        qlora__jin_node* n, bool soft,
+                                        const qlora__jin_bind_next* next) {
+    QLORA__TRY(qlora__jin_bind_expressions(b, scope, n->b, soft));
+    QLORA__TRY(qlora__jin_scope_make(b, scope, NULL, &n->scope));
+    n->flag = qlora__jin_uses(n->c, "loop");
+    n->slot = UINT32_MAX;
+    if (n->flag) {
+        QLORA__TRY(qlora__jin_declare(b, n->scope, "loop", 4));
+        n->slot = n->scope->symbols->slot;
+    }
+    if (n->e != NULL) {
+        QLORA__TRY(qlora__jin_scope_make(b, scope, NULL, &n->scope_test));
+        QLORA__TRY(
+            qlora__jin_note_expressions(b, n->scope_test, n->a, QLORA__JIN_AS_PARAMETER, false));
+        QLORA__TRY(qlora__jin_note_expressions(b, n->scope_test, n->e, QLORA__JIN_AS_LOAD, false));
+        QLORA__TRY(qlora__jin_bind_expressions(b, n->scope_test, n->e, false));
+    }
+    QLORA__TRY(qlora__jin_note_expressions(b, n->scope, n->a, QLORA__JIN_AS_PARAMETER, false));
+    QLORA__TRY(qlora__jin_note_statements(b, n->scope, n->c, false));
+    QLORA__TRY(qlora__jin_bind_expressions(b, n->scope, n->a, false));
+    QLORA__TRY(next->statements(b, n->scope, n->c, false, next));
+    if (n->d != NULL) {
+        QLORA__TRY(qlora__jin_scope_make(b, scope, NULL, &n->scope_else));
+        QLORA__TRY(qlora__jin_note_statements(b, n->scope_else, n->d, false));
+        QLORA__TRY(next->statements(b, n->scope_else, n->d, false, next));
+    }
+    return QLORA_OK;
+}
+
+// The body of a macro, call block or generation block: a function with its own variables.
+static qlora_result qlora__jin_bind_function(qlora__jin_binder* b, qlora__jin_scope* scope,
+                                             qlora__jin_node* n, const qlora__jin_bind_next* next) {
+    static const char* const special[] = {"caller", "kwargs", "varargs"};
+    bool* uses[3] = {&n->flag, &n->uses_kwargs, &n->uses_varargs};
+    QLORA__TRY(qlora__jin_scope_make(b, scope, &n->slots, &n->scope));
+    for (qlora__jin_node* name = n->b; name != NULL; name = name->next) {
+        QLORA__TRY(qlora__jin_declare(b, n->scope, name->name, name->size));
+        QLORA__TRY(qlora__jin_bind_name(b, n->scope, name));
+    }
+    for (size_t i = 0; i < 3; i++) {
+        *uses[i] = qlora__jin_uses(n->c, special[i]);
+        size_t size = strlen(special[i]);
+        if (*uses[i] && qlora__jin_symbol_here(n->scope, special[i], size) == NULL) {
+            QLORA__TRY(qlora__jin_declare(b, n->scope, special[i], size));
+        } else if (*uses[i]) { // an argument of that name is an ordinary one
+            *uses[i] = false;
+        }
+    }
+    for (qlora__jin_node* name = n->b; name != NULL; name = name->next) {
+        QLORA__TRY(qlora__jin_note_expressions(b, n->scope, name->a, QLORA__JIN_AS_LOAD, false));
+    }
+    QLORA__TRY(qlora__jin_note_statements(b, n->scope, n->c, false));
+    for (qlora__jin_node* name = n->b; name != NULL; name = name->next) {
+        QLORA__TRY(qlora__jin_bind_expressions(b, n->scope, name->a, false));
+    }
+    return next->statements(b, n->scope, n->c, false, next);
+}
+
+// A body in a scope of its own, in the same function.
+static qlora_result qlora__jin_bind_body(qlora__jin_binder* b, qlora__jin_scope* scope,
+                                         qlora__jin_node* n, const qlora__jin_bind_next* next) {
+    QLORA__TRY(qlora__jin_scope_make(b, scope, NULL, &n->scope));
+    if (n->kind == QLORA__JIN_N_WITH) {
+        QLORA__TRY(qlora__jin_note_expressions(b, n->scope, n->a, QLORA__JIN_AS_PARAMETER, false));
+    }
+    if (n->kind == QLORA__JIN_N_FILTER_BLOCK) {
+        QLORA__TRY(qlora__jin_note_expressions(b, n->scope, n->b, QLORA__JIN_AS_LOAD, false));
+    }
+    QLORA__TRY(qlora__jin_note_statements(b, n->scope, n->c, false));
+    if (n->kind == QLORA__JIN_N_WITH) {
+        QLORA__TRY(qlora__jin_bind_expressions(b, n->scope, n->a, false));
+    } else if (n->b != NULL) { // the filter of a set or filter block
+        if (n->kind == QLORA__JIN_N_ASSIGN_BLOCK) {
+            QLORA__TRY(qlora__jin_note_expressions(b, n->scope, n->b, QLORA__JIN_AS_LOAD, false));
+        }
+        QLORA__TRY(qlora__jin_bind_expressions(b, n->scope, n->b, false));
+    }
+    return next->statements(b, n->scope, n->c, false, next);
+}
+
+static qlora_result qlora__jin_bind_statements(qlora__jin_binder* b, qlora__jin_scope* scope,
+                                               qlora__jin_node* first, bool soft,
+                                               const qlora__jin_bind_next* next) {
+    for (qlora__jin_node* n = first; n != NULL; n = n->next) {
+        switch (n->kind) {
+        case QLORA__JIN_N_IF:
+            for (qlora__jin_node* part = n; part != NULL; part = part->d) {
+                QLORA__TRY(qlora__jin_bind_expressions(b, scope, part->a, true));
+                QLORA__TRY(next->statements(b, scope, part->b, true, next));
+                QLORA__TRY(next->statements(b, scope, part->c, true, next));
+            }
+            break;
+        case QLORA__JIN_N_FOR:
+            QLORA__TRY(qlora__jin_bind_for(b, scope, n, soft, next));
+            break;
+        case QLORA__JIN_N_OUTPUT:
+            QLORA__TRY(qlora__jin_bind_expressions(b, scope, n->a, soft));
+            break;
+        case QLORA__JIN_N_ASSIGN:
+            QLORA__TRY(qlora__jin_bind_expressions(b, scope, n->a, soft));
+            QLORA__TRY(qlora__jin_bind_expressions(b, scope, n->b, soft));
+            break;
+        case QLORA__JIN_N_MACRO:
+            QLORA__TRY(qlora__jin_bind_name(b, scope, n));
+            QLORA__TRY(qlora__jin_bind_function(b, scope, n, next));
+            break;
+        case QLORA__JIN_N_CALL_BLOCK:
+            QLORA__TRY(qlora__jin_bind_expressions(b, scope, n->a, soft));
+            QLORA__TRY(qlora__jin_bind_function(b, scope, n, next));
+            break;
+        case QLORA__JIN_N_GENERATION:
+            QLORA__TRY(qlora__jin_bind_function(b, scope, n, next));
+            break;
+        case QLORA__JIN_N_ASSIGN_BLOCK:
+            QLORA__TRY(qlora__jin_bind_expressions(b, scope, n->a, soft));
+            QLORA__TRY(qlora__jin_bind_body(b, scope, n, next));
+            break;
+        case QLORA__JIN_N_WITH:
+            QLORA__TRY(qlora__jin_bind_expressions(b, scope, n->b, soft));
+            QLORA__TRY(qlora__jin_bind_body(b, scope, n, next));
+            break;
+        case QLORA__JIN_N_FILTER_BLOCK:
+            QLORA__TRY(qlora__jin_bind_body(b, scope, n, next));
+            break;
+        default:
+            break;
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_bind(qlora__jin_machine* m, qlora__jin_node* root,
+                                    const void* (*filter)(const char*, size_t, bool)) {
+    qlora__jin_binder binder;
+    qlora__jin_bind_next next;
+    binder.m = m;
+    binder.filter = filter;
+    next.statements = qlora__jin_bind_statements;
+    QLORA__TRY(qlora__jin_scope_make(&binder, NULL, &root->slots, &root->scope));
+    QLORA__TRY(qlora__jin_note_statements(&binder, root->scope, root->c, false));
+    return qlora__jin_bind_statements(&binder, root->scope, root->c, false, &next);
+}
+
+//@@ src/text/jinja_value.h
+
+// What Python does with values: truth, text, comparison, iteration, items.
+
+// ---- text ---------------------------------------------------------------------------------------
+
+// Digits with their decimal point, as Python places it: an exponent only below -4 or above 15.
+static void qlora__jin_place_point(bool negative, const char* digits, int count, int exponent,
+                                   char out[48]) {
+    size_t n = 0;
+    if (negative) {
+        out[n++] = '-';
+    }
+    if (exponent < -4 || exponent >= 16) {
+        out[n++] = digits[0];
+        if (count > 1) {
+            out[n++] = '.';
+            memcpy(out + n, digits + 1, (size_t)(count - 1));
+            n += (size_t)(count - 1);
+        }
+        snprintf(out + n, 48 - n, "e%c%02d", exponent < 0 ? '-' : '+', abs(exponent));
+        return;
+    }
+    if (exponent < 0) {
+        out[n++] = '0';
+    }
+    for (int i = 0; i <= exponent; i++) {
+        out[n++] = i < count ? digits[i] : '0';
+    }
+    out[n++] = '.';
+    for (int i = -1; i > exponent; i--) {
+        out[n++] = '0';
+    }
+    int rest = exponent < 0 ? 0 : exponent + 1;
+    for (int i = rest; i < count; i++) {
+        out[n++] = digits[i];
+    }
+    if (rest >= count) {
+        out[n++] = '0';
+    }
+    out[n] = '\0';
+}
+
+// The shortest digits that read back as the same number, as Python's repr writes them.
+static void qlora__jin_format_double(double x, char out[48]) {
+    uint64_t bits = 0;
+    char digits[32];
+    char printed[40];
+    int count = 0;
+    int exponent = 0;
+    memcpy(&bits, &x, sizeof bits);
+    if ((bits >> 52 & 0x7FF) == 0x7FF) {
+        bool nan = (bits & 0xFFFFFFFFFFFFFu) != 0;
+        snprintf(out, 48, "%s", nan ? "nan" : (bits >> 63) != 0 ? "-inf" : "inf");
+        return;
+    }
+    for (int precision = 1; precision <= 17; precision++) {
+        snprintf(printed, sizeof printed, "%.*e", precision - 1, x);
+        count = 0;
+        const char* c = printed;
+        for (; *c != 'e' && *c != '\0'; c++) { // the decimal point may be the locale's
+            if (*c >= '0' && *c <= '9' && count < 31) {
+                digits[count++] = *c;
+            }
+        }
+        exponent = *c == 'e' ? atoi(c + 1) : 0;
+        char back[48];
+        digits[count] = '\0';
+        snprintf(back, sizeof back, "%s%se%d", printed[0] == '-' ? "-" : "", digits,
+                 exponent - count + 1);
+        double again = qlora__number_parse(back, strlen(back));
+        if (memcmp(&again, &x, sizeof x) == 0) {
+            break;
+        }
+    }
+    while (count > 1 && digits[count - 1] == '0') {
+        count--;
+    }
+    qlora__jin_place_point((bits >> 63) != 0, digits, count, exponent, out);
+}
+
+static bool qlora__jin_is_printable(uint32_t code) {
+    if (code < 0x7F) {
+        return code >= 0x20;
+    }
+    uint32_t kind = qlora__jin_class(code);
+    return kind != QLORA__TEXT_C_OTHER && kind != QLORA__TEXT_C_SPACE &&
+           kind != QLORA__TEXT_C_JOINER;
+}
+
+// A string in quotes, as repr prints it.
+static qlora_result qlora__jin_repr_string(qlora__jin_machine* m, const qlora__jin_string* s,
+                                           qlora__jin_buffer* out) {
+    bool single = memchr(s->bytes > 0 ? s->data : "", '\'', s->bytes) != NULL;
+    bool twice = memchr(s->bytes > 0 ? s->data : "", '"', s->bytes) != NULL;
+    char quote = single && !twice ? '"' : '\'';
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 16));
+    QLORA__TRY(qlora__jin_put(m, out, &quote, 1));
+    for (size_t at = 0, step = 0; at < s->bytes; at += step) {
+        char escaped[16];
+        uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
+        if (code == (uint32_t)quote || code == '\\') {
+            snprintf(escaped, sizeof escaped, "\\%c", (char)code);
+        } else if (code == '\n' || code == '\r' || code == '\t') {
+            snprintf(escaped, sizeof escaped, "\\%c",
+                     code == '\n'   ? 'n'
+                     : code == '\r' ? 'r'
+                                    : 't');
+        } else if (!qlora__jin_is_printable(code)) {
+            const char* format = code < 0x100 ? "\\x%02x" : code < 0x10000 ? "\\u%04x" : "\\U%08x";
+            snprintf(escaped, sizeof escaped, format, (unsigned)code);
+        } else {
+            QLORA__TRY(qlora__jin_put(m, out, s->data + at, step));
+            continue;
+        }
+        QLORA__TRY(qlora__jin_puts(m, out, escaped));
+    }
+    return qlora__jin_put(m, out, &quote, 1);
+}
+
+// (a, b), [a, b], or what a view shows.
+static qlora_result qlora__jin_repr_items(qlora__jin_machine* m, const char* open,
+                                          const qlora__jin_value* items, size_t count,
+                                          const char* close, qlora__jin_buffer* out) {
+    QLORA__TRY(qlora__jin_puts(m, out, open));
+    for (size_t i = 0; i < count; i++) {
+        QLORA__TRY(i > 0 ? qlora__jin_puts(m, out, ", ") : QLORA_OK);
+        QLORA__TRY(m->hooks->repr(m, items[i], out));
+    }
+    return qlora__jin_puts(m, out, close);
+}
+
+static qlora_result qlora__jin_repr_dict(qlora__jin_machine* m, const qlora__jin_dict* dict,
+                                         const char* between, bool pairs, qlora__jin_buffer* out) {
+    for (size_t i = 0; i < dict->count; i++) {
+        QLORA__TRY(i > 0 ? qlora__jin_puts(m, out, ", ") : QLORA_OK);
+        QLORA__TRY(pairs ? qlora__jin_puts(m, out, "(") : QLORA_OK);
+        QLORA__TRY(m->hooks->repr(m, dict->keys[i], out));
+        QLORA__TRY(qlora__jin_puts(m, out, between));
+        QLORA__TRY(m->hooks->repr(m, dict->values[i], out));
+        QLORA__TRY(pairs ? qlora__jin_puts(m, out, ")") : QLORA_OK);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_repr_view(qlora__jin_machine* m, qlora__jin_value v,
+                                         qlora__jin_buffer* out) {
+    const qlora__jin_dict* dict = v.as.dict;
+    if (v.flag == 2) {
+        QLORA__TRY(qlora__jin_puts(m, out, "dict_items(["));
+        QLORA__TRY(qlora__jin_repr_dict(m, dict, ", ", true, out));
+        return qlora__jin_puts(m, out, "])");
+    }
+    return qlora__jin_repr_items(m, v.flag == 0 ? "dict_keys([" : "dict_values([",
+                                 v.flag == 0 ? dict->keys : dict->values, dict->count, "])", out);
+}
+
+// What is neither a number nor a string.
+static qlora_result qlora__jin_repr_inner(qlora__jin_machine* m, qlora__jin_value v,
+                                          qlora__jin_buffer* out) {
+    char text[96];
+    switch (v.kind) {
+    case QLORA__JIN_LIST:
+        return qlora__jin_repr_items(m, "[", v.as.list->items, v.as.list->count, "]", out);
+    case QLORA__JIN_TUPLE:
+        return qlora__jin_repr_items(m, "(", v.as.list->items, v.as.list->count,
+                                     v.as.list->count == 1 ? ",)" : ")", out);
+    case QLORA__JIN_DICT:
+        QLORA__TRY(qlora__jin_puts(m, out, "{"));
+        QLORA__TRY(qlora__jin_repr_dict(m, v.as.dict, ": ", false, out));
+        return qlora__jin_puts(m, out, "}");
+    case QLORA__JIN_NAMESPACE:
+        QLORA__TRY(qlora__jin_puts(m, out, "<Namespace {"));
+        QLORA__TRY(qlora__jin_repr_dict(m, v.as.dict, ": ", false, out));
+        return qlora__jin_puts(m, out, "}>");
+    case QLORA__JIN_VIEW:
+        return qlora__jin_repr_view(m, v, out);
+    case QLORA__JIN_RANGE:
+        snprintf(text, sizeof text,
+                 v.as.range->step == 1 ? "range(%lld, %lld)" : "range(%lld, %lld, %lld)",
+                 (long long)v.as.range->start, (long long)v.as.range->stop,
+                 (long long)v.as.range->step);
+        return qlora__jin_puts(m, out, text);
+    default:
+        // Python prints an address here, which is different each time
+        return qlora__jin_fail(m, "a %s cannot be printed%s", qlora__jin_type(v),
+                               v.kind == QLORA__JIN_ITER ? "; make a list of it" : "");
+    }
+}
+
+static qlora_result qlora__jin_repr(qlora__jin_machine* m, qlora__jin_value v,
+                                    qlora__jin_buffer* out) {
+    char text[64];
+    switch (v.kind) {
+    case QLORA__JIN_UNDEFINED:
+        return qlora__jin_puts(m, out, "Undefined");
+    case QLORA__JIN_NONE:
+        return qlora__jin_puts(m, out, "None");
+    case QLORA__JIN_BOOL:
+        return qlora__jin_puts(m, out, v.as.truth ? "True" : "False");
+    case QLORA__JIN_INT:
+        snprintf(text, sizeof text, "%lld", (long long)v.as.integer);
+        return qlora__jin_puts(m, out, text);
+    case QLORA__JIN_BIG:
+        return qlora__jin_put(m, out, v.as.string->data, v.as.string->bytes);
+    case QLORA__JIN_FLOAT:
+        qlora__jin_format_double(v.as.real, text);
+        return qlora__jin_puts(m, out, text);
+    case QLORA__JIN_STRING:
+        if (v.flag != 0) {
+            QLORA__TRY(qlora__jin_puts(m, out, "Markup("));
+            QLORA__TRY(qlora__jin_repr_string(m, v.as.string, out));
+            return qlora__jin_puts(m, out, ")");
+        }
+        return qlora__jin_repr_string(m, v.as.string, out);
+    default:
+        QLORA__TRY(qlora__jin_enter(m));
+        QLORA__TRY(qlora__jin_repr_inner(m, v, out));
+        m->depth--;
+        return QLORA_OK;
+    }
+}
+
+// str(): appends.
+static qlora_result qlora__jin_print(qlora__jin_machine* m, qlora__jin_value v,
+                                     qlora__jin_buffer* out) {
+    if (v.kind == QLORA__JIN_STRING) {
+        return qlora__jin_put(m, out, v.as.string->data, v.as.string->bytes);
+    }
+    return v.kind == QLORA__JIN_UNDEFINED ? QLORA_OK : qlora__jin_repr(m, v, out);
+}
+
+// str() as a value; a string stays what it is, Markup too.
+static qlora_result qlora__jin_text(qlora__jin_machine* m, qlora__jin_value v,
+                                    qlora__jin_value* out) {
+    qlora__jin_buffer buffer;
+    if (v.kind == QLORA__JIN_STRING) {
+        *out = v;
+        return QLORA_OK;
+    }
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_print(m, v, &buffer));
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
+// ---- truth, numbers, equality, order ------------------------------------------------------------
+
+static bool qlora__jin_is_nan(double x) {
+    return !(x <= 0.0 || x >= 0.0);
+}
+
+static bool qlora__jin_truth(qlora__jin_value v) {
+    switch (v.kind) {
+    case QLORA__JIN_MISSING:
+    case QLORA__JIN_UNDEFINED:
+    case QLORA__JIN_NONE:
+        return false;
+    case QLORA__JIN_BOOL:
+        return v.as.truth;
+    case QLORA__JIN_INT:
+        return v.as.integer != 0;
+    case QLORA__JIN_FLOAT:
+        return v.as.real < 0.0 || v.as.real > 0.0 || qlora__jin_is_nan(v.as.real);
+    case QLORA__JIN_STRING:
+        return v.as.string->bytes > 0;
+    case QLORA__JIN_LIST:
+    case QLORA__JIN_TUPLE:
+        return v.as.list->count > 0;
+    case QLORA__JIN_DICT:
+    case QLORA__JIN_VIEW:
+        return v.as.dict->count > 0;
+    case QLORA__JIN_RANGE:
+        return v.as.range->count > 0;
+    default:
+        return true;
+    }
+}
+
+static bool qlora__jin_is_number(qlora__jin_value v) {
+    return v.kind == QLORA__JIN_BOOL || v.kind == QLORA__JIN_INT || v.kind == QLORA__JIN_FLOAT;
+}
+
+static bool qlora__jin_is_integer(qlora__jin_value v) {
+    return v.kind == QLORA__JIN_BOOL || v.kind == QLORA__JIN_INT;
+}
+
+static int64_t qlora__jin_integer_of(qlora__jin_value v) {
+    return v.kind == QLORA__JIN_BOOL ? (v.as.truth ? 1 : 0) : v.as.integer;
+}
+
+static double qlora__jin_real_of(qlora__jin_value v) {
+    return v.kind == QLORA__JIN_FLOAT ? v.as.real : (double)qlora__jin_integer_of(v);
+}
+
+// -1, 0, 1, or 2 when one of them is not a number (NaN).
+static int qlora__jin_compare_numbers(qlora__jin_value a, qlora__jin_value b) {
+    if (qlora__jin_is_integer(a) && qlora__jin_is_integer(b)) {
+        int64_t x = qlora__jin_integer_of(a);
+        int64_t y = qlora__jin_integer_of(b);
+        return x < y ? -1 : x > y ? 1 : 0;
+    }
+    double x = qlora__jin_real_of(a);
+    double y = qlora__jin_real_of(b);
+    return x < y ? -1 : x > y ? 1 : qlora__jin_is_nan(x) || qlora__jin_is_nan(y) ? 2 : 0;
+}
+
+static int qlora__jin_compare_strings(const qlora__jin_string* a, const qlora__jin_string* b) {
+    size_t common = a->bytes < b->bytes ? a->bytes : b->bytes;
+    int order = common > 0 ? memcmp(a->data, b->data, common) : 0; // UTF-8 sorts as code points do
+    return order != 0 ? order : a->bytes < b->bytes ? -1 : a->bytes > b->bytes ? 1 : 0;
+}
+
+static qlora_result qlora__jin_equal_dicts(qlora__jin_machine* m, const qlora__jin_dict* a,
+                                           const qlora__jin_dict* b, bool* out) {
+    *out = a->count == b->count;
+    for (size_t i = 0; i < a->count && *out; i++) {
+        bool found = false;
+        QLORA__TRY(qlora__jin_work(m, b->count / 4));
+        for (size_t k = 0; k < b->count && !found; k++) {
+            QLORA__TRY(m->hooks->equal(m, a->keys[i], b->keys[k], &found));
+            if (found) {
+                QLORA__TRY(m->hooks->equal(m, a->values[i], b->values[k], out));
+            }
+        }
+        *out = *out && found;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_equal_lists(qlora__jin_machine* m, const qlora__jin_list* a,
+                                           const qlora__jin_list* b, bool* out) {
+    *out = a->count == b->count;
+    for (size_t i = 0; i < a->count && *out; i++) {
+        QLORA__TRY(m->hooks->equal(m, a->items[i], b->items[i], out));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_equal(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
+                                     bool* out) {
+    *out = false;
+    if (qlora__jin_is_number(a) && qlora__jin_is_number(b)) {
+        *out = qlora__jin_compare_numbers(a, b) == 0;
+        return QLORA_OK;
+    }
+    if (a.kind != b.kind) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__jin_enter(m));
+    switch (a.kind) {
+    case QLORA__JIN_UNDEFINED:
+    case QLORA__JIN_NONE:
+        *out = true;
+        break;
+    case QLORA__JIN_STRING:
+    case QLORA__JIN_BIG:
+        *out = a.as.string->bytes == b.as.string->bytes &&
+               qlora__jin_compare_strings(a.as.string, b.as.string) == 0;
+        break;
+    case QLORA__JIN_LIST:
+    case QLORA__JIN_TUPLE:
+        QLORA__TRY(qlora__jin_equal_lists(m, a.as.list, b.as.list, out));
+        break;
+    case QLORA__JIN_DICT:
+        QLORA__TRY(qlora__jin_equal_dicts(m, a.as.dict, b.as.dict, out));
+        break;
+    case QLORA__JIN_RANGE:
+        *out = a.as.range->count == b.as.range->count &&
+               (a.as.range->count == 0 ||
+                (a.as.range->start == b.as.range->start &&
+                 (a.as.range->count == 1 || a.as.range->step == b.as.range->step)));
+        break;
+    default:
+        *out = a.as.list == b.as.list && a.flag == b.flag;
+        break;
+    }
+    m->depth--;
+    return QLORA_OK;
+}
+
+// a < b, or a <= b.
+static qlora_result qlora__jin_less(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
+                                    bool or_equal, bool* out) {
+    QLORA__TRY(qlora__jin_work(m, 1));
+    if (a.kind == QLORA__JIN_UNDEFINED || b.kind == QLORA__JIN_UNDEFINED) {
+        return qlora__jin_undefined_error(m, a.kind == QLORA__JIN_UNDEFINED ? a : b);
+    }
+    if (qlora__jin_is_number(a) && qlora__jin_is_number(b)) {
+        int order = qlora__jin_compare_numbers(a, b);
+        *out = order < 0 || (order == 0 && or_equal);
+        return QLORA_OK;
+    }
+    if (a.kind == QLORA__JIN_STRING && b.kind == QLORA__JIN_STRING) {
+        int order = qlora__jin_compare_strings(a.as.string, b.as.string);
+        *out = order < 0 || (order == 0 && or_equal);
+        return QLORA_OK;
+    }
+    if (a.kind != b.kind || (a.kind != QLORA__JIN_LIST && a.kind != QLORA__JIN_TUPLE)) {
+        return qlora__jin_fail(m, "a %s and a %s cannot be ordered", qlora__jin_type(a),
+                               qlora__jin_type(b));
+    }
+    QLORA__TRY(qlora__jin_enter(m));
+    const qlora__jin_list* x = a.as.list;
+    const qlora__jin_list* y = b.as.list;
+    size_t i = 0;
+    bool same = true;
+    while (i < x->count && i < y->count && same) {
+        QLORA__TRY(m->hooks->equal(m, x->items[i], y->items[i], &same));
+        i += same ? 1 : 0;
+    }
+    if (i == x->count || i == y->count) {
+        *out = x->count < y->count || (x->count == y->count && or_equal);
+    } else {
+        QLORA__TRY(m->hooks->less(m, x->items[i], y->items[i], or_equal, out));
+    }
+    m->depth--;
+    return QLORA_OK;
+}
+
+// Lists, dictionaries and what contains them cannot be keys.
+static bool qlora__jin_hashable(qlora__jin_value v) {
+    if (v.kind == QLORA__JIN_TUPLE) {
+        for (size_t i = 0; i < v.as.list->count; i++) {
+            qlora__jin_kind kind = v.as.list->items[i].kind;
+            if (kind == QLORA__JIN_LIST || kind == QLORA__JIN_DICT) {
+                return false;
+            }
+        }
+    }
+    return v.kind != QLORA__JIN_LIST && v.kind != QLORA__JIN_DICT && v.kind != QLORA__JIN_VIEW;
+}
+
+// The place of any key in a dictionary, or the count.
+static qlora_result qlora__jin_dict_find(qlora__jin_machine* m, const qlora__jin_dict* dict,
+                                         qlora__jin_value key, size_t* at) {
+    if (!qlora__jin_hashable(key)) {
+        return qlora__jin_fail(m, "a %s cannot be the key of a dictionary", qlora__jin_type(key));
+    }
+    QLORA__TRY(qlora__jin_work(m, dict->count / 8));
+    if (key.kind == QLORA__JIN_STRING) {
+        *at = qlora__jin_dict_at(dict, key.as.string->data, key.as.string->bytes);
+        return QLORA_OK;
+    }
+    bool same = false;
+    for (*at = 0; *at < dict->count; (*at)++) {
+        QLORA__TRY(qlora__jin_equal(m, dict->keys[*at], key, &same));
+        if (same) {
+            break;
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_dict_set(qlora__jin_machine* m, qlora__jin_dict* dict,
+                                        qlora__jin_value key, qlora__jin_value value) {
+    size_t at = 0;
+    QLORA__TRY(qlora__jin_dict_find(m, dict, key, &at));
+    if (at < dict->count) {
+        dict->values[at] = value;
+        return QLORA_OK;
+    }
+    return qlora__jin_dict_add(m, dict, key, value);
+}
+
+// ---- iteration ----------------------------------------------------------------------------------
+
+// How an iterator makes its values from those of `source`.
+enum {
+    QLORA__JIN_PLAIN,
+    QLORA__JIN_MAP_FILTER,
+    QLORA__JIN_MAP_ATTRIBUTE,
+    QLORA__JIN_SELECT, // with `attribute`, the attribute is tested
+    QLORA__JIN_LAZY,   // `late` makes the whole list when the first value is asked for
+    QLORA__JIN_TESTED  // the values that pass the test of a loop
+};
+
+typedef struct qlora__jin_iter {
+    int how;
+    qlora__jin_value source;
+    size_t at;      // items, or bytes of a string
+    bool backwards; // a list from its end
+    struct qlora__jin_iter* inner;
+    qlora__jin_value function; // the name of a filter or test; missing: truth
+    qlora__jin_value attribute;
+    qlora__jin_value fallback;
+    bool wanted; // select keeps what is true, reject what is false
+    qlora__jin_args args;
+    qlora__jin_filter_fn late;
+    qlora__jin_value* late_in;
+    const struct qlora__jin_node* node; // of a loop with a test
+    qlora__jin_record* record;
+    qlora_result (*tested)(qlora__jin_machine* m, struct qlora__jin_iter* iter,
+                           qlora__jin_value item, bool* out);
+} qlora__jin_iter;
+
+static bool qlora__jin_is_iterable(qlora__jin_value v) {
+    switch (v.kind) {
+    case QLORA__JIN_UNDEFINED:
+    case QLORA__JIN_STRING:
+    case QLORA__JIN_LIST:
+    case QLORA__JIN_TUPLE:
+    case QLORA__JIN_DICT:
+    case QLORA__JIN_VIEW:
+    case QLORA__JIN_RANGE:
+    case QLORA__JIN_ITER:
+    case QLORA__JIN_LOOP:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static qlora_result qlora__jin_iter_make(qlora__jin_machine* m, qlora__jin_value source,
+                                         qlora__jin_iter** out) {
+    void* memory = NULL;
+    if (source.kind == QLORA__JIN_ITER) {
+        *out = source.as.iter;
+        return QLORA_OK;
+    }
+    if (!qlora__jin_is_iterable(source) || source.kind == QLORA__JIN_LOOP) {
+        return qlora__jin_fail(m, "a %s is not a list or anything else to loop over",
+                               qlora__jin_type(source));
+    }
+    QLORA__TRY(qlora__jin_get(m, sizeof(qlora__jin_iter), &memory));
+    memset(memory, 0, sizeof(qlora__jin_iter));
+    *out = (qlora__jin_iter*)memory;
+    (*out)->source = source;
+    return QLORA_OK;
+}
+
+// The next value of something that is not computed.
+static qlora_result qlora__jin_next_plain(qlora__jin_machine* m, qlora__jin_iter* iter,
+                                          qlora__jin_value* out, bool* more) {
+    qlora__jin_value source = iter->source;
+    size_t at = iter->at;
+    size_t step = 1;
+    switch (source.kind) {
+    case QLORA__JIN_LIST:
+    case QLORA__JIN_TUPLE:
+        *more = at < source.as.list->count;
+        if (*more) {
+            *out = source.as.list->items[iter->backwards ? source.as.list->count - 1 - at : at];
+        }
+        break;
+    case QLORA__JIN_DICT:
+    case QLORA__JIN_VIEW:
+        *more = at < source.as.dict->count;
+        if (*more && source.kind == QLORA__JIN_VIEW && source.flag == 2) {
+            QLORA__TRY(
+                qlora__jin_pair_make(m, source.as.dict->keys[at], source.as.dict->values[at], out));
+        } else if (*more) {
+            bool values = source.kind == QLORA__JIN_VIEW && source.flag == 1;
+            *out = values ? source.as.dict->values[at] : source.as.dict->keys[at];
+        }
+        break;
+    case QLORA__JIN_RANGE:
+        *more = (int64_t)at < source.as.range->count;
+        *out = qlora__jin_int(source.as.range->start + (int64_t)at * source.as.range->step);
+        break;
+    case QLORA__JIN_STRING:
+        *more = at < source.as.string->bytes;
+        if (*more) {
+            qlora__jin_code_at(source.as.string->data, source.as.string->bytes, at, &step);
+            QLORA__TRY(qlora__jin_string_share(m, source.as.string->data + at, step, out));
+        }
+        break;
+    default:
+        *more = false;
+        break;
+    }
+    iter->at += *more ? step : 0;
+    return QLORA_OK;
+}
+
+// ---- length, items, attributes ------------------------------------------------------------------
+
+static qlora_result qlora__jin_length(qlora__jin_machine* m, qlora__jin_value v, int64_t* out) {
+    switch (v.kind) {
+    case QLORA__JIN_UNDEFINED:
+        *out = 0;
+        return QLORA_OK;
+    case QLORA__JIN_STRING:
+        *out = (int64_t)v.as.string->chars;
+        return QLORA_OK;
+    case QLORA__JIN_LIST:
+    case QLORA__JIN_TUPLE:
+        *out = (int64_t)v.as.list->count;
+        return QLORA_OK;
+    case QLORA__JIN_DICT:
+    case QLORA__JIN_VIEW:
+        *out = (int64_t)v.as.dict->count;
+        return QLORA_OK;
+    case QLORA__JIN_RANGE:
+        *out = v.as.range->count;
+        return QLORA_OK;
+    default:
+        return qlora__jin_fail(m, "a %s has no length", qlora__jin_type(v));
+    }
+}
+
+// The byte at which character `index` of a string starts.
+static size_t qlora__jin_byte_of(const qlora__jin_string* s, size_t index) {
+    if (s->bytes == s->chars) {
+        return index;
+    }
+    size_t at = 0;
+    while (index > 0 && at < s->bytes) {
+        at++;
+        while (at < s->bytes && ((unsigned char)s->data[at] & 0xC0) == 0x80) {
+            at++;
+        }
+        index--;
+    }
+    return at;
+}
+
+static qlora_result qlora__jin_char_at(qlora__jin_machine* m, const qlora__jin_string* s,
+                                       size_t index, qlora__jin_value* out) {
+    size_t step = 0;
+    QLORA__TRY(qlora__jin_work(m, s->bytes == s->chars ? 0 : s->bytes / 32));
+    size_t at = qlora__jin_byte_of(s, index);
+    qlora__jin_code_at(s->data, s->bytes, at, &step);
+    return qlora__jin_string_share(m, s->data + at, step, out);
+}
+
+// v[key] without attributes; *found is false where Python raises a TypeError or LookupError.
+static qlora_result qlora__jin_item(qlora__jin_machine* m, qlora__jin_value v, qlora__jin_value key,
+                                    qlora__jin_value* out, bool* found) {
+    *found = false;
+    if (v.kind == QLORA__JIN_DICT) {
+        size_t at = 0;
+        if (!qlora__jin_hashable(key)) {
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__jin_dict_find(m, v.as.dict, key, &at));
+        *found = at < v.as.dict->count;
+        *out = *found ? v.as.dict->values[at] : *out;
+        return QLORA_OK;
+    }
+    bool sequence = v.kind == QLORA__JIN_LIST || v.kind == QLORA__JIN_TUPLE ||
+                    v.kind == QLORA__JIN_STRING || v.kind == QLORA__JIN_RANGE;
+    if (!sequence || !qlora__jin_is_integer(key)) {
+        return QLORA_OK;
+    }
+    int64_t count = 0;
+    int64_t index = qlora__jin_integer_of(key);
+    QLORA__TRY(qlora__jin_length(m, v, &count));
+    index += index < 0 ? count : 0;
+    if (index < 0 || index >= count) {
+        return QLORA_OK;
+    }
+    *found = true;
+    if (v.kind == QLORA__JIN_STRING) {
+        QLORA__TRY(qlora__jin_char_at(m, v.as.string, (size_t)index, out));
+        out->flag = v.flag;
+        return QLORA_OK;
+    }
+    *out = v.kind == QLORA__JIN_RANGE ? qlora__jin_int(v.as.range->start + index * v.as.range->step)
+                                      : v.as.list->items[index];
+    return QLORA_OK;
+}
+
+typedef struct qlora__jin_method {
+    qlora__jin_value self;
+    const void* found;
+} qlora__jin_method;
+
+// An attribute in Python's sense: a method, or a field of a namespace, loop or macro.
+static qlora_result qlora__jin_attribute(qlora__jin_machine* m, qlora__jin_value v,
+                                         const char* name, size_t size, qlora__jin_value* out,
+                                         bool* found) {
+    bool unsafe = false;
+    const void* method = NULL;
+    if (v.kind == QLORA__JIN_NAMESPACE) {
+        size_t at = qlora__jin_dict_at(v.as.dict, name, size);
+        *found = at < v.as.dict->count;
+        *out = *found ? v.as.dict->values[at] : *out;
+        return QLORA_OK;
+    }
+    QLORA__TRY(m->hooks->field(m, v, name, size, out, found));
+    if (*found) {
+        return QLORA_OK;
+    }
+    *found = m->hooks->method(v, name, size, &unsafe, &method);
+    if (!*found) {
+        return QLORA_OK;
+    }
+    if (unsafe) {
+        return qlora__jin_undefined(m, qlora__jin_type(v), name, size, true, out);
+    }
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(m, sizeof(qlora__jin_method), &memory));
+    qlora__jin_method* bound = (qlora__jin_method*)memory;
+    bound->self = v;
+    bound->found = method;
+    *out = qlora__jin_of(QLORA__JIN_METHOD);
+    out->as.method = bound;
+    return QLORA_OK;
+}
+
+// v[key], as a template sees it: the item, else the attribute, else undefined.
+static qlora_result qlora__jin_getitem(qlora__jin_machine* m, qlora__jin_value v,
+                                       qlora__jin_value key, qlora__jin_value* out) {
+    bool found = false;
+    if (v.kind == QLORA__JIN_UNDEFINED) {
+        return qlora__jin_undefined_error(m, v);
+    }
+    QLORA__TRY(qlora__jin_item(m, v, key, out, &found));
+    if (found) {
+        return QLORA_OK;
+    }
+    if (key.kind == QLORA__JIN_STRING) {
+        const qlora__jin_string* name = key.as.string;
+        QLORA__TRY(qlora__jin_attribute(m, v, name->data, name->bytes, out, &found));
+        return found ? QLORA_OK
+                     : qlora__jin_undefined(m, qlora__jin_type(v), name->data, name->bytes, false,
+                                            out);
+    }
+    qlora__jin_buffer text;
+    memset(&text, 0, sizeof text);
+    if (key.kind == QLORA__JIN_INT) {
+        QLORA__TRY(qlora__jin_repr(m, key, &text));
+    }
+    return qlora__jin_undefined(m, qlora__jin_type(v), text.data, text.count, false, out);
+}
+
+// v.name: the attribute, else the item, else undefined.
+static qlora_result qlora__jin_getattr(qlora__jin_machine* m, qlora__jin_value v, const char* name,
+                                       size_t size, qlora__jin_value* out) {
+    bool found = false;
+    if (v.kind == QLORA__JIN_UNDEFINED) {
+        bool dunder =
+            size > 3 && memcmp(name, "__", 2) == 0 && memcmp(name + size - 2, "__", 2) == 0;
+        return dunder ? qlora__jin_undefined(m, qlora__jin_type(v), name, size, true, out)
+                      : qlora__jin_undefined_error(m, v);
+    }
+    QLORA__TRY(qlora__jin_attribute(m, v, name, size, out, &found));
+    if (found) {
+        return QLORA_OK;
+    }
+    if (v.kind == QLORA__JIN_DICT) {
+        size_t at = qlora__jin_dict_at(v.as.dict, name, size);
+        QLORA__TRY(qlora__jin_work(m, v.as.dict->count / 8));
+        if (at < v.as.dict->count) {
+            *out = v.as.dict->values[at];
+            return QLORA_OK;
+        }
+    }
+    return qlora__jin_undefined(m, qlora__jin_type(v), name, size, false, out);
+}
+
+//@@ src/text/jinja_number.h
+
+// Operators: arithmetic, concatenation, repetition, slices, membership.
+
+static qlora_result qlora__jin_too_big(qlora__jin_machine* m) {
+    return qlora__jin_fail(m, "an integer does not fit 64 bits");
+}
+
+// The largest whole number that is not above x.
+static double qlora__jin_floor(double x) {
+    if (x >= 4503599627370496.0 || x <= -4503599627370496.0 || qlora__jin_is_nan(x)) {
+        return x; // 2 to the 52: no fraction is left
+    }
+    double whole = (double)(int64_t)x;
+    return whole > x ? whole - 1.0 : whole;
+}
+
+static bool qlora__jin_is_zero(double x) {
+    return x <= 0.0 && x >= 0.0;
+}
+
+static bool qlora__jin_multiply(int64_t a, int64_t b, int64_t* out) {
+    if (a != 0 && b != 0) {
+        bool same = (a < 0) == (b < 0);
+        uint64_t x = a < 0 ? 0 - (uint64_t)a : (uint64_t)a;
+        uint64_t y = b < 0 ? 0 - (uint64_t)b : (uint64_t)b;
+        uint64_t limit = same ? (uint64_t)INT64_MAX : (uint64_t)INT64_MAX + 1;
+        if (x > limit / y) {
+            return false;
+        }
+        uint64_t product = x * y;
+        *out = same ? (int64_t)product : (int64_t)(0 - product);
+        return true;
+    }
+    *out = 0;
+    return true;
+}
+
+static bool qlora__jin_add_integers(int64_t a, int64_t b, int64_t* out) {
+    if ((b > 0 && a > INT64_MAX - b) || (b < 0 && a < INT64_MIN - b)) {
+        return false;
+    }
+    *out = a + b;
+    return true;
+}
+
+static qlora_result qlora__jin_power(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
+                                     qlora__jin_value* out) {
+    if (!qlora__jin_is_integer(b)) {
+        double whole = qlora__jin_floor(b.as.real);
+        if (whole < b.as.real || whole > 1024.0 || whole < -1024.0) {
+            return qlora__jin_fail(m, "a power whose exponent is not a whole number from -1024 to "
+                                      "1024 is not supported");
+        }
+    }
+    int64_t times = qlora__jin_is_integer(b) ? qlora__jin_integer_of(b) : (int64_t)b.as.real;
+    if (qlora__jin_is_integer(a) && qlora__jin_is_integer(b) && times >= 0) {
+        int64_t base = qlora__jin_integer_of(a);
+        int64_t result = 1;
+        for (int64_t i = 0; i < times && !((base == 0 || base == 1) && i > 0); i++) {
+            QLORA__TRY(qlora__jin_work(m, 1));
+            if (!qlora__jin_multiply(result, base, &result)) {
+                return qlora__jin_too_big(m);
+            }
+        }
+        *out = qlora__jin_int(result);
+        return QLORA_OK;
+    }
+    double base = qlora__jin_real_of(a);
+    double result = 1.0;
+    if (qlora__jin_is_zero(base) && times < 0) {
+        return qlora__jin_fail(m, "division by zero");
+    }
+    for (int64_t i = 0; i < (times < 0 ? -times : times) && i < 100000; i++) {
+        result *= base;
+    }
+    *out = qlora__jin_float(times < 0 ? 1.0 / result : result);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_divide(qlora__jin_machine* m, char op, qlora__jin_value a,
+                                      qlora__jin_value b, qlora__jin_value* out) {
+    double y = qlora__jin_real_of(b);
+    if (qlora__jin_is_zero(y)) {
+        return qlora__jin_fail(m, "division by zero");
+    }
+    if (op == '/') {
+        *out = qlora__jin_float(qlora__jin_real_of(a) / y);
+        return QLORA_OK;
+    }
+    if (qlora__jin_is_integer(a) && qlora__jin_is_integer(b)) {
+        int64_t p = qlora__jin_integer_of(a);
+        int64_t q = qlora__jin_integer_of(b);
+        if (q == -1) { // the one quotient that can overflow
+            if (p == INT64_MIN) {
+                return qlora__jin_too_big(m);
+            }
+            *out = qlora__jin_int(op == 'f' ? -p : 0);
+            return QLORA_OK;
+        }
+        int64_t quotient = p / q;
+        int64_t rest = p % q;
+        bool below = rest != 0 && (rest < 0) != (q < 0);
+        *out = qlora__jin_int(op == 'f' ? quotient - (below ? 1 : 0) : rest + (below ? q : 0));
+        return QLORA_OK;
+    }
+    double x = qlora__jin_real_of(a);
+    double quotient = qlora__jin_floor(x / y);
+    *out = qlora__jin_float(op == 'f' ? quotient : x - quotient * y);
+    return QLORA_OK;
+}
+
+// + - * on numbers
+static qlora_result qlora__jin_arithmetic(qlora__jin_machine* m, char op, qlora__jin_value a,
+                                          qlora__jin_value b, qlora__jin_value* out) {
+    if (qlora__jin_is_integer(a) && qlora__jin_is_integer(b)) {
+        int64_t x = qlora__jin_integer_of(a);
+        int64_t y = qlora__jin_integer_of(b);
+        int64_t result = 0;
+        bool fits = op == '*' ? qlora__jin_multiply(x, y, &result)
+                    : op == '-' && y == INT64_MIN
+                        ? false
+                        : qlora__jin_add_integers(x, op == '-' ? -y : y, &result);
+        *out = qlora__jin_int(result);
+        return fits ? QLORA_OK : qlora__jin_too_big(m);
+    }
+    double x = qlora__jin_real_of(a);
+    double y = qlora__jin_real_of(b);
+    *out = qlora__jin_float(op == '+' ? x + y : op == '-' ? x - y : x * y);
+    return QLORA_OK;
+}
+
+// ---- strings and lists
+
+// Markup: & < > ' " become entities.
+static qlora_result qlora__jin_escape_html(qlora__jin_machine* m, qlora__jin_value v,
+                                           qlora__jin_buffer* out) {
+    static const char* const entities[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
+    static const char marks[] = "&<>'\"";
+    qlora__jin_value text;
+    QLORA__TRY(qlora__jin_text(m, v, &text));
+    const qlora__jin_string* s = text.as.string;
+    if (text.flag != 0) {
+        return qlora__jin_put(m, out, s->data, s->bytes);
+    }
+    for (size_t i = 0; i < s->bytes; i++) {
+        const char* mark = s->data[i] != '\0' ? strchr(marks, s->data[i]) : NULL;
+        QLORA__TRY(mark != NULL ? qlora__jin_puts(m, out, entities[mark - marks])
+                                : qlora__jin_put(m, out, s->data + i, 1));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_join_strings(qlora__jin_machine* m, qlora__jin_value a,
+                                            qlora__jin_value b, qlora__jin_value* out) {
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    bool markup = a.flag != 0 || b.flag != 0;
+    if (markup) {
+        QLORA__TRY(qlora__jin_escape_html(m, a, &buffer));
+        QLORA__TRY(qlora__jin_escape_html(m, b, &buffer));
+    } else {
+        QLORA__TRY(qlora__jin_buffer_room(m, &buffer, a.as.string->bytes + b.as.string->bytes));
+        QLORA__TRY(qlora__jin_print(m, a, &buffer));
+        QLORA__TRY(qlora__jin_print(m, b, &buffer));
+    }
+    QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
+    out->flag = markup ? 1 : 0;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_repeat(qlora__jin_machine* m, qlora__jin_value v, int64_t times,
+                                      qlora__jin_value* out) {
+    times = times < 0 ? 0 : times;
+    if (v.kind == QLORA__JIN_STRING) {
+        const qlora__jin_string* s = v.as.string;
+        qlora__jin_buffer buffer;
+        memset(&buffer, 0, sizeof buffer);
+        for (int64_t i = 0; i < times && s->bytes > 0; i++) {
+            QLORA__TRY(qlora__jin_work(m, 1));
+            QLORA__TRY(qlora__jin_put(m, &buffer, s->data, s->bytes));
+        }
+        QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
+        out->flag = v.flag;
+        return QLORA_OK;
+    }
+    const qlora__jin_list* list = v.as.list;
+    QLORA__TRY(qlora__jin_list_make(m, v.kind, 0, out));
+    for (int64_t i = 0; i < times && list->count > 0; i++) {
+        for (size_t k = 0; k < list->count; k++) {
+            QLORA__TRY(qlora__jin_list_add(m, out->as.list, list->items[k]));
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_append_lists(qlora__jin_machine* m, qlora__jin_value a,
+                                            qlora__jin_value b, qlora__jin_value* out) {
+    size_t first = a.as.list->count;
+    size_t second = b.as.list->count;
+    QLORA__TRY(qlora__jin_work(m, (first + second) / 4));
+    QLORA__TRY(qlora__jin_list_make(m, a.kind, first + second, out));
+    qlora__jin_list* list = out->as.list;
+    if (first > 0) {
+        memcpy(list->items, a.as.list->items, first * sizeof(qlora__jin_value));
+    }
+    if (second > 0) {
+        memcpy(list->items + first, b.as.list->items, second * sizeof(qlora__jin_value));
+    }
+    list->count = first + second;
+    return QLORA_OK;
+}
+
+static bool qlora__jin_is_sequence(qlora__jin_value v) {
+    return v.kind == QLORA__JIN_STRING || v.kind == QLORA__JIN_LIST || v.kind == QLORA__JIN_TUPLE;
+}
+
+// a op b, where op is + - * / f (//) % p (**). % on a string is for the caller.
+static qlora_result qlora__jin_binary(qlora__jin_machine* m, char op, qlora__jin_value a,
+                                      qlora__jin_value b, qlora__jin_value* out) {
+    if (a.kind == QLORA__JIN_UNDEFINED || b.kind == QLORA__JIN_UNDEFINED) {
+        return qlora__jin_undefined_error(m, a.kind == QLORA__JIN_UNDEFINED ? a : b);
+    }
+    if (qlora__jin_is_number(a) && qlora__jin_is_number(b)) {
+        return op == 'p'                             ? qlora__jin_power(m, a, b, out)
+               : op == '/' || op == 'f' || op == '%' ? qlora__jin_divide(m, op, a, b, out)
+                                                     : qlora__jin_arithmetic(m, op, a, b, out);
+    }
+    if (a.kind == QLORA__JIN_BIG || b.kind == QLORA__JIN_BIG) {
+        return qlora__jin_too_big(m);
+    }
+    if (op == '+' && a.kind == b.kind && qlora__jin_is_sequence(a)) {
+        return a.kind == QLORA__JIN_STRING ? qlora__jin_join_strings(m, a, b, out)
+                                           : qlora__jin_append_lists(m, a, b, out);
+    }
+    if (op == '*' && qlora__jin_is_sequence(a) && qlora__jin_is_integer(b)) {
+        return qlora__jin_repeat(m, a, qlora__jin_integer_of(b), out);
+    }
+    if (op == '*' && qlora__jin_is_sequence(b) && qlora__jin_is_integer(a)) {
+        return qlora__jin_repeat(m, b, qlora__jin_integer_of(a), out);
+    }
+    char name[3] = {op, '\0', '\0'};
+    if (op == 'f' || op == 'p') {
+        name[0] = op == 'f' ? '/' : '*';
+        name[1] = name[0];
+    }
+    return qlora__jin_fail(m, "a %s %s a %s is not possible", qlora__jin_type(a), name,
+                           qlora__jin_type(b));
+}
+
+// ---- slices
+
+// One end of a slice, as Python limits it.
+static int64_t qlora__jin_slice_end(qlora__jin_value end, int64_t count, bool backwards,
+                                    bool start) {
+    if (end.kind == QLORA__JIN_NONE || end.kind == QLORA__JIN_MISSING) {
+        return start == backwards ? (backwards ? count - 1 : count) : (backwards ? -1 : 0);
+    }
+    int64_t at = qlora__jin_integer_of(end);
+    at += at < 0 ? count : 0;
+    int64_t low = backwards ? -1 : 0;
+    int64_t high = backwards ? count - 1 : count;
+    return at < low ? low : at > high ? high : at;
+}
+
+static qlora_result qlora__jin_slice_string(qlora__jin_machine* m, qlora__jin_value v,
+                                            int64_t start, int64_t stop, int64_t step,
+                                            qlora__jin_value* out) {
+    const qlora__jin_string* s = v.as.string;
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 32));
+    if (step == 1) {
+        size_t begin = qlora__jin_byte_of(s, (size_t)start);
+        size_t end = stop > start ? qlora__jin_byte_of(s, (size_t)stop) : begin;
+        QLORA__TRY(qlora__jin_string_share(m, s->data + begin, end - begin, out));
+        out->flag = v.flag;
+        return QLORA_OK;
+    }
+    for (int64_t i = start; step > 0 ? i < stop : i > stop; i += step) {
+        size_t size = 0;
+        QLORA__TRY(qlora__jin_work(m, s->bytes == s->chars ? 1 : 1 + s->bytes / 32));
+        size_t at = qlora__jin_byte_of(s, (size_t)i);
+        qlora__jin_code_at(s->data, s->bytes, at, &size);
+        QLORA__TRY(qlora__jin_put(m, &buffer, s->data + at, size));
+        if (step > 0 ? i > INT64_MAX - step : i < INT64_MIN - step) {
+            break;
+        }
+    }
+    QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
+    out->flag = v.flag;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_range_make(qlora__jin_machine* m, int64_t start, int64_t stop,
+                                          int64_t step, qlora__jin_value* out) {
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(m, sizeof(qlora__jin_range), &memory));
+    qlora__jin_range* range = (qlora__jin_range*)memory;
+    range->start = start;
+    range->stop = stop;
+    range->step = step;
+    range->count = 0;
+    // unsigned, because the distance may be more than an int64_t holds
+    uint64_t far = step > 0 ? (uint64_t)stop - (uint64_t)start : (uint64_t)start - (uint64_t)stop;
+    uint64_t stride = step > 0 ? (uint64_t)step : 0 - (uint64_t)step;
+    if (step > 0 ? start < stop : start > stop) {
+        uint64_t count = (far - 1) / stride + 1;
+        if (count > QLORA__JIN_MAX_RANGE) {
+            return qlora__jin_fail(m, "a range of %llu numbers; the sandbox allows %d",
+                                   (unsigned long long)count, (int)QLORA__JIN_MAX_RANGE);
+        }
+        range->count = (int64_t)count;
+    }
+    *out = qlora__jin_of(QLORA__JIN_RANGE);
+    out->as.range = range;
+    return QLORA_OK;
+}
+
+// v[start:stop:step]; missing parts are of kind MISSING or NONE. *found is false where Python
+// raises a TypeError.
+static qlora_result qlora__jin_slice(qlora__jin_machine* m, qlora__jin_value v,
+                                     const qlora__jin_value parts[3], qlora__jin_value* out,
+                                     bool* found) {
+    int64_t count = 0;
+    *found = qlora__jin_is_sequence(v) || v.kind == QLORA__JIN_RANGE;
+    for (int i = 0; i < 3; i++) {
+        *found = *found && (parts[i].kind == QLORA__JIN_MISSING ||
+                            parts[i].kind == QLORA__JIN_NONE || qlora__jin_is_integer(parts[i]));
+    }
+    if (!*found) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__jin_length(m, v, &count));
+    int64_t step = qlora__jin_is_integer(parts[2]) ? qlora__jin_integer_of(parts[2]) : 1;
+    if (step == 0) {
+        return qlora__jin_fail(m, "the step of a slice is zero");
+    }
+    step = step > INT32_MAX ? INT32_MAX : step < -INT32_MAX ? -INT32_MAX : step;
+    int64_t start = qlora__jin_slice_end(parts[0], count, step < 0, true);
+    int64_t stop = qlora__jin_slice_end(parts[1], count, step < 0, false);
+    if (v.kind == QLORA__JIN_STRING) {
+        return qlora__jin_slice_string(m, v, start, stop, step, out);
+    }
+    if (v.kind == QLORA__JIN_RANGE) {
+        const qlora__jin_range* r = v.as.range;
+        return qlora__jin_range_make(m, r->start + start * r->step, r->start + stop * r->step,
+                                     r->step * step, out);
+    }
+    QLORA__TRY(qlora__jin_list_make(m, v.kind, 0, out));
+    for (int64_t i = start; step > 0 ? i < stop : i > stop; i += step) {
+        QLORA__TRY(qlora__jin_list_add(m, out->as.list, v.as.list->items[i]));
+    }
+    return QLORA_OK;
+}
+
+// ---- membership
+
+// Where `part` starts in s at or after `from`, in bytes; SIZE_MAX when it is not there.
+static size_t qlora__jin_find_bytes(const char* data, size_t size, size_t from, const char* part,
+                                    size_t length) {
+    if (length == 0) {
+        return from;
+    }
+    while (from < size && size - from >= length) {
+        const char* hit = (const char*)memchr(data + from, part[0], size - from - length + 1);
+        if (hit == NULL) {
+            return SIZE_MAX;
+        }
+        from = (size_t)(hit - data);
+        if (memcmp(hit, part, length) == 0) {
+            return from;
+        }
+        from++;
+    }
+    return SIZE_MAX;
+}
+
+// item in v
+static qlora_result qlora__jin_contains(qlora__jin_machine* m, qlora__jin_value v,
+                                        qlora__jin_value item, bool* out) {
+    qlora__jin_iter* iter = NULL;
+    qlora__jin_value next;
+    bool more = true;
+    *out = false;
+    if (v.kind == QLORA__JIN_STRING) {
+        if (item.kind != QLORA__JIN_STRING) {
+            return item.kind == QLORA__JIN_UNDEFINED
+                       ? qlora__jin_fail(m, "an undefined value cannot be in a string")
+                       : qlora__jin_fail(m, "a %s cannot be in a string", qlora__jin_type(item));
+        }
+        const qlora__jin_string* s = v.as.string;
+        QLORA__TRY(qlora__jin_work(m, s->bytes / 16));
+        *out = qlora__jin_find_bytes(s->data, s->bytes, 0, item.as.string->data,
+                                     item.as.string->bytes) != SIZE_MAX;
+        return QLORA_OK;
+    }
+    if (v.kind == QLORA__JIN_DICT || (v.kind == QLORA__JIN_VIEW && v.flag == 0)) {
+        size_t at = 0;
+        QLORA__TRY(qlora__jin_dict_find(m, v.as.dict, item, &at));
+        *out = at < v.as.dict->count;
+        return QLORA_OK;
+    }
+    if (!qlora__jin_is_iterable(v)) {
+        return qlora__jin_fail(m, "a %s contains nothing: \"in\" is not possible",
+                               qlora__jin_type(v));
+    }
+    QLORA__TRY(qlora__jin_iter_make(m, v, &iter));
+    while (!*out) {
+        QLORA__TRY(m->hooks->next(m, iter, &next, &more));
+        if (!more) {
+            break;
+        }
+        QLORA__TRY(qlora__jin_equal(m, next, item, out));
+    }
+    return QLORA_OK;
+}
+
+//@@ src/text/jinja_json.h
+
+// JSON to values and back: json.loads for the conversation, json.dumps for the filter tojson.
+
+// The value of a JSON token. Its depth is limited by the JSON reader; containers are kept on an
+// explicit stack.
+typedef struct qlora__jin_level {
+    qlora__jin_value value;
+    const qlora__json_token* end; // behind the last token inside
+} qlora__jin_level;
+
+static qlora_result qlora__jin_from_number(qlora__jin_machine* m, const qlora__json* json,
+                                           const qlora__json_token* token, qlora__jin_value* out) {
+    int64_t integer = 0;
+    const char* text = json->text + token->begin;
+    size_t size = token->end - token->begin;
+    for (size_t i = 0; i < size; i++) {
+        if (text[i] == '.' || text[i] == 'e' || text[i] == 'E') {
+            *out = qlora__jin_float(qlora__number_parse(text, size));
+            return QLORA_OK;
+        }
+    }
+    if (qlora__text_json_integer(json, token, &integer)) {
+        *out = qlora__jin_int(integer);
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__jin_string_share(m, text, size, out));
+    out->kind = QLORA__JIN_BIG;
+    return QLORA_OK;
+}
+
+// One token; of a container, the empty container.
+static qlora_result qlora__jin_from_token(qlora__jin_machine* m, const qlora__json* json,
+                                          const qlora__json_token* token, qlora__jin_value* out) {
+    switch (token->kind) {
+    case QLORA__JSON_TRUE:
+    case QLORA__JSON_FALSE:
+        *out = qlora__jin_bool(token->kind == QLORA__JSON_TRUE);
+        return QLORA_OK;
+    case QLORA__JSON_NUMBER:
+        return qlora__jin_from_number(m, json, token, out);
+    case QLORA__JSON_STRING:
+        return qlora__jin_string_share(m, qlora__text_json_text(json, token),
+                                       qlora__text_json_size(token), out);
+    case QLORA__JSON_ARRAY:
+        return qlora__jin_list_make(m, QLORA__JIN_LIST, token->count, out);
+    case QLORA__JSON_OBJECT:
+        return qlora__jin_dict_make(m, QLORA__JIN_DICT, token->count, out);
+    default:
+        *out = qlora__jin_none();
+        return QLORA_OK;
+    }
+}
+
+// The strings of the result share the memory of `json`, which must have been decoded.
+static qlora_result qlora__jin_from_json(qlora__jin_machine* m, const qlora__json* json,
+                                         const qlora__json_token* root, qlora__jin_value* out) {
+    qlora__jin_level levels[QLORA__JSON_MAX_DEPTH + 1];
+    size_t depth = 0;
+    const qlora__json_token* token = root;
+    const qlora__json_token* end = qlora__text_json_next(json, root);
+    while (token < end) {
+        qlora__jin_value value;
+        const qlora__json_token* key = NULL;
+        bool in_dict = depth > 0 && levels[depth - 1].value.kind == QLORA__JIN_DICT;
+        if (in_dict) {
+            key = token++;
+        }
+        QLORA__TRY(qlora__jin_from_token(m, json, token, &value));
+        if (in_dict) {
+            qlora__jin_value name;
+            QLORA__TRY(qlora__jin_from_token(m, json, key, &name));
+            QLORA__TRY(qlora__jin_dict_set(m, levels[depth - 1].value.as.dict, name, value));
+        } else if (depth > 0) {
+            QLORA__TRY(qlora__jin_list_add(m, levels[depth - 1].value.as.list, value));
+        } else {
+            *out = value;
+        }
+        bool container = value.kind == QLORA__JIN_LIST || value.kind == QLORA__JIN_DICT;
+        if (container && depth <= QLORA__JSON_MAX_DEPTH) {
+            levels[depth].value = value;
+            levels[depth++].end = qlora__text_json_next(json, token);
+        }
+        token++;
+        while (depth > 0 && token >= levels[depth - 1].end) {
+            depth--;
+        }
+    }
+    return QLORA_OK;
+}
+
+// ---- tojson -------------------------------------------------------------------------------------
+
+typedef struct qlora__jin_dump {
+    qlora__jin_buffer* out;
+    bool ascii;
+    bool sorted;
+    bool indented;
+    qlora__jin_value indent; // a string for each level
+    qlora__jin_value item_separator;
+    qlora__jin_value key_separator;
+    qlora_result (*value)(qlora__jin_machine* m, const struct qlora__jin_dump* dump,
+                          qlora__jin_value v, size_t level);
+} qlora__jin_dump;
+
+static qlora_result qlora__jin_dump_string(qlora__jin_machine* m, const qlora__jin_string* s,
+                                           bool ascii, qlora__jin_buffer* out) {
+    static const char plain[] = "\"\\\b\f\n\r\t";
+    static const char letters[] = "\"\\bfnrt";
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 32));
+    QLORA__TRY(qlora__jin_put(m, out, "\"", 1));
+    size_t good = 0;
+    for (size_t at = 0; at < s->bytes;) {
+        char escaped[16];
+        unsigned char c = (unsigned char)s->data[at];
+        size_t step = 1;
+        const char* hit = c != 0 && c < 0x80 ? strchr(plain, (char)c) : NULL;
+        if (hit != NULL) {
+            snprintf(escaped, sizeof escaped, "\\%c", letters[hit - plain]);
+        } else if (c < 0x20) {
+            snprintf(escaped, sizeof escaped, "\\u%04x", (unsigned)c);
+        } else if (c >= 0x80 && ascii) {
+            uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
+            if (code >= 0x10000) {
+                code -= 0x10000;
+                snprintf(escaped, sizeof escaped, "\\u%04x\\u%04x",
+                         (unsigned)(0xD800 + (code >> 10)), (unsigned)(0xDC00 + (code & 0x3FF)));
+            } else {
+                snprintf(escaped, sizeof escaped, "\\u%04x", (unsigned)code);
+            }
+        } else if (c == 0x7F && ascii) {
+            at++; // json.dumps leaves it
+            continue;
+        } else {
+            at++;
+            continue;
+        }
+        QLORA__TRY(qlora__jin_put(m, out, s->data + good, at - good));
+        QLORA__TRY(qlora__jin_puts(m, out, escaped));
+        at += step;
+        good = at;
+    }
+    QLORA__TRY(qlora__jin_put(m, out, s->data + good, s->bytes - good));
+    return qlora__jin_put(m, out, "\"", 1);
+}
+
+static qlora_result qlora__jin_dump_number(qlora__jin_machine* m, qlora__jin_value v,
+                                           qlora__jin_buffer* out) {
+    if (v.kind == QLORA__JIN_FLOAT) {
+        double x = v.as.real;
+        if (qlora__jin_is_nan(x) || x > 1.7976931348623157e308 || x < -1.7976931348623157e308) {
+            return qlora__jin_puts(m, out,
+                                   qlora__jin_is_nan(x) ? "NaN"
+                                   : x > 0.0            ? "Infinity"
+                                                        : "-Infinity");
+        }
+    }
+    if (v.kind == QLORA__JIN_BOOL || v.kind == QLORA__JIN_NONE) {
+        return qlora__jin_puts(m, out,
+                               v.kind == QLORA__JIN_NONE ? "null"
+                               : v.as.truth              ? "true"
+                                                         : "false");
+    }
+    return qlora__jin_repr(m, v, out);
+}
+
+static qlora_result qlora__jin_dump_newline(qlora__jin_machine* m, const qlora__jin_dump* d,
+                                            size_t level) {
+    if (!d->indented) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__jin_put(m, d->out, "\n", 1));
+    for (size_t i = 0; i < level; i++) {
+        QLORA__TRY(qlora__jin_print(m, d->indent, d->out));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_dump_list(qlora__jin_machine* m, const qlora__jin_dump* d,
+                                         const qlora__jin_list* list, size_t level) {
+    QLORA__TRY(qlora__jin_put(m, d->out, "[", 1));
+    for (size_t i = 0; i < list->count; i++) {
+        QLORA__TRY(i > 0 ? qlora__jin_print(m, d->item_separator, d->out) : QLORA_OK);
+        QLORA__TRY(qlora__jin_dump_newline(m, d, level + 1));
+        QLORA__TRY(d->value(m, d, list->items[i], level + 1));
+    }
+    QLORA__TRY(list->count > 0 ? qlora__jin_dump_newline(m, d, level) : QLORA_OK);
+    return qlora__jin_put(m, d->out, "]", 1);
+}
+
+// The order of the keys: as they are, or sorted (by insertion, stable). Python compares the keys
+// themselves, so keys of different types are an error.
+static qlora_result qlora__jin_sort_keys(qlora__jin_machine* m, const qlora__jin_dict* dict,
+                                         bool sorted, size_t** out) {
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(m, dict->count * sizeof(size_t), &memory));
+    size_t* order = (size_t*)memory;
+    for (size_t i = 0; i < dict->count; i++) {
+        size_t at = i;
+        while (sorted && at > 0) {
+            bool less = false;
+            QLORA__TRY(qlora__jin_less(m, dict->keys[i], dict->keys[order[at - 1]], false, &less));
+            if (!less) {
+                break;
+            }
+            order[at] = order[at - 1];
+            at--;
+        }
+        order[at] = i;
+    }
+    *out = order;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_dump_dict(qlora__jin_machine* m, const qlora__jin_dump* d,
+                                         const qlora__jin_dict* dict, size_t level) {
+    size_t* order = NULL;
+    QLORA__TRY(qlora__jin_sort_keys(m, dict, d->sorted, &order));
+    QLORA__TRY(qlora__jin_put(m, d->out, "{", 1));
+    for (size_t i = 0; i < dict->count; i++) {
+        qlora__jin_value key = dict->keys[order[i]];
+        QLORA__TRY(i > 0 ? qlora__jin_print(m, d->item_separator, d->out) : QLORA_OK);
+        QLORA__TRY(qlora__jin_dump_newline(m, d, level + 1));
+        if (key.kind == QLORA__JIN_STRING) {
+            QLORA__TRY(qlora__jin_dump_string(m, key.as.string, d->ascii, d->out));
+        } else if (qlora__jin_is_number(key) || key.kind == QLORA__JIN_NONE) {
+            QLORA__TRY(qlora__jin_put(m, d->out, "\"", 1));
+            QLORA__TRY(qlora__jin_dump_number(m, key, d->out));
+            QLORA__TRY(qlora__jin_put(m, d->out, "\"", 1));
+        } else {
+            return qlora__jin_fail(m, "tojson: a %s cannot be a key", qlora__jin_type(key));
+        }
+        QLORA__TRY(qlora__jin_print(m, d->key_separator, d->out));
+        QLORA__TRY(d->value(m, d, dict->values[order[i]], level + 1));
+    }
+    QLORA__TRY(dict->count > 0 ? qlora__jin_dump_newline(m, d, level) : QLORA_OK);
+    return qlora__jin_put(m, d->out, "}", 1);
+}
+
+static qlora_result qlora__jin_dump_value(qlora__jin_machine* m, const qlora__jin_dump* d,
+                                          qlora__jin_value v, size_t level) {
+    QLORA__TRY(qlora__jin_enter(m));
+    switch (v.kind) {
+    case QLORA__JIN_NONE:
+    case QLORA__JIN_BOOL:
+    case QLORA__JIN_INT:
+    case QLORA__JIN_BIG:
+    case QLORA__JIN_FLOAT:
+        QLORA__TRY(qlora__jin_dump_number(m, v, d->out));
+        break;
+    case QLORA__JIN_STRING:
+        QLORA__TRY(qlora__jin_dump_string(m, v.as.string, d->ascii, d->out));
+        break;
+    case QLORA__JIN_LIST:
+    case QLORA__JIN_TUPLE:
+        QLORA__TRY(qlora__jin_dump_list(m, d, v.as.list, level));
+        break;
+    case QLORA__JIN_DICT:
+        QLORA__TRY(qlora__jin_dump_dict(m, d, v.as.dict, level));
+        break;
+    default:
+        return qlora__jin_fail(m, "tojson: a %s cannot be written as JSON", qlora__jin_type(v));
+    }
+    m->depth--;
+    return QLORA_OK;
+}
+
+// in: value, ensure_ascii, indent, separators, sort_keys
+static qlora_result qlora__jin_tojson(qlora__jin_machine* m, qlora__jin_value* in,
+                                      qlora__jin_value* out) {
+    qlora__jin_buffer buffer;
+    qlora__jin_dump d;
+    memset(&buffer, 0, sizeof buffer);
+    memset(&d, 0, sizeof d);
+    d.out = &buffer;
+    d.value = qlora__jin_dump_value;
+    d.ascii = qlora__jin_truth(in[1]);
+    d.sorted = qlora__jin_truth(in[4]);
+    d.indented = in[2].kind != QLORA__JIN_MISSING && in[2].kind != QLORA__JIN_NONE;
+    QLORA__TRY(qlora__jin_string_of(m, "", &d.indent));
+    if (in[2].kind == QLORA__JIN_STRING) {
+        d.indent = in[2];
+    } else if (d.indented && qlora__jin_is_integer(in[2])) {
+        qlora__jin_value space;
+        QLORA__TRY(qlora__jin_string_of(m, " ", &space));
+        QLORA__TRY(qlora__jin_repeat(m, space, qlora__jin_integer_of(in[2]), &d.indent));
+    } else if (d.indented) {
+        return qlora__jin_fail(m, "tojson: indent is a %s", qlora__jin_type(in[2]));
+    }
+    QLORA__TRY(qlora__jin_string_of(m, d.indented ? "," : ", ", &d.item_separator));
+    QLORA__TRY(qlora__jin_string_of(m, ": ", &d.key_separator));
+    if (in[3].kind != QLORA__JIN_MISSING && in[3].kind != QLORA__JIN_NONE) {
+        bool pair = (in[3].kind == QLORA__JIN_TUPLE || in[3].kind == QLORA__JIN_LIST) &&
+                    in[3].as.list->count == 2 &&
+                    in[3].as.list->items[0].kind == QLORA__JIN_STRING &&
+                    in[3].as.list->items[1].kind == QLORA__JIN_STRING;
+        if (!pair) {
+            return qlora__jin_fail(m, "tojson: separators must be two strings");
+        }
+        d.item_separator = in[3].as.list->items[0];
+        d.key_separator = in[3].as.list->items[1];
+    }
+    QLORA__TRY(qlora__jin_dump_value(m, &d, in[0], 0));
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
+//@@ src/text/jinja_format.h
+
+// Text from a format: the operator %, str.format, strftime.
+
+typedef struct qlora__jin_spec {
+    uint32_t fill;
+    char align; // < > ^ = or 0
+    char sign;  // + - or a space
+    bool alternate;
+    bool zero;
+    int64_t width;
+    char group;        // , or _ or 0
+    int64_t precision; // -1: none
+    char type;
+} qlora__jin_spec;
+
+// Appends text, padded to the width in characters.
+static qlora_result qlora__jin_pad(qlora__jin_machine* m, const char* text, size_t size,
+                                   const qlora__jin_spec* spec, char align,
+                                   qlora__jin_buffer* out) {
+    int64_t chars = (int64_t)qlora__jin_count_chars(text, size);
+    int64_t room = spec->width > chars ? spec->width - chars : 0;
+    int64_t left = align == '>' ? room : align == '^' ? room / 2 : 0;
+    for (int64_t i = 0; i < room; i++) {
+        if (i == left) {
+            QLORA__TRY(qlora__jin_put(m, out, text, size));
+        }
+        QLORA__TRY(qlora__jin_work(m, 1));
+        QLORA__TRY(qlora__jin_put_code(m, out, spec->fill));
+    }
+    return left == room ? qlora__jin_put(m, out, text, size) : QLORA_OK;
+}
+
+// Digits in groups of three, from the right, up to a point or exponent.
+static void qlora__jin_group(const char* digits, char separator, char* out, size_t room) {
+    size_t whole = strspn(digits, "0123456789");
+    size_t n = 0;
+    for (size_t i = 0; digits[i] != '\0' && n + 2 < room; i++) {
+        if (separator != '\0' && i > 0 && i < whole && (whole - i) % 3 == 0) {
+            out[n++] = separator;
+        }
+        out[n++] = digits[i];
+    }
+    out[n] = '\0';
+}
+
+// A number without its sign, as text.
+static qlora_result qlora__jin_format_digits(qlora__jin_machine* m, qlora__jin_value v,
+                                             const qlora__jin_spec* spec, char* out, size_t room) {
+    char type = spec->type;
+    if (strchr("eEfFgG%", type) != NULL && type != '\0') {
+        char format[8];
+        double x = qlora__jin_real_of(v);
+        x = type == '%' ? x * 100.0 : x;
+        x = x < 0.0 ? -x : x;
+        int64_t precision = spec->precision < 0 ? 6 : spec->precision;
+        if (precision > 100) {
+            return qlora__jin_fail(m, "a precision above 100 is not supported");
+        }
+        snprintf(format, sizeof format, "%%.*%c", type == '%' || type == 'F' ? 'f' : type);
+        // the formats differ only in their last letter, and all take an int and a double
+        int wrote = format[3] == 'f'   ? snprintf(out, room, "%.*f", (int)precision, x)
+                    : format[3] == 'e' ? snprintf(out, room, "%.*e", (int)precision, x)
+                    : format[3] == 'E' ? snprintf(out, room, "%.*E", (int)precision, x)
+                    : format[3] == 'g' ? snprintf(out, room, "%.*g", (int)precision, x)
+                                       : snprintf(out, room, "%.*G", (int)precision, x);
+        for (char* c = out; *c != '\0'; c++) {
+            *c = *c == ',' ? '.' : *c; // the locale's decimal point
+        }
+        if (type == '%' && wrote > 0 && (size_t)wrote + 1 < room) {
+            out[wrote] = '%';
+            out[wrote + 1] = '\0';
+        }
+        return QLORA_OK;
+    }
+    int64_t integer = qlora__jin_integer_of(v);
+    uint64_t size = integer < 0 ? 0 - (uint64_t)integer : (uint64_t)integer;
+    if (type == 'b') {
+        size_t n = 0;
+        int top = 63;
+        while (top > 0 && (size >> top & 1) == 0) {
+            top--;
+        }
+        for (; top >= 0; top--) {
+            out[n++] = (size >> top & 1) != 0 ? '1' : '0';
+        }
+        out[n] = '\0';
+        return QLORA_OK;
+    }
+    const char* format = type == 'x'   ? "%llx"
+                         : type == 'X' ? "%llX"
+                         : type == 'o' ? "%llo"
+                                       : "%llu";
+    snprintf(out, room, format, (unsigned long long)size);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_format_number(qlora__jin_machine* m, qlora__jin_value v,
+                                             const qlora__jin_spec* given, qlora__jin_buffer* out) {
+    char digits[512];
+    char grouped[700];
+    char text[720];
+    qlora__jin_spec spec = *given;
+    bool real = v.kind == QLORA__JIN_FLOAT;
+    bool negative = real ? v.as.real < 0.0 : qlora__jin_integer_of(v) < 0;
+    if (spec.type == '\0' && real && spec.precision < 0) {
+        char shortest[48];
+        qlora__jin_format_double(v.as.real, shortest);
+        negative = shortest[0] == '-';
+        snprintf(digits, sizeof digits, "%s", shortest + (negative ? 1 : 0));
+    } else {
+        spec.type = spec.type != '\0' ? spec.type : real ? 'g' : 'd';
+        spec.type = spec.type == 'i' || spec.type == 'u' || spec.type == 'n' ? 'd' : spec.type;
+        if (strchr("dxXobeEfFgG%", spec.type) == NULL || (real && strchr("dxXob", spec.type))) {
+            return qlora__jin_fail(m, "the format \"%c\" does not fit a %s", spec.type,
+                                   qlora__jin_type(v));
+        }
+        QLORA__TRY(qlora__jin_format_digits(m, v, &spec, digits, sizeof digits));
+    }
+    qlora__jin_group(digits, spec.group, grouped, sizeof grouped);
+    const char* sign = negative ? "-" : spec.sign == '+' ? "+" : spec.sign == ' ' ? " " : "";
+    const char* prefix = !spec.alternate    ? ""
+                         : spec.type == 'x' ? "0x"
+                         : spec.type == 'X' ? "0X"
+                         : spec.type == 'o' ? "0o"
+                         : spec.type == 'b' ? "0b"
+                                            : "";
+    char align = spec.align != '\0' ? spec.align : '>';
+    if (spec.zero && spec.align == '\0') {
+        align = '=';
+        spec.fill = '0';
+    }
+    if (align == '=') {
+        QLORA__TRY(qlora__jin_puts(m, out, sign));
+        QLORA__TRY(qlora__jin_puts(m, out, prefix));
+        int64_t used = (int64_t)(strlen(sign) + strlen(prefix));
+        spec.width = spec.width > used ? spec.width - used : 0;
+        return qlora__jin_pad(m, grouped, strlen(grouped), &spec, '>', out);
+    }
+    snprintf(text, sizeof text, "%s%s%s", sign, prefix, grouped);
+    return qlora__jin_pad(m, text, strlen(text), &spec, align, out);
+}
+
+static qlora_result qlora__jin_format_string(qlora__jin_machine* m, qlora__jin_value v,
+                                             const qlora__jin_spec* spec, qlora__jin_buffer* out) {
+    const qlora__jin_string* s = v.as.string;
+    size_t bytes = s->bytes;
+    if (spec->precision >= 0 && (uint64_t)spec->precision < s->chars) {
+        bytes = qlora__jin_byte_of(s, (size_t)spec->precision);
+    }
+    return qlora__jin_pad(m, s->data, bytes, spec, spec->align != '\0' ? spec->align : '<', out);
+}
+
+static int64_t qlora__jin_read_number(const char* text, size_t size, size_t* at) {
+    int64_t value = 0;
+    while (*at < size && text[*at] >= '0' && text[*at] <= '9') {
+        value = value < 100000000 ? value * 10 + (text[*at] - '0') : value;
+        *at += 1;
+    }
+    return value;
+}
+
+// ---- the operator %
+
+static qlora_result qlora__jin_percent_one(qlora__jin_machine* m, qlora__jin_value v,
+                                           qlora__jin_spec* spec, qlora__jin_buffer* out) {
+    qlora__jin_value text;
+    if (spec->type == 's' || spec->type == 'r' || spec->type == 'a') {
+        qlora__jin_buffer buffer;
+        memset(&buffer, 0, sizeof buffer);
+        QLORA__TRY(spec->type == 's' ? qlora__jin_print(m, v, &buffer)
+                                     : qlora__jin_repr(m, v, &buffer));
+        QLORA__TRY(qlora__jin_buffer_string(m, &buffer, &text));
+        spec->align = spec->align != '\0' ? spec->align : '>';
+        return qlora__jin_format_string(m, text, spec, out);
+    }
+    if (spec->type == 'c') {
+        if (v.kind == QLORA__JIN_STRING && v.as.string->chars == 1) {
+            return qlora__jin_format_string(m, v, spec, out);
+        }
+        return qlora__jin_fail(m, "%%c needs one character");
+    }
+    if (v.kind == QLORA__JIN_UNDEFINED) {
+        return qlora__jin_undefined_error(m, v);
+    }
+    if (strchr("diuxXoeEfFgG", spec->type) == NULL || spec->type == '\0') {
+        return qlora__jin_fail(m, "the format %%%c is not supported", spec->type);
+    }
+    if (!qlora__jin_is_number(v)) {
+        return qlora__jin_fail(m, "the format %%%c needs a number, not a %s", spec->type,
+                               qlora__jin_type(v));
+    }
+    if (v.kind == QLORA__JIN_FLOAT && strchr("diu", spec->type) != NULL) {
+        v = qlora__jin_int((int64_t)v.as.real);
+    }
+    if (spec->precision >= 0 && strchr("diuxXo", spec->type) != NULL) {
+        return qlora__jin_fail(m, "a precision with %%%c is not supported", spec->type);
+    }
+    return qlora__jin_format_number(m, v, spec, out);
+}
+
+// A width or precision: digits, or a star that takes the next argument.
+static qlora_result qlora__jin_percent_size(qlora__jin_machine* m, const qlora__jin_string* s,
+                                            size_t* at, const qlora__jin_list* args, size_t* used,
+                                            int64_t* out) {
+    if (*at < s->bytes && s->data[*at] == '*') {
+        *at += 1;
+        if (args == NULL || *used >= args->count || !qlora__jin_is_integer(args->items[*used])) {
+            return qlora__jin_fail(m, "a * in a format needs a whole number");
+        }
+        *out = qlora__jin_integer_of(args->items[(*used)++]);
+        return QLORA_OK;
+    }
+    *out = qlora__jin_read_number(s->data, s->bytes, at);
+    return QLORA_OK;
+}
+
+typedef struct qlora__jin_percent_state {
+    qlora__jin_value given;
+    const qlora__jin_list* args; // of a tuple
+    size_t used;
+} qlora__jin_percent_state;
+
+// One % at s->data[*at], behind the sign.
+static qlora_result qlora__jin_percent_part(qlora__jin_machine* m, const qlora__jin_string* s,
+                                            size_t* at, qlora__jin_percent_state* p,
+                                            qlora__jin_buffer* out) {
+    qlora__jin_spec spec;
+    qlora__jin_value value = qlora__jin_of(QLORA__JIN_MISSING);
+    memset(&spec, 0, sizeof spec);
+    spec.fill = ' ';
+    spec.precision = -1;
+    if (*at < s->bytes && s->data[*at] == '(') {
+        size_t close = qlora__jin_find_bytes(s->data, s->bytes, *at, ")", 1);
+        size_t place = 0;
+        if (close == SIZE_MAX || p->given.kind != QLORA__JIN_DICT) {
+            return qlora__jin_fail(m, "a format with (name) needs a dictionary");
+        }
+        place = qlora__jin_dict_at(p->given.as.dict, s->data + *at + 1, close - *at - 1);
+        if (place == p->given.as.dict->count) {
+            return qlora__jin_fail(m, "a format names a key that is not there");
+        }
+        value = p->given.as.dict->values[place];
+        *at = close + 1;
+    }
+    for (; *at < s->bytes && s->data[*at] != '\0' && strchr("-+ #0", s->data[*at]) != NULL;
+         *at += 1) {
+        char c = s->data[*at];
+        spec.align = c == '-' ? '<' : spec.align;
+        spec.sign = c == '+' || (c == ' ' && spec.sign == '\0') ? c : spec.sign;
+        spec.alternate = spec.alternate || c == '#';
+        spec.zero = spec.zero || c == '0';
+    }
+    QLORA__TRY(qlora__jin_percent_size(m, s, at, p->args, &p->used, &spec.width));
+    if (*at < s->bytes && s->data[*at] == '.') {
+        *at += 1;
+        QLORA__TRY(qlora__jin_percent_size(m, s, at, p->args, &p->used, &spec.precision));
+    }
+    if (*at >= s->bytes) {
+        return qlora__jin_fail(m, "a format ends inside %%");
+    }
+    spec.type = s->data[(*at)++];
+    if (spec.type == '%') {
+        return qlora__jin_put(m, out, "%", 1);
+    }
+    if (value.kind == QLORA__JIN_MISSING) {
+        size_t count = p->args != NULL ? p->args->count : 1;
+        if (p->used >= count) {
+            return qlora__jin_fail(m, "not enough values for a format");
+        }
+        value = p->args != NULL ? p->args->items[p->used] : p->given;
+        p->used++;
+    }
+    return qlora__jin_percent_one(m, value, &spec, out);
+}
+
+static qlora_result qlora__jin_percent(qlora__jin_machine* m, qlora__jin_value format,
+                                       qlora__jin_value given, qlora__jin_value* out) {
+    const qlora__jin_string* s = format.as.string;
+    qlora__jin_buffer buffer;
+    qlora__jin_percent_state p;
+    memset(&buffer, 0, sizeof buffer);
+    memset(&p, 0, sizeof p);
+    p.given = given;
+    p.args = given.kind == QLORA__JIN_TUPLE ? given.as.list : NULL;
+    if (format.flag != 0) {
+        return qlora__jin_fail(m, "%% on a safe string is not supported");
+    }
+    for (size_t at = 0; at < s->bytes;) {
+        size_t sign = qlora__jin_find_bytes(s->data, s->bytes, at, "%", 1);
+        size_t end = sign == SIZE_MAX ? s->bytes : sign;
+        QLORA__TRY(qlora__jin_put(m, &buffer, s->data + at, end - at));
+        at = end;
+        if (sign != SIZE_MAX) {
+            at++;
+            QLORA__TRY(qlora__jin_percent_part(m, s, &at, &p, &buffer));
+        }
+    }
+    bool mapping = given.kind == QLORA__JIN_DICT || given.kind == QLORA__JIN_LIST;
+    if (p.args != NULL ? p.used < p.args->count : p.used == 0 && !mapping) {
+        return qlora__jin_fail(m, "a format does not use all its values");
+    }
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
+// ---- str.format
+
+static qlora_result qlora__jin_read_spec(qlora__jin_machine* m, const char* text, size_t size,
+                                         qlora__jin_spec* spec) {
+    size_t at = 0;
+    size_t step = 0;
+    memset(spec, 0, sizeof *spec);
+    spec->fill = ' ';
+    spec->precision = -1;
+    if (size > 0) {
+        uint32_t fill = qlora__jin_code_at(text, size, 0, &step);
+        if (step < size && strchr("<>^=", text[step]) != NULL && text[step] != '\0') {
+            spec->fill = fill;
+            spec->align = text[step];
+            at = step + 1;
+        } else if (strchr("<>^=", text[0]) != NULL && text[0] != '\0') {
+            spec->align = text[0];
+            at = 1;
+        }
+    }
+    if (at < size && (text[at] == '+' || text[at] == '-' || text[at] == ' ')) {
+        spec->sign = text[at++];
+    }
+    if (at < size && text[at] == '#') {
+        spec->alternate = true;
+        at++;
+    }
+    if (at < size && text[at] == '0') {
+        spec->zero = true;
+        at++;
+    }
+    spec->width = qlora__jin_read_number(text, size, &at);
+    if (at < size && (text[at] == ',' || text[at] == '_')) {
+        spec->group = text[at++];
+    }
+    if (at < size && text[at] == '.') {
+        at++;
+        size_t digits = at;
+        spec->precision = qlora__jin_read_number(text, size, &at);
+        if (at == digits) {
+            return qlora__jin_fail(m, "a format has a point without a precision");
+        }
+    }
+    if (at < size) {
+        spec->type = text[at++];
+    }
+    return at == size ? QLORA_OK : qlora__jin_fail(m, "a format has an unknown ending");
+}
+
+static qlora_result qlora__jin_format_value(qlora__jin_machine* m, qlora__jin_value v,
+                                            const char* text, size_t size, qlora__jin_buffer* out) {
+    qlora__jin_spec spec;
+    if (size == 0) {
+        return qlora__jin_print(m, v, out);
+    }
+    QLORA__TRY(qlora__jin_read_spec(m, text, size, &spec));
+    if (v.kind == QLORA__JIN_STRING && (spec.type == '\0' || spec.type == 's')) {
+        if (spec.zero && spec.align == '\0') {
+            spec.fill = '0';
+        }
+        return spec.align == '=' || spec.sign != '\0'
+                   ? qlora__jin_fail(m, "a format for numbers is used for a string")
+                   : qlora__jin_format_string(m, v, &spec, out);
+    }
+    if (qlora__jin_is_number(v) && spec.type != 's') {
+        if (v.kind == QLORA__JIN_BOOL) {
+            v = qlora__jin_int(qlora__jin_integer_of(v));
+        }
+        return qlora__jin_format_number(m, v, &spec, out);
+    }
+    return qlora__jin_fail(m, "a %s cannot be printed with a format", qlora__jin_type(v));
+}
+
+// The value that {name.attribute[item]} means.
+static qlora_result qlora__jin_format_field(qlora__jin_machine* m, const char* text, size_t size,
+                                            const qlora__jin_args* args, size_t* automatic,
+                                            qlora__jin_value* out) {
+    size_t at = 0;
+    while (at < size && text[at] != '.' && text[at] != '[') {
+        at++;
+    }
+    size_t digits = 0;
+    int64_t index = qlora__jin_read_number(text, at, &digits);
+    if (at == 0 || digits == at) {
+        index = at == 0 ? (int64_t)(*automatic)++ : index;
+        if ((uint64_t)index >= args->positional) {
+            return qlora__jin_fail(m, "format: there is no value number %lld", (long long)index);
+        }
+        *out = args->items[index];
+    } else {
+        size_t k = 0;
+        while (k < args->named &&
+               !(args->names[k]->bytes == at && memcmp(args->names[k]->data, text, at) == 0)) {
+            k++;
+        }
+        if (k == args->named) {
+            return qlora__jin_fail(m, "format: there is no value named \"%.*s\"",
+                                   (int)(at < 60 ? at : 60), text);
+        }
+        *out = args->items[args->positional + k];
+    }
+    while (at < size) {
+        bool item = text[at] == '[';
+        size_t begin = ++at;
+        while (at < size && (item ? text[at] != ']' : text[at] != '.' && text[at] != '[')) {
+            at++;
+        }
+        digits = begin;
+        index = qlora__jin_read_number(text, at, &digits);
+        qlora__jin_value key = qlora__jin_int(index);
+        if (!item || digits != at) {
+            QLORA__TRY(qlora__jin_string_share(m, text + begin, at - begin, &key));
+        }
+        QLORA__TRY(item ? qlora__jin_getitem(m, *out, key, out)
+                        : qlora__jin_getattr(m, *out, text + begin, at - begin, out));
+        at += item ? 1 : 0;
+    }
+    return QLORA_OK;
+}
+
+// One {...}, without its braces.
+static qlora_result qlora__jin_format_part(qlora__jin_machine* m, const char* text, size_t size,
+                                           const qlora__jin_args* args, size_t* automatic,
+                                           qlora__jin_buffer* out) {
+    size_t colon = 0;
+    size_t bang = SIZE_MAX;
+    qlora__jin_value value;
+    qlora__jin_buffer shown;
+    memset(&shown, 0, sizeof shown);
+    while (colon < size && text[colon] != ':') {
+        bang = text[colon] == '!' && bang == SIZE_MAX ? colon : bang;
+        colon++;
+    }
+    if (memchr(text, '{', size) != NULL) {
+        return qlora__jin_fail(m, "format: braces inside braces are not supported");
+    }
+    size_t name = bang != SIZE_MAX ? bang : colon;
+    QLORA__TRY(qlora__jin_format_field(m, text, name, args, automatic, &value));
+    if (bang != SIZE_MAX) {
+        char how = bang + 1 < colon ? text[bang + 1] : '\0';
+        if (bang + 2 != colon || (how != 'r' && how != 's')) {
+            return qlora__jin_fail(m, "format: unknown conversion after !");
+        }
+        QLORA__TRY(how == 'r' ? qlora__jin_repr(m, value, &shown)
+                              : qlora__jin_print(m, value, &shown));
+        QLORA__TRY(qlora__jin_buffer_string(m, &shown, &value));
+    }
+    size_t spec = colon < size ? colon + 1 : size;
+    return qlora__jin_format_value(m, value, text + spec, size - spec, out);
+}
+
+static qlora_result qlora__jin_format(qlora__jin_machine* m, qlora__jin_value format,
+                                      const qlora__jin_args* args, qlora__jin_value* out) {
+    const qlora__jin_string* s = format.as.string;
+    qlora__jin_buffer buffer;
+    size_t automatic = 0;
+    memset(&buffer, 0, sizeof buffer);
+    if (format.flag != 0) {
+        return qlora__jin_fail(m, "format of a safe string is not supported");
+    }
+    for (size_t at = 0; at < s->bytes;) {
+        char c = s->data[at];
+        bool twice = at + 1 < s->bytes && s->data[at + 1] == c;
+        if ((c == '{' || c == '}') && twice) {
+            QLORA__TRY(qlora__jin_put(m, &buffer, &c, 1));
+            at += 2;
+        } else if (c == '{') {
+            size_t close = qlora__jin_find_bytes(s->data, s->bytes, at, "}", 1);
+            if (close == SIZE_MAX) {
+                return qlora__jin_fail(m, "format: a { is not closed");
+            }
+            QLORA__TRY(qlora__jin_format_part(m, s->data + at + 1, close - at - 1, args, &automatic,
+                                              &buffer));
+            at = close + 1;
+        } else if (c == '}') {
+            return qlora__jin_fail(m, "format: a } without a {");
+        } else {
+            QLORA__TRY(qlora__jin_put(m, &buffer, &c, 1));
+            at++;
+        }
+    }
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
+// ---- strftime_now
+
+static const char* const qlora__jin_days[] = {"Sunday",   "Monday", "Tuesday", "Wednesday",
+                                              "Thursday", "Friday", "Saturday"};
+static const char* const qlora__jin_months[] = {"January",   "February", "March",    "April",
+                                                "May",       "June",     "July",     "August",
+                                                "September", "October",  "November", "December"};
+
+typedef struct qlora__jin_date {
+    int64_t year;
+    int month; // from 1
+    int day;
+    int hour;
+    int minute;
+    int second;
+    int weekday; // 0 is Sunday
+    int yearday; // from 1
+} qlora__jin_date;
+
+// From seconds since 1970, without time zones: the clock is given in local time.
+static void qlora__jin_date_of(int64_t clock, qlora__jin_date* d) {
+    int64_t days = clock / 86400 - (clock % 86400 < 0 ? 1 : 0);
+    int64_t seconds = clock - days * 86400;
+    // days since 0000-03-01, so that a leap day is the last of its year
+    int64_t shifted = days + 719468;
+    int64_t era = (shifted >= 0 ? shifted : shifted - 146096) / 146097;
+    int64_t of_era = shifted - era * 146097;
+    int64_t year = (of_era - of_era / 1460 + of_era / 36524 - of_era / 146096) / 365;
+    int64_t of_year = of_era - (365 * year + year / 4 - year / 100);
+    int64_t shifted_month = (5 * of_year + 2) / 153;
+    d->day = (int)(of_year - (153 * shifted_month + 2) / 5 + 1);
+    d->month = (int)(shifted_month < 10 ? shifted_month + 3 : shifted_month - 9);
+    d->year = year + era * 400 + (d->month <= 2 ? 1 : 0);
+    d->hour = (int)(seconds / 3600);
+    d->minute = (int)(seconds / 60 % 60);
+    d->second = (int)(seconds % 60);
+    d->weekday = (int)(((days + 4) % 7 + 7) % 7);
+    bool leap = (d->year % 4 == 0 && d->year % 100 != 0) || d->year % 400 == 0;
+    static const int before[] = {0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334};
+    d->yearday = before[d->month - 1] + d->day + (leap && d->month > 2 ? 1 : 0);
+}
+
+// One letter of strftime in the C locale; NULL when it is not known. It is long because each letter
+// is a case.
+static const char* qlora__jin_date_part(const qlora__jin_date* d, char letter, char out[64]) {
+    static const char* const repeated[] = {
+        "D%m/%d/%y", "F%Y-%m-%d", "T%H:%M:%S",   "R%H:%M", "c%a %b %e %H:%M:%S %Y",
+        "x%m/%d/%y", "X%H:%M:%S", "r%I:%M:%S %p"};
+    int hour12 = d->hour % 12 == 0 ? 12 : d->hour % 12;
+    switch (letter) {
+    case 'Y':
+        snprintf(out, 64, "%lld", (long long)d->year);
+        return out;
+    case 'y':
+        snprintf(out, 64, "%02d", (int)(d->year % 100));
+        return out;
+    case 'm':
+        snprintf(out, 64, "%02d", d->month);
+        return out;
+    case 'd':
+        snprintf(out, 64, "%02d", d->day);
+        return out;
+    case 'e':
+        snprintf(out, 64, "%2d", d->day);
+        return out;
+    case 'H':
+        snprintf(out, 64, "%02d", d->hour);
+        return out;
+    case 'I':
+        snprintf(out, 64, "%02d", hour12);
+        return out;
+    case 'l':
+        snprintf(out, 64, "%2d", hour12);
+        return out;
+    case 'k':
+        snprintf(out, 64, "%2d", d->hour);
+        return out;
+    case 'M':
+        snprintf(out, 64, "%02d", d->minute);
+        return out;
+    case 'S':
+        snprintf(out, 64, "%02d", d->second);
+        return out;
+    case 'f':
+        return "000000";
+    case 'p':
+        return d->hour < 12 ? "AM" : "PM";
+    case 'j':
+        snprintf(out, 64, "%03d", d->yearday);
+        return out;
+    case 'w':
+        snprintf(out, 64, "%d", d->weekday);
+        return out;
+    case 'u':
+        snprintf(out, 64, "%d", d->weekday == 0 ? 7 : d->weekday);
+        return out;
+    case 'A':
+        return qlora__jin_days[d->weekday];
+    case 'B':
+        return qlora__jin_months[d->month - 1];
+    case 'a':
+        snprintf(out, 64, "%.3s", qlora__jin_days[d->weekday]);
+        return out;
+    case 'b':
+    case 'h':
+        snprintf(out, 64, "%.3s", qlora__jin_months[d->month - 1]);
+        return out;
+    case 'Z':
+    case 'z':
+        return ""; // the clock has no time zone
+    case 'n':
+        return "\n";
+    case 't':
+        return "\t";
+    case '%':
+        return "%";
+    default:
+        break;
+    }
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(repeated); i++) {
+        if (repeated[i][0] == letter) {
+            return repeated[i] + 1;
+        }
+    }
+    return NULL;
+}
+
+static qlora_result qlora__jin_strftime(qlora__jin_machine* m, const char* format, size_t size,
+                                        bool inside, qlora__jin_buffer* out) {
+    qlora__jin_date date;
+    qlora__jin_date_of(m->clock, &date);
+    for (size_t i = 0; i < size; i++) {
+        char text[64];
+        if (format[i] != '%' || i + 1 == size) {
+            QLORA__TRY(qlora__jin_put(m, out, format + i, 1));
+            continue;
+        }
+        char letter = format[++i];
+        bool unpadded = letter == '-' && i + 1 < size; // %-d: without the zero
+        letter = unpadded ? format[++i] : letter;
+        const char* part = qlora__jin_date_part(&date, letter, text);
+        if (part == NULL) {
+            return qlora__jin_fail(m, "strftime_now: %%%c is not supported", letter);
+        }
+        if (unpadded) {
+            while ((*part == '0' || *part == ' ') && part[1] != '\0') {
+                part++;
+            }
+        }
+        bool nested = strchr(part, '%') != NULL && letter != '%' && !inside;
+        QLORA__TRY(nested ? qlora__jin_strftime(m, part, strlen(part), true, out)
+                          : qlora__jin_puts(m, out, part));
+    }
+    return QLORA_OK;
+}
+
+//@@ src/text/jinja_strings.h
+
+// What strings can do: the parts of Python's str that templates use.
+
+// ---- arguments ----------------------------------------------------------------------------------
+
+// Puts the arguments of a call in the order of `names` ("sep maxsplit"; with a slash at the start,
+// keywords are not allowed). What is not given is MISSING.
+static qlora_result qlora__jin_bind_args(qlora__jin_machine* m, const char* what, const char* names,
+                                         size_t required, const qlora__jin_args* args,
+                                         qlora__jin_value* out) {
+    bool keywords = names[0] != '/';
+    const char* at = names + (keywords ? 0 : 1);
+    size_t count = 0;
+    size_t taken = 0;
+    while (*at != '\0') {
+        size_t size = strcspn(at, " ");
+        out[count] = qlora__jin_of(QLORA__JIN_MISSING);
+        if (count < args->positional) {
+            out[count] = args->items[count];
+        }
+        for (size_t i = 0; i < args->named && keywords; i++) {
+            if (args->names[i]->bytes == size && memcmp(args->names[i]->data, at, size) == 0) {
+                if (count < args->positional) {
+                    return qlora__jin_fail(m, "%s: the argument \"%.*s\" is given twice", what,
+                                           (int)size, at);
+                }
+                out[count] = args->items[args->positional + i];
+                taken++;
+            }
+        }
+        if (out[count].kind == QLORA__JIN_MISSING && count < required) {
+            return qlora__jin_fail(m, "%s: the argument \"%.*s\" is missing", what, (int)size, at);
+        }
+        count++;
+        at += size + (at[size] == ' ' ? 1 : 0);
+    }
+    if (args->positional > count) {
+        return qlora__jin_fail(m, "%s: %llu arguments are given, at most %llu are possible", what,
+                               (unsigned long long)args->positional, (unsigned long long)count);
+    }
+    if (taken < args->named) {
+        return qlora__jin_fail(m, "%s: an argument is given by a name that is unknown", what);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_need_string(qlora__jin_machine* m, const char* what,
+                                           qlora__jin_value v) {
+    if (v.kind == QLORA__JIN_STRING) {
+        return QLORA_OK;
+    }
+    return v.kind == QLORA__JIN_UNDEFINED
+               ? qlora__jin_undefined_error(m, v)
+               : qlora__jin_fail(m, "%s: a string is needed, not a %s", what, qlora__jin_type(v));
+}
+
+static qlora_result qlora__jin_need_integer(qlora__jin_machine* m, const char* what,
+                                            qlora__jin_value v, int64_t* out) {
+    if (v.kind == QLORA__JIN_MISSING) {
+        return QLORA_OK; // the default stays
+    }
+    if (!qlora__jin_is_integer(v)) {
+        return v.kind == QLORA__JIN_UNDEFINED
+                   ? qlora__jin_undefined_error(m, v)
+                   : qlora__jin_fail(m, "%s: a whole number is needed, not a %s", what,
+                                     qlora__jin_type(v));
+    }
+    *out = qlora__jin_integer_of(v);
+    return QLORA_OK;
+}
+
+// A part of a string that shares its memory and stays Markup.
+static qlora_result qlora__jin_part(qlora__jin_machine* m, qlora__jin_value s, size_t begin,
+                                    size_t end, qlora__jin_value* out) {
+    qlora__jin_value whole = s;
+    QLORA__TRY(qlora__jin_string_share(m, whole.as.string->data + begin, end - begin, out));
+    out->flag = whole.flag;
+    return QLORA_OK;
+}
+
+// ---- case ---------------------------------------------------------------------------------------
+
+static bool qlora__jin_is_cased(uint32_t code) {
+    uint32_t kind = qlora__jin_class(code);
+    return kind == QLORA__TEXT_C_UPPER || kind == QLORA__TEXT_C_LOWER;
+}
+
+// A capital sigma at the end of a word has a lower case of its own.
+static bool qlora__jin_final_sigma(const qlora__jin_string* s, size_t at) {
+    size_t step = 0;
+    size_t before = at;
+    do {
+        if (before == 0) {
+            return false;
+        }
+        before--;
+        while (before > 0 && ((unsigned char)s->data[before] & 0xC0) == 0x80) {
+            before--;
+        }
+    } while (qlora__jin_class(qlora__jin_code_at(s->data, s->bytes, before, &step)) ==
+             QLORA__TEXT_C_MARK);
+    if (!qlora__jin_is_cased(qlora__jin_code_at(s->data, s->bytes, before, &step))) {
+        return false;
+    }
+    size_t after = at + 2;
+    return after >= s->bytes ||
+           !qlora__jin_is_cased(qlora__jin_code_at(s->data, s->bytes, after, &step));
+}
+
+static qlora_result qlora__jin_put_case(qlora__jin_machine* m, const qlora__jin_string* s,
+                                        size_t at, uint32_t code, qlora__text_case to,
+                                        qlora__jin_buffer* out) {
+    uint32_t codes[3];
+    if (code == 0x3A3 && to == QLORA__TEXT_LOWER_CASE) {
+        return qlora__jin_put_code(m, out, qlora__jin_final_sigma(s, at) ? 0x3C2 : 0x3C3);
+    }
+    size_t count = qlora__text_case_of(code, to, codes);
+    for (size_t i = 0; i < count; i++) {
+        QLORA__TRY(qlora__jin_put_code(m, out, codes[i]));
+    }
+    return QLORA_OK;
+}
+
+// How the case of each character is chosen.
+enum {
+    QLORA__JIN_ALL_LOWER,
+    QLORA__JIN_ALL_UPPER,
+    QLORA__JIN_SWAP,
+    QLORA__JIN_FIRST,     // capitalize()
+    QLORA__JIN_EACH_WORD, // title()
+    QLORA__JIN_TITLE_FILTER
+};
+
+static qlora_result qlora__jin_recase(qlora__jin_machine* m, qlora__jin_value v, int how,
+                                      qlora__jin_value* out) {
+    const qlora__jin_string* s = v.as.string;
+    qlora__jin_buffer buffer;
+    bool inside = false; // of a word
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
+    QLORA__TRY(qlora__jin_buffer_room(m, &buffer, s->bytes));
+    for (size_t at = 0, step = 0; at < s->bytes; at += step) {
+        uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
+        qlora__text_case to = QLORA__TEXT_LOWER_CASE;
+        if (how == QLORA__JIN_ALL_UPPER) {
+            to = QLORA__TEXT_UPPER_CASE;
+        } else if (how == QLORA__JIN_SWAP) {
+            to = qlora__jin_class(code) == QLORA__TEXT_C_UPPER ? QLORA__TEXT_LOWER_CASE
+                                                               : QLORA__TEXT_UPPER_CASE;
+        } else if (how == QLORA__JIN_FIRST) {
+            to = at == 0 ? QLORA__TEXT_TITLE_CASE : QLORA__TEXT_LOWER_CASE;
+        } else if (how == QLORA__JIN_EACH_WORD) {
+            to = inside ? QLORA__TEXT_LOWER_CASE : QLORA__TEXT_TITLE_CASE;
+            inside = qlora__jin_is_cased(code);
+        } else if (how == QLORA__JIN_TITLE_FILTER) {
+            bool border = qlora__jin_is_space(code) ||
+                          (code < 0x80 && code > 0 && strchr("-({[<", (char)code) != NULL);
+            to = inside && !border ? QLORA__TEXT_LOWER_CASE : QLORA__TEXT_UPPER_CASE;
+            inside = !border;
+        }
+        QLORA__TRY(qlora__jin_put_case(m, s, at, code, to, &buffer));
+    }
+    QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
+    out->flag = v.flag;
+    return QLORA_OK;
+}
+
+#define QLORA__JIN_RECASE(name, how)                                                               \
+    static qlora_result qlora__jin_str_##name(qlora__jin_machine* m, qlora__jin_value* in,         \
+                                              qlora__jin_value* out) {                             \
+        return qlora__jin_recase(m, in[0], how, out);                                              \
+    }
+QLORA__JIN_RECASE(lower, QLORA__JIN_ALL_LOWER)
+QLORA__JIN_RECASE(upper, QLORA__JIN_ALL_UPPER)
+QLORA__JIN_RECASE(swapcase, QLORA__JIN_SWAP)
+QLORA__JIN_RECASE(capitalize, QLORA__JIN_FIRST)
+QLORA__JIN_RECASE(title, QLORA__JIN_EACH_WORD)
+
+// ---- strip --------------------------------------------------------------------------------------
+
+// Whether the character is to be stripped: one of `set`, or whitespace.
+static bool qlora__jin_strips(const qlora__jin_string* set, const char* data, size_t size,
+                              uint32_t code) {
+    return set == NULL ? qlora__jin_is_space(code)
+                       : qlora__jin_find_bytes(set->data, set->bytes, 0, data, size) != SIZE_MAX;
+}
+
+static qlora_result qlora__jin_strip(qlora__jin_machine* m, qlora__jin_value v,
+                                     qlora__jin_value chars, bool left, bool right,
+                                     qlora__jin_value* out) {
+    const qlora__jin_string* s = v.as.string;
+    size_t begin = 0;
+    size_t end = s->bytes;
+    bool given = chars.kind != QLORA__JIN_MISSING && chars.kind != QLORA__JIN_NONE;
+    if (given) {
+        QLORA__TRY(qlora__jin_need_string(m, "strip", chars));
+    }
+    const qlora__jin_string* set = given ? chars.as.string : NULL;
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 32));
+    while (left && begin < end) {
+        size_t step = 0;
+        uint32_t code = qlora__jin_code_at(s->data, end, begin, &step);
+        if (!qlora__jin_strips(set, s->data + begin, step, code)) {
+            break;
+        }
+        begin += step;
+    }
+    while (right && end > begin) {
+        size_t step = 0;
+        size_t at = end - 1;
+        while (at > begin && ((unsigned char)s->data[at] & 0xC0) == 0x80) {
+            at--;
+        }
+        uint32_t code = qlora__jin_code_at(s->data, end, at, &step);
+        if (!qlora__jin_strips(set, s->data + at, step, code)) {
+            break;
+        }
+        end = at;
+    }
+    return qlora__jin_part(m, v, begin, end, out);
+}
+
+static qlora_result qlora__jin_str_strip(qlora__jin_machine* m, qlora__jin_value* in,
+                                         qlora__jin_value* out) {
+    return qlora__jin_strip(m, in[0], in[1], true, true, out);
+}
+
+static qlora_result qlora__jin_str_lstrip(qlora__jin_machine* m, qlora__jin_value* in,
+                                          qlora__jin_value* out) {
+    return qlora__jin_strip(m, in[0], in[1], true, false, out);
+}
+
+static qlora_result qlora__jin_str_rstrip(qlora__jin_machine* m, qlora__jin_value* in,
+                                          qlora__jin_value* out) {
+    return qlora__jin_strip(m, in[0], in[1], false, true, out);
+}
+
+// ---- split --------------------------------------------------------------------------------------
+
+static qlora_result qlora__jin_add_part(qlora__jin_machine* m, qlora__jin_value v, size_t begin,
+                                        size_t end, qlora__jin_value* list) {
+    qlora__jin_value part;
+    QLORA__TRY(qlora__jin_part(m, v, begin, end, &part));
+    return qlora__jin_list_add(m, list->as.list, part);
+}
+
+static qlora_result qlora__jin_split_space(qlora__jin_machine* m, qlora__jin_value v, int64_t limit,
+                                           qlora__jin_value* out) {
+    const qlora__jin_string* s = v.as.string;
+    size_t at = qlora__jin_skip_space(s->data, s->bytes, 0);
+    int64_t done = 0;
+    while (at < s->bytes) {
+        size_t end = at;
+        size_t step = 0;
+        if (limit >= 0 && done == limit) {
+            return qlora__jin_add_part(m, v, at, qlora__jin_back_space(s->data, at, s->bytes), out);
+        }
+        while (end < s->bytes &&
+               !qlora__jin_is_space(qlora__jin_code_at(s->data, s->bytes, end, &step))) {
+            end += step;
+        }
+        QLORA__TRY(qlora__jin_add_part(m, v, at, end, out));
+        at = qlora__jin_skip_space(s->data, s->bytes, end);
+        done++;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_split(qlora__jin_machine* m, qlora__jin_value v,
+                                     qlora__jin_value separator, int64_t limit,
+                                     qlora__jin_value* out) {
+    const qlora__jin_string* s = v.as.string;
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, out));
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 16));
+    if (separator.kind == QLORA__JIN_MISSING || separator.kind == QLORA__JIN_NONE) {
+        return qlora__jin_split_space(m, v, limit, out);
+    }
+    QLORA__TRY(qlora__jin_need_string(m, "split", separator));
+    const qlora__jin_string* by = separator.as.string;
+    if (by->bytes == 0) {
+        return qlora__jin_fail(m, "split: the separator is empty");
+    }
+    size_t at = 0;
+    for (int64_t done = 0; limit < 0 || done < limit; done++) {
+        size_t hit = qlora__jin_find_bytes(s->data, s->bytes, at, by->data, by->bytes);
+        if (hit == SIZE_MAX) {
+            break;
+        }
+        QLORA__TRY(qlora__jin_add_part(m, v, at, hit, out));
+        at = hit + by->bytes;
+    }
+    return qlora__jin_add_part(m, v, at, s->bytes, out);
+}
+
+// The last place of `part` in s[begin..end), in bytes; SIZE_MAX when it is not there.
+static size_t qlora__jin_rfind_bytes(const char* data, size_t begin, size_t end, const char* part,
+                                     size_t length) {
+    if (length > end - begin) {
+        return SIZE_MAX;
+    }
+    for (size_t at = end - length + 1; at > begin; at--) {
+        if (length == 0 || memcmp(data + at - 1, part, length) == 0) {
+            return at - 1;
+        }
+    }
+    return SIZE_MAX;
+}
+
+static void qlora__jin_reverse(qlora__jin_list* list) {
+    for (size_t i = 0; i < list->count / 2; i++) {
+        qlora__jin_value swap = list->items[i];
+        list->items[i] = list->items[list->count - 1 - i];
+        list->items[list->count - 1 - i] = swap;
+    }
+}
+
+static qlora_result qlora__jin_rsplit(qlora__jin_machine* m, qlora__jin_value v,
+                                      qlora__jin_value separator, int64_t limit,
+                                      qlora__jin_value* out) {
+    const qlora__jin_string* s = v.as.string;
+    bool space = separator.kind == QLORA__JIN_MISSING || separator.kind == QLORA__JIN_NONE;
+    if (limit < 0) {
+        return qlora__jin_split(m, v, separator, limit, out);
+    }
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, out));
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 16));
+    if (!space) {
+        QLORA__TRY(qlora__jin_need_string(m, "rsplit", separator));
+        if (separator.as.string->bytes == 0) {
+            return qlora__jin_fail(m, "rsplit: the separator is empty");
+        }
+    }
+    size_t end = space ? qlora__jin_back_space(s->data, 0, s->bytes) : s->bytes;
+    for (int64_t done = 0; done < limit && (!space || end > 0); done++) {
+        size_t hit = end;
+        size_t next = 0;
+        if (space) {
+            while (hit > 0 && qlora__jin_back_space(s->data, 0, hit) == hit) {
+                hit--;
+                while (hit > 0 && ((unsigned char)s->data[hit] & 0xC0) == 0x80) {
+                    hit--;
+                }
+            }
+            next = qlora__jin_back_space(s->data, 0, hit);
+            QLORA__TRY(qlora__jin_add_part(m, v, hit, end, out));
+            end = next;
+            continue;
+        }
+        const qlora__jin_string* by = separator.as.string;
+        hit = qlora__jin_rfind_bytes(s->data, 0, end, by->data, by->bytes);
+        if (hit == SIZE_MAX) {
+            break;
+        }
+        QLORA__TRY(qlora__jin_add_part(m, v, hit + by->bytes, end, out));
+        end = hit;
+    }
+    if (!space || end > 0) {
+        size_t begin = space ? qlora__jin_skip_space(s->data, end, 0) : 0;
+        QLORA__TRY(qlora__jin_add_part(m, v, begin, end, out));
+    }
+    qlora__jin_reverse(out->as.list);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_str_split(qlora__jin_machine* m, qlora__jin_value* in,
+                                         qlora__jin_value* out) {
+    int64_t limit = -1;
+    QLORA__TRY(qlora__jin_need_integer(m, "split", in[2], &limit));
+    return qlora__jin_split(m, in[0], in[1], limit, out);
+}
+
+static qlora_result qlora__jin_str_rsplit(qlora__jin_machine* m, qlora__jin_value* in,
+                                          qlora__jin_value* out) {
+    int64_t limit = -1;
+    QLORA__TRY(qlora__jin_need_integer(m, "rsplit", in[2], &limit));
+    return qlora__jin_rsplit(m, in[0], in[1], limit, out);
+}
+
+static bool qlora__jin_is_line_end(uint32_t code) {
+    return (code >= 10 && code <= 13) || (code >= 0x1C && code <= 0x1E) || code == 0x85 ||
+           code == 0x2028 || code == 0x2029;
+}
+
+static qlora_result qlora__jin_str_splitlines(qlora__jin_machine* m, qlora__jin_value* in,
+                                              qlora__jin_value* out) {
+    const qlora__jin_string* s = in[0].as.string;
+    bool keep = qlora__jin_truth(in[1]);
+    size_t begin = 0;
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, out));
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 16));
+    for (size_t at = 0, step = 0; at < s->bytes; at += step) {
+        uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
+        if (qlora__jin_is_line_end(code)) {
+            bool two = code == '\r' && at + 1 < s->bytes && s->data[at + 1] == '\n';
+            step += two ? 1 : 0;
+            QLORA__TRY(qlora__jin_add_part(m, in[0], begin, keep ? at + step : at, out));
+            begin = at + step;
+        }
+    }
+    return begin < s->bytes ? qlora__jin_add_part(m, in[0], begin, s->bytes, out) : QLORA_OK;
+}
+
+static qlora_result qlora__jin_partition(qlora__jin_machine* m, qlora__jin_value* in, bool last,
+                                         qlora__jin_value* out) {
+    const qlora__jin_string* s = in[0].as.string;
+    QLORA__TRY(qlora__jin_need_string(m, "partition", in[1]));
+    const qlora__jin_string* by = in[1].as.string;
+    if (by->bytes == 0) {
+        return qlora__jin_fail(m, "partition: the separator is empty");
+    }
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 16));
+    size_t hit = last ? qlora__jin_rfind_bytes(s->data, 0, s->bytes, by->data, by->bytes)
+                      : qlora__jin_find_bytes(s->data, s->bytes, 0, by->data, by->bytes);
+    size_t first = hit != SIZE_MAX ? hit : last ? 0 : s->bytes;
+    size_t second = hit != SIZE_MAX ? hit + by->bytes : first;
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_TUPLE, 3, out));
+    QLORA__TRY(qlora__jin_add_part(m, in[0], 0, first, out));
+    QLORA__TRY(qlora__jin_add_part(m, in[0], first, second, out));
+    return qlora__jin_add_part(m, in[0], second, s->bytes, out);
+}
+
+static qlora_result qlora__jin_str_partition(qlora__jin_machine* m, qlora__jin_value* in,
+                                             qlora__jin_value* out) {
+    return qlora__jin_partition(m, in, false, out);
+}
+
+static qlora_result qlora__jin_str_rpartition(qlora__jin_machine* m, qlora__jin_value* in,
+                                              qlora__jin_value* out) {
+    return qlora__jin_partition(m, in, true, out);
+}
+
+// ---- searching ----------------------------------------------------------------------------------
+
+// s[start:end] of find, count, startswith: in bytes. False when start is behind the end.
+static qlora_result qlora__jin_limits(qlora__jin_machine* m, qlora__jin_value* in, size_t* begin,
+                                      size_t* end, bool* valid) {
+    const qlora__jin_string* s = in[0].as.string;
+    int64_t count = (int64_t)s->chars;
+    int64_t from = 0;
+    int64_t to = count;
+    if (in[2].kind != QLORA__JIN_NONE) {
+        QLORA__TRY(qlora__jin_need_integer(m, "start", in[2], &from));
+    }
+    if (in[3].kind != QLORA__JIN_NONE) {
+        QLORA__TRY(qlora__jin_need_integer(m, "end", in[3], &to));
+    }
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 16));
+    from += from < 0 ? count : 0;
+    to += to < 0 ? count : 0;
+    from = from < 0 ? 0 : from;
+    to = to < 0 ? 0 : to > count ? count : to;
+    *valid = from <= to;
+    *begin = *valid ? qlora__jin_byte_of(s, (size_t)from) : 0;
+    *end = *valid ? qlora__jin_byte_of(s, (size_t)to) : 0;
+    return QLORA_OK;
+}
+
+// The index in characters, or -1.
+static qlora_result qlora__jin_find(qlora__jin_machine* m, qlora__jin_value* in, bool last,
+                                    int64_t* out) {
+    const qlora__jin_string* s = in[0].as.string;
+    size_t begin = 0;
+    size_t end = 0;
+    bool valid = false;
+    QLORA__TRY(qlora__jin_need_string(m, "find", in[1]));
+    QLORA__TRY(qlora__jin_limits(m, in, &begin, &end, &valid));
+    const qlora__jin_string* part = in[1].as.string;
+    size_t hit = !valid ? SIZE_MAX
+                 : last ? qlora__jin_rfind_bytes(s->data, begin, end, part->data, part->bytes)
+                        : qlora__jin_find_bytes(s->data, end, begin, part->data, part->bytes);
+    *out = hit == SIZE_MAX ? -1 : (int64_t)qlora__jin_count_chars(s->data, hit);
+    return QLORA_OK;
+}
+
+#define QLORA__JIN_FIND(name, last, must)                                                          \
+    static qlora_result qlora__jin_str_##name(qlora__jin_machine* m, qlora__jin_value* in,         \
+                                              qlora__jin_value* out) {                             \
+        int64_t at = 0;                                                                            \
+        QLORA__TRY(qlora__jin_find(m, in, last, &at));                                             \
+        *out = qlora__jin_int(at);                                                                 \
+        return at >= 0 || !(must) ? QLORA_OK : qlora__jin_fail(m, "the text is not found");        \
+    }
+QLORA__JIN_FIND(find, false, false)
+QLORA__JIN_FIND(rfind, true, false)
+QLORA__JIN_FIND(index, false, true)
+QLORA__JIN_FIND(rindex, true, true)
+
+static qlora_result qlora__jin_str_count(qlora__jin_machine* m, qlora__jin_value* in,
+                                         qlora__jin_value* out) {
+    const qlora__jin_string* s = in[0].as.string;
+    size_t begin = 0;
+    size_t end = 0;
+    bool valid = false;
+    int64_t count = 0;
+    QLORA__TRY(qlora__jin_need_string(m, "count", in[1]));
+    QLORA__TRY(qlora__jin_limits(m, in, &begin, &end, &valid));
+    const qlora__jin_string* part = in[1].as.string;
+    if (part->bytes == 0) {
+        *out = qlora__jin_int(
+            valid ? (int64_t)qlora__jin_count_chars(s->data + begin, end - begin) + 1 : 0);
+        return QLORA_OK;
+    }
+    while (valid && (begin = qlora__jin_find_bytes(s->data, end, begin, part->data, part->bytes)) !=
+                        SIZE_MAX) {
+        QLORA__TRY(qlora__jin_work(m, 1));
+        begin += part->bytes;
+        count++;
+    }
+    *out = qlora__jin_int(count);
+    return QLORA_OK;
+}
+
+// startswith or endswith, for one string or a tuple of them
+static qlora_result qlora__jin_edge(qlora__jin_machine* m, qlora__jin_value* in, bool end_wanted,
+                                    qlora__jin_value* out) {
+    const qlora__jin_string* s = in[0].as.string;
+    size_t begin = 0;
+    size_t end = 0;
+    bool valid = false;
+    bool found = false;
+    QLORA__TRY(qlora__jin_limits(m, in, &begin, &end, &valid));
+    bool many = in[1].kind == QLORA__JIN_TUPLE;
+    size_t count = many ? in[1].as.list->count : 1;
+    for (size_t i = 0; i < count; i++) {
+        qlora__jin_value part = many ? in[1].as.list->items[i] : in[1];
+        QLORA__TRY(qlora__jin_need_string(m, "startswith or endswith", part));
+        size_t size = part.as.string->bytes;
+        size_t at = end_wanted ? end - size : begin;
+        found = found || (valid && size <= end - begin &&
+                          (size == 0 || memcmp(s->data + at, part.as.string->data, size) == 0));
+    }
+    *out = qlora__jin_bool(found);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_str_startswith(qlora__jin_machine* m, qlora__jin_value* in,
+                                              qlora__jin_value* out) {
+    return qlora__jin_edge(m, in, false, out);
+}
+
+static qlora_result qlora__jin_str_endswith(qlora__jin_machine* m, qlora__jin_value* in,
+                                            qlora__jin_value* out) {
+    return qlora__jin_edge(m, in, true, out);
+}
+
+static qlora_result qlora__jin_str_removeprefix(qlora__jin_machine* m, qlora__jin_value* in,
+                                                qlora__jin_value* out) {
+    const qlora__jin_string* s = in[0].as.string;
+    QLORA__TRY(qlora__jin_need_string(m, "removeprefix", in[1]));
+    size_t size = in[1].as.string->bytes;
+    bool there = size <= s->bytes && size > 0 && memcmp(s->data, in[1].as.string->data, size) == 0;
+    return qlora__jin_part(m, in[0], there ? size : 0, s->bytes, out);
+}
+
+static qlora_result qlora__jin_str_removesuffix(qlora__jin_machine* m, qlora__jin_value* in,
+                                                qlora__jin_value* out) {
+    const qlora__jin_string* s = in[0].as.string;
+    QLORA__TRY(qlora__jin_need_string(m, "removesuffix", in[1]));
+    size_t size = in[1].as.string->bytes;
+    bool there = size <= s->bytes && size > 0 &&
+                 memcmp(s->data + s->bytes - size, in[1].as.string->data, size) == 0;
+    return qlora__jin_part(m, in[0], 0, there ? s->bytes - size : s->bytes, out);
+}
+
+static qlora_result qlora__jin_replace(qlora__jin_machine* m, qlora__jin_value v,
+                                       const qlora__jin_string* from, const qlora__jin_string* to,
+                                       int64_t limit, qlora__jin_value* out) {
+    const qlora__jin_string* s = v.as.string;
+    qlora__jin_buffer buffer;
+    size_t at = 0;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 16));
+    for (int64_t done = 0; limit < 0 || done < limit; done++) {
+        size_t hit = qlora__jin_find_bytes(s->data, s->bytes, at, from->data, from->bytes);
+        if (hit == SIZE_MAX) {
+            break;
+        }
+        QLORA__TRY(qlora__jin_work(m, 1));
+        QLORA__TRY(qlora__jin_put(m, &buffer, s->data + at, hit - at));
+        QLORA__TRY(qlora__jin_put(m, &buffer, to->data, to->bytes));
+        at = hit + from->bytes;
+        if (from->bytes == 0) { // between all characters, and at both ends
+            size_t step = 0;
+            if (at >= s->bytes) {
+                break;
+            }
+            qlora__jin_code_at(s->data, s->bytes, at, &step);
+            QLORA__TRY(qlora__jin_put(m, &buffer, s->data + at, step));
+            at += step;
+        }
+    }
+    QLORA__TRY(qlora__jin_put(m, &buffer, s->data + at, s->bytes - at));
+    QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
+    out->flag = v.flag;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_str_replace(qlora__jin_machine* m, qlora__jin_value* in,
+                                           qlora__jin_value* out) {
+    int64_t limit = -1;
+    QLORA__TRY(qlora__jin_need_string(m, "replace", in[1]));
+    QLORA__TRY(qlora__jin_need_string(m, "replace", in[2]));
+    QLORA__TRY(qlora__jin_need_integer(m, "replace", in[3], &limit));
+    qlora__jin_value to = in[2];
+    if (in[0].flag != 0) {
+        qlora__jin_buffer escaped;
+        memset(&escaped, 0, sizeof escaped);
+        QLORA__TRY(qlora__jin_escape_html(m, to, &escaped));
+        QLORA__TRY(qlora__jin_buffer_string(m, &escaped, &to));
+    }
+    return qlora__jin_replace(m, in[0], in[1].as.string, to.as.string, limit, out);
+}
+
+//@@ src/text/jinja_methods.h
+
+// The methods of all kinds of values, and what the sandbox does not allow.
+
+static qlora_result qlora__jin_str_join(qlora__jin_machine* m, qlora__jin_value* in,
+                                        qlora__jin_value* out) {
+    qlora__jin_buffer buffer;
+    qlora__jin_iter* iter = NULL;
+    qlora__jin_value item;
+    bool more = true;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_iter_make(m, in[1], &iter));
+    for (size_t i = 0;; i++) {
+        QLORA__TRY(m->hooks->next(m, iter, &item, &more));
+        if (!more) {
+            break;
+        }
+        if (item.kind != QLORA__JIN_STRING) {
+            return qlora__jin_fail(m, "join: element %llu is a %s, not a string",
+                                   (unsigned long long)i, qlora__jin_type(item));
+        }
+        QLORA__TRY(i > 0 ? qlora__jin_print(m, in[0], &buffer) : QLORA_OK);
+        QLORA__TRY(in[0].flag != 0 ? qlora__jin_escape_html(m, item, &buffer)
+                                   : qlora__jin_print(m, item, &buffer));
+    }
+    QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
+    out->flag = in[0].flag;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_justify(qlora__jin_machine* m, qlora__jin_value* in, char align,
+                                       qlora__jin_value* out) {
+    qlora__jin_spec spec;
+    qlora__jin_buffer buffer;
+    memset(&spec, 0, sizeof spec);
+    memset(&buffer, 0, sizeof buffer);
+    spec.fill = ' ';
+    QLORA__TRY(qlora__jin_need_integer(m, "width", in[1], &spec.width));
+    if (in[2].kind != QLORA__JIN_MISSING) {
+        size_t step = 0;
+        QLORA__TRY(qlora__jin_need_string(m, "fill", in[2]));
+        if (in[2].as.string->chars != 1) {
+            return qlora__jin_fail(m, "the fill must be one character");
+        }
+        spec.fill = qlora__jin_code_at(in[2].as.string->data, in[2].as.string->bytes, 0, &step);
+    }
+    int64_t room = spec.width - (int64_t)in[0].as.string->chars;
+    // Python's center puts the odd space to the left when the width is odd
+    if (align == '^' && room > 0 && room % 2 != 0 && spec.width % 2 != 0) {
+        QLORA__TRY(qlora__jin_put_code(m, &buffer, spec.fill));
+        spec.width--;
+    }
+    QLORA__TRY(
+        qlora__jin_pad(m, in[0].as.string->data, in[0].as.string->bytes, &spec, align, &buffer));
+    QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
+    out->flag = in[0].flag;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_str_center(qlora__jin_machine* m, qlora__jin_value* in,
+                                          qlora__jin_value* out) {
+    return qlora__jin_justify(m, in, '^', out);
+}
+
+static qlora_result qlora__jin_str_ljust(qlora__jin_machine* m, qlora__jin_value* in,
+                                         qlora__jin_value* out) {
+    return qlora__jin_justify(m, in, '<', out);
+}
+
+static qlora_result qlora__jin_str_rjust(qlora__jin_machine* m, qlora__jin_value* in,
+                                         qlora__jin_value* out) {
+    return qlora__jin_justify(m, in, '>', out);
+}
+
+static qlora_result qlora__jin_str_zfill(qlora__jin_machine* m, qlora__jin_value* in,
+                                         qlora__jin_value* out) {
+    const qlora__jin_string* s = in[0].as.string;
+    qlora__jin_spec spec;
+    qlora__jin_buffer buffer;
+    memset(&spec, 0, sizeof spec);
+    memset(&buffer, 0, sizeof buffer);
+    spec.fill = '0';
+    QLORA__TRY(qlora__jin_need_integer(m, "zfill", in[1], &spec.width));
+    size_t sign = s->bytes > 0 && (s->data[0] == '-' || s->data[0] == '+') ? 1 : 0;
+    QLORA__TRY(qlora__jin_put(m, &buffer, s->data, sign));
+    spec.width -= (int64_t)sign;
+    QLORA__TRY(qlora__jin_pad(m, s->data + sign, s->bytes - sign, &spec, '>', &buffer));
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
+static qlora_result qlora__jin_str_expandtabs(qlora__jin_machine* m, qlora__jin_value* in,
+                                              qlora__jin_value* out) {
+    const qlora__jin_string* s = in[0].as.string;
+    qlora__jin_buffer buffer;
+    int64_t size = 8;
+    int64_t column = 0;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_need_integer(m, "expandtabs", in[1], &size));
+    for (size_t at = 0, step = 0; at < s->bytes; at += step) {
+        uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
+        if (code != '\t') {
+            column = code == '\n' || code == '\r' ? 0 : column + 1;
+            QLORA__TRY(qlora__jin_put(m, &buffer, s->data + at, step));
+            continue;
+        }
+        for (int64_t n = size > 0 ? size - column % size : 0; n > 0; n--) {
+            QLORA__TRY(qlora__jin_work(m, 1));
+            QLORA__TRY(qlora__jin_put(m, &buffer, " ", 1));
+            column++;
+        }
+    }
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
+// ---- questions about characters
+
+static bool qlora__jin_is_decimal(uint32_t code) {
+    return qlora__text_digit_in(qlora__text_decimal_runs,
+                                QLORA__TEXT_COUNT(qlora__text_decimal_runs), code);
+}
+
+static bool qlora__jin_is_digit(uint32_t code) {
+    return qlora__text_digit_in(qlora__text_digit_runs, QLORA__TEXT_COUNT(qlora__text_digit_runs),
+                                code);
+}
+
+static bool qlora__jin_is_numeric(uint32_t code) {
+    return qlora__text_digit_in(qlora__text_numeric_runs,
+                                QLORA__TEXT_COUNT(qlora__text_numeric_runs), code);
+}
+
+static bool qlora__jin_is_alpha(uint32_t code) {
+    return (1u << qlora__jin_class(code) & QLORA__TEXT_L) != 0;
+}
+
+static bool qlora__jin_is_alnum(uint32_t code) {
+    return qlora__jin_is_alpha(code) || qlora__jin_is_numeric(code);
+}
+
+static bool qlora__jin_is_ascii(uint32_t code) {
+    return code < 0x80;
+}
+
+// Whether all characters pass, and how many there are.
+static qlora_result qlora__jin_all(qlora__jin_machine* m, const qlora__jin_string* s,
+                                   bool (*test)(uint32_t), bool empty, qlora__jin_value* out) {
+    bool all = s->bytes > 0 || empty;
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
+    for (size_t at = 0, step = 0; at < s->bytes && all; at += step) {
+        all = test(qlora__jin_code_at(s->data, s->bytes, at, &step));
+    }
+    *out = qlora__jin_bool(all);
+    return QLORA_OK;
+}
+
+#define QLORA__JIN_ALL(name, test, empty)                                                          \
+    static qlora_result qlora__jin_str_##name(qlora__jin_machine* m, qlora__jin_value* in,         \
+                                              qlora__jin_value* out) {                             \
+        return qlora__jin_all(m, in[0].as.string, test, empty, out);                               \
+    }
+QLORA__JIN_ALL(isalpha, qlora__jin_is_alpha, false)
+QLORA__JIN_ALL(isalnum, qlora__jin_is_alnum, false)
+QLORA__JIN_ALL(isascii, qlora__jin_is_ascii, true)
+QLORA__JIN_ALL(isdecimal, qlora__jin_is_decimal, false)
+QLORA__JIN_ALL(isdigit, qlora__jin_is_digit, false)
+QLORA__JIN_ALL(isnumeric, qlora__jin_is_numeric, false)
+QLORA__JIN_ALL(isspace, qlora__jin_is_space, false)
+QLORA__JIN_ALL(isprintable, qlora__jin_is_printable, true)
+
+// Whether there are cased characters and all of them are of this class.
+static qlora_result qlora__jin_all_case(qlora__jin_machine* m, const qlora__jin_string* s,
+                                        uint32_t kind, bool* out) {
+    bool any = false;
+    bool all = true;
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
+    for (size_t at = 0, step = 0; at < s->bytes && all; at += step) {
+        uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
+        bool cased = qlora__jin_is_cased(code);
+        any = any || cased;
+        all = !cased || qlora__jin_class(code) == kind;
+    }
+    *out = any && all;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_str_isupper(qlora__jin_machine* m, qlora__jin_value* in,
+                                           qlora__jin_value* out) {
+    bool is = false;
+    QLORA__TRY(qlora__jin_all_case(m, in[0].as.string, QLORA__TEXT_C_UPPER, &is));
+    *out = qlora__jin_bool(is);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_str_islower(qlora__jin_machine* m, qlora__jin_value* in,
+                                           qlora__jin_value* out) {
+    bool is = false;
+    QLORA__TRY(qlora__jin_all_case(m, in[0].as.string, QLORA__TEXT_C_LOWER, &is));
+    *out = qlora__jin_bool(is);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_str_istitle(qlora__jin_machine* m, qlora__jin_value* in,
+                                           qlora__jin_value* out) {
+    const qlora__jin_string* s = in[0].as.string;
+    bool before = false;
+    bool any = false;
+    bool good = true;
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
+    for (size_t at = 0, step = 0; at < s->bytes && good; at += step) {
+        uint32_t kind = qlora__jin_class(qlora__jin_code_at(s->data, s->bytes, at, &step));
+        bool upper = kind == QLORA__TEXT_C_UPPER;
+        bool lower = kind == QLORA__TEXT_C_LOWER;
+        good = upper ? !before : lower ? before : true;
+        any = any || upper || lower;
+        before = upper || lower;
+    }
+    *out = qlora__jin_bool(any && good);
+    return QLORA_OK;
+}
+
+// ---- lists and dictionaries
+
+static qlora_result qlora__jin_list_copy(qlora__jin_machine* m, qlora__jin_value* in,
+                                         qlora__jin_value* out) {
+    qlora__jin_value empty;
+    QLORA__TRY(qlora__jin_list_make(m, in[0].kind, 0, &empty));
+    return qlora__jin_append_lists(m, in[0], empty, out);
+}
+
+static qlora_result qlora__jin_list_count(qlora__jin_machine* m, qlora__jin_value* in,
+                                          qlora__jin_value* out) {
+    int64_t count = 0;
+    for (size_t i = 0; i < in[0].as.list->count; i++) {
+        bool same = false;
+        QLORA__TRY(qlora__jin_equal(m, in[0].as.list->items[i], in[1], &same));
+        count += same ? 1 : 0;
+    }
+    *out = qlora__jin_int(count);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_list_index(qlora__jin_machine* m, qlora__jin_value* in,
+                                          qlora__jin_value* out) {
+    int64_t count = (int64_t)in[0].as.list->count;
+    int64_t from = 0;
+    int64_t to = count;
+    QLORA__TRY(qlora__jin_need_integer(m, "index", in[2], &from));
+    QLORA__TRY(qlora__jin_need_integer(m, "index", in[3], &to));
+    from += from < 0 ? count : 0;
+    to += to < 0 ? count : 0;
+    for (int64_t i = from < 0 ? 0 : from; i < to && i < count; i++) {
+        bool same = false;
+        QLORA__TRY(qlora__jin_equal(m, in[0].as.list->items[i], in[1], &same));
+        if (same) {
+            *out = qlora__jin_int(i);
+            return QLORA_OK;
+        }
+    }
+    return qlora__jin_fail(m, "index: the value is not in the list");
+}
+
+static qlora_result qlora__jin_dict_get(qlora__jin_machine* m, qlora__jin_value* in,
+                                        qlora__jin_value* out) {
+    size_t at = 0;
+    QLORA__TRY(qlora__jin_dict_find(m, in[0].as.dict, in[1], &at));
+    *out = at < in[0].as.dict->count          ? in[0].as.dict->values[at]
+           : in[2].kind != QLORA__JIN_MISSING ? in[2]
+                                              : qlora__jin_none();
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_dict_view(qlora__jin_value* in, int which, qlora__jin_value* out) {
+    *out = qlora__jin_of(QLORA__JIN_VIEW);
+    out->flag = which;
+    out->as.dict = in[0].as.dict;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_dict_keys(qlora__jin_machine* m, qlora__jin_value* in,
+                                         qlora__jin_value* out) {
+    (void)m;
+    return qlora__jin_dict_view(in, 0, out);
+}
+
+static qlora_result qlora__jin_dict_values(qlora__jin_machine* m, qlora__jin_value* in,
+                                           qlora__jin_value* out) {
+    (void)m;
+    return qlora__jin_dict_view(in, 1, out);
+}
+
+static qlora_result qlora__jin_dict_items(qlora__jin_machine* m, qlora__jin_value* in,
+                                          qlora__jin_value* out) {
+    (void)m;
+    return qlora__jin_dict_view(in, 2, out);
+}
+
+static qlora_result qlora__jin_dict_copy(qlora__jin_machine* m, qlora__jin_value* in,
+                                         qlora__jin_value* out) {
+    const qlora__jin_dict* from = in[0].as.dict;
+    QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, from->count, out));
+    for (size_t i = 0; i < from->count; i++) {
+        QLORA__TRY(qlora__jin_dict_add(m, out->as.dict, from->keys[i], from->values[i]));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_float_is_integer(qlora__jin_machine* m, qlora__jin_value* in,
+                                                qlora__jin_value* out) {
+    double x = in[0].as.real;
+    (void)m;
+    *out = qlora__jin_bool(qlora__jin_is_zero(x - qlora__jin_floor(x)));
+    return QLORA_OK;
+}
+
+// ---- the table
+
+// A method without a function exists in Python and is not supported here; `unsafe`: the sandbox
+// forbids it, as it changes the value.
+typedef struct qlora__jin_method_row {
+    qlora__jin_kind kind;
+    const char* name;
+    const char* arguments; // NULL: any, for format
+    size_t required;
+    qlora__jin_filter_fn call;
+    bool unsafe;
+} qlora__jin_method_row;
+
+#define QLORA__JIN_STR(name, arguments, required)                                                  \
+    { QLORA__JIN_STRING, #name, arguments, required, qlora__jin_str_##name, false }
+#define QLORA__JIN_NOT_YET(kind, name)                                                             \
+    { QLORA__JIN_##kind, name, "", 0, NULL, false }
+#define QLORA__JIN_UNSAFE(kind, name)                                                              \
+    { QLORA__JIN_##kind, name, "", 0, NULL, true }
+
+static const qlora__jin_method_row qlora__jin_methods[] = {
+    QLORA__JIN_STR(strip, "/chars", 0),
+    QLORA__JIN_STR(lstrip, "/chars", 0),
+    QLORA__JIN_STR(rstrip, "/chars", 0),
+    QLORA__JIN_STR(split, "sep maxsplit", 0),
+    QLORA__JIN_STR(rsplit, "sep maxsplit", 0),
+    QLORA__JIN_STR(splitlines, "keepends", 0),
+    QLORA__JIN_STR(startswith, "/prefix start end", 1),
+    QLORA__JIN_STR(endswith, "/suffix start end", 1),
+    QLORA__JIN_STR(replace, "/old new count", 2),
+    QLORA__JIN_STR(lower, "", 0),
+    QLORA__JIN_STR(upper, "", 0),
+    QLORA__JIN_STR(title, "", 0),
+    QLORA__JIN_STR(capitalize, "", 0),
+    QLORA__JIN_STR(swapcase, "", 0),
+    QLORA__JIN_STR(join, "/iterable", 1),
+    QLORA__JIN_STR(find, "/sub start end", 1),
+    QLORA__JIN_STR(rfind, "/sub start end", 1),
+    QLORA__JIN_STR(index, "/sub start end", 1),
+    QLORA__JIN_STR(rindex, "/sub start end", 1),
+    QLORA__JIN_STR(count, "/sub start end", 1),
+    QLORA__JIN_STR(partition, "/sep", 1),
+    QLORA__JIN_STR(rpartition, "/sep", 1),
+    QLORA__JIN_STR(removeprefix, "/prefix", 1),
+    QLORA__JIN_STR(removesuffix, "/suffix", 1),
+    QLORA__JIN_STR(center, "/width fill", 1),
+    QLORA__JIN_STR(ljust, "/width fill", 1),
+    QLORA__JIN_STR(rjust, "/width fill", 1),
+    QLORA__JIN_STR(zfill, "/width", 1),
+    QLORA__JIN_STR(expandtabs, "tabsize", 0),
+    QLORA__JIN_STR(isalpha, "", 0),
+    QLORA__JIN_STR(isalnum, "", 0),
+    QLORA__JIN_STR(isascii, "", 0),
+    QLORA__JIN_STR(isdecimal, "", 0),
+    QLORA__JIN_STR(isdigit, "", 0),
+    QLORA__JIN_STR(isnumeric, "", 0),
+    QLORA__JIN_STR(isspace, "", 0),
+    QLORA__JIN_STR(isprintable, "", 0),
+    QLORA__JIN_STR(isupper, "", 0),
+    QLORA__JIN_STR(islower, "", 0),
+    QLORA__JIN_STR(istitle, "", 0),
+    {QLORA__JIN_STRING, "format", NULL, 0, NULL, false},
+    QLORA__JIN_NOT_YET(STRING, "format_map"),
+    QLORA__JIN_NOT_YET(STRING, "encode"),
+    QLORA__JIN_NOT_YET(STRING, "casefold"),
+    QLORA__JIN_NOT_YET(STRING, "translate"),
+    QLORA__JIN_NOT_YET(STRING, "maketrans"),
+    QLORA__JIN_NOT_YET(STRING, "isidentifier"),
+    {QLORA__JIN_LIST, "copy", "", 0, qlora__jin_list_copy, false},
+    {QLORA__JIN_LIST, "count", "/value", 1, qlora__jin_list_count, false},
+    {QLORA__JIN_LIST, "index", "/value start stop", 1, qlora__jin_list_index, false},
+    QLORA__JIN_UNSAFE(LIST, "append"),
+    QLORA__JIN_UNSAFE(LIST, "clear"),
+    QLORA__JIN_UNSAFE(LIST, "pop"),
+    QLORA__JIN_UNSAFE(LIST, "reverse"),
+    QLORA__JIN_UNSAFE(LIST, "insert"),
+    QLORA__JIN_UNSAFE(LIST, "sort"),
+    QLORA__JIN_UNSAFE(LIST, "extend"),
+    QLORA__JIN_UNSAFE(LIST, "remove"),
+    {QLORA__JIN_TUPLE, "count", "/value", 1, qlora__jin_list_count, false},
+    {QLORA__JIN_TUPLE, "index", "/value start stop", 1, qlora__jin_list_index, false},
+    {QLORA__JIN_DICT, "get", "/key default", 1, qlora__jin_dict_get, false},
+    {QLORA__JIN_DICT, "keys", "", 0, qlora__jin_dict_keys, false},
+    {QLORA__JIN_DICT, "values", "", 0, qlora__jin_dict_values, false},
+    {QLORA__JIN_DICT, "items", "", 0, qlora__jin_dict_items, false},
+    {QLORA__JIN_DICT, "copy", "", 0, qlora__jin_dict_copy, false},
+    QLORA__JIN_NOT_YET(DICT, "fromkeys"),
+    QLORA__JIN_UNSAFE(DICT, "clear"),
+    QLORA__JIN_UNSAFE(DICT, "pop"),
+    QLORA__JIN_UNSAFE(DICT, "popitem"),
+    QLORA__JIN_UNSAFE(DICT, "setdefault"),
+    QLORA__JIN_UNSAFE(DICT, "update"),
+    QLORA__JIN_NOT_YET(INT, "bit_length"),
+    QLORA__JIN_NOT_YET(INT, "bit_count"),
+    QLORA__JIN_NOT_YET(INT, "to_bytes"),
+    {QLORA__JIN_FLOAT, "is_integer", "", 0, qlora__jin_float_is_integer, false},
+    QLORA__JIN_NOT_YET(FLOAT, "hex"),
+    QLORA__JIN_NOT_YET(RANGE, "count"),
+    QLORA__JIN_NOT_YET(RANGE, "index")};
+
+static bool qlora__jin_method_find(qlora__jin_value self, const char* name, size_t size,
+                                   bool* unsafe, const void** found) {
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__jin_methods) && size > 0; i++) {
+        const qlora__jin_method_row* row = &qlora__jin_methods[i];
+        if (row->kind == self.kind && row->name[0] == name[0] && strlen(row->name) == size &&
+            memcmp(row->name, name, size) == 0) {
+            *unsafe = row->unsafe;
+            *found = row;
+            return true;
+        }
+    }
+    *unsafe = true;
+    return size > 4 && memcmp(name, "__", 2) == 0 && memcmp(name + size - 2, "__", 2) == 0;
+}
+
+static qlora_result qlora__jin_method_call(qlora__jin_machine* m, qlora__jin_value self,
+                                           const void* method, const qlora__jin_args* args,
+                                           qlora__jin_value* out) {
+    const qlora__jin_method_row* row = (const qlora__jin_method_row*)method;
+    qlora__jin_value in[8];
+    if (row->arguments == NULL) {
+        return qlora__jin_format(m, self, args, out);
+    }
+    if (row->call == NULL) {
+        return qlora__jin_fail(m, "the method \"%s\" of a %s is not supported", row->name,
+                               qlora__jin_type(self));
+    }
+    in[0] = self;
+    for (size_t i = 1; i < 8; i++) {
+        in[i] = qlora__jin_of(QLORA__JIN_MISSING);
+    }
+    QLORA__TRY(qlora__jin_bind_args(m, row->name, row->arguments, row->required, args, in + 1));
+    return row->call(m, in, out);
+}
+
+//@@ src/text/jinja_iterate.h
+
+// Iterators that compute: map, select and their kin. As in jinja2 they do nothing, not even check
+// their arguments, until a value is asked for.
+
+// Follows "a.b.0" (or a number) from an item. `fallback` replaces an undefined value.
+static qlora_result qlora__jin_follow(qlora__jin_machine* m, qlora__jin_value item,
+                                      qlora__jin_value path, qlora__jin_value fallback,
+                                      qlora__jin_value* out) {
+    *out = item;
+    if (path.kind == QLORA__JIN_NONE || path.kind == QLORA__JIN_MISSING) {
+        return QLORA_OK;
+    }
+    if (path.kind != QLORA__JIN_STRING) {
+        QLORA__TRY(qlora__jin_getitem(m, item, path, out));
+    }
+    size_t at = 0;
+    while (path.kind == QLORA__JIN_STRING && at <= path.as.string->bytes) {
+        const qlora__jin_string* s = path.as.string;
+        size_t dot = qlora__jin_find_bytes(s->data, s->bytes, at, ".", 1);
+        size_t end = dot == SIZE_MAX ? s->bytes : dot;
+        size_t digits = at;
+        qlora__jin_value key = qlora__jin_int(qlora__jin_read_number(s->data, end, &digits));
+        if (digits != end || end == at) {
+            QLORA__TRY(qlora__jin_string_share(m, s->data + at, end - at, &key));
+        }
+        QLORA__TRY(qlora__jin_getitem(m, *out, key, out));
+        if (out->kind == QLORA__JIN_UNDEFINED && fallback.kind != QLORA__JIN_MISSING &&
+            fallback.kind != QLORA__JIN_NONE) {
+            *out = fallback;
+        }
+        at = end + 1;
+    }
+    if (out->kind == QLORA__JIN_UNDEFINED && fallback.kind != QLORA__JIN_MISSING &&
+        fallback.kind != QLORA__JIN_NONE) {
+        *out = fallback;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_next_mapped(qlora__jin_machine* m, qlora__jin_iter* iter,
+                                           qlora__jin_value* out) {
+    qlora__jin_value item = *out;
+    if (iter->how == QLORA__JIN_MAP_ATTRIBUTE) {
+        return qlora__jin_follow(m, item, iter->attribute, iter->fallback, out);
+    }
+    if (iter->function.kind != QLORA__JIN_STRING) {
+        return iter->function.kind == QLORA__JIN_MISSING
+                   ? qlora__jin_fail(m, "map needs the name of a filter, or attribute=")
+                   : qlora__jin_fail(m, "map: the name of a filter is a %s",
+                                     qlora__jin_type(iter->function));
+    }
+    const qlora__jin_string* name = iter->function.as.string;
+    return m->hooks->filter(m, name->data, name->bytes, item, &iter->args, out);
+}
+
+static qlora_result qlora__jin_selects(qlora__jin_machine* m, qlora__jin_iter* iter,
+                                       qlora__jin_value item, bool* out) {
+    qlora__jin_value tested = item;
+    bool truth = false;
+    if (iter->attribute.kind != QLORA__JIN_MISSING) {
+        QLORA__TRY(qlora__jin_follow(m, item, iter->attribute, iter->fallback, &tested));
+    }
+    if (iter->function.kind == QLORA__JIN_MISSING) {
+        truth = qlora__jin_truth(tested);
+    } else if (iter->function.kind != QLORA__JIN_STRING) {
+        return qlora__jin_fail(m, "the name of a test is a %s", qlora__jin_type(iter->function));
+    } else {
+        const qlora__jin_string* name = iter->function.as.string;
+        QLORA__TRY(m->hooks->test(m, name->data, name->bytes, tested, &iter->args, &truth));
+    }
+    *out = truth == iter->wanted;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_next_computed(qlora__jin_machine* m, qlora__jin_iter* iter,
+                                             qlora__jin_value* out, bool* more) {
+    if (iter->how == QLORA__JIN_LAZY) {
+        QLORA__TRY(iter->late(m, iter->late_in, &iter->source));
+        iter->how = QLORA__JIN_PLAIN;
+        return qlora__jin_next_plain(m, iter, out, more);
+    }
+    if (iter->inner == NULL) {
+        // jinja2's filters: nothing, even for None
+        if (!qlora__jin_truth(iter->source) && iter->how != QLORA__JIN_TESTED) {
+            iter->source = qlora__jin_of(QLORA__JIN_UNDEFINED);
+        }
+        QLORA__TRY(qlora__jin_iter_make(m, iter->source, &iter->inner));
+    }
+    for (;;) {
+        bool keep = true;
+        QLORA__TRY(m->hooks->next(m, iter->inner, out, more));
+        if (!*more) {
+            return QLORA_OK;
+        }
+        if (iter->how != QLORA__JIN_SELECT && iter->how != QLORA__JIN_TESTED) {
+            return qlora__jin_next_mapped(m, iter, out);
+        }
+        QLORA__TRY(iter->how == QLORA__JIN_SELECT ? qlora__jin_selects(m, iter, *out, &keep)
+                                                  : iter->tested(m, iter, *out, &keep));
+        if (keep) {
+            return QLORA_OK;
+        }
+    }
+}
+
+static qlora_result qlora__jin_next(qlora__jin_machine* m, qlora__jin_iter* iter,
+                                    qlora__jin_value* out, bool* more) {
+    QLORA__TRY(qlora__jin_enter(m));
+    QLORA__TRY(iter->how == QLORA__JIN_PLAIN ? qlora__jin_next_plain(m, iter, out, more)
+                                             : qlora__jin_next_computed(m, iter, out, more));
+    m->depth--;
+    return QLORA_OK;
+}
+
+// list(value)
+static qlora_result qlora__jin_to_list(qlora__jin_machine* m, qlora__jin_value v,
+                                       qlora__jin_value* out) {
+    qlora__jin_iter* iter = NULL;
+    qlora__jin_value item;
+    qlora__jin_value list;
+    bool more = true;
+    QLORA__TRY(qlora__jin_iter_make(m, v, &iter));
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &list));
+    for (;;) {
+        QLORA__TRY(qlora__jin_next(m, iter, &item, &more));
+        if (!more) {
+            *out = list;
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__jin_list_add(m, list.as.list, item));
+    }
+}
+
+static qlora_result qlora__jin_iter_of(qlora__jin_machine* m, int how, qlora__jin_value source,
+                                       qlora__jin_value* out) {
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(m, sizeof(qlora__jin_iter), &memory));
+    memset(memory, 0, sizeof(qlora__jin_iter));
+    qlora__jin_iter* iter = (qlora__jin_iter*)memory;
+    iter->how = how;
+    iter->source = source;
+    *out = qlora__jin_of(QLORA__JIN_ITER);
+    out->as.iter = iter;
+    return QLORA_OK;
+}
+
+// A generator whose values are those of the list that `late` makes.
+static qlora_result qlora__jin_lazy(qlora__jin_machine* m, qlora__jin_filter_fn late,
+                                    const qlora__jin_value* in, size_t count,
+                                    qlora__jin_value* out) {
+    QLORA__TRY(qlora__jin_iter_of(m, QLORA__JIN_LAZY, qlora__jin_of(QLORA__JIN_MISSING), out));
+    qlora__jin_iter* iter = out->as.iter;
+    iter->late = late;
+    QLORA__TRY(qlora__jin_get_values(m, count, &iter->late_in));
+    memcpy(iter->late_in, in, count * sizeof *in);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_copy_args(qlora__jin_machine* m, const qlora__jin_args* from,
+                                         size_t skip, qlora__jin_args* out) {
+    memset(out, 0, sizeof *out);
+    skip = skip < from->positional ? skip : from->positional;
+    out->positional = from->positional - skip;
+    out->named = from->named;
+    size_t count = out->positional + out->named;
+    QLORA__TRY(qlora__jin_get_values(m, count, &out->items));
+    if (count > 0) {
+        memcpy(out->items, from->items + skip, count * sizeof *out->items);
+    }
+    if (out->named > 0) {
+        void* names = NULL;
+        QLORA__TRY(qlora__jin_get(m, out->named * sizeof *out->names, &names));
+        memcpy(names, from->names, out->named * sizeof *out->names);
+        out->names = (const qlora__jin_string**)names;
+    }
+    return QLORA_OK;
+}
+
+// The keyword argument of that name, or NULL.
+static const qlora__jin_value* qlora__jin_keyword(const qlora__jin_args* args, const char* name) {
+    for (size_t i = 0; i < args->named; i++) {
+        if (args->names[i]->bytes == strlen(name) &&
+            memcmp(args->names[i]->data, name, args->names[i]->bytes) == 0) {
+            return &args->items[args->positional + i];
+        }
+    }
+    return NULL;
+}
+
+static qlora_result qlora__jin_filter_map(qlora__jin_machine* m, qlora__jin_value v,
+                                          const qlora__jin_args* args, qlora__jin_value* out) {
+    const qlora__jin_value* attribute = qlora__jin_keyword(args, "attribute");
+    const qlora__jin_value* fallback = qlora__jin_keyword(args, "default");
+    if (args->positional == 0 && attribute != NULL) {
+        if (args->named > (fallback != NULL ? 2u : 1u)) {
+            return qlora__jin_fail(m, "map: an argument is given by a name that is unknown");
+        }
+        QLORA__TRY(qlora__jin_iter_of(m, QLORA__JIN_MAP_ATTRIBUTE, v, out));
+        out->as.iter->attribute = *attribute;
+        out->as.iter->fallback = fallback != NULL ? *fallback : qlora__jin_none();
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__jin_iter_of(m, QLORA__JIN_MAP_FILTER, v, out));
+    out->as.iter->function =
+        args->positional > 0 ? args->items[0] : qlora__jin_of(QLORA__JIN_MISSING);
+    return qlora__jin_copy_args(m, args, 1, &out->as.iter->args);
+}
+
+static qlora_result qlora__jin_select(qlora__jin_machine* m, qlora__jin_value v,
+                                      const qlora__jin_args* args, bool wanted, bool attribute,
+                                      qlora__jin_value* out) {
+    size_t skip = attribute ? 1 : 0;
+    if (attribute && args->positional == 0) {
+        return qlora__jin_fail(m, "selectattr and rejectattr need the name of an attribute");
+    }
+    QLORA__TRY(qlora__jin_iter_of(m, QLORA__JIN_SELECT, v, out));
+    qlora__jin_iter* iter = out->as.iter;
+    iter->wanted = wanted;
+    if (attribute) {
+        iter->attribute = args->items[0];
+    }
+    if (args->positional > skip) {
+        iter->function = args->items[skip];
+    }
+    return qlora__jin_copy_args(m, args, skip + 1, &iter->args);
+}
+
+static qlora_result qlora__jin_filter_select(qlora__jin_machine* m, qlora__jin_value v,
+                                             const qlora__jin_args* args, qlora__jin_value* out) {
+    return qlora__jin_select(m, v, args, true, false, out);
+}
+
+static qlora_result qlora__jin_filter_reject(qlora__jin_machine* m, qlora__jin_value v,
+                                             const qlora__jin_args* args, qlora__jin_value* out) {
+    return qlora__jin_select(m, v, args, false, false, out);
+}
+
+static qlora_result qlora__jin_filter_selectattr(qlora__jin_machine* m, qlora__jin_value v,
+                                                 const qlora__jin_args* args,
+                                                 qlora__jin_value* out) {
+    return qlora__jin_select(m, v, args, true, true, out);
+}
+
+static qlora_result qlora__jin_filter_rejectattr(qlora__jin_machine* m, qlora__jin_value v,
+                                                 const qlora__jin_args* args,
+                                                 qlora__jin_value* out) {
+    return qlora__jin_select(m, v, args, false, true, out);
+}
+
+// ---- sorting ------------------------------------------------------------------------------------
+
+// The keys by which items are compared: an attribute, in lower case unless the case counts.
+static qlora_result qlora__jin_sort_key(qlora__jin_machine* m, qlora__jin_value item,
+                                        qlora__jin_value path, bool case_sensitive,
+                                        qlora__jin_value* out) {
+    QLORA__TRY(qlora__jin_follow(m, item, path, qlora__jin_of(QLORA__JIN_MISSING), out));
+    if (!case_sensitive && out->kind == QLORA__JIN_STRING) {
+        qlora__jin_value text = *out;
+        return qlora__jin_recase(m, text, QLORA__JIN_ALL_LOWER, out);
+    }
+    return QLORA_OK;
+}
+
+// Merges two runs of `order`, which has been sorted by keys so far, stably.
+static qlora_result qlora__jin_merge(qlora__jin_machine* m, const qlora__jin_value* keys,
+                                     const size_t* from, size_t* to, size_t begin, size_t middle,
+                                     size_t end, bool reverse) {
+    size_t left = begin;
+    size_t right = middle;
+    for (size_t i = begin; i < end; i++) {
+        bool second = left == middle;
+        if (left < middle && right < end) {
+            QLORA__TRY(
+                reverse ? m->hooks->less(m, keys[from[left]], keys[from[right]], false, &second)
+                        : m->hooks->less(m, keys[from[right]], keys[from[left]], false, &second));
+        }
+        to[i] = second ? from[right++] : from[left++];
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_sort(qlora__jin_machine* m, qlora__jin_list* list,
+                                    const qlora__jin_value* keys, bool reverse) {
+    size_t count = list->count;
+    void* memory = NULL;
+    qlora__jin_value* sorted = NULL;
+    QLORA__TRY(qlora__jin_get(m, 2 * count * sizeof(size_t), &memory));
+    QLORA__TRY(qlora__jin_get_values(m, count, &sorted));
+    size_t* from = (size_t*)memory;
+    size_t* to = from + count;
+    for (size_t i = 0; i < count; i++) {
+        from[i] = i;
+    }
+    for (size_t width = 1; width < count; width *= 2) {
+        for (size_t begin = 0; begin < count; begin += 2 * width) {
+            size_t middle = begin + width < count ? begin + width : count;
+            size_t end = begin + 2 * width < count ? begin + 2 * width : count;
+            QLORA__TRY(qlora__jin_merge(m, keys, from, to, begin, middle, end, reverse));
+        }
+        size_t* swap = from;
+        from = to;
+        to = swap;
+    }
+    for (size_t i = 0; i < count; i++) {
+        sorted[i] = list->items[from[i]];
+    }
+    list->items = sorted;
+    list->capacity = count;
+    return QLORA_OK;
+}
+
+// Python compares the keys of several attributes, "a,b", as a list.
+static qlora_result qlora__jin_sort_keys_of(qlora__jin_machine* m, const qlora__jin_list* list,
+                                            qlora__jin_value path, bool case_sensitive,
+                                            qlora__jin_value** out) {
+    QLORA__TRY(qlora__jin_get_values(m, list->count, out));
+    bool several = path.kind == QLORA__JIN_STRING && path.as.string->bytes > 0 &&
+                   memchr(path.as.string->data, ',', path.as.string->bytes) != NULL;
+    for (size_t i = 0; i < list->count; i++) {
+        if (!several) {
+            QLORA__TRY(qlora__jin_sort_key(m, list->items[i], path, case_sensitive, &(*out)[i]));
+            continue;
+        }
+        qlora__jin_value parts;
+        qlora__jin_value comma;
+        QLORA__TRY(qlora__jin_string_of(m, ",", &comma));
+        QLORA__TRY(qlora__jin_split(m, path, comma, -1, &parts));
+        for (size_t k = 0; k < parts.as.list->count; k++) {
+            qlora__jin_value one = parts.as.list->items[k];
+            QLORA__TRY(qlora__jin_sort_key(m, list->items[i], one, case_sensitive,
+                                           &parts.as.list->items[k]));
+        }
+        (*out)[i] = parts;
+    }
+    return QLORA_OK;
+}
+
+//@@ src/text/jinja_filters.h
+
+// The filters. in[0] is the value, the arguments follow in the order of the table below.
+
+#define QLORA__JIN_FILTER(name)                                                                    \
+    static qlora_result qlora__jin_filter_##name(qlora__jin_machine* m, qlora__jin_value* in,      \
+                                                 qlora__jin_value* out)
+
+static bool qlora__jin_given(qlora__jin_value v) {
+    return v.kind != QLORA__JIN_MISSING && v.kind != QLORA__JIN_NONE;
+}
+
+// ---- strings
+
+QLORA__JIN_FILTER(trim) {
+    QLORA__TRY(qlora__jin_text(m, in[0], &in[0]));
+    return qlora__jin_strip(m, in[0], in[1], true, true, out);
+}
+
+QLORA__JIN_FILTER(string) {
+    return qlora__jin_text(m, in[0], out);
+}
+
+QLORA__JIN_FILTER(lower) {
+    QLORA__TRY(qlora__jin_text(m, in[0], &in[0]));
+    return qlora__jin_recase(m, in[0], QLORA__JIN_ALL_LOWER, out);
+}
+
+QLORA__JIN_FILTER(upper) {
+    QLORA__TRY(qlora__jin_text(m, in[0], &in[0]));
+    return qlora__jin_recase(m, in[0], QLORA__JIN_ALL_UPPER, out);
+}
+
+QLORA__JIN_FILTER(capitalize) {
+    QLORA__TRY(qlora__jin_text(m, in[0], &in[0]));
+    return qlora__jin_recase(m, in[0], QLORA__JIN_FIRST, out);
+}
+
+QLORA__JIN_FILTER(title) {
+    QLORA__TRY(qlora__jin_text(m, in[0], &in[0]));
+    QLORA__TRY(qlora__jin_recase(m, in[0], QLORA__JIN_TITLE_FILTER, out));
+    out->flag = 0; // joined from its words
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(safe) {
+    QLORA__TRY(qlora__jin_text(m, in[0], out));
+    out->flag = 1;
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(escape) {
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_escape_html(m, in[0], &buffer));
+    QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
+    out->flag = 1;
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(forceescape) {
+    QLORA__TRY(qlora__jin_text(m, in[0], &in[0]));
+    in[0].flag = 0;
+    return qlora__jin_filter_escape(m, in, out);
+}
+
+QLORA__JIN_FILTER(center) {
+    qlora__jin_value call[3];
+    QLORA__TRY(qlora__jin_text(m, in[0], &call[0]));
+    call[1] = in[1].kind == QLORA__JIN_MISSING ? qlora__jin_int(80) : in[1];
+    call[2] = qlora__jin_of(QLORA__JIN_MISSING);
+    return qlora__jin_justify(m, call, '^', out);
+}
+
+QLORA__JIN_FILTER(replace) {
+    int64_t limit = -1;
+    qlora__jin_value s;
+    qlora__jin_value from;
+    qlora__jin_value to;
+    QLORA__TRY(qlora__jin_text(m, in[0], &s));
+    QLORA__TRY(qlora__jin_text(m, in[1], &from));
+    QLORA__TRY(qlora__jin_text(m, in[2], &to));
+    if (qlora__jin_given(in[3])) {
+        QLORA__TRY(qlora__jin_need_integer(m, "replace", in[3], &limit));
+    }
+    s.flag = 0;
+    return qlora__jin_replace(m, s, from.as.string, to.as.string, limit, out);
+}
+
+QLORA__JIN_FILTER(indent) {
+    qlora__jin_value lines;
+    qlora__jin_value by = in[1];
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_need_string(m, "indent", in[0]));
+    if (by.kind != QLORA__JIN_STRING) {
+        int64_t width = 4;
+        qlora__jin_value space;
+        QLORA__TRY(qlora__jin_need_integer(m, "indent", by, &width));
+        QLORA__TRY(qlora__jin_string_of(m, " ", &space));
+        QLORA__TRY(qlora__jin_repeat(m, space, width, &by));
+    }
+    bool blank = qlora__jin_truth(in[3]);
+    qlora__jin_value split[2];
+    qlora__jin_value newline;
+    QLORA__TRY(qlora__jin_string_of(m, "\n", &newline));
+    QLORA__TRY(qlora__jin_join_strings(m, in[0], newline, &split[0]));
+    split[1] = qlora__jin_of(QLORA__JIN_MISSING);
+    QLORA__TRY(qlora__jin_str_splitlines(m, split, &lines));
+    for (size_t i = 0; i < lines.as.list->count; i++) {
+        qlora__jin_value line = lines.as.list->items[i];
+        bool indented = i == 0 ? qlora__jin_truth(in[2]) : blank || line.as.string->bytes > 0;
+        QLORA__TRY(i > 0 ? qlora__jin_put(m, &buffer, "\n", 1) : QLORA_OK);
+        QLORA__TRY(indented ? qlora__jin_print(m, by, &buffer) : QLORA_OK);
+        QLORA__TRY(qlora__jin_print(m, line, &buffer));
+    }
+    QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
+    out->flag = in[0].flag;
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(truncate) {
+    int64_t length = 255;
+    int64_t leeway = 5;
+    qlora__jin_value end = in[3];
+    qlora__jin_value cut;
+    int64_t count = 0;
+    QLORA__TRY(qlora__jin_length(m, in[0], &count));
+    QLORA__TRY(qlora__jin_need_integer(m, "truncate", in[1], &length));
+    if (qlora__jin_given(in[4])) {
+        QLORA__TRY(qlora__jin_need_integer(m, "truncate", in[4], &leeway));
+    }
+    if (end.kind == QLORA__JIN_MISSING) {
+        QLORA__TRY(qlora__jin_string_of(m, "...", &end));
+    }
+    QLORA__TRY(qlora__jin_need_string(m, "truncate", end));
+    int64_t keep = length - (int64_t)end.as.string->chars;
+    if (keep < 0 || leeway < 0) {
+        return qlora__jin_fail(m, "truncate: the length is shorter than the end");
+    }
+    if (count <= length + leeway) {
+        *out = in[0];
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__jin_need_string(m, "truncate", in[0]));
+    QLORA__TRY(
+        qlora__jin_part(m, in[0], 0, qlora__jin_byte_of(in[0].as.string, (size_t)keep), &cut));
+    if (!qlora__jin_truth(in[2])) {
+        const qlora__jin_string* s = cut.as.string;
+        size_t space = qlora__jin_rfind_bytes(s->data, 0, s->bytes, " ", 1);
+        QLORA__TRY(qlora__jin_part(m, cut, 0, space == SIZE_MAX ? s->bytes : space, &cut));
+    }
+    return qlora__jin_join_strings(m, cut, end, out);
+}
+
+QLORA__JIN_FILTER(wordcount) {
+    qlora__jin_value text;
+    int64_t count = 0;
+    bool inside = false;
+    QLORA__TRY(qlora__jin_text(m, in[0], &text));
+    const qlora__jin_string* s = text.as.string;
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
+    for (size_t at = 0, step = 0; at < s->bytes; at += step) {
+        uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
+        bool word = code == '_' || qlora__jin_is_alnum(code); // Python's \w
+        count += word && !inside ? 1 : 0;
+        inside = word;
+    }
+    *out = qlora__jin_int(count);
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(urlencode) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_.-~/";
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    if (in[0].kind != QLORA__JIN_STRING) {
+        return qlora__jin_fail(m, "urlencode of a %s is not supported", qlora__jin_type(in[0]));
+    }
+    for (size_t i = 0; i < in[0].as.string->bytes; i++) {
+        char c = in[0].as.string->data[i];
+        char escaped[4];
+        snprintf(escaped, sizeof escaped, "%%%02X", (unsigned)(unsigned char)c);
+        QLORA__TRY(c != '\0' && strchr(plain, c) != NULL ? qlora__jin_put(m, &buffer, &c, 1)
+                                                         : qlora__jin_puts(m, &buffer, escaped));
+    }
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
+static qlora_result qlora__jin_filter_format(qlora__jin_machine* m, qlora__jin_value v,
+                                             const qlora__jin_args* args, qlora__jin_value* out) {
+    qlora__jin_value values;
+    QLORA__TRY(qlora__jin_text(m, v, &v));
+    if (args->positional > 0 && args->named > 0) {
+        return qlora__jin_fail(m, "format: arguments by position and by name at once");
+    }
+    if (args->named > 0) {
+        QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, args->named, &values));
+        for (size_t i = 0; i < args->named; i++) {
+            qlora__jin_value key = qlora__jin_of(QLORA__JIN_STRING);
+            key.as.string = args->names[i];
+            QLORA__TRY(qlora__jin_dict_add(m, values.as.dict, key, args->items[i]));
+        }
+    } else {
+        QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_TUPLE, args->positional, &values));
+        for (size_t i = 0; i < args->positional; i++) {
+            QLORA__TRY(qlora__jin_list_add(m, values.as.list, args->items[i]));
+        }
+    }
+    return qlora__jin_percent(m, v, values, out);
+}
+
+// ---- numbers
+
+QLORA__JIN_FILTER(abs) {
+    if (!qlora__jin_is_number(in[0])) {
+        return qlora__jin_fail(m, "abs: a number is needed, not a %s", qlora__jin_type(in[0]));
+    }
+    if (in[0].kind == QLORA__JIN_FLOAT) {
+        *out = qlora__jin_float(in[0].as.real < 0.0 || qlora__jin_is_zero(in[0].as.real)
+                                    ? 0.0 - in[0].as.real
+                                    : in[0].as.real);
+        return QLORA_OK;
+    }
+    int64_t x = qlora__jin_integer_of(in[0]);
+    *out = qlora__jin_int(x < 0 && x > INT64_MIN ? -x : x);
+    return x == INT64_MIN ? qlora__jin_too_big(m) : QLORA_OK;
+}
+
+// A number as int() or float() reads it from a text: sign, digits, and for floats point and
+// exponent. False when it is none.
+static bool qlora__jin_read_text_number(const qlora__jin_string* s, bool real, double* x,
+                                        int64_t* n, bool* big) {
+    size_t at = qlora__jin_skip_space(s->data, s->bytes, 0);
+    size_t end = qlora__jin_back_space(s->data, at, s->bytes);
+    char digits[400];
+    size_t count = 0;
+    bool minus = at < end && s->data[at] == '-';
+    at += minus || (at < end && s->data[at] == '+') ? 1 : 0;
+    bool digit = false;
+    bool point = false;
+    bool power = false;
+    uint64_t value = 0;
+    for (; at < end && count + 4 < sizeof digits; at++) {
+        char c = s->data[at];
+        bool number = c >= '0' && c <= '9';
+        bool under = c == '_' && digit && s->data[at - 1] != '_' && at + 1 < end &&
+                     s->data[at + 1] >= '0' && s->data[at + 1] <= '9';
+        if (under) {
+            continue;
+        }
+        bool exponent = real && (c == 'e' || c == 'E') && digit && !power;
+        bool dot = real && c == '.' && !point && !power;
+        bool sign = power && (c == '+' || c == '-') && (s->data[at - 1] | 0x20) == 'e';
+        if (!number && !exponent && !dot && !sign) {
+            return false;
+        }
+        if (number) {
+            *big = *big || value > (INT64_MAX - (uint64_t)(c - '0')) / 10;
+            value = value * 10 + (uint64_t)(c - '0');
+        }
+        digit = digit || number;
+        point = point || dot;
+        power = power || exponent;
+        digits[count++] = c;
+    }
+    if (!digit || at < end || digits[count - 1] == 'e' || digits[count - 1] == 'E' ||
+        digits[count - 1] == '+' || digits[count - 1] == '-') {
+        return false;
+    }
+    double parsed = qlora__number_parse(digits, count);
+    *x = minus ? -parsed : parsed;
+    *n = minus ? -(int64_t)(value & INT64_MAX) : (int64_t)(value & INT64_MAX);
+    return true;
+}
+
+QLORA__JIN_FILTER(float) {
+    double x = 0.0;
+    int64_t n = 0;
+    bool big = false;
+    *out = in[1].kind == QLORA__JIN_MISSING ? qlora__jin_float(0.0) : in[1];
+    if (in[0].kind == QLORA__JIN_UNDEFINED) {
+        return qlora__jin_undefined_error(m, in[0]);
+    }
+    if (qlora__jin_is_number(in[0])) {
+        *out = qlora__jin_float(qlora__jin_real_of(in[0]));
+    } else if (in[0].kind == QLORA__JIN_STRING &&
+               qlora__jin_read_text_number(in[0].as.string, true, &x, &n, &big)) {
+        *out = qlora__jin_float(x);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_truncate_double(qlora__jin_machine* m, double x,
+                                               qlora__jin_value* out) {
+    if (!(x > -9223372036854775808.0 && x < 9223372036854775808.0)) {
+        return qlora__jin_too_big(m);
+    }
+    *out = qlora__jin_int((int64_t)x);
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(int) {
+    double x = 0.0;
+    int64_t n = 0;
+    bool big = false;
+    int64_t base = 10;
+    *out = in[1].kind == QLORA__JIN_MISSING ? qlora__jin_int(0) : in[1];
+    QLORA__TRY(qlora__jin_need_integer(m, "int", in[2], &base));
+    if (in[0].kind == QLORA__JIN_UNDEFINED) {
+        return qlora__jin_undefined_error(m, in[0]);
+    }
+    if (in[0].kind == QLORA__JIN_BIG) {
+        *out = in[0];
+        return QLORA_OK;
+    }
+    if (qlora__jin_is_integer(in[0])) {
+        *out = qlora__jin_int(qlora__jin_integer_of(in[0]));
+        return QLORA_OK;
+    }
+    if (in[0].kind == QLORA__JIN_FLOAT) {
+        bool finite = in[0].as.real - in[0].as.real <= 0.0;
+        return finite ? qlora__jin_truncate_double(m, in[0].as.real, out) : QLORA_OK;
+    }
+    if (in[0].kind != QLORA__JIN_STRING) {
+        return QLORA_OK;
+    }
+    if (base != 10) {
+        return qlora__jin_fail(m, "int: a base other than 10 is not supported");
+    }
+    if (qlora__jin_read_text_number(in[0].as.string, false, &x, &n, &big)) {
+        *out = qlora__jin_int(n);
+        return big ? qlora__jin_too_big(m) : QLORA_OK;
+    }
+    big = false;
+    if (qlora__jin_read_text_number(in[0].as.string, true, &x, &n, &big)) {
+        return qlora__jin_truncate_double(m, x, out);
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(round) {
+    int64_t precision = 0;
+    char text[420];
+    QLORA__TRY(qlora__jin_need_integer(m, "round", in[1], &precision));
+    bool common = in[2].kind == QLORA__JIN_MISSING || qlora__jin_is(in[2], "common", 6);
+    bool down = qlora__jin_is(in[2], "floor", 5);
+    if (!common && !down && !qlora__jin_is(in[2], "ceil", 4)) {
+        return qlora__jin_fail(m, "round: the method must be common, ceil or floor");
+    }
+    if (!qlora__jin_is_number(in[0])) {
+        return qlora__jin_fail(m, "round: a number is needed, not a %s", qlora__jin_type(in[0]));
+    }
+    if (common && qlora__jin_is_integer(in[0]) && precision >= 0) {
+        *out = qlora__jin_int(qlora__jin_integer_of(in[0]));
+        return QLORA_OK;
+    }
+    if (precision < 0 || precision > 60) {
+        return qlora__jin_fail(m, "round: a precision of %lld is not supported",
+                               (long long)precision);
+    }
+    double x = qlora__jin_real_of(in[0]);
+    if (common) {
+        size_t n = 0;
+        snprintf(text, sizeof text, "%.*f", (int)precision, x);
+        for (char* c = text; *c != '\0'; c++) { // the locale's decimal point
+            bool plain = (*c >= '0' && *c <= '9') || *c == '-';
+            if (plain || (n > 0 && text[n - 1] != '.')) {
+                text[n++] = plain ? *c : '.';
+            }
+        }
+        *out = qlora__jin_float(qlora__number_parse(text, n));
+        return QLORA_OK;
+    }
+    double scale = 1.0;
+    for (int64_t i = 0; i < precision; i++) {
+        scale *= 10.0;
+    }
+    double whole = qlora__jin_floor(x * scale);
+    whole += !down && whole < x * scale ? 1.0 : 0.0;
+    *out = qlora__jin_float(whole / scale);
+    return QLORA_OK;
+}
+
+// ---- sequences
+
+QLORA__JIN_FILTER(length) {
+    int64_t count = 0;
+    QLORA__TRY(qlora__jin_length(m, in[0], &count));
+    *out = qlora__jin_int(count);
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(list) {
+    return qlora__jin_to_list(m, in[0], out);
+}
+
+QLORA__JIN_FILTER(default) {
+    (void)m;
+    bool replace =
+        in[0].kind == QLORA__JIN_UNDEFINED || (qlora__jin_truth(in[2]) && !qlora__jin_truth(in[0]));
+    *out = replace ? in[1] : in[0];
+    return replace && in[1].kind == QLORA__JIN_MISSING ? qlora__jin_string_of(m, "", out)
+                                                       : QLORA_OK;
+}
+
+QLORA__JIN_FILTER(first) {
+    qlora__jin_iter* iter = NULL;
+    bool more = false;
+    QLORA__TRY(qlora__jin_iter_make(m, in[0], &iter));
+    QLORA__TRY(qlora__jin_next(m, iter, out, &more));
+    if (!more) {
+        return qlora__jin_undefined(m, NULL, "the first item of nothing", 25, false, out);
+    }
+    return QLORA_OK;
+}
+
+// reversed(value): for what has an order and a length.
+static qlora_result qlora__jin_reversed(qlora__jin_machine* m, qlora__jin_value v,
+                                        qlora__jin_value* out) {
+    qlora__jin_value list = v;
+    if (v.kind != QLORA__JIN_LIST && v.kind != QLORA__JIN_TUPLE) {
+        QLORA__TRY(qlora__jin_to_list(m, v, &list));
+    }
+    QLORA__TRY(qlora__jin_iter_of(m, QLORA__JIN_PLAIN, list, out));
+    out->as.iter->backwards = true;
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(last) {
+    qlora__jin_value back;
+    bool more = false;
+    if (in[0].kind == QLORA__JIN_ITER) {
+        return qlora__jin_fail(m, "last: a generator has no last item; make a list of it");
+    }
+    QLORA__TRY(qlora__jin_reversed(m, in[0], &back));
+    QLORA__TRY(qlora__jin_next(m, back.as.iter, out, &more));
+    if (!more) {
+        return qlora__jin_undefined(m, NULL, "the last item of nothing", 24, false, out);
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(reverse) {
+    if (in[0].kind == QLORA__JIN_STRING) {
+        qlora__jin_value parts[3];
+        bool found = false;
+        parts[0] = qlora__jin_none();
+        parts[1] = qlora__jin_none();
+        parts[2] = qlora__jin_int(-1);
+        return qlora__jin_slice(m, in[0], parts, out, &found);
+    }
+    if (in[0].kind == QLORA__JIN_ITER) {
+        QLORA__TRY(qlora__jin_to_list(m, in[0], out));
+        qlora__jin_reverse(out->as.list);
+        return QLORA_OK;
+    }
+    return qlora__jin_reversed(m, in[0], out);
+}
+
+QLORA__JIN_FILTER(join) {
+    qlora__jin_buffer buffer;
+    qlora__jin_iter* iter = NULL;
+    qlora__jin_value item;
+    bool more = true;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_iter_make(m, in[0], &iter));
+    for (size_t i = 0;; i++) {
+        QLORA__TRY(qlora__jin_next(m, iter, &item, &more));
+        if (!more) {
+            return qlora__jin_buffer_string(m, &buffer, out);
+        }
+        QLORA__TRY(qlora__jin_follow(m, item, in[2], qlora__jin_of(QLORA__JIN_MISSING), &item));
+        if (i > 0 && in[1].kind != QLORA__JIN_MISSING) {
+            QLORA__TRY(qlora__jin_print(m, in[1], &buffer));
+        }
+        QLORA__TRY(qlora__jin_print(m, item, &buffer));
+    }
+}
+
+QLORA__JIN_FILTER(items_late) {
+    if (in[0].kind == QLORA__JIN_UNDEFINED) {
+        return qlora__jin_list_make(m, QLORA__JIN_LIST, 0, out);
+    }
+    if (in[0].kind != QLORA__JIN_DICT) {
+        return qlora__jin_fail(m, "items: a dictionary is needed, not a %s",
+                               qlora__jin_type(in[0]));
+    }
+    qlora__jin_value view;
+    QLORA__TRY(qlora__jin_dict_view(in, 2, &view));
+    return qlora__jin_to_list(m, view, out);
+}
+
+QLORA__JIN_FILTER(items) {
+    return qlora__jin_lazy(m, qlora__jin_filter_items_late, in, 1, out);
+}
+
+QLORA__JIN_FILTER(batch_late) {
+    qlora__jin_value all;
+    int64_t size = 0;
+    QLORA__TRY(qlora__jin_need_integer(m, "batch", in[1], &size));
+    QLORA__TRY(qlora__jin_to_list(m, in[0], &all));
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, out));
+    qlora__jin_value row = qlora__jin_of(QLORA__JIN_MISSING);
+    for (size_t i = 0; i < all.as.list->count; i++) {
+        if (row.kind == QLORA__JIN_MISSING || (int64_t)row.as.list->count == size) {
+            QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &row));
+            QLORA__TRY(qlora__jin_list_add(m, out->as.list, row));
+        }
+        QLORA__TRY(qlora__jin_list_add(m, row.as.list, all.as.list->items[i]));
+    }
+    while (row.kind == QLORA__JIN_LIST && qlora__jin_given(in[2]) &&
+           (int64_t)row.as.list->count < size) {
+        QLORA__TRY(qlora__jin_list_add(m, row.as.list, in[2]));
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(batch) {
+    return qlora__jin_lazy(m, qlora__jin_filter_batch_late, in, 3, out);
+}
+
+QLORA__JIN_FILTER(slice_late) {
+    qlora__jin_value all;
+    int64_t slices = 0;
+    QLORA__TRY(qlora__jin_need_integer(m, "slice", in[1], &slices));
+    QLORA__TRY(qlora__jin_to_list(m, in[0], &all));
+    if (slices == 0) {
+        return qlora__jin_fail(m, "slice: division by zero");
+    }
+    int64_t count = (int64_t)all.as.list->count;
+    int64_t each = slices > 0 ? count / slices : 0;
+    int64_t longer = slices > 0 ? count % slices : 0;
+    int64_t at = 0;
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, out));
+    for (int64_t i = 0; i < slices; i++) {
+        qlora__jin_value row;
+        QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &row));
+        for (int64_t k = 0; k < each + (i < longer ? 1 : 0); k++) {
+            QLORA__TRY(qlora__jin_list_add(m, row.as.list, all.as.list->items[at++]));
+        }
+        if (qlora__jin_given(in[2]) && i >= longer) {
+            QLORA__TRY(qlora__jin_list_add(m, row.as.list, in[2]));
+        }
+        QLORA__TRY(qlora__jin_list_add(m, out->as.list, row));
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(slice) {
+    return qlora__jin_lazy(m, qlora__jin_filter_slice_late, in, 3, out);
+}
+
+QLORA__JIN_FILTER(unique_late) {
+    qlora__jin_value all;
+    qlora__jin_value seen;
+    QLORA__TRY(qlora__jin_to_list(m, in[0], &all));
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, out));
+    QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 4, &seen));
+    for (size_t i = 0; i < all.as.list->count; i++) {
+        qlora__jin_value key;
+        size_t at = 0;
+        QLORA__TRY(
+            qlora__jin_sort_key(m, all.as.list->items[i], in[2], qlora__jin_truth(in[1]), &key));
+        QLORA__TRY(qlora__jin_dict_find(m, seen.as.dict, key, &at));
+        if (at == seen.as.dict->count) {
+            QLORA__TRY(qlora__jin_dict_add(m, seen.as.dict, key, key));
+            QLORA__TRY(qlora__jin_list_add(m, out->as.list, all.as.list->items[i]));
+        }
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(unique) {
+    return qlora__jin_lazy(m, qlora__jin_filter_unique_late, in, 3, out);
+}
+
+QLORA__JIN_FILTER(sort) {
+    qlora__jin_value* keys = NULL;
+    QLORA__TRY(qlora__jin_to_list(m, in[0], out));
+    QLORA__TRY(qlora__jin_sort_keys_of(m, out->as.list, in[3], qlora__jin_truth(in[2]), &keys));
+    return qlora__jin_sort(m, out->as.list, keys, qlora__jin_truth(in[1]));
+}
+
+static qlora_result qlora__jin_extreme(qlora__jin_machine* m, qlora__jin_value* in, bool largest,
+                                       qlora__jin_value* out) {
+    qlora__jin_value all;
+    qlora__jin_value best;
+    QLORA__TRY(qlora__jin_to_list(m, in[0], &all));
+    const qlora__jin_list* list = all.as.list;
+    if (list->count == 0) {
+        return qlora__jin_undefined(m, NULL, "an item of nothing", 18, false, out);
+    }
+    bool cased = qlora__jin_truth(in[1]);
+    QLORA__TRY(qlora__jin_sort_key(m, list->items[0], in[2], cased, &best));
+    *out = list->items[0];
+    for (size_t i = 1; i < list->count; i++) {
+        qlora__jin_value key;
+        bool better = false;
+        QLORA__TRY(qlora__jin_sort_key(m, list->items[i], in[2], cased, &key));
+        QLORA__TRY(largest ? qlora__jin_less(m, best, key, false, &better)
+                           : qlora__jin_less(m, key, best, false, &better));
+        best = better ? key : best;
+        *out = better ? list->items[i] : *out;
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(max) {
+    return qlora__jin_extreme(m, in, true, out);
+}
+
+QLORA__JIN_FILTER(min) {
+    return qlora__jin_extreme(m, in, false, out);
+}
+
+QLORA__JIN_FILTER(sum) {
+    qlora__jin_value all;
+    QLORA__TRY(qlora__jin_to_list(m, in[0], &all));
+    *out = in[2].kind == QLORA__JIN_MISSING ? qlora__jin_int(0) : in[2];
+    if (out->kind == QLORA__JIN_STRING) {
+        return qlora__jin_fail(m, "sum: strings are joined, not added");
+    }
+    for (size_t i = 0; i < all.as.list->count; i++) {
+        qlora__jin_value item;
+        QLORA__TRY(qlora__jin_follow(m, all.as.list->items[i], in[1],
+                                     qlora__jin_of(QLORA__JIN_MISSING), &item));
+        QLORA__TRY(qlora__jin_binary(m, '+', *out, item, out));
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(dictsort) {
+    bool by_value = qlora__jin_is(in[2], "value", 5);
+    if (!by_value && in[2].kind != QLORA__JIN_MISSING && !qlora__jin_is(in[2], "key", 3)) {
+        return qlora__jin_fail(m, "dictsort: by must be key or value");
+    }
+    if (in[0].kind != QLORA__JIN_DICT) {
+        return in[0].kind == QLORA__JIN_UNDEFINED
+                   ? qlora__jin_undefined_error(m, in[0])
+                   : qlora__jin_fail(m, "dictsort: a dictionary is needed, not a %s",
+                                     qlora__jin_type(in[0]));
+    }
+    qlora__jin_value view;
+    qlora__jin_value* keys = NULL;
+    QLORA__TRY(qlora__jin_dict_view(in, 2, &view));
+    QLORA__TRY(qlora__jin_to_list(m, view, out));
+    QLORA__TRY(qlora__jin_sort_keys_of(m, out->as.list, qlora__jin_int(by_value ? 1 : 0),
+                                       qlora__jin_truth(in[1]), &keys));
+    return qlora__jin_sort(m, out->as.list, keys, qlora__jin_truth(in[3]));
+}
+
+QLORA__JIN_FILTER(groupby) {
+    qlora__jin_value all;
+    qlora__jin_value* keys = NULL;
+    bool cased = qlora__jin_truth(in[3]);
+    QLORA__TRY(qlora__jin_to_list(m, in[0], &all));
+    qlora__jin_list* list = all.as.list;
+    for (int pass = 0; pass < 2; pass++) { // the keys, before and after sorting
+        QLORA__TRY(qlora__jin_get_values(m, list->count, &keys));
+        for (size_t i = 0; i < list->count; i++) {
+            QLORA__TRY(qlora__jin_follow(m, list->items[i], in[1], in[2], &keys[i]));
+            QLORA__TRY(qlora__jin_sort_key(m, keys[i], qlora__jin_none(), cased, &keys[i]));
+        }
+        QLORA__TRY(pass == 0 ? qlora__jin_sort(m, list, keys, false) : QLORA_OK);
+    }
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, out));
+    qlora__jin_value group = qlora__jin_of(QLORA__JIN_MISSING);
+    for (size_t i = 0; i < list->count; i++) {
+        bool same = false;
+        QLORA__TRY(i > 0 ? qlora__jin_equal(m, keys[i - 1], keys[i], &same) : QLORA_OK);
+        if (!same) {
+            qlora__jin_value pair;
+            qlora__jin_value shown;
+            QLORA__TRY(qlora__jin_follow(m, list->items[i], in[1], in[2], &shown));
+            QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &group));
+            QLORA__TRY(qlora__jin_pair_make(m, shown, group, &pair));
+            pair.flag = 1; // has the attributes grouper and list
+            QLORA__TRY(qlora__jin_list_add(m, out->as.list, pair));
+        }
+        QLORA__TRY(qlora__jin_list_add(m, group.as.list, list->items[i]));
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(attr) {
+    bool found = false;
+    QLORA__TRY(qlora__jin_need_string(m, "attr", in[1]));
+    const qlora__jin_string* name = in[1].as.string;
+    if (in[0].kind == QLORA__JIN_UNDEFINED) {
+        return qlora__jin_undefined_error(m, in[0]);
+    }
+    QLORA__TRY(qlora__jin_attribute(m, in[0], name->data, name->bytes, out, &found));
+    return found ? QLORA_OK
+                 : qlora__jin_undefined(m, qlora__jin_type(in[0]), name->data, name->bytes, false,
+                                        out);
+}
+
+//@@ src/text/jinja_tables.h
+
+// The tables of filters and tests, and how they are called.
+
+typedef qlora_result (*qlora__jin_many_fn)(qlora__jin_machine* m, qlora__jin_value v,
+                                           const qlora__jin_args* args, qlora__jin_value* out);
+
+// A filter without functions exists in jinja2 and is not supported here.
+typedef struct qlora__jin_filter_row {
+    const char* name;
+    const char* arguments;
+    size_t required;
+    qlora__jin_filter_fn call;
+    qlora__jin_many_fn many; // takes any arguments
+} qlora__jin_filter_row;
+
+static const qlora__jin_filter_row qlora__jin_filters[] = {
+    {"trim", "chars", 0, qlora__jin_filter_trim, NULL},
+    {"tojson", "ensure_ascii indent separators sort_keys", 0, qlora__jin_tojson, NULL},
+    {"length", "", 0, qlora__jin_filter_length, NULL},
+    {"count", "", 0, qlora__jin_filter_length, NULL},
+    {"string", "", 0, qlora__jin_filter_string, NULL},
+    {"default", "default_value boolean", 0, qlora__jin_filter_default, NULL},
+    {"d", "default_value boolean", 0, qlora__jin_filter_default, NULL},
+    {"join", "d attribute", 0, qlora__jin_filter_join, NULL},
+    {"list", "", 0, qlora__jin_filter_list, NULL},
+    {"items", "", 0, qlora__jin_filter_items, NULL},
+    {"upper", "", 0, qlora__jin_filter_upper, NULL},
+    {"lower", "", 0, qlora__jin_filter_lower, NULL},
+    {"title", "", 0, qlora__jin_filter_title, NULL},
+    {"capitalize", "", 0, qlora__jin_filter_capitalize, NULL},
+    {"safe", "", 0, qlora__jin_filter_safe, NULL},
+    {"escape", "", 0, qlora__jin_filter_escape, NULL},
+    {"e", "", 0, qlora__jin_filter_escape, NULL},
+    {"forceescape", "", 0, qlora__jin_filter_forceescape, NULL},
+    {"replace", "old new count", 2, qlora__jin_filter_replace, NULL},
+    {"indent", "width first blank", 0, qlora__jin_filter_indent, NULL},
+    {"truncate", "length killwords end leeway", 0, qlora__jin_filter_truncate, NULL},
+    {"wordcount", "", 0, qlora__jin_filter_wordcount, NULL},
+    {"urlencode", "", 0, qlora__jin_filter_urlencode, NULL},
+    {"center", "width", 0, qlora__jin_filter_center, NULL},
+    {"abs", "", 0, qlora__jin_filter_abs, NULL},
+    {"int", "default base", 0, qlora__jin_filter_int, NULL},
+    {"float", "default", 0, qlora__jin_filter_float, NULL},
+    {"round", "precision method", 0, qlora__jin_filter_round, NULL},
+    {"first", "", 0, qlora__jin_filter_first, NULL},
+    {"last", "", 0, qlora__jin_filter_last, NULL},
+    {"reverse", "", 0, qlora__jin_filter_reverse, NULL},
+    {"batch", "linecount fill_with", 1, qlora__jin_filter_batch, NULL},
+    {"slice", "slices fill_with", 1, qlora__jin_filter_slice, NULL},
+    {"unique", "case_sensitive attribute", 0, qlora__jin_filter_unique, NULL},
+    {"sort", "reverse case_sensitive attribute", 0, qlora__jin_filter_sort, NULL},
+    {"max", "case_sensitive attribute", 0, qlora__jin_filter_max, NULL},
+    {"min", "case_sensitive attribute", 0, qlora__jin_filter_min, NULL},
+    {"sum", "attribute start", 0, qlora__jin_filter_sum, NULL},
+    {"dictsort", "case_sensitive by reverse", 0, qlora__jin_filter_dictsort, NULL},
+    {"groupby", "attribute default case_sensitive", 1, qlora__jin_filter_groupby, NULL},
+    {"attr", "name", 1, qlora__jin_filter_attr, NULL},
+    {"map", NULL, 0, NULL, qlora__jin_filter_map},
+    {"select", NULL, 0, NULL, qlora__jin_filter_select},
+    {"reject", NULL, 0, NULL, qlora__jin_filter_reject},
+    {"selectattr", NULL, 0, NULL, qlora__jin_filter_selectattr},
+    {"rejectattr", NULL, 0, NULL, qlora__jin_filter_rejectattr},
+    {"format", NULL, 0, NULL, qlora__jin_filter_format},
+    {"filesizeformat", NULL, 0, NULL, NULL},
+    {"pprint", NULL, 0, NULL, NULL},
+    {"random", NULL, 0, NULL, NULL},
+    {"striptags", NULL, 0, NULL, NULL},
+    {"urlize", NULL, 0, NULL, NULL},
+    {"wordwrap", NULL, 0, NULL, NULL},
+    {"xmlattr", NULL, 0, NULL, NULL}};
+
+static bool qlora__jin_named(const char* row, const char* name, size_t size) {
+    return strlen(row) == size && memcmp(row, name, size) == 0;
+}
+
+static qlora_result qlora__jin_filter_run(qlora__jin_machine* m, const qlora__jin_filter_row* row,
+                                          qlora__jin_value v, const qlora__jin_args* args,
+                                          qlora__jin_value* out) {
+    qlora__jin_value in[8];
+    if (row->many != NULL) {
+        return row->many(m, v, args, out);
+    }
+    if (row->call == NULL) {
+        return qlora__jin_fail(m, "the filter \"%s\" is not supported", row->name);
+    }
+    in[0] = v;
+    for (size_t i = 1; i < 8; i++) {
+        in[i] = qlora__jin_of(QLORA__JIN_MISSING);
+    }
+    QLORA__TRY(qlora__jin_bind_args(m, row->name, row->arguments, row->required, args, in + 1));
+    return row->call(m, in, out);
+}
+
+// ---- tests --------------------------------------------------------------------------------------
+
+typedef qlora_result (*qlora__jin_test_fn)(qlora__jin_machine* m, qlora__jin_value v,
+                                           qlora__jin_value other, bool* out);
+
+typedef struct qlora__jin_test_row {
+    const char* name;
+    const char* arguments;
+    qlora__jin_test_fn call;
+} qlora__jin_test_row;
+
+#define QLORA__JIN_TEST(name)                                                                      \
+    static qlora_result qlora__jin_test_##name(qlora__jin_machine* m, qlora__jin_value v,          \
+                                               qlora__jin_value other, bool* out)
+#define QLORA__JIN_KIND_TEST(name, condition)                                                      \
+    QLORA__JIN_TEST(name) {                                                                        \
+        (void)m;                                                                                   \
+        (void)other;                                                                               \
+        *out = condition;                                                                          \
+        return QLORA_OK;                                                                           \
+    }
+
+QLORA__JIN_KIND_TEST(defined, v.kind != QLORA__JIN_UNDEFINED)
+QLORA__JIN_KIND_TEST(undefined, v.kind == QLORA__JIN_UNDEFINED)
+QLORA__JIN_KIND_TEST(none, v.kind == QLORA__JIN_NONE)
+QLORA__JIN_KIND_TEST(boolean, v.kind == QLORA__JIN_BOOL)
+QLORA__JIN_KIND_TEST(is_true, v.kind == QLORA__JIN_BOOL && v.as.truth)
+QLORA__JIN_KIND_TEST(is_false, v.kind == QLORA__JIN_BOOL && !v.as.truth)
+QLORA__JIN_KIND_TEST(integer, v.kind == QLORA__JIN_INT || v.kind == QLORA__JIN_BIG)
+QLORA__JIN_KIND_TEST(float, v.kind == QLORA__JIN_FLOAT)
+QLORA__JIN_KIND_TEST(number, qlora__jin_is_number(v) || v.kind == QLORA__JIN_BIG)
+QLORA__JIN_KIND_TEST(mapping, v.kind == QLORA__JIN_DICT)
+QLORA__JIN_KIND_TEST(iterable, qlora__jin_is_iterable(v))
+QLORA__JIN_KIND_TEST(escaped, v.kind == QLORA__JIN_STRING && v.flag != 0)
+// what has a length and items by number
+QLORA__JIN_KIND_TEST(sequence, qlora__jin_is_sequence(v) || v.kind == QLORA__JIN_DICT ||
+                                   v.kind == QLORA__JIN_RANGE || v.kind == QLORA__JIN_UNDEFINED)
+QLORA__JIN_KIND_TEST(callable, v.kind == QLORA__JIN_MACRO || v.kind == QLORA__JIN_METHOD ||
+                                   v.kind == QLORA__JIN_FUNCTION || v.kind == QLORA__JIN_JOINER ||
+                                   v.kind == QLORA__JIN_LOOP || v.kind == QLORA__JIN_UNDEFINED)
+QLORA__JIN_KIND_TEST(sameas, v.kind == other.kind &&
+                                 (qlora__jin_is_integer(v)
+                                      ? qlora__jin_integer_of(v) == qlora__jin_integer_of(other)
+                                      : v.kind == QLORA__JIN_NONE || v.as.list == other.as.list))
+
+// A template that asks this decides itself what to do with arguments in a string.
+QLORA__JIN_TEST(string) {
+    (void)other;
+    *out = v.kind == QLORA__JIN_STRING;
+    m->tested_string = true;
+    return QLORA_OK;
+}
+
+QLORA__JIN_TEST(eq) {
+    return qlora__jin_equal(m, v, other, out);
+}
+
+QLORA__JIN_TEST(ne) {
+    QLORA__TRY(qlora__jin_equal(m, v, other, out));
+    *out = !*out;
+    return QLORA_OK;
+}
+
+QLORA__JIN_TEST(lt) {
+    return qlora__jin_less(m, v, other, false, out);
+}
+
+QLORA__JIN_TEST(le) {
+    return qlora__jin_less(m, v, other, true, out);
+}
+
+QLORA__JIN_TEST(gt) {
+    return qlora__jin_less(m, other, v, false, out);
+}
+
+QLORA__JIN_TEST(ge) {
+    return qlora__jin_less(m, other, v, true, out);
+}
+
+QLORA__JIN_TEST(in) {
+    return qlora__jin_contains(m, other, v, out);
+}
+
+QLORA__JIN_TEST(divisibleby) {
+    qlora__jin_value rest;
+    QLORA__TRY(qlora__jin_binary(m, '%', v, other, &rest));
+    QLORA__TRY(qlora__jin_equal(m, rest, qlora__jin_int(0), out));
+    return QLORA_OK;
+}
+
+QLORA__JIN_TEST(even) {
+    (void)other;
+    return qlora__jin_test_divisibleby(m, v, qlora__jin_int(2), out);
+}
+
+QLORA__JIN_TEST(odd) {
+    qlora__jin_value rest;
+    (void)other;
+    QLORA__TRY(qlora__jin_binary(m, '%', v, qlora__jin_int(2), &rest));
+    return qlora__jin_equal(m, rest, qlora__jin_int(1), out);
+}
+
+QLORA__JIN_TEST(lower) {
+    qlora__jin_value text;
+    (void)other;
+    QLORA__TRY(qlora__jin_text(m, v, &text));
+    return qlora__jin_all_case(m, text.as.string, QLORA__TEXT_C_LOWER, out);
+}
+
+QLORA__JIN_TEST(upper) {
+    qlora__jin_value text;
+    (void)other;
+    QLORA__TRY(qlora__jin_text(m, v, &text));
+    return qlora__jin_all_case(m, text.as.string, QLORA__TEXT_C_UPPER, out);
+}
+
+static const qlora__jin_filter_row* qlora__jin_filter_find(const char* name, size_t size) {
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__jin_filters); i++) {
+        if (qlora__jin_named(qlora__jin_filters[i].name, name, size)) {
+            return &qlora__jin_filters[i];
+        }
+    }
+    return NULL;
+}
+
+QLORA__JIN_TEST(filter) {
+    (void)m;
+    (void)other;
+    *out = v.kind == QLORA__JIN_STRING &&
+           qlora__jin_filter_find(v.as.string->data, v.as.string->bytes) != NULL;
+    return QLORA_OK;
+}
+
+static const qlora__jin_test_row qlora__jin_tests[] = {
+    {"defined", "", qlora__jin_test_defined},
+    {"undefined", "", qlora__jin_test_undefined},
+    {"none", "", qlora__jin_test_none},
+    {"string", "", qlora__jin_test_string},
+    {"mapping", "", qlora__jin_test_mapping},
+    {"iterable", "", qlora__jin_test_iterable},
+    {"sequence", "", qlora__jin_test_sequence},
+    {"boolean", "", qlora__jin_test_boolean},
+    {"true", "", qlora__jin_test_is_true},
+    {"false", "", qlora__jin_test_is_false},
+    {"number", "", qlora__jin_test_number},
+    {"integer", "", qlora__jin_test_integer},
+    {"float", "", qlora__jin_test_float},
+    {"callable", "", qlora__jin_test_callable},
+    {"escaped", "", qlora__jin_test_escaped},
+    {"odd", "", qlora__jin_test_odd},
+    {"even", "", qlora__jin_test_even},
+    {"lower", "", qlora__jin_test_lower},
+    {"upper", "", qlora__jin_test_upper},
+    {"filter", "", qlora__jin_test_filter},
+    {"test", "", NULL},
+    {"divisibleby", "num", qlora__jin_test_divisibleby},
+    {"sameas", "other", qlora__jin_test_sameas},
+    {"in", "/seq", qlora__jin_test_in},
+    {"eq", "/other", qlora__jin_test_eq},
+    {"equalto", "/other", qlora__jin_test_eq},
+    {"==", "/other", qlora__jin_test_eq},
+    {"ne", "/other", qlora__jin_test_ne},
+    {"!=", "/other", qlora__jin_test_ne},
+    {"lt", "/other", qlora__jin_test_lt},
+    {"lessthan", "/other", qlora__jin_test_lt},
+    {"<", "/other", qlora__jin_test_lt},
+    {"le", "/other", qlora__jin_test_le},
+    {"<=", "/other", qlora__jin_test_le},
+    {"gt", "/other", qlora__jin_test_gt},
+    {"greaterthan", "/other", qlora__jin_test_gt},
+    {">", "/other", qlora__jin_test_gt},
+    {"ge", "/other", qlora__jin_test_ge},
+    {">=", "/other", qlora__jin_test_ge}};
+
+static const qlora__jin_test_row* qlora__jin_test_find(const char* name, size_t size) {
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__jin_tests); i++) {
+        if (qlora__jin_named(qlora__jin_tests[i].name, name, size)) {
+            return &qlora__jin_tests[i];
+        }
+    }
+    return NULL;
+}
+
+static qlora_result qlora__jin_test_run(qlora__jin_machine* m, const qlora__jin_test_row* row,
+                                        qlora__jin_value v, const qlora__jin_args* args,
+                                        bool* out) {
+    qlora__jin_value in[2];
+    in[0] = qlora__jin_of(QLORA__JIN_MISSING);
+    QLORA__TRY(qlora__jin_bind_args(m, row->name, row->arguments, row->arguments[0] != '\0' ? 1 : 0,
+                                    args, in));
+    if (row->call == NULL) { // "test": whether there is a test of that name
+        *out = v.kind == QLORA__JIN_STRING &&
+               qlora__jin_test_find(v.as.string->data, v.as.string->bytes) != NULL;
+        return QLORA_OK;
+    }
+    return row->call(m, v, in[0], out);
+}
+
+// ---- by name
+
+static const void* qlora__jin_find_named(const char* name, size_t size, bool test) {
+    return test ? (const void*)qlora__jin_test_find(name, size)
+                : (const void*)qlora__jin_filter_find(name, size);
+}
+
+static qlora_result qlora__jin_unknown(qlora__jin_machine* m, const char* what, const char* name,
+                                       size_t size) {
+    return qlora__jin_fail(m, "there is no %s named \"%.*s\"", what, (int)(size < 60 ? size : 60),
+                           name);
+}
+
+static qlora_result qlora__jin_filter_by_name(qlora__jin_machine* m, const char* name, size_t size,
+                                              qlora__jin_value v, const qlora__jin_args* args,
+                                              qlora__jin_value* out) {
+    const qlora__jin_filter_row* row = qlora__jin_filter_find(name, size);
+    return row != NULL ? qlora__jin_filter_run(m, row, v, args, out)
+                       : qlora__jin_unknown(m, "filter", name, size);
+}
+
+static qlora_result qlora__jin_test_by_name(qlora__jin_machine* m, const char* name, size_t size,
+                                            qlora__jin_value v, const qlora__jin_args* args,
+                                            bool* out) {
+    const qlora__jin_test_row* row = qlora__jin_test_find(name, size);
+    return row != NULL ? qlora__jin_test_run(m, row, v, args, out)
+                       : qlora__jin_unknown(m, "test", name, size);
+}
+
+//@@ src/text/jinja_eval.h
+
+// Executing expressions.
+
+// ---- functions that are always there ------------------------------------------------------------
+
+enum {
+    QLORA__JIN_F_RANGE,
+    QLORA__JIN_F_NAMESPACE,
+    QLORA__JIN_F_DICT,
+    QLORA__JIN_F_CYCLER,
+    QLORA__JIN_F_JOINER,
+    QLORA__JIN_F_RAISE,
+    QLORA__JIN_F_STRFTIME,
+    QLORA__JIN_F_LIPSUM,
+    QLORA__JIN_F_CYCLER_NEXT,
+    QLORA__JIN_F_CYCLER_RESET,
+    QLORA__JIN_F_LOOP_CYCLE,
+    QLORA__JIN_F_LOOP_CHANGED
+};
+
+static const char* const qlora__jin_functions[] = {
+    "range", "namespace", "dict", "cycler", "joiner", "raise_exception", "strftime_now", "lipsum"};
+
+typedef struct qlora__jin_loop {
+    qlora__jin_value iterable;
+    qlora__jin_iter* iter;
+    int64_t index0;
+    int64_t length; // -1: not asked for yet
+    qlora__jin_value before;
+    qlora__jin_value current;
+    qlora__jin_value after; // peeked; MISSING when not
+    bool peeked;
+    bool ended; // the peek found nothing
+    qlora__jin_value changed;
+} qlora__jin_loop;
+
+static qlora_result qlora__jin_call_range(qlora__jin_machine* m, const qlora__jin_args* args,
+                                          qlora__jin_value* out) {
+    qlora__jin_value in[3];
+    int64_t n[3] = {0, 0, 1};
+    QLORA__TRY(qlora__jin_bind_args(m, "range", "/start stop step", 1, args, in));
+    for (int i = 0; i < 3; i++) {
+        QLORA__TRY(qlora__jin_need_integer(m, "range", in[i], &n[i]));
+    }
+    if (in[1].kind == QLORA__JIN_MISSING) {
+        n[1] = n[0];
+        n[0] = 0;
+    }
+    if (n[2] == 0) {
+        return qlora__jin_fail(m, "range: the step is zero");
+    }
+    return qlora__jin_range_make(m, n[0], n[1], n[2], out);
+}
+
+// dict(...) and namespace(...): a mapping or pairs, then keyword arguments.
+static qlora_result qlora__jin_call_dict(qlora__jin_machine* m, qlora__jin_kind kind,
+                                         const qlora__jin_args* args, qlora__jin_value* out) {
+    QLORA__TRY(qlora__jin_dict_make(m, kind, args->named, out));
+    if (args->positional > 1) {
+        return qlora__jin_fail(m, "dict: at most one argument without a name");
+    }
+    if (args->positional == 1 && args->items[0].kind == QLORA__JIN_DICT) {
+        const qlora__jin_dict* from = args->items[0].as.dict;
+        for (size_t i = 0; i < from->count; i++) {
+            QLORA__TRY(qlora__jin_dict_add(m, out->as.dict, from->keys[i], from->values[i]));
+        }
+    } else if (args->positional == 1) {
+        qlora__jin_value pairs;
+        QLORA__TRY(qlora__jin_to_list(m, args->items[0], &pairs));
+        for (size_t i = 0; i < pairs.as.list->count; i++) {
+            qlora__jin_value pair;
+            QLORA__TRY(qlora__jin_to_list(m, pairs.as.list->items[i], &pair));
+            if (pair.as.list->count != 2) {
+                return qlora__jin_fail(m, "dict: an element is not a pair");
+            }
+            QLORA__TRY(qlora__jin_dict_set(m, out->as.dict, pair.as.list->items[0],
+                                           pair.as.list->items[1]));
+        }
+    }
+    for (size_t i = 0; i < args->named; i++) {
+        qlora__jin_value key = qlora__jin_of(QLORA__JIN_STRING);
+        key.as.string = args->names[i];
+        QLORA__TRY(qlora__jin_dict_set(m, out->as.dict, key, args->items[args->positional + i]));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_call_cycler(qlora__jin_machine* m, bool joiner,
+                                           const qlora__jin_args* args, qlora__jin_value* out) {
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(m, sizeof(qlora__jin_cycler), &memory));
+    qlora__jin_cycler* cycler = (qlora__jin_cycler*)memory;
+    memset(cycler, 0, sizeof *cycler);
+    if (joiner) {
+        QLORA__TRY(qlora__jin_bind_args(m, "joiner", "sep", 0, args, &cycler->items));
+        if (cycler->items.kind == QLORA__JIN_MISSING) {
+            QLORA__TRY(qlora__jin_string_of(m, ", ", &cycler->items));
+        }
+    } else {
+        if (args->positional == 0 || args->named > 0) {
+            return qlora__jin_fail(m, "cycler needs items, without names");
+        }
+        QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, args->positional, &cycler->items));
+        for (size_t i = 0; i < args->positional; i++) {
+            QLORA__TRY(qlora__jin_list_add(m, cycler->items.as.list, args->items[i]));
+        }
+    }
+    *out = qlora__jin_of(joiner ? QLORA__JIN_JOINER : QLORA__JIN_CYCLER);
+    out->as.cycler = cycler;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_call_raise(qlora__jin_machine* m, const qlora__jin_args* args) {
+    qlora__jin_value message;
+    qlora__jin_buffer text;
+    memset(&text, 0, sizeof text);
+    QLORA__TRY(qlora__jin_bind_args(m, "raise_exception", "message", 1, args, &message));
+    QLORA__TRY(qlora__jin_print(m, message, &text));
+    return qlora__jin_fail(m, "%.*s", (int)(text.count < 400 ? text.count : 400),
+                           text.count > 0 ? text.data : "");
+}
+
+static qlora_result qlora__jin_call_strftime(qlora__jin_machine* m, const qlora__jin_args* args,
+                                             qlora__jin_value* out) {
+    qlora__jin_value format;
+    qlora__jin_buffer text;
+    memset(&text, 0, sizeof text);
+    QLORA__TRY(qlora__jin_bind_args(m, "strftime_now", "format", 1, args, &format));
+    QLORA__TRY(qlora__jin_need_string(m, "strftime_now", format));
+    QLORA__TRY(
+        qlora__jin_strftime(m, format.as.string->data, format.as.string->bytes, false, &text));
+    return qlora__jin_buffer_string(m, &text, out);
+}
+
+static qlora_result qlora__jin_call_loop(qlora__jin_machine* m, qlora__jin_value callee,
+                                         const qlora__jin_args* args, qlora__jin_value* out) {
+    qlora__jin_loop* loop = callee.as.loop;
+    if (args->named > 0) {
+        return qlora__jin_fail(m, "loop: arguments have no names here");
+    }
+    if (callee.flag == QLORA__JIN_F_LOOP_CYCLE) {
+        if (args->positional == 0) {
+            return qlora__jin_fail(m, "loop.cycle: no items are given");
+        }
+        *out = args->items[(size_t)loop->index0 % args->positional];
+        return QLORA_OK;
+    }
+    bool same = false;
+    qlora__jin_value now;
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_TUPLE, args->positional, &now));
+    for (size_t i = 0; i < args->positional; i++) {
+        QLORA__TRY(qlora__jin_list_add(m, now.as.list, args->items[i]));
+    }
+    if (loop->changed.kind == QLORA__JIN_TUPLE) {
+        QLORA__TRY(qlora__jin_equal(m, loop->changed, now, &same));
+    }
+    loop->changed = now;
+    *out = qlora__jin_bool(!same);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_call_function(qlora__jin_machine* m, qlora__jin_value callee,
+                                             const qlora__jin_args* args, qlora__jin_value* out) {
+    switch (callee.flag) {
+    case QLORA__JIN_F_RANGE:
+        return qlora__jin_call_range(m, args, out);
+    case QLORA__JIN_F_NAMESPACE:
+        return qlora__jin_call_dict(m, QLORA__JIN_NAMESPACE, args, out);
+    case QLORA__JIN_F_DICT:
+        return qlora__jin_call_dict(m, QLORA__JIN_DICT, args, out);
+    case QLORA__JIN_F_CYCLER:
+    case QLORA__JIN_F_JOINER:
+        return qlora__jin_call_cycler(m, callee.flag == QLORA__JIN_F_JOINER, args, out);
+    case QLORA__JIN_F_RAISE:
+        return qlora__jin_call_raise(m, args);
+    case QLORA__JIN_F_STRFTIME:
+        return qlora__jin_call_strftime(m, args, out);
+    case QLORA__JIN_F_CYCLER_NEXT:
+        *out = callee.as.cycler->items.as.list->items[callee.as.cycler->at];
+        callee.as.cycler->at = (callee.as.cycler->at + 1) % callee.as.cycler->items.as.list->count;
+        return QLORA_OK;
+    case QLORA__JIN_F_CYCLER_RESET:
+        callee.as.cycler->at = 0;
+        *out = qlora__jin_none();
+        return QLORA_OK;
+    case QLORA__JIN_F_LOOP_CYCLE:
+    case QLORA__JIN_F_LOOP_CHANGED:
+        return qlora__jin_call_loop(m, callee, args, out);
+    default:
+        return qlora__jin_fail(m, "the function \"lipsum\" is not supported");
+    }
+}
+
+// ---- fields of loops, cyclers, macros -----------------------------------------------------------
+
+static qlora_result qlora__jin_loop_peek(qlora__jin_machine* m, qlora__jin_loop* loop) {
+    if (!loop->peeked) {
+        bool more = false;
+        QLORA__TRY(qlora__jin_next(m, loop->iter, &loop->after, &more));
+        loop->peeked = true;
+        loop->ended = !more;
+    }
+    return QLORA_OK;
+}
+
+// A generator is read to its end to know its length, as in jinja2.
+static qlora_result qlora__jin_loop_length(qlora__jin_machine* m, qlora__jin_loop* loop) {
+    if (loop->length >= 0) {
+        return QLORA_OK;
+    }
+    if (loop->iterable.kind != QLORA__JIN_ITER) {
+        return qlora__jin_length(m, loop->iterable, &loop->length);
+    }
+    qlora__jin_value rest;
+    qlora__jin_value source = qlora__jin_of(QLORA__JIN_ITER);
+    source.as.iter = loop->iter;
+    QLORA__TRY(qlora__jin_to_list(m, source, &rest));
+    QLORA__TRY(qlora__jin_iter_make(m, rest, &loop->iter));
+    loop->length =
+        (int64_t)rest.as.list->count + loop->index0 + 1 + (loop->peeked && !loop->ended ? 1 : 0);
+    return QLORA_OK;
+}
+
+// long because every field is a line
+static qlora_result qlora__jin_loop_field(qlora__jin_machine* m, qlora__jin_loop* loop,
+                                          const char* name, size_t size, qlora__jin_value* out,
+                                          bool* found) {
+    static const char* const names[] = {"index",    "index0",    "first",    "last",     "length",
+                                        "revindex", "revindex0", "previtem", "nextitem", "depth",
+                                        "depth0",   "cycle",     "changed"};
+    size_t which = 0;
+    while (which < QLORA__TEXT_COUNT(names) && !qlora__jin_named(names[which], name, size)) {
+        which++;
+    }
+    *found = which < QLORA__TEXT_COUNT(names);
+    if (which == 3 || which == 8) {
+        QLORA__TRY(qlora__jin_loop_peek(m, loop));
+    }
+    if (which >= 4 && which <= 6) {
+        QLORA__TRY(qlora__jin_loop_length(m, loop));
+    }
+    switch (which) {
+    case 0:
+        *out = qlora__jin_int(loop->index0 + 1);
+        break;
+    case 1:
+        *out = qlora__jin_int(loop->index0);
+        break;
+    case 2:
+        *out = qlora__jin_bool(loop->index0 == 0);
+        break;
+    case 3:
+        *out = qlora__jin_bool(loop->ended);
+        break;
+    case 4:
+        *out = qlora__jin_int(loop->length);
+        break;
+    case 5:
+        *out = qlora__jin_int(loop->length - loop->index0);
+        break;
+    case 6:
+        *out = qlora__jin_int(loop->length - loop->index0 - 1);
+        break;
+    case 7:
+        *out = loop->before;
+        return loop->index0 == 0
+                   ? qlora__jin_undefined(m, NULL, "the previous item", 17, false, out)
+                   : QLORA_OK;
+    case 8:
+        *out = loop->after;
+        return loop->ended ? qlora__jin_undefined(m, NULL, "the next item", 13, false, out)
+                           : QLORA_OK;
+    case 9:
+        *out = qlora__jin_int(1);
+        break;
+    case 10:
+        *out = qlora__jin_int(0);
+        break;
+    case 11:
+    case 12:
+        *out = qlora__jin_of(QLORA__JIN_FUNCTION);
+        out->flag = which == 11 ? QLORA__JIN_F_LOOP_CYCLE : QLORA__JIN_F_LOOP_CHANGED;
+        out->as.loop = loop;
+        break;
+    default:
+        break;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_macro_field(qlora__jin_machine* m, const qlora__jin_node* node,
+                                           const char* name, size_t size, qlora__jin_value* out,
+                                           bool* found) {
+    *found = true;
+    if (qlora__jin_named("name", name, size)) {
+        return qlora__jin_string_share(m, node->name, node->size, out);
+    }
+    if (qlora__jin_named("arguments", name, size)) {
+        QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_TUPLE, 4, out));
+        for (const qlora__jin_node* n = node->b; n != NULL; n = n->next) {
+            qlora__jin_value text;
+            QLORA__TRY(qlora__jin_string_share(m, n->name, n->size, &text));
+            QLORA__TRY(qlora__jin_list_add(m, out->as.list, text));
+        }
+        return QLORA_OK;
+    }
+    *out = qlora__jin_bool(qlora__jin_named("caller", name, size)         ? node->flag
+                           : qlora__jin_named("catch_kwargs", name, size) ? node->uses_kwargs
+                                                                          : node->uses_varargs);
+    *found = qlora__jin_named("caller", name, size) ||
+             qlora__jin_named("catch_kwargs", name, size) ||
+             qlora__jin_named("catch_varargs", name, size);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_field(qlora__jin_machine* m, qlora__jin_value v, const char* name,
+                                     size_t size, qlora__jin_value* out, bool* found) {
+    *found = false;
+    switch (v.kind) {
+    case QLORA__JIN_LOOP:
+        return qlora__jin_loop_field(m, v.as.loop, name, size, out, found);
+    case QLORA__JIN_MACRO:
+        return qlora__jin_macro_field(m, v.as.macro->node, name, size, out, found);
+    case QLORA__JIN_CYCLER:
+        *found = qlora__jin_named("current", name, size) || qlora__jin_named("next", name, size) ||
+                 qlora__jin_named("reset", name, size);
+        if (*found && name[0] == 'c') {
+            *out = v.as.cycler->items.as.list->items[v.as.cycler->at];
+        } else if (*found) {
+            *out = qlora__jin_of(QLORA__JIN_FUNCTION);
+            out->flag = name[0] == 'n' ? QLORA__JIN_F_CYCLER_NEXT : QLORA__JIN_F_CYCLER_RESET;
+            out->as.cycler = v.as.cycler;
+        }
+        return QLORA_OK;
+    case QLORA__JIN_RANGE:
+        *found = qlora__jin_named("start", name, size) || qlora__jin_named("stop", name, size) ||
+                 qlora__jin_named("step", name, size);
+        *out = qlora__jin_int(size == 5                  ? v.as.range->start
+                              : *found && name[2] == 'o' ? v.as.range->stop
+                                                         : v.as.range->step);
+        return QLORA_OK;
+    case QLORA__JIN_TUPLE: // of groupby
+        *found = v.flag == 1 &&
+                 (qlora__jin_named("grouper", name, size) || qlora__jin_named("list", name, size));
+        *out = *found ? v.as.list->items[name[0] == 'g' ? 0 : 1] : *out;
+        return QLORA_OK;
+    default:
+        return QLORA_OK;
+    }
+}
+
+// ---- expressions --------------------------------------------------------------------------------
+
+#define QLORA__JIN_EVAL(name)                                                                      \
+    static qlora_result qlora__jin_eval_##name(qlora__jin_machine* m, const qlora__jin_node* node, \
+                                               qlora__jin_value* out)
+
+static qlora__jin_value* qlora__jin_slot(qlora__jin_machine* m, const qlora__jin_node* node) {
+    qlora__jin_record* record = m->record;
+    for (uint32_t i = 0; i < node->hops; i++) {
+        record = record->outer;
+    }
+    return &record->slots[node->slot];
+}
+
+QLORA__JIN_EVAL(const) {
+    (void)m;
+    *out = node->value;
+    return QLORA_OK;
+}
+
+QLORA__JIN_EVAL(name) {
+    const qlora__jin_value* value = qlora__jin_slot(m, node);
+    if (value->kind == QLORA__JIN_MISSING) {
+        return qlora__jin_undefined(m, NULL, node->name, node->size, false, out);
+    }
+    *out = *value;
+    return QLORA_OK;
+}
+
+QLORA__JIN_EVAL(list) {
+    qlora__jin_kind kind = node->kind == QLORA__JIN_N_TUPLE ? QLORA__JIN_TUPLE : QLORA__JIN_LIST;
+    qlora__jin_value list;
+    QLORA__TRY(qlora__jin_list_make(m, kind, 0, &list));
+    for (const qlora__jin_node* n = node->a; n != NULL; n = n->next) {
+        qlora__jin_value item;
+        QLORA__TRY(m->hooks->eval(m, n, &item));
+        QLORA__TRY(qlora__jin_list_add(m, list.as.list, item));
+    }
+    *out = list;
+    return QLORA_OK;
+}
+
+QLORA__JIN_EVAL(dict) {
+    qlora__jin_value dict;
+    QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 0, &dict));
+    for (const qlora__jin_node* n = node->a; n != NULL; n = n->next->next) {
+        qlora__jin_value key;
+        qlora__jin_value value;
+        QLORA__TRY(m->hooks->eval(m, n, &key));
+        QLORA__TRY(m->hooks->eval(m, n->next, &value));
+        QLORA__TRY(qlora__jin_dict_set(m, dict.as.dict, key, value));
+    }
+    *out = dict;
+    return QLORA_OK;
+}
+
+QLORA__JIN_EVAL(getattr) {
+    qlora__jin_value v;
+    QLORA__TRY(m->hooks->eval(m, node->a, &v));
+    m->line = node->line;
+    return qlora__jin_getattr(m, v, node->name, node->size, out);
+}
+
+QLORA__JIN_EVAL(getitem) {
+    qlora__jin_value v;
+    qlora__jin_value key;
+    QLORA__TRY(m->hooks->eval(m, node->a, &v));
+    if (node->b->kind != QLORA__JIN_N_SLICE) {
+        QLORA__TRY(m->hooks->eval(m, node->b, &key));
+        m->line = node->line;
+        return qlora__jin_getitem(m, v, key, out);
+    }
+    const qlora__jin_node* slice[3] = {node->b->a, node->b->b, node->b->c};
+    qlora__jin_value parts[3];
+    bool found = false;
+    for (int i = 0; i < 3; i++) {
+        parts[i] = qlora__jin_of(QLORA__JIN_MISSING);
+        if (slice[i] != NULL) {
+            QLORA__TRY(m->hooks->eval(m, slice[i], &parts[i]));
+        }
+    }
+    m->line = node->line;
+    if (v.kind == QLORA__JIN_UNDEFINED) {
+        return qlora__jin_undefined_error(m, v);
+    }
+    QLORA__TRY(qlora__jin_slice(m, v, parts, out, &found));
+    return found ? QLORA_OK
+                 : qlora__jin_fail(m, "a %s cannot be sliced like this", qlora__jin_type(v));
+}
+
+// Room for one more argument at the end of what has been collected.
+static qlora_result qlora__jin_args_add(qlora__jin_machine* m, qlora__jin_list* items,
+                                        qlora__jin_value value) {
+    return qlora__jin_list_add(m, items, value);
+}
+
+// *list and **dict of a call
+static qlora_result qlora__jin_args_spread(qlora__jin_machine* m, const qlora__jin_node* node,
+                                           qlora__jin_list* items, qlora__jin_value* mapping) {
+    qlora__jin_value value;
+    if (node->d != NULL) {
+        QLORA__TRY(m->hooks->eval(m, node->d, &value));
+        QLORA__TRY(qlora__jin_to_list(m, value, &value));
+        for (size_t i = 0; i < value.as.list->count; i++) {
+            QLORA__TRY(qlora__jin_args_add(m, items, value.as.list->items[i]));
+        }
+    }
+    if (node->e != NULL) {
+        QLORA__TRY(m->hooks->eval(m, node->e, mapping));
+        bool strings = mapping->kind == QLORA__JIN_DICT;
+        for (size_t i = 0; strings && i < mapping->as.dict->count; i++) {
+            strings = mapping->as.dict->keys[i].kind == QLORA__JIN_STRING;
+        }
+        if (!strings) {
+            return qlora__jin_fail(m, "** needs a dictionary whose keys are strings");
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_args_eval(qlora__jin_machine* m, const qlora__jin_node* node,
+                                         const qlora__jin_value* caller, qlora__jin_args* out) {
+    static const qlora__jin_string caller_name = {"caller", 6, 6};
+    qlora__jin_value list;
+    qlora__jin_value mapping = qlora__jin_of(QLORA__JIN_MISSING);
+    size_t named = caller != NULL ? 1 : 0;
+    void* memory = NULL;
+    memset(out, 0, sizeof *out);
+    if (node->b == NULL && node->c == NULL && node->d == NULL && node->e == NULL && named == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &list));
+    qlora__jin_list* items = list.as.list;
+    for (const qlora__jin_node* n = node->b; n != NULL; n = n->next) {
+        qlora__jin_value value;
+        QLORA__TRY(m->hooks->eval(m, n, &value));
+        QLORA__TRY(qlora__jin_args_add(m, items, value));
+    }
+    QLORA__TRY(qlora__jin_args_spread(m, node, items, &mapping));
+    out->positional = items->count;
+    for (const qlora__jin_node* n = node->c; n != NULL; n = n->next) {
+        named++;
+    }
+    named += mapping.kind == QLORA__JIN_DICT ? mapping.as.dict->count : 0;
+    QLORA__TRY(qlora__jin_get(m, (named + 1) * sizeof *out->names, &memory));
+    out->names = (const qlora__jin_string**)memory;
+    for (const qlora__jin_node* n = node->c; n != NULL; n = n->next) {
+        qlora__jin_value value;
+        QLORA__TRY(m->hooks->eval(m, n->a, &value));
+        QLORA__TRY(qlora__jin_args_add(m, items, value));
+        out->names[out->named++] = n->value.as.string;
+    }
+    if (caller != NULL) {
+        QLORA__TRY(qlora__jin_args_add(m, items, *caller));
+        out->names[out->named++] = &caller_name;
+    }
+    for (size_t i = 0; mapping.kind == QLORA__JIN_DICT && i < mapping.as.dict->count; i++) {
+        const qlora__jin_string* name = mapping.as.dict->keys[i].as.string;
+        for (size_t k = 0; k < out->named; k++) {
+            if (qlora__jin_compare_strings(out->names[k], name) == 0) {
+                return qlora__jin_fail(m, "an argument is given twice by its name");
+            }
+        }
+        QLORA__TRY(qlora__jin_args_add(m, items, mapping.as.dict->values[i]));
+        out->names[out->named++] = name;
+    }
+    out->items = items->items;
+    return QLORA_OK;
+}
+
+QLORA__JIN_EVAL(call) {
+    qlora__jin_value callee;
+    qlora__jin_args args;
+    QLORA__TRY(m->hooks->eval(m, node->a, &callee));
+    QLORA__TRY(qlora__jin_args_eval(m, node, NULL, &args));
+    m->line = node->line;
+    return m->hooks->call(m, callee, &args, out);
+}
+
+QLORA__JIN_EVAL(filter) {
+    qlora__jin_value v;
+    qlora__jin_args args;
+    QLORA__TRY(m->hooks->eval(m, node->a, &v));
+    QLORA__TRY(qlora__jin_args_eval(m, node, NULL, &args));
+    m->line = node->line;
+    if (node->found == NULL) {
+        return qlora__jin_unknown(m, "filter", node->name, node->size);
+    }
+    return qlora__jin_filter_run(m, (const qlora__jin_filter_row*)node->found, v, &args, out);
+}
+
+QLORA__JIN_EVAL(test) {
+    qlora__jin_value v;
+    qlora__jin_args args;
+    bool truth = false;
+    QLORA__TRY(m->hooks->eval(m, node->a, &v));
+    QLORA__TRY(qlora__jin_args_eval(m, node, NULL, &args));
+    m->line = node->line;
+    if (node->found == NULL) {
+        return qlora__jin_unknown(m, "test", node->name, node->size);
+    }
+    QLORA__TRY(qlora__jin_test_run(m, (const qlora__jin_test_row*)node->found, v, &args, &truth));
+    *out = qlora__jin_bool(truth);
+    return QLORA_OK;
+}
+
+QLORA__JIN_EVAL(negate) {
+    qlora__jin_value v;
+    QLORA__TRY(m->hooks->eval(m, node->a, &v));
+    *out = qlora__jin_bool(!qlora__jin_truth(v));
+    return QLORA_OK;
+}
+
+QLORA__JIN_EVAL(sign) {
+    qlora__jin_value v;
+    QLORA__TRY(m->hooks->eval(m, node->a, &v));
+    m->line = node->line;
+    if (v.kind == QLORA__JIN_UNDEFINED) {
+        return qlora__jin_undefined_error(m, v);
+    }
+    if (!qlora__jin_is_number(v)) {
+        return qlora__jin_fail(m, "a %s has no sign", qlora__jin_type(v));
+    }
+    if (v.kind == QLORA__JIN_FLOAT) {
+        *out = qlora__jin_float(node->kind == QLORA__JIN_N_NEG ? -v.as.real : v.as.real);
+        return QLORA_OK;
+    }
+    int64_t n = qlora__jin_integer_of(v);
+    if (node->kind == QLORA__JIN_N_NEG && n == INT64_MIN) {
+        return qlora__jin_too_big(m);
+    }
+    *out = qlora__jin_int(node->kind == QLORA__JIN_N_NEG ? -n : n);
+    return QLORA_OK;
+}
+
+QLORA__JIN_EVAL(and_or) {
+    QLORA__TRY(m->hooks->eval(m, node->a, out));
+    bool enough = qlora__jin_truth(*out) == (node->kind == QLORA__JIN_N_OR);
+    return enough ? QLORA_OK : m->hooks->eval(m, node->b, out);
+}
+
+QLORA__JIN_EVAL(binary) {
+    qlora__jin_value a;
+    qlora__jin_value b;
+    QLORA__TRY(m->hooks->eval(m, node->a, &a));
+    QLORA__TRY(m->hooks->eval(m, node->b, &b));
+    m->line = node->line;
+    char op = node->op[1] == '\0' ? node->op[0] : node->op[0] == '/' ? 'f' : 'p';
+    if (op == '%' && a.kind == QLORA__JIN_STRING) {
+        return qlora__jin_percent(m, a, b, out);
+    }
+    return qlora__jin_binary(m, op, a, b, out);
+}
+
+static qlora_result qlora__jin_compare(qlora__jin_machine* m, const char op[2], qlora__jin_value a,
+                                       qlora__jin_value b, bool* out) {
+    switch (op[0]) {
+    case '=':
+        return qlora__jin_equal(m, a, b, out);
+    case '!':
+        QLORA__TRY(qlora__jin_equal(m, a, b, out));
+        *out = !*out;
+        return QLORA_OK;
+    case '<':
+        return qlora__jin_less(m, a, b, op[1] == '=', out);
+    case '>':
+        return qlora__jin_less(m, b, a, op[1] == '=', out);
+    default:
+        QLORA__TRY(qlora__jin_contains(m, b, a, out));
+        *out = *out == (op[0] == 'i');
+        return QLORA_OK;
+    }
+}
+
+QLORA__JIN_EVAL(compare) {
+    qlora__jin_value left;
+    bool truth = true;
+    QLORA__TRY(m->hooks->eval(m, node->a, &left));
+    for (const qlora__jin_node* n = node->b; n != NULL && truth; n = n->next) {
+        qlora__jin_value right;
+        QLORA__TRY(m->hooks->eval(m, n->a, &right));
+        m->line = n->line;
+        QLORA__TRY(qlora__jin_compare(m, n->op, left, right, &truth));
+        left = right;
+    }
+    *out = qlora__jin_bool(truth);
+    return QLORA_OK;
+}
+
+QLORA__JIN_EVAL(concat) {
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    for (const qlora__jin_node* n = node->a; n != NULL; n = n->next) {
+        qlora__jin_value part;
+        QLORA__TRY(m->hooks->eval(m, n, &part));
+        m->line = node->line;
+        QLORA__TRY(qlora__jin_print(m, part, &buffer));
+    }
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
+QLORA__JIN_EVAL(cond) {
+    qlora__jin_value v;
+    QLORA__TRY(m->hooks->eval(m, node->a, &v));
+    if (qlora__jin_truth(v)) {
+        return m->hooks->eval(m, node->b, out);
+    }
+    return node->c != NULL ? m->hooks->eval(m, node->c, out)
+                           : qlora__jin_undefined(m, NULL, "an if without an else", 21, false, out);
+}
+
+QLORA__JIN_EVAL(wrong) {
+    (void)out;
+    m->line = node->line;
+    return qlora__jin_fail(m, "this is not an expression");
+}
+
+typedef qlora_result (*qlora__jin_eval_fn)(qlora__jin_machine* m, const qlora__jin_node* node,
+                                           qlora__jin_value* out);
+
+// In the order of the kinds; statements are not expressions.
+static const qlora__jin_eval_fn qlora__jin_evals[QLORA__JIN_N_OUTPUT] = {
+    qlora__jin_eval_const,   qlora__jin_eval_name,    qlora__jin_eval_wrong,
+    qlora__jin_eval_list,    qlora__jin_eval_list,    qlora__jin_eval_dict,
+    qlora__jin_eval_getattr, qlora__jin_eval_getitem, qlora__jin_eval_wrong,
+    qlora__jin_eval_call,    qlora__jin_eval_filter,  qlora__jin_eval_test,
+    qlora__jin_eval_wrong,   qlora__jin_eval_negate,  qlora__jin_eval_sign,
+    qlora__jin_eval_sign,    qlora__jin_eval_and_or,  qlora__jin_eval_and_or,
+    qlora__jin_eval_binary,  qlora__jin_eval_compare, qlora__jin_eval_wrong,
+    qlora__jin_eval_concat,  qlora__jin_eval_cond};
+
+static qlora_result qlora__jin_eval(qlora__jin_machine* m, const qlora__jin_node* node,
+                                    qlora__jin_value* out) {
+    if (node->kind == QLORA__JIN_N_CONST) {
+        *out = node->value;
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__jin_enter(m));
+    QLORA__TRY(node->kind < QLORA__JIN_N_OUTPUT ? qlora__jin_evals[node->kind](m, node, out)
+                                                : qlora__jin_eval_wrong(m, node, out));
+    m->depth--;
+    return QLORA_OK;
+}
+
+//@@ src/text/jinja_run.h
+
+// Executing statements, calling macros, and the rendering as a whole.
+
+// Loads the variables of a scope, as jinja2 does when it enters one.
+static qlora_result qlora__jin_scope_enter(qlora__jin_machine* m, const qlora__jin_scope* scope) {
+    for (const qlora__jin_symbol* s = scope->symbols; s != NULL; s = s->next) {
+        qlora__jin_value value = qlora__jin_of(QLORA__JIN_MISSING);
+        QLORA__TRY(qlora__jin_work(m, 1));
+        if (s->load == QLORA__JIN_LOAD_PARAMETER) {
+            continue;
+        }
+        if (s->load == QLORA__JIN_LOAD_RESOLVE) {
+            size_t at = qlora__jin_dict_at(m->globals, s->name, s->size);
+            value = at < m->globals->count ? m->globals->values[at] : value;
+        } else if (s->load == QLORA__JIN_LOAD_ALIAS) {
+            const qlora__jin_record* record = m->record;
+            for (uint32_t i = 0; i < s->hops; i++) {
+                record = record->outer;
+            }
+            value = record->slots[s->from];
+        }
+        m->record->slots[s->slot] = value;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_record_make(qlora__jin_machine* m, const qlora__jin_node* function,
+                                           qlora__jin_record* outer, qlora__jin_record** out) {
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(m, sizeof(qlora__jin_record), &memory));
+    *out = (qlora__jin_record*)memory;
+    (*out)->outer = outer;
+    QLORA__TRY(qlora__jin_get_values(m, function->slots, &(*out)->slots));
+    for (uint32_t i = 0; i < function->slots; i++) {
+        (*out)->slots[i] = qlora__jin_of(QLORA__JIN_MISSING);
+    }
+    return QLORA_OK;
+}
+
+// ---- macros -------------------------------------------------------------------------------------
+
+static void qlora__jin_set_special(qlora__jin_machine* m, const qlora__jin_node* node,
+                                   const char* name, qlora__jin_value value) {
+    const qlora__jin_symbol* symbol = qlora__jin_symbol_here(node->scope, name, strlen(name));
+    if (symbol != NULL) {
+        m->record->slots[symbol->slot] = value;
+    }
+}
+
+// caller, kwargs and varargs, and what is left over.
+static qlora_result qlora__jin_macro_special(qlora__jin_machine* m, const qlora__jin_node* node,
+                                             const qlora__jin_args* args, const bool* taken,
+                                             size_t count) {
+    qlora__jin_value kwargs = qlora__jin_of(QLORA__JIN_MISSING);
+    qlora__jin_value varargs = qlora__jin_of(QLORA__JIN_MISSING);
+    bool called = false;
+    if (node->uses_kwargs) {
+        QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 0, &kwargs));
+    }
+    for (size_t i = 0; i < args->named; i++) {
+        const qlora__jin_string* name = args->names[i];
+        qlora__jin_value value = args->items[args->positional + i];
+        bool caller = name->bytes == 6 && memcmp(name->data, "caller", 6) == 0;
+        if (taken[i]) {
+            continue;
+        }
+        if (node->flag && caller) {
+            called = value.kind != QLORA__JIN_NONE;
+            qlora__jin_set_special(m, node, "caller", value);
+        } else if (node->uses_kwargs) {
+            qlora__jin_value key = qlora__jin_of(QLORA__JIN_STRING);
+            key.as.string = name;
+            QLORA__TRY(qlora__jin_dict_add(m, kwargs.as.dict, key, value));
+        } else {
+            return qlora__jin_fail(m, "the macro \"%.*s\" has no argument \"%.*s\"",
+                                   (int)node->size, node->name != NULL ? node->name : "",
+                                   (int)(name->bytes < 60 ? name->bytes : 60), name->data);
+        }
+    }
+    if (node->flag && !called) {
+        qlora__jin_value none;
+        QLORA__TRY(qlora__jin_undefined(m, NULL, "caller", 6, false, &none));
+        qlora__jin_set_special(m, node, "caller", none);
+    }
+    if (node->uses_varargs) {
+        QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_TUPLE, 0, &varargs));
+        for (size_t i = count; i < args->positional; i++) {
+            QLORA__TRY(qlora__jin_list_add(m, varargs.as.list, args->items[i]));
+        }
+    } else if (args->positional > count) {
+        return qlora__jin_fail(m, "the macro \"%.*s\" takes %llu arguments, %llu are given",
+                               (int)node->size, node->name != NULL ? node->name : "",
+                               (unsigned long long)count, (unsigned long long)args->positional);
+    }
+    if (node->uses_kwargs) {
+        qlora__jin_set_special(m, node, "kwargs", kwargs);
+    }
+    if (node->uses_varargs) {
+        qlora__jin_set_special(m, node, "varargs", varargs);
+    }
+    return QLORA_OK;
+}
+
+// Fills the arguments of a macro in the record that has just been made.
+static qlora_result qlora__jin_macro_args(qlora__jin_machine* m, const qlora__jin_node* node,
+                                          const qlora__jin_args* args) {
+    size_t count = 0;
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(m, args->named + 1, &memory));
+    bool* taken = (bool*)memory;
+    memset(taken, 0, (args->named + 1) * sizeof(bool));
+    for (const qlora__jin_node* n = node->b; n != NULL; n = n->next, count++) {
+        qlora__jin_value value = qlora__jin_of(QLORA__JIN_MISSING);
+        if (count < args->positional) {
+            value = args->items[count];
+        } else {
+            for (size_t i = 0; i < args->named; i++) {
+                if (args->names[i]->bytes == n->size &&
+                    memcmp(args->names[i]->data, n->name, n->size) == 0) {
+                    value = args->items[args->positional + i];
+                    taken[i] = true;
+                }
+            }
+        }
+        m->record->slots[n->slot] = value;
+    }
+    QLORA__TRY(qlora__jin_macro_special(m, node, args, taken, count));
+    QLORA__TRY(qlora__jin_scope_enter(m, node->scope));
+    for (const qlora__jin_node* n = node->b; n != NULL; n = n->next) {
+        qlora__jin_value* slot = &m->record->slots[n->slot];
+        if (slot->kind == QLORA__JIN_MISSING) {
+            QLORA__TRY(n->a != NULL ? m->hooks->eval(m, n->a, slot)
+                                    : qlora__jin_undefined(m, NULL, n->name, n->size, false, slot));
+        }
+    }
+    return QLORA_OK;
+}
+
+// The text that a macro, call block or generation block writes.
+static qlora_result qlora__jin_macro_call(qlora__jin_machine* m, const qlora__jin_node* node,
+                                          qlora__jin_record* outer, const qlora__jin_args* args,
+                                          qlora__jin_value* out) {
+    qlora__jin_record* record = m->record;
+    qlora__jin_buffer* before = m->out;
+    qlora__jin_buffer buffer;
+    qlora__jin_record* inner = NULL;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_enter(m));
+    QLORA__TRY(qlora__jin_record_make(m, node, outer, &inner));
+    m->record = inner;
+    QLORA__TRY(qlora__jin_macro_args(m, node, args));
+    m->out = &buffer;
+    QLORA__TRY(m->hooks->run(m, node->c));
+    m->out = before;
+    m->record = record;
+    m->depth--;
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
+static qlora_result qlora__jin_call(qlora__jin_machine* m, qlora__jin_value callee,
+                                    const qlora__jin_args* args, qlora__jin_value* out) {
+    switch (callee.kind) {
+    case QLORA__JIN_UNDEFINED:
+        return qlora__jin_undefined_error(m, callee);
+    case QLORA__JIN_METHOD:
+        return qlora__jin_method_call(m, callee.as.method->self, callee.as.method->found, args,
+                                      out);
+    case QLORA__JIN_FUNCTION:
+        return qlora__jin_call_function(m, callee, args, out);
+    case QLORA__JIN_MACRO:
+        return qlora__jin_macro_call(m, callee.as.macro->node, callee.as.macro->outer, args, out);
+    case QLORA__JIN_JOINER:
+        if (args->positional + args->named > 0) {
+            return qlora__jin_fail(m, "a joiner takes no arguments");
+        }
+        if (callee.as.cycler->at == 0) {
+            callee.as.cycler->at = 1;
+            return qlora__jin_string_of(m, "", out);
+        }
+        *out = callee.as.cycler->items;
+        return QLORA_OK;
+    default:
+        return qlora__jin_fail(m, "a %s cannot be called", qlora__jin_type(callee));
+    }
+}
+
+static qlora_result qlora__jin_macro_value(qlora__jin_machine* m, const qlora__jin_node* node,
+                                           qlora__jin_value* out) {
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(m, sizeof(qlora__jin_macro), &memory));
+    qlora__jin_macro* macro = (qlora__jin_macro*)memory;
+    macro->node = node;
+    macro->outer = m->record;
+    *out = qlora__jin_of(QLORA__JIN_MACRO);
+    out->as.macro = macro;
+    return QLORA_OK;
+}
+
+// ---- statements ---------------------------------------------------------------------------------
+
+#define QLORA__JIN_RUN(name)                                                                       \
+    static qlora_result qlora__jin_run_##name(qlora__jin_machine* m, const qlora__jin_node* node)
+
+QLORA__JIN_RUN(output) {
+    for (const qlora__jin_node* n = node->a; n != NULL; n = n->next) {
+        qlora__jin_value value;
+        QLORA__TRY(m->hooks->eval(m, n, &value));
+        QLORA__TRY(qlora__jin_print(m, value, m->out));
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_RUN(if) {
+    for (const qlora__jin_node* part = node; part != NULL; part = part->d) {
+        qlora__jin_value test;
+        QLORA__TRY(m->hooks->eval(m, part->a, &test));
+        if (qlora__jin_truth(test)) {
+            return m->hooks->run(m, part->b);
+        }
+        if (part->c != NULL) {
+            return m->hooks->run(m, part->c);
+        }
+    }
+    return QLORA_OK;
+}
+
+// One target: a name, ns.attribute, or a tuple, which is unpacked. Targets nest as deep as the
+// parser allows.
+static qlora_result qlora__jin_assign(qlora__jin_machine* m, const qlora__jin_node* target,
+                                      qlora__jin_value value) {
+    if (target->kind == QLORA__JIN_N_NAME) {
+        *qlora__jin_slot(m, target) = value;
+        return QLORA_OK;
+    }
+    if (target->kind == QLORA__JIN_N_NSREF) {
+        qlora__jin_value* space = qlora__jin_slot(m, target);
+        if (space->kind != QLORA__JIN_NAMESPACE) {
+            return qlora__jin_fail(m, "only a namespace can get an attribute, not a %s",
+                                   space->kind == QLORA__JIN_MISSING ? "undefined value"
+                                                                     : qlora__jin_type(*space));
+        }
+        return qlora__jin_dict_set(m, space->as.dict, target->value, value);
+    }
+    qlora__jin_value list;
+    size_t i = 0;
+    QLORA__TRY(qlora__jin_to_list(m, value, &list));
+    for (const qlora__jin_node* n = target->a; n != NULL; n = n->next, i++) {
+        if (i < list.as.list->count) {
+            QLORA__TRY(qlora__jin_assign(m, n, list.as.list->items[i]));
+        }
+    }
+    if (i != list.as.list->count) {
+        return qlora__jin_fail(m, "%llu values cannot be unpacked into %llu names",
+                               (unsigned long long)list.as.list->count, (unsigned long long)i);
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_RUN(assign) {
+    qlora__jin_value value;
+    QLORA__TRY(m->hooks->eval(m, node->b, &value));
+    m->line = node->line;
+    return qlora__jin_assign(m, node->a, value);
+}
+
+// The text of a body, in a scope of its own.
+static qlora_result qlora__jin_capture(qlora__jin_machine* m, const qlora__jin_node* node,
+                                       qlora__jin_value* out) {
+    qlora__jin_buffer* before = m->out;
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_scope_enter(m, node->scope));
+    m->out = &buffer;
+    QLORA__TRY(m->hooks->run(m, node->c));
+    m->out = before;
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
+// The filters of a set or filter block: the innermost has no value of its own.
+static qlora_result qlora__jin_filter_text(qlora__jin_machine* m, const qlora__jin_node* filter,
+                                           qlora__jin_value text, qlora__jin_value* out) {
+    qlora__jin_args args;
+    qlora__jin_value value = text;
+    if (filter->a != NULL) {
+        QLORA__TRY(qlora__jin_filter_text(m, filter->a, text, &value));
+    }
+    QLORA__TRY(qlora__jin_args_eval(m, filter, NULL, &args));
+    m->line = filter->line;
+    return filter->found != NULL
+               ? qlora__jin_filter_run(m, (const qlora__jin_filter_row*)filter->found, value, &args,
+                                       out)
+               : qlora__jin_unknown(m, "filter", filter->name, filter->size);
+}
+
+QLORA__JIN_RUN(assign_block) {
+    qlora__jin_value text;
+    QLORA__TRY(qlora__jin_capture(m, node, &text));
+    if (m->jump != QLORA__JIN_NO_JUMP) {
+        return QLORA_OK;
+    }
+    if (node->b != NULL) {
+        QLORA__TRY(qlora__jin_filter_text(m, node->b, text, &text));
+    }
+    return qlora__jin_assign(m, node->a, text);
+}
+
+QLORA__JIN_RUN(filter_block) {
+    qlora__jin_value text;
+    QLORA__TRY(qlora__jin_capture(m, node, &text));
+    if (m->jump != QLORA__JIN_NO_JUMP) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__jin_filter_text(m, node->b, text, &text));
+    return qlora__jin_print(m, text, m->out);
+}
+
+QLORA__JIN_RUN(with) {
+    const qlora__jin_node* value = node->b;
+    QLORA__TRY(qlora__jin_scope_enter(m, node->scope));
+    for (const qlora__jin_node* n = node->a; n != NULL; n = n->next, value = value->next) {
+        qlora__jin_value v;
+        QLORA__TRY(m->hooks->eval(m, value, &v));
+        QLORA__TRY(qlora__jin_assign(m, n, v));
+    }
+    return m->hooks->run(m, node->c);
+}
+
+QLORA__JIN_RUN(macro) {
+    return qlora__jin_macro_value(m, node, qlora__jin_slot(m, node));
+}
+
+QLORA__JIN_RUN(call_block) {
+    qlora__jin_value caller;
+    qlora__jin_value callee;
+    qlora__jin_value text;
+    qlora__jin_args args;
+    QLORA__TRY(qlora__jin_macro_value(m, node, &caller));
+    QLORA__TRY(m->hooks->eval(m, node->a->a, &callee));
+    QLORA__TRY(qlora__jin_args_eval(m, node->a, &caller, &args));
+    m->line = node->line;
+    QLORA__TRY(qlora__jin_call(m, callee, &args, &text));
+    if (text.kind != QLORA__JIN_STRING) {
+        return qlora__jin_fail(m, "a call block gives a %s, not text", qlora__jin_type(text));
+    }
+    return qlora__jin_print(m, text, m->out);
+}
+
+QLORA__JIN_RUN(generation) {
+    qlora__jin_value text;
+    qlora__jin_args none;
+    memset(&none, 0, sizeof none);
+    QLORA__TRY(qlora__jin_macro_call(m, node, m->record, &none, &text));
+    if (m->span_count == m->span_capacity) {
+        void* moved = NULL;
+        size_t grown = m->span_capacity < 8 ? 8 : m->span_capacity * 2;
+        QLORA__TRY(qlora__jin_get(m, grown * sizeof(qlora__jin_span), &moved));
+        if (m->span_count > 0) {
+            memcpy(moved, m->spans, m->span_count * sizeof(qlora__jin_span));
+        }
+        m->spans = (qlora__jin_span*)moved;
+        m->span_capacity = grown;
+    }
+    m->spans[m->span_count].begin = m->top->count;
+    m->spans[m->span_count++].end = m->top->count + text.as.string->bytes;
+    return qlora__jin_print(m, text, m->out);
+}
+
+// ---- loops
+
+typedef struct qlora__jin_turn {
+    const qlora__jin_node* node;
+    qlora__jin_iter* iter;
+    qlora__jin_loop* loop; // NULL when the body does not use it
+    bool done;             // an iteration reached its end
+} qlora__jin_turn;
+
+static qlora_result qlora__jin_assign_test(qlora__jin_machine* m, const qlora__jin_scope* scope,
+                                           const qlora__jin_node* target, qlora__jin_value value) {
+    if (target->kind == QLORA__JIN_N_NAME) {
+        const qlora__jin_symbol* s = qlora__jin_symbol_here(scope, target->name, target->size);
+        if (s != NULL) {
+            m->record->slots[s->slot] = value;
+        }
+        return QLORA_OK;
+    }
+    qlora__jin_value list;
+    size_t i = 0;
+    QLORA__TRY(qlora__jin_to_list(m, value, &list));
+    for (const qlora__jin_node* n = target->a; n != NULL; n = n->next, i++) {
+        if (i < list.as.list->count) {
+            QLORA__TRY(qlora__jin_assign_test(m, scope, n, list.as.list->items[i]));
+        }
+    }
+    return i == list.as.list->count
+               ? QLORA_OK
+               : qlora__jin_fail(m, "%llu values cannot be unpacked into %llu names",
+                                 (unsigned long long)list.as.list->count, (unsigned long long)i);
+}
+
+// Whether a value passes. The loop may be advanced from inside a macro (loop.last), whose variables
+// are others.
+static qlora_result qlora__jin_loop_test(qlora__jin_machine* m, qlora__jin_iter* iter,
+                                         qlora__jin_value item, bool* out) {
+    const qlora__jin_node* node = iter->node;
+    qlora__jin_record* record = m->record;
+    qlora__jin_value test;
+    m->record = iter->record;
+    if (iter->at == 0) {
+        QLORA__TRY(qlora__jin_scope_enter(m, node->scope_test));
+        iter->at = 1;
+    }
+    QLORA__TRY(qlora__jin_assign_test(m, node->scope_test, node->a, item));
+    QLORA__TRY(m->hooks->eval(m, node->e, &test));
+    m->record = record;
+    *out = qlora__jin_truth(test);
+    return QLORA_OK;
+}
+
+// The next value of a loop, through `loop` where there is one.
+static qlora_result qlora__jin_turn_next(qlora__jin_machine* m, qlora__jin_turn* turn,
+                                         qlora__jin_value* item, bool* more) {
+    qlora__jin_loop* loop = turn->loop;
+    if (loop == NULL) {
+        return qlora__jin_next(m, turn->iter, item, more);
+    }
+    if (loop->peeked) {
+        *item = loop->after;
+        *more = !loop->ended;
+        loop->peeked = false;
+    } else {
+        QLORA__TRY(qlora__jin_next(m, loop->iter, item, more));
+    }
+    loop->index0++;
+    loop->before = loop->current;
+    loop->current = *item;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_loop_make(qlora__jin_machine* m, qlora__jin_turn* turn,
+                                         qlora__jin_value iterable) {
+    void* memory = NULL;
+    QLORA__TRY(qlora__jin_get(m, sizeof(qlora__jin_loop), &memory));
+    memset(memory, 0, sizeof(qlora__jin_loop));
+    qlora__jin_loop* loop = (qlora__jin_loop*)memory;
+    loop->iterable = iterable;
+    loop->iter = turn->iter;
+    loop->index0 = -1;
+    loop->length = -1;
+    turn->loop = loop;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_turn_run(qlora__jin_machine* m, qlora__jin_turn* turn) {
+    const qlora__jin_node* node = turn->node;
+    for (;;) {
+        qlora__jin_value item;
+        bool more = false;
+        m->line = node->line;
+        QLORA__TRY(qlora__jin_turn_next(m, turn, &item, &more));
+        if (!more) {
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__jin_assign(m, node->a, item));
+        if (turn->loop != NULL) {
+            qlora__jin_value loop = qlora__jin_of(QLORA__JIN_LOOP);
+            loop.as.loop = turn->loop;
+            m->record->slots[node->slot] = loop;
+        }
+        QLORA__TRY(qlora__jin_scope_enter(m, node->scope));
+        QLORA__TRY(m->hooks->run(m, node->c));
+        int jump = m->jump;
+        m->jump = QLORA__JIN_NO_JUMP;
+        if (jump == QLORA__JIN_BREAK) {
+            return QLORA_OK;
+        }
+        turn->done = turn->done || jump == QLORA__JIN_NO_JUMP;
+    }
+}
+
+QLORA__JIN_RUN(for) {
+    qlora__jin_value iterable;
+    qlora__jin_turn turn;
+    memset(&turn, 0, sizeof turn);
+    turn.node = node;
+    QLORA__TRY(m->hooks->eval(m, node->b, &iterable));
+    m->line = node->line;
+    if (node->e != NULL) {
+        qlora__jin_value source = iterable;
+        QLORA__TRY(qlora__jin_iter_of(m, QLORA__JIN_TESTED, source, &iterable));
+        QLORA__TRY(qlora__jin_iter_make(m, source, &iterable.as.iter->inner));
+        iterable.as.iter->node = node;
+        iterable.as.iter->record = m->record;
+        iterable.as.iter->tested = qlora__jin_loop_test;
+    }
+    QLORA__TRY(qlora__jin_iter_make(m, iterable, &turn.iter));
+    if (node->flag) {
+        QLORA__TRY(qlora__jin_loop_make(m, &turn, iterable));
+    }
+    QLORA__TRY(qlora__jin_turn_run(m, &turn));
+    if (node->d != NULL && !turn.done) {
+        QLORA__TRY(qlora__jin_scope_enter(m, node->scope_else));
+        return m->hooks->run(m, node->d);
+    }
+    return QLORA_OK;
+}
+
+// ---- all statements
+
+static qlora_result qlora__jin_run_one(qlora__jin_machine* m, const qlora__jin_node* node) {
+    m->line = node->line;
+    switch (node->kind) {
+    case QLORA__JIN_N_OUTPUT:
+        return qlora__jin_run_output(m, node);
+    case QLORA__JIN_N_IF:
+        return qlora__jin_run_if(m, node);
+    case QLORA__JIN_N_FOR:
+        return qlora__jin_run_for(m, node);
+    case QLORA__JIN_N_ASSIGN:
+        return qlora__jin_run_assign(m, node);
+    case QLORA__JIN_N_ASSIGN_BLOCK:
+        return qlora__jin_run_assign_block(m, node);
+    case QLORA__JIN_N_MACRO:
+        return qlora__jin_run_macro(m, node);
+    case QLORA__JIN_N_CALL_BLOCK:
+        return qlora__jin_run_call_block(m, node);
+    case QLORA__JIN_N_FILTER_BLOCK:
+        return qlora__jin_run_filter_block(m, node);
+    case QLORA__JIN_N_WITH:
+        return qlora__jin_run_with(m, node);
+    case QLORA__JIN_N_GENERATION:
+        return qlora__jin_run_generation(m, node);
+    case QLORA__JIN_N_BREAK:
+    case QLORA__JIN_N_CONTINUE:
+        m->jump = node->kind == QLORA__JIN_N_BREAK ? QLORA__JIN_BREAK : QLORA__JIN_CONTINUE;
+        return QLORA_OK;
+    default:
+        return qlora__jin_fail(m, "internal: an unknown statement");
+    }
+}
+
+static qlora_result qlora__jin_run(qlora__jin_machine* m, const qlora__jin_node* first) {
+    QLORA__TRY(qlora__jin_enter(m));
+    for (const qlora__jin_node* n = first; n != NULL && m->jump == QLORA__JIN_NO_JUMP;
+         n = n->next) {
+        QLORA__TRY(qlora__jin_work(m, 1));
+        QLORA__TRY(qlora__jin_run_one(m, n));
+    }
+    m->depth--;
+    return QLORA_OK;
+}
+
+static const qlora__jin_hooks qlora__jin_hook_table = {
+    qlora__jin_eval,         qlora__jin_run,         qlora__jin_call,  qlora__jin_filter_by_name,
+    qlora__jin_test_by_name, qlora__jin_method_find, qlora__jin_field, qlora__jin_method_call,
+    qlora__jin_next,         qlora__jin_repr,        qlora__jin_equal, qlora__jin_less};
+
+//@@ src/text/jinja_api.h
+
+// Templates as objects: compiled once, rendered often.
+
+struct qlora_text_template {
+    qlora_text* text;
+    char* name;
+    size_t name_size;
+    qlora__jin_arena arena; // the tree
+    qlora__jin_arena work;  // of renderings; kept between them
+    qlora__jin_node* root;
+    bool generation; // has generation blocks
+};
+
+static void qlora__jin_machine_start(qlora__env* env, const char* name, uint64_t input,
+                                     qlora__jin_arena arena, qlora__jin_machine* m) {
+    memset(m, 0, sizeof *m);
+    m->env = env;
+    m->hooks = &qlora__jin_hook_table;
+    m->name = name;
+    m->line = 1;
+    m->step_limit = QLORA__JIN_MAX_STEPS + 2 * input;
+    m->arena = arena;
+    m->arena.env = env;
+    m->arena.limit = QLORA__JIN_MAX_MEMORY + 64 * (size_t)input;
+}
+
+static void qlora__jin_template_free(qlora__env* env, qlora_text_template* t) {
+    qlora__jin_arena_free(&t->arena);
+    qlora__jin_arena_free(&t->work);
+    qlora__env_free(env, t->name, t->name_size + 1);
+    qlora__env_free(env, t, sizeof *t);
+}
+
+static bool qlora__jin_has_generation(const qlora__jin_node* first) {
+    for (const qlora__jin_node* n = first; n != NULL; n = n->next) {
+        const qlora__jin_node* parts[3] = {n->b, n->c, n->d};
+        if (n->kind == QLORA__JIN_N_GENERATION) {
+            return true;
+        }
+        bool body = n->kind >= QLORA__JIN_N_OUTPUT;
+        for (int i = 0; i < 3 && body; i++) {
+            if (qlora__jin_has_generation(parts[i])) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static qlora_result qlora__jin_compile_into(qlora__env* env, const char* source, size_t size,
+                                            qlora_text_template* t) {
+    qlora__jin_machine m;
+    qlora__jin_machine_start(env, t->name, 64 * (uint64_t)size, t->arena, &m);
+    qlora_result r = qlora__jin_parse(&m, source, size, &t->root);
+    r = r == QLORA_OK ? qlora__jin_bind(&m, t->root, qlora__jin_find_named) : r;
+    t->arena = m.arena;
+    if (r == QLORA_OK) {
+        t->generation = qlora__jin_has_generation(t->root->c);
+    }
+    return r;
+}
+
+static qlora_result qlora__jin_compile(qlora_text* text, const char* name, const char* source,
+                                       size_t size, qlora_text_template** out) {
+    qlora__env* env = &text->env;
+    qlora_text_template* t =
+        (qlora_text_template*)qlora__text_zalloc(env, 1, sizeof(qlora_text_template));
+    if (t == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    t->text = text;
+    t->arena.env = env;
+    t->work.env = env;
+    qlora_result r = qlora__text_copy(env, name, strlen(name), &t->name, &t->name_size);
+    r = r == QLORA_OK ? qlora__jin_compile_into(env, source, size, t) : r;
+    if (r != QLORA_OK) {
+        qlora__jin_template_free(env, t);
+        return r;
+    }
+    *out = t;
+    return QLORA_OK;
+}
+
+// ---- a rendering
+
+static qlora_result qlora__jin_globals_make(qlora__jin_machine* m) {
+    qlora__jin_value dict;
+    QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 32, &dict));
+    m->globals = dict.as.dict;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__jin_functions); i++) {
+        qlora__jin_value function = qlora__jin_of(QLORA__JIN_FUNCTION);
+        function.flag = (int32_t)i;
+        QLORA__TRY(qlora__jin_dict_put(m, m->globals, qlora__jin_functions[i], function));
+    }
+    return QLORA_OK;
+}
+
+// Starts a rendering: afterwards the variables can be set with qlora__jin_set.
+static qlora_result qlora__jin_begin(qlora_text_template* t, uint64_t input,
+                                     qlora__jin_machine* m) {
+    qlora__jin_machine_start(&t->text->env, t->name, input, t->work, m);
+    memset(&t->work, 0, sizeof t->work);
+    return qlora__jin_globals_make(m);
+}
+
+static qlora_result qlora__jin_set(qlora__jin_machine* m, const char* name,
+                                   qlora__jin_value value) {
+    return qlora__jin_dict_put(m, m->globals, name, value);
+}
+
+// Sets a variable that is a string, or nothing for NULL.
+static qlora_result qlora__jin_set_text(qlora__jin_machine* m, const char* name, const char* text) {
+    qlora__jin_value value;
+    if (text == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__jin_string_of(m, text, &value));
+    return qlora__jin_set(m, name, value);
+}
+
+static qlora_result qlora__jin_execute(const qlora_text_template* t, qlora__jin_machine* m,
+                                       qlora__jin_buffer* out) {
+    memset(out, 0, sizeof *out);
+    m->out = out;
+    m->top = out;
+    QLORA__TRY(qlora__jin_record_make(m, t->root, NULL, &m->record));
+    QLORA__TRY(qlora__jin_scope_enter(m, t->root->scope));
+    return qlora__jin_run(m, t->root->c);
+}
+
+static void qlora__jin_end(qlora_text_template* t, qlora__jin_machine* m) {
+    t->work = m->arena;
+    qlora__jin_arena_reset(&t->work);
+}
+
+// ---- the public functions
+
+qlora_result qlora_text_template_compile(qlora_text* text, const char* name, const char* source,
+                                         size_t size, qlora_text_template** out) {
+    if (text == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(text, "qlora_text_template_compile");
+    QLORA__TEXT_NEED(&text->env, name);
+    QLORA__TEXT_NEED(&text->env, out);
+    if (source == NULL && size > 0) {
+        return qlora__env_fail(&text->env, QLORA_ERR_ARGUMENT, "source is NULL");
+    }
+    QLORA__TRY(qlora__jin_compile(text, name, source, size, out));
+    text->templates++;
+    return QLORA_OK;
+}
+
+qlora_result qlora_text_template_close(qlora_text_template* source) {
+    if (source != NULL) {
+        qlora_text* text = source->text;
+        qlora__text_enter(text, "qlora_text_template_close");
+        text->templates--;
+        qlora__jin_template_free(&text->env, source);
+    }
+    return QLORA_OK;
+}
+
+void qlora_text_spans_free(qlora_text* text, qlora_text_spans* spans) {
+    if (text != NULL && spans != NULL) {
+        qlora__env_free(&text->env, spans->data, spans->capacity * sizeof(qlora_text_span));
+        memset(spans, 0, sizeof *spans);
+    }
+}
+
+static qlora_result qlora__jin_spans_add(qlora__env* env, qlora_text_spans* spans, size_t begin,
+                                         size_t end) {
+    void* data = spans->data;
+    qlora_result r =
+        qlora__text_reserve(env, &data, &spans->capacity, spans->count, 1, sizeof(qlora_text_span));
+    spans->data = (qlora_text_span*)data;
+    QLORA__TRY(r);
+    spans->data[spans->count].begin = begin;
+    spans->data[spans->count++].end = end;
+    return QLORA_OK;
+}
+
+// The variables of a rendering: special tokens, then the conversation's keys.
+static qlora_result qlora__jin_set_all(qlora__jin_machine* m, const qlora_text_render_desc* desc,
+                                       const qlora__json* json) {
+    qlora__jin_value root;
+    QLORA__TRY(qlora__jin_set(m, "tools", qlora__jin_none()));
+    QLORA__TRY(qlora__jin_set(m, "documents", qlora__jin_none()));
+    QLORA__TRY(qlora__jin_set_text(m, "bos_token", desc->bos_token));
+    QLORA__TRY(qlora__jin_set_text(m, "eos_token", desc->eos_token));
+    QLORA__TRY(qlora__jin_set_text(m, "pad_token", desc->pad_token));
+    QLORA__TRY(qlora__jin_set_text(m, "unk_token", desc->unk_token));
+    QLORA__TRY(qlora__jin_from_json(m, json, json->tokens, &root));
+    for (size_t i = 0; i < root.as.dict->count; i++) {
+        QLORA__TRY(
+            qlora__jin_dict_set(m, m->globals, root.as.dict->keys[i], root.as.dict->values[i]));
+    }
+    return qlora__jin_set(m, "add_generation_prompt", qlora__jin_bool(desc->generation_prompt));
+}
+
+static qlora_result qlora__jin_render(qlora__env* env, qlora_text_template* t,
+                                      const qlora_text_render_desc* desc, const qlora__json* json,
+                                      qlora_text_bytes* out, qlora_text_spans* spans) {
+    qlora__jin_machine m;
+    qlora__jin_buffer text;
+    size_t before = out->count;
+    memset(&text, 0, sizeof text);
+    qlora_result r = qlora__jin_begin(t, desc->conversation_size, &m);
+    m.clock = desc->clock;
+    r = r == QLORA_OK ? qlora__jin_set_all(&m, desc, json) : r;
+    r = r == QLORA_OK ? qlora__jin_execute(t, &m, &text) : r;
+    r = r == QLORA_OK ? qlora__text_bytes_add(env, out, text.data, text.count) : r;
+    for (size_t i = 0; r == QLORA_OK && spans != NULL && i < m.span_count; i++) {
+        r = qlora__jin_spans_add(env, spans, before + m.spans[i].begin, before + m.spans[i].end);
+    }
+    qlora__jin_end(t, &m);
+    return r;
+}
+
+qlora_result qlora_text_template_render(qlora_text_template* source,
+                                        const qlora_text_render_desc* desc, qlora_text_bytes* out,
+                                        qlora_text_spans* spans) {
+    if (source == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &source->text->env;
+    qlora__json json;
+    qlora__text_enter(source->text, "qlora_text_template_render");
+    QLORA__TEXT_NEED(env, desc);
+    QLORA__TEXT_NEED(env, desc->conversation);
+    QLORA__TEXT_NEED(env, out);
+    if (desc->reserved_must_be_zero0 != 0 || desc->reserved_must_be_zero1 != 0) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "desc was not zeroed: a reserved field is set");
+    }
+    size_t spans_before = spans != NULL ? spans->count : 0;
+    size_t before = out->count;
+    QLORA__TRY(qlora__text_json(env, "the conversation", desc->conversation,
+                                desc->conversation_size, &json));
+    qlora_result r = QLORA_OK;
+    if (json.tokens[0].kind != QLORA__JSON_OBJECT) {
+        r = qlora__env_fail(env, QLORA_ERR_FORMAT,
+                            "the conversation must be an object {\"messages\": [...]}");
+    }
+    r = r == QLORA_OK ? qlora__jin_render(env, source, desc, &json, out, spans) : r;
+    qlora__json_free(env, &json);
+    if (r != QLORA_OK) {
+        out->count = before;
+        if (spans != NULL) {
+            spans->count = spans_before;
+        }
+    }
+    return r;
+}
+
 //@@ src/text/chat.h
 
 // How each role is written. "\1" is the EOS token. The assistant's text is trained from `lead` to
@@ -12663,4 +22012,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end cd5552ad3bf81067
+//@@ end 05c32e70d4f9a11c

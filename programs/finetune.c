@@ -23,25 +23,25 @@
 #include <string.h>
 #include <time.h>
 
-#include "messages.h"
+#include "folders.h"
+#include "options.h"
 
 #ifdef _WIN32
 #include <direct.h>
+#include <fcntl.h>
 #include <io.h>
+#include <process.h>
+#include <share.h>
+#include <sys/stat.h>
 // Not <windows.h>: its declarations conflict with those in qlora.h's implementation.
 __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #else
 #include <dirent.h>
+#include <fcntl.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/types.h>
 #include <unistd.h>
-#endif
-
-#if defined(__MINGW32__)
-#define PRINTF(a, b) __attribute__((format(gnu_printf, a, b)))
-#elif defined(__GNUC__)
-#define PRINTF(a, b) __attribute__((format(printf, a, b)))
-#else
-#define PRINTF(a, b)
 #endif
 
 #define PATH_SIZE 1024
@@ -53,9 +53,11 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/settings.h"
 #include "finetune/state.h"
 #include "finetune/screen.h"
+#include "finetune/records.h"
 #include "finetune/samples.h"
 #include "finetune/packing.h"
 #include "finetune/files.h"
+#include "finetune/lock.h"
 #include "finetune/folder.h"
 #include "finetune/plot.h"
 #include "finetune/train.h"
@@ -64,20 +66,18 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/start.h"
 
 static void app_close(app* a) {
-    screen_clear(&a->screen);
     if (a->log != NULL) {
         fclose(a->log);
     }
+    lock_release(a);
     packs_free(&a->now);
     packs_free(&a->eval_packs);
     free(a->train.data);
     free(a->eval.data);
-    free(a->ids);
-    free(a->labels);
-    free(a->lengths);
-    free(a->numbers);
+    batches_free(&a->batches);
     free(a->points);
     blob_free(&a->log_rest);
+    blob_free(&a->config_text);
     if (a->trainer != NULL) {
         qlora_trainer_destroy(a->trainer);
     }
@@ -87,53 +87,127 @@ static void app_close(app* a) {
     if (a->ctx != NULL) {
         qlora_ctx_destroy(a->ctx);
     }
-    qlora_text_data_close(a->data);
-    qlora_text_data_close(a->eval_data);
+    for (int i = 0; i < OPTION_TEXTS; i++) {
+        qlora_text_data_close(a->data[i]);
+        qlora_text_data_close(a->eval_data[i]);
+    }
     qlora_text_chat_close(a->chat);
     qlora_text_tok_close(a->tok);
     qlora_text_destroy(a->text);
 }
 
-static bool run(app* a, int argc, char** argv) {
-    options_default(&a->o);
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--demo") == 0) {
-            demo_defaults(&a->o);
-        }
+// Reads, checks and completes the options.
+static bool options_open(app* a, int argc, char** argv) {
+    options* o = &a->o;
+    a->set.rows = option_table;
+    a->set.count = OPTION_COUNT;
+    a->set.values = o;
+    a->program = argc > 0 ? argv[0] : "";
+    if (!options_take(&a->set, argc, argv, &a->config_text, a->error)) {
+        return false;
     }
-    if (!options_read(argc, argv, &a->o, a->error)) {
+    if (o->help || o->version) {
+        return true;
+    }
+    bool norms = o->train_norms;
+    if (!options_check(o, a->adapter, a->error)) {
+        return false;
+    }
+    a->norms_found = o->train_norms && !norms;
+    a->steps_and_epochs = o->steps > 0 && o->epochs > 0.0;
+    if (o->demo) {
+        demo_defaults(o);
+    }
+    options_resolve(o);
+    a->screen.live = terminal_live() && !o->json;
+    a->screen.quiet = o->json;
+    return true;
+}
+
+static bool train_whole(app* a) {
+#ifndef _WIN32
+    signal(SIGPIPE, SIG_IGN); // writing fails instead, and the training is saved
+#endif
+    a->first_eval = (double)NAN;
+    a->last_eval = (double)NAN;
+    bool ok = prepare(a) && train(a);
+    if (a->step == 0) { // nothing has been trained
+        out_unmake(a);
+    }
+    if (!ok && a->stopped && a->step == 0) {
+        say(a, "stopped before training started\n");
+    }
+    return ok;
+}
+
+static bool run(app* a, int argc, char** argv) {
+    if (!options_open(a, argc, argv)) {
         return false;
     }
     if (a->o.help) {
-        help_print();
+        help_print(&a->set);
         return true;
     }
     if (a->o.version) {
         printf("finetune (qlora.h) " QLORA_VERSION_STRING "\n");
         return true;
     }
-    screen_open(&a->screen);
-    if (!options_check(&a->o, a->error) || !prepare(a)) {
+    if (!a->o.doctor && !a->o.plan && !a->o.eval_only) {
+        return train_whole(a);
+    }
+    if (!prepare(a)) {
         return false;
     }
     if (a->o.doctor) {
+        notes_print(a);
         return doctor_print(a);
     }
-    if (a->o.plan) {
-        plan_show(a);
-        return true;
+    if (a->o.eval_only) {
+        return evaluate_only(a);
     }
-    return train(a);
+    plan_show(a);
+    return true;
+}
+
+static void signals_set(void) {
+    signal(SIGINT, stop_handler);
+    signal(SIGTERM, stop_handler);
+#ifndef _WIN32
+    struct sigaction old;
+    if (sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler != SIG_IGN) { // not under nohup
+        struct sigaction now;
+        memset(&now, 0, sizeof now);
+        now.sa_handler = stop_handler;
+        now.sa_flags = SA_RESTART;
+        sigaction(SIGHUP, &now, NULL);
+    }
+    signal(SIGXFSZ, SIG_IGN); // a file that must not grow makes its write fail instead
+#endif
+}
+
+// The first files that a program opens take the numbers of closed standard streams, and would then
+// receive what is printed.
+static void streams_open(void) {
+#ifndef _WIN32
+    for (int number = 0; number < 3; number++) {
+        if (fcntl(number, F_GETFD) == -1 && open("/dev/null", O_RDWR) != number) {
+            _exit(1);
+        }
+    }
+#endif
 }
 
 int main(int argc, char** argv) {
     static app a; // zeroed, and too large for some stacks
-    signal(SIGINT, stop_handler);
-    signal(SIGTERM, stop_handler);
-#ifdef SIGXFSZ
-    signal(SIGXFSZ, SIG_IGN); // a file that must not grow makes its write fail instead
-#endif
+    streams_open();
+    signals_set();
     bool ok = run(&a, argc, argv);
+    screen_clear(&a.screen);
+    char error[1024];
+    if (!output_flush(error) && ok && !a.screen.closed) {
+        memcpy(a.error, error, sizeof error);
+        complain(&a);
+    }
     if (!ok && !a.stopped && (a.error[0] != '\0' || !a.failed)) {
         complain(&a);
     }

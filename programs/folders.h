@@ -4,13 +4,17 @@
 
 #include "messages.h"
 
+#include <sys/stat.h>
+#include <sys/types.h>
+
 #ifdef _WIN32
 #include <direct.h>
+#include <io.h>
+#include <stdint.h>
 #define FOLDER_SEPARATORS "/\\"
 #define FOLDER_MAKE(path) _mkdir(path)
 #else
-#include <sys/stat.h>
-#include <sys/types.h>
+#include <dirent.h>
 #define FOLDER_SEPARATORS "/"
 #define FOLDER_MAKE(path) mkdir(path, 0777)
 #endif
@@ -28,6 +32,83 @@ static inline void folder_parents(const char* path) {
             (void)FOLDER_MAKE(part);
         }
     }
+}
+
+// Called with each name in a folder; return false to stop.
+typedef bool (*folder_fn)(void* user, const char* name);
+
+// Calls `fn` with each name except "." and "..". Returns 0, or an errno value if the folder cannot
+// be read.
+static inline int folder_each(const char* path, folder_fn fn, void* user) {
+    bool more = true;
+#ifdef _WIN32
+    struct _finddata_t entry;
+    char all[FOLDER_PATH + 8];
+    snprintf(all, sizeof all, "%s/*", path);
+    intptr_t folder = _findfirst(all, &entry);
+    if (folder == -1) {
+        return errno;
+    }
+    do {
+        bool real = strcmp(entry.name, ".") != 0 && strcmp(entry.name, "..") != 0;
+        more = !real || fn(user, entry.name);
+    } while (more && _findnext(folder, &entry) == 0);
+    _findclose(folder);
+#else
+    DIR* folder = opendir(path);
+    if (folder == NULL) {
+        return errno;
+    }
+    for (struct dirent* entry = readdir(folder); more && entry != NULL; entry = readdir(folder)) {
+        bool real = strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
+        more = !real || fn(user, entry->d_name);
+    }
+    closedir(folder);
+#endif
+    return 0;
+}
+
+static inline bool path_is_file(const char* path) {
+    struct stat info;
+#ifdef _WIN32
+    return stat(path, &info) == 0 && (info.st_mode & _S_IFREG) != 0;
+#else
+    return stat(path, &info) == 0 && S_ISREG(info.st_mode);
+#endif
+}
+
+static inline bool name_ends(const char* name, const char* ending) {
+    size_t length = strlen(name);
+    size_t size = strlen(ending);
+    return length >= size && strcmp(name + length - size, ending) == 0;
+}
+
+// Copies a file; false with a message.
+static inline bool file_copy(const char* from, const char* to, char error[1024]) {
+    char block[65536];
+    FILE* in = fopen(from, "rb");
+    if (in == NULL) {
+        return error_set(error, "cannot read %s: %s", from, strerror(errno));
+    }
+    FILE* out = fopen(to, "wb");
+    if (out == NULL) {
+        int code = errno;
+        fclose(in);
+        return error_set(error, "cannot create %s: %s", to, strerror(code));
+    }
+    size_t n = 0;
+    bool ok = true;
+    errno = 0;
+    while (ok && (n = fread(block, 1, sizeof block, in)) > 0) {
+        ok = fwrite(block, 1, n, out) == n;
+    }
+    bool read = ferror(in) == 0;
+    int code = errno;
+    fclose(in);
+    ok = fclose(out) == 0 && ok;
+    code = code != 0 ? code : errno;
+    return (ok && read) || error_set(error, "cannot %s %s: %s", read ? "write" : "read",
+                                     read ? to : from, strerror(code));
 }
 
 // The folder of the adapter that a user means: DIR itself, or DIR/adapter if DIR is the folder of a

@@ -104,6 +104,150 @@ static bool gguf_free(const char* path) {
     return file_is_gguf(path) || fail("--gguf %s: the file exists and is not a GGUF file", path);
 }
 
+// ---- the output folder --------------------------------------------------------------------------
+
+// The folder contains this file while a merge is running. If it is there at the start, an earlier
+// merge was interrupted, and the weights beside it are that merge's own.
+static const char marker[] = ".merge-unfinished";
+
+// A name that a merge gives to its weights: model.safetensors, model-00001-of-00002.safetensors,
+// the index, or one of them being written.
+static bool name_is_ours(const char* name) {
+    char stem[64];
+    unsigned part = 0;
+    unsigned parts = 0;
+    snprintf(stem, sizeof stem, "%s", name);
+    if (name_ends(stem, ".tmp")) {
+        stem[strlen(stem) - 4] = '\0';
+    }
+    char again[64];
+    bool numbered = sscanf(stem, "model-%u-of-%u.safetensors", &part, &parts) == 2;
+    snprintf(again, sizeof again, "model-%05u-of-%05u.safetensors", part, parts);
+    return strcmp(stem, "model.safetensors") == 0 ||
+           strcmp(stem, "model.safetensors.index.json") == 0 ||
+           (numbered && strcmp(stem, again) == 0);
+}
+
+static bool name_is_weights(const char* name) {
+    static const char* const endings[] = {".safetensors",
+                                          ".safetensors.index.json",
+                                          ".safetensors.tmp",
+                                          ".gguf",
+                                          ".pt",
+                                          ".pth",
+                                          ".h5",
+                                          ".msgpack",
+                                          ".onnx",
+                                          ".ckpt",
+                                          ".npz"};
+    bool binary = name_ends(name, ".bin") && strncmp(name, "tok", 3) != 0; // tok512.bin
+    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
+        binary = binary || name_ends(name, endings[i]);
+    }
+    return binary || name_ends(name, ".bin.index.json");
+}
+
+typedef struct output {
+    const char* model;
+    const char* out;
+    bool ours; // the marker is there
+    bool ok;
+} output;
+
+// Removes the weights of an interrupted merge; any others are somebody else's.
+static bool weights_clear(void* user, const char* name) {
+    output* f = (output*)user;
+    char path[FOLDER_PATH];
+    if (!name_is_weights(name)) {
+        return true;
+    }
+    snprintf(path, sizeof path, "%s/%s", f->out, name);
+    if (!f->ours || !name_is_ours(name)) {
+        f->ok = fail("--out %s: the folder contains %s, which an interrupted merge did not leave; "
+                     "choose an empty or new folder",
+                     f->out, name);
+    } else if (remove(path) != 0) {
+        f->ok = fail("cannot remove %s: %s", path, strerror(errno));
+    }
+    return f->ok;
+}
+
+// Copies a file of the model that is neither weights nor its config, which the library writes:
+// those of the tokenizer have many names, and a merged model without them cannot be used.
+static bool model_file_copy(void* user, const char* name) {
+    output* f = (output*)user;
+    char from[FOLDER_PATH];
+    char to[FOLDER_PATH];
+    char error[1024];
+    snprintf(from, sizeof from, "%s/%s", f->model, name);
+    snprintf(to, sizeof to, "%s/%s", f->out, name);
+    if (name[0] == '.' || strcmp(name, "config.json") == 0 || name_is_weights(name) ||
+        name_ends(name, ".md") || !path_is_file(from)) {
+        return true;
+    }
+    f->ok = file_copy(from, to, error) || fail("%s", error);
+    return f->ok;
+}
+
+static bool folder_copy(const char* model, const char* out, const char* name) {
+    char from[FOLDER_PATH];
+    char to[FOLDER_PATH];
+    output f;
+    memset(&f, 0, sizeof f);
+    snprintf(from, sizeof from, "%s/%s", model, name);
+    snprintf(to, sizeof to, "%s/%s", out, name);
+    if (file_missing(model, name) || path_is_file(from)) {
+        return true;
+    }
+    folder_parents(to);
+    (void)FOLDER_MAKE(to);
+    f.model = from;
+    f.out = to;
+    f.ok = true;
+    return folder_each(from, model_file_copy, &f) == 0 && f.ok;
+}
+
+// Prepares --out: creates it, removes what an interrupted merge left, and copies the model's other
+// files. The library writes the weights and, last, config.json.
+static bool out_begin(const options* o) {
+    char path[FOLDER_PATH];
+    output f;
+    memset(&f, 0, sizeof f);
+    f.model = o->model;
+    f.out = o->out;
+    f.ok = true;
+    if (!file_missing(o->out, "config.json")) {
+        return fail("--out %s: config.json already exists; choose a folder that does not contain a "
+                    "model",
+                    o->out);
+    }
+    folder_parents(o->out);
+    (void)FOLDER_MAKE(o->out);
+    f.ours = !file_missing(o->out, marker);
+    int code = folder_each(o->out, weights_clear, &f);
+    if (code != 0) {
+        return fail("cannot create %s: %s", o->out, strerror(code));
+    }
+    snprintf(path, sizeof path, "%s/%s", o->out, marker);
+    FILE* file = f.ok ? fopen(path, "wb") : NULL;
+    if (f.ok && (file == NULL || fclose(file) != 0)) {
+        return fail("cannot create %s: %s", path, strerror(errno));
+    }
+    code = f.ok ? folder_each(o->model, model_file_copy, &f) : 0;
+    if (code != 0) {
+        return fail("cannot read %s: %s", o->model, strerror(code));
+    }
+    return f.ok && folder_copy(o->model, o->out, "additional_chat_templates");
+}
+
+static bool out_end(const options* o) {
+    char path[FOLDER_PATH];
+    snprintf(path, sizeof path, "%s/%s", o->out, marker);
+    return remove(path) == 0 || fail("cannot remove %s: %s", path, strerror(errno));
+}
+
+// ---- merging ----------------------------------------------------------------------------------
+
 static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     if (o->model == NULL || o->adapter == NULL) {
         return fail("%s DIR is required; see --help", o->model == NULL ? "--model" : "--adapter");
@@ -152,10 +296,8 @@ static bool run(const options* o, qlora_ctx* ctx) {
     m.tokens = 1;
     m.cache = QLORA_CHOICE_OFF;
     bool ok = lib(ctx, qlora_model_open(ctx, &m, &model));
-    if (ok) {
-        folder_parents(o->gguf != NULL ? o->gguf : o->out);
-    }
     if (ok && o->gguf != NULL) {
+        folder_parents(o->gguf);
         ok = lib(ctx, qlora_adapter_save_gguf(model, o->gguf, NULL));
     } else if (ok) {
         d.dir = o->out;
@@ -164,7 +306,7 @@ static bool run(const options* o, qlora_ctx* ctx) {
         d.shard_bytes = (uint64_t)o->shard;
         d.progress = on_progress;
         d.progress_user = &p;
-        ok = lib(ctx, qlora_merge_save(model, &d));
+        ok = out_begin(o) && lib(ctx, qlora_merge_save(model, &d)) && out_end(o);
     }
     ok = lib(ctx, qlora_model_close(model)) && ok;
     if (ok) {
@@ -178,7 +320,7 @@ static void help_print(const option_set* set) {
     options_print(set, 31);
     printf("\n--base original merges into the weights in --model; --base trained merges into\n"
            "the dequantised 4-bit weights that the adapter was trained on.\n"
-           "An interrupted export has no config.json.\n"
+           "An interrupted merge has no config.json; run the same command again.\n"
            "Exit status: 0 on success, 1 on error.\n");
 }
 

@@ -60,6 +60,7 @@ typedef struct option_set {
 
 static const char* const option_targets[] = {"q",  "k",    "v",   "o",      "gate",
                                              "up", "down", "qkv", "gate_up"};
+#define OPTION_TARGETS ((int)(sizeof option_targets / sizeof option_targets[0]))
 
 // ---- an unknown option ------------------------------------------------------------------------
 
@@ -195,13 +196,13 @@ static inline bool choice_read(const option* row, const char* text, int64_t* out
 
 static inline bool targets_read(const option* row, const char* text, int64_t* out,
                                 char error[1024]) {
-    const int64_t all = 511;
+    const int64_t all = ((int64_t)1 << OPTION_TARGETS) - 1;
     int64_t bits = strcmp(text, "all") == 0 ? all : 0;
     for (const char* at = text; bits != all && *at != '\0';) {
         size_t length = strcspn(at, ",");
         size_t stem = length > 5 && strncmp(at + length - 5, "_proj", 5) == 0 ? length - 5 : length;
         int64_t bit = 0;
-        for (int i = 0; i < 9; i++) {
+        for (int i = 0; i < OPTION_TARGETS; i++) {
             bit |= strlen(option_targets[i]) == stem && strncmp(option_targets[i], at, stem) == 0
                        ? 1 << i
                        : 0;

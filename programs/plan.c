@@ -3,63 +3,21 @@
 //   cc -O2 -I. -o plan programs/plan.c -ldl -lm -lpthread
 //   ./plan --memory 8G                          (all built-in shapes)
 //   ./plan --shape llama-3.1-8b --memory 24G    (one of them)
-//   ./plan --model DIR                          (a folder, on this machine's GPU)
+//   ./plan --model DIR                          (a folder, on this machine)
 //
 // It calls only the public functions of qlora.h; planning does not need a GPU.
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 
 #define PROGRAM "plan"
+#include "advice.h"
+#include "folders.h"
+#include "shapes.h"
 #include "tool.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-// ---- shapes of public models ------------------------------------------------------------------
-
-typedef struct shape {
-    const char* name;
-    bool qwen; // q, k and v have biases
-    int64_t hidden;
-    int64_t layers;
-    int64_t heads;
-    int64_t kv_heads;
-    int64_t head_dim;
-    int64_t intermediate;
-    int64_t vocab;
-    bool tied;
-} shape;
-
-static const shape shapes[] = {
-    {"qwen2.5-0.5b", true, 896, 24, 14, 2, 64, 4864, 151936, true},
-    {"llama-3.2-1b", false, 2048, 16, 32, 8, 64, 8192, 128256, true},
-    {"qwen2.5-1.5b", true, 1536, 28, 12, 2, 128, 8960, 151936, true},
-    {"qwen2.5-7b", true, 3584, 28, 28, 4, 128, 18944, 152064, false},
-    {"llama-3.1-8b", false, 4096, 32, 32, 8, 128, 14336, 128256, false},
-    {"llama-3.1-70b", false, 8192, 80, 64, 8, 128, 28672, 128256, false},
-};
-enum { SHAPES = sizeof shapes / sizeof shapes[0] };
-
-static qlora_model_config config_of(const shape* s) {
-    qlora_model_config c;
-    memset(&c, 0, sizeof c);
-    c.family = s->qwen ? QLORA_FAMILY_QWEN2 : QLORA_FAMILY_LLAMA;
-    c.vocab = s->vocab;
-    c.hidden = s->hidden;
-    c.intermediate = s->intermediate;
-    c.layers = s->layers;
-    c.heads = s->heads;
-    c.kv_heads = s->kv_heads;
-    c.head_dim = s->head_dim;
-    c.max_positions = 131072;
-    c.rms_eps = 1e-6;
-    c.rope.theta = 1e6; // does not affect the memory needed
-    c.rope_sliding = c.rope;
-    c.tied = s->tied;
-    c.qkv_bias = s->qwen;
-    return c;
-}
 
 // ---- the program ------------------------------------------------------------------------------
 
@@ -79,13 +37,16 @@ typedef struct options {
     bool version;
 } options;
 
+enum { MODE_TF32 = 2, MODE_BF16 = 3 }; // their places in the list of --mode
+
 #define AT(field) offsetof(options, field)
 // clang-format off
 static const option option_table[] = {
-    {"model", OPT_TEXT, AT(model), false, 0, 0, "DIR", "folder of the model to plan for"},
+    {"model", OPT_TEXT, AT(model), false, 0, 0, "DIR", "folder of the model to plan for; config.json is enough"},
     {"shape", OPT_TEXT, AT(shape), false, 0, 0, "NAME", "public model to plan for, see below"},
     {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
-        "memory to plan for; 8G and 8GiB are binary, 8GB is decimal (default: free GPU memory)"},
+        "memory to plan for; 8G and 8GiB are binary, 8GB is decimal (default: what is free on the "
+        "GPU, or without one on the CPU)"},
     {"batch", OPT_WHOLE, AT(batch), false, 1, 65536, "N",
         "with --length: detailed plan for one size"},
     {"length", OPT_WHOLE, AT(length), false, 1, 1048576, "N", "tokens per sequence"},
@@ -110,43 +71,46 @@ typedef struct app {
     options o;
     qlora_ctx* ctx;
     qlora_plan_desc budget;
+    bool cpu; // no GPU and no --memory: the plan is for this machine's CPU
+    const char* name;
+    qlora_model_config config; // of the model, or of the shape that is planned
+    bool weights;              // --model has weights, whose format counts
 } app;
 
 static const int64_t lengths[] = {512, 1024, 2048, 4096, 8192, 16384};
 static const int64_t batches[] = {1, 2, 4, 8, 16, 32};
 enum { LENGTHS = sizeof lengths / sizeof lengths[0], BATCHES = sizeof batches / sizeof batches[0] };
 
-// Plans one batch; *fits tells whether it fits. Returns false, with a message, for any error other
-// than too little memory.
-static bool try_plan(app* a, const shape* s, int64_t batch, int64_t length, qlora_choice cache,
-                     qlora_plan* out, bool* fits) {
+static qlora_model_desc desc_of(const app* a, int64_t batch, int64_t length, qlora_choice cache) {
     const options* o = &a->o;
-    qlora_model_config config;
     qlora_model_desc m;
     memset(&m, 0, sizeof m);
-    if (s != NULL) {
-        config = config_of(s);
-        m.config = &config;
-    } else {
+    if (a->weights) {
         m.dir = o->model;
+    } else {
+        m.config = &a->config;
     }
     m.rank = (int32_t)o->rank;
     m.base = (qlora_base_format)o->base;
-    m.mode = o->mode == 2 ? QLORA_MODE_F32 : (qlora_mode)o->mode; // tf32 is stored as f32
+    m.mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode; // tf32 is stored as f32
     m.train_norms = o->train_norms;
     m.tokens = batch * length;
     m.max_sequences = batch;
     m.max_length = length;
     m.recompute = (qlora_choice)o->recompute;
     m.cache = cache;
+    return m;
+}
+
+// Plans one batch; *fits tells whether it fits. Returns false, with a message, for any error other
+// than too little memory.
+static bool try_plan(app* a, int64_t batch, int64_t length, qlora_choice cache, qlora_plan* out,
+                     bool* fits) {
+    qlora_model_desc m = desc_of(a, batch, length, cache);
     qlora_result r = qlora_plan_make(a->ctx, &m, &a->budget, out);
     *fits = r == QLORA_OK;
     return r == QLORA_OK || r == QLORA_ERR_DEVICE_MEMORY ||
            fail("%s", message_text(qlora_last_error(a->ctx)));
-}
-
-static double gib(uint64_t bytes) {
-    return (double)bytes / 1073741824.0;
 }
 
 // The mark after a number: '*' if every layer is recomputed in the backward pass, '+' if some are.
@@ -154,66 +118,103 @@ static char mark(const qlora_plan* p) {
     return p->recompute_layers == 0 ? ' ' : p->recompute_layers == p->config.layers ? '*' : '+';
 }
 
-static const char* const mark_help =
-    "GiB for one micro-batch; + some layers, * all layers recomputed in the backward\n"
-    "pass; - does not fit. For larger batches, accumulate several micro-batches.\n";
-
-// The table of one model: batch sizes by sequence lengths.
-static bool model_table(app* a, const shape* s, const char* name) {
-    printf("%s, rank %lld, in %.1f GiB\n\n  %-12s", name, (long long)a->o.rank,
-           gib(a->budget.bytes), "batch \\ seq");
+// The columns of a table: the lengths that the model can have, or its limit if that is shorter.
+static int columns_of(const app* a, int64_t out[LENGTHS]) {
+    int64_t limit = a->config.max_positions > 0 ? a->config.max_positions : INT64_MAX;
+    int count = 0;
     for (int j = 0; j < LENGTHS; j++) {
-        printf("%10lld", (long long)lengths[j]);
+        if (lengths[j] <= limit) {
+            out[count++] = lengths[j];
+        }
+    }
+    if (count == 0) {
+        out[count++] = limit;
+    }
+    return count;
+}
+
+static void heading(const app* a, const char* what) {
+    char size[32];
+    printf("%s, rank %lld, in %s%s\n\n", what, (long long)a->o.rank,
+           bytes_text(a->budget.bytes, size), a->cpu ? " (free memory of this machine, CPU)" : "");
+}
+
+// The table of one model: batch sizes by sequence lengths. Small models are shown in MiB.
+static bool model_table(app* a) {
+    int64_t columns[LENGTHS];
+    int count = columns_of(a, columns);
+    qlora_plan p;
+    bool fits = false;
+    if (!try_plan(a, 1, columns[0], QLORA_CHOICE_OFF, &p, &fits)) {
+        return false;
+    }
+    bool small = fits && p.total + p.context < (uint64_t)1 << 30;
+    double unit = small ? 1048576.0 : 1073741824.0;
+    heading(a, a->name);
+    printf("  %-12s", "batch \\ seq");
+    for (int j = 0; j < count; j++) {
+        printf("%10lld", (long long)columns[j]);
     }
     printf("\n");
     for (int i = 0; i < BATCHES; i++) {
         printf("  %-12lld", (long long)batches[i]);
-        for (int j = 0; j < LENGTHS; j++) {
-            qlora_plan p;
-            bool fits = false;
-            if (batches[i] * lengths[j] > (1 << 24)) {
-                printf("%9s ", "-");
-                continue;
-            }
-            if (!try_plan(a, s, batches[i], lengths[j], QLORA_CHOICE_OFF, &p, &fits)) {
+        for (int j = 0; j < count; j++) {
+            fits = false;
+            if (batches[i] * columns[j] <= (1 << 24) &&
+                !try_plan(a, batches[i], columns[j], QLORA_CHOICE_OFF, &p, &fits)) {
                 return false;
             }
             if (fits) {
-                printf("%9.2f%c", gib(p.total + p.context), mark(&p));
+                printf("%9.*f%c", small ? 1 : 2, (double)(p.total + p.context) / unit, mark(&p));
             } else {
                 printf("%9s ", "-");
             }
         }
         printf("\n");
     }
-    printf("\n%s", mark_help);
+    printf("\n%s for one micro-batch; + some layers, * all layers recomputed in the backward\n"
+           "pass; - does not fit. For larger batches, accumulate several micro-batches.\n"
+           "With +, only as many layers are recomputed as the memory requires: the plan\n"
+           "fills the memory, so a longer sequence can show a smaller number.\n",
+           small ? "MiB" : "GiB");
+    return true;
+}
+
+// The largest power of two of sequences that fits, or 0.
+static bool largest_batch(app* a, int64_t length, int64_t* best, char* how) {
+    *best = 0;
+    *how = ' ';
+    for (int64_t batch = 1; batch <= 1024 && batch * length <= (1 << 20); batch *= 2) {
+        qlora_plan p;
+        bool fits = false;
+        if (!try_plan(a, batch, length, QLORA_CHOICE_OFF, &p, &fits)) {
+            return false;
+        }
+        if (!fits) {
+            break;
+        }
+        *best = batch;
+        *how = mark(&p);
+    }
     return true;
 }
 
 // The table of all models: the largest batch for each sequence length.
 static bool all_table(app* a) {
-    printf("largest batch, rank %lld, in %.1f GiB\n\n  %-16s", (long long)a->o.rank,
-           gib(a->budget.bytes), "model \\ seq");
+    heading(a, "largest batch");
+    printf("  %-16s", "model \\ seq");
     for (int j = 0; j < LENGTHS; j++) {
         printf("%9lld", (long long)lengths[j]);
     }
     printf("\n");
-    for (int i = 0; i < SHAPES; i++) {
-        printf("  %-16s", shapes[i].name);
+    for (int i = 0; i < MODEL_SHAPES; i++) {
+        a->config = shape_config(&model_shapes[i]);
+        printf("  %-16s", model_shapes[i].name);
         for (int j = 0; j < LENGTHS; j++) {
             int64_t best = 0;
             char how = ' ';
-            for (int64_t batch = 1; batch <= 1024 && batch * lengths[j] <= (1 << 20); batch *= 2) {
-                qlora_plan p;
-                bool fits = false;
-                if (!try_plan(a, &shapes[i], batch, lengths[j], QLORA_CHOICE_OFF, &p, &fits)) {
-                    return false;
-                }
-                if (!fits) {
-                    break;
-                }
-                best = batch;
-                how = mark(&p);
+            if (!largest_batch(a, lengths[j], &best, &how)) {
+                return false;
             }
             if (best > 0) {
                 printf("%8lld%c", (long long)best, how);
@@ -229,26 +230,36 @@ static bool all_table(app* a) {
     return true;
 }
 
-// The plan for one size, with a breakdown of the memory.
-static bool one_plan(app* a, const shape* s, const char* name) {
+// One size in detail, or what would fit instead.
+static bool one_plan(app* a) {
     qlora_plan p;
     bool fits = false;
     char text[4096];
-    if (!try_plan(a, s, a->o.batch, a->o.length, QLORA_CHOICE_AUTO, &p, &fits)) {
+    char size[32];
+    if (a->config.max_positions > 0 && a->o.length > a->config.max_positions) {
+        return fail("--length %lld exceeds the model's limit of %lld tokens",
+                    (long long)a->o.length, (long long)a->config.max_positions);
+    }
+    if (!try_plan(a, a->o.batch, a->o.length, QLORA_CHOICE_AUTO, &p, &fits)) {
         return false;
     }
     if (!fits) {
-        return fail("not enough memory: %s", message_text(qlora_last_error(a->ctx)));
+        qlora_model_desc wanted = desc_of(a, a->o.batch, a->o.length, QLORA_CHOICE_AUTO);
+        char why[512];
+        char hint[256];
+        snprintf(why, sizeof why, "%s", message_text(qlora_last_error(a->ctx)));
+        advice_find(a->ctx, &wanted, &a->budget, ADVICE_BATCH, hint);
+        return fail("not enough memory: %s; %s", why, hint);
     }
     qlora_plan_describe(&p, text, sizeof text);
-    printf("%s, %lld x %lld tokens, rank %lld, in %.1f GiB\n%s", name, (long long)a->o.batch,
-           (long long)a->o.length, (long long)a->o.rank, gib(a->budget.bytes), text);
+    printf("%s, %lld x %lld tokens, rank %lld, in %s\n%s", a->name, (long long)a->o.batch,
+           (long long)a->o.length, (long long)a->o.rank, bytes_text(a->budget.bytes, size), text);
     return true;
 }
 
-// Fills in the free memory of this machine's GPU unless --memory was given.
+// Fills in the free memory of this machine unless --memory was given: that of its GPU, or of its CPU
+// if it has none.
 static bool budget_fill(app* a) {
-    static char why[512];
     qlora_ctx_desc d;
     qlora_ctx* gpu = NULL;
     qlora_ctx_info info;
@@ -259,43 +270,73 @@ static bool budget_fill(app* a) {
     }
     memset(&d, 0, sizeof d);
     d.require_backend = QLORA_BACKEND_CUDA;
-    d.error_text = why;
-    d.error_text_size = sizeof why;
-    if (qlora_ctx_create(&d, &gpu) != QLORA_OK) {
-        return fail("no GPU found (%s); give the memory to plan for, e.g. --memory 8G",
-                    message_text(why));
-    }
-    bool ok =
-        qlora_ctx_query(gpu, &info) == QLORA_OK || fail("%s", message_text(qlora_last_error(gpu)));
+    a->cpu = qlora_ctx_create(&d, &gpu) != QLORA_OK;
+    qlora_ctx* machine = a->cpu ? a->ctx : gpu;
+    bool ok = qlora_ctx_query(machine, &info) == QLORA_OK ||
+              fail("%s", message_text(qlora_last_error(machine)));
     qlora_ctx_destroy(gpu);
     const uint64_t margin = (uint64_t)512 << 20; // for the driver, cuBLAS and graphs
-    a->budget.bytes = ok && info.memory.device_free > margin ? info.memory.device_free - margin : 1;
-    return ok;
+    uint64_t left = a->cpu ? info.memory.host_free : info.memory.device_free;
+    if (ok && left == 0) {
+        return fail("the free memory is unknown; give the memory to plan for, e.g. --memory 8G");
+    }
+    a->budget.bytes = a->cpu ? left : left > margin ? left - margin : 1;
+    a->budget.capability = a->cpu ? 0 : a->budget.capability;
+    return ok && (!a->cpu || a->o.mode != MODE_BF16 ||
+                  fail("--mode bf16 needs a GPU; give the memory of one, e.g. --memory 8G"));
 }
 
-static bool run(app* a) {
+static bool weights_seen(void* user, const char* name) {
+    *(bool*)user = name_ends(name, ".safetensors") || name_ends(name, ".safetensors.index.json");
+    return !*(bool*)user;
+}
+
+// Finds the model or shape that was asked for; its config is then in a->config.
+static bool model_find(app* a) {
     const options* o = &a->o;
-    const shape* s = NULL;
-    for (int i = 0; i < SHAPES && o->shape != NULL; i++) {
-        s = strcmp(o->shape, shapes[i].name) == 0 ? &shapes[i] : s;
-    }
-    if (o->shape != NULL && s == NULL) {
-        fail("unknown shape '%s'; available shapes:", o->shape);
-        for (int i = 0; i < SHAPES; i++) {
-            fprintf(stderr, "  %s\n", shapes[i].name);
-        }
-        return false;
-    }
-    if (o->model != NULL && s != NULL) {
-        return fail("--model and --shape cannot be used together");
-    }
-    bool one = o->batch > 0 || o->length > 0;
-    if (one && (o->batch < 1 || o->length < 1 || (o->model == NULL && s == NULL))) {
-        return fail("--batch and --length must be given together, with --model or --shape");
+    if (o->model != NULL && file_is_gguf(o->model)) {
+        return fail("--model %s is a GGUF file; a folder is needed", o->model);
     }
     if (o->model != NULL && file_missing(o->model, "config.json")) {
         return fail("--model %s: config.json not found", o->model);
     }
+    a->name = o->model;
+    if (o->model != NULL) {
+        folder_each(o->model, weights_seen, &a->weights);
+        return qlora_config_read(a->ctx, o->model, &a->config) == QLORA_OK ||
+               fail("%s", message_text(qlora_last_error(a->ctx)));
+    }
+    const model_shape* s = o->shape != NULL ? shape_find(o->shape) : NULL;
+    if (s != NULL) {
+        a->name = s->name;
+        a->config = shape_config(s);
+    } else if (o->shape != NULL) {
+        fail("unknown shape '%s'; available shapes:", o->shape);
+        for (int i = 0; i < MODEL_SHAPES; i++) {
+            fprintf(stderr, "  %s\n", model_shapes[i].name);
+        }
+    }
+    return o->shape == NULL || s != NULL;
+}
+
+static bool options_check(const options* o) {
+    static const char* const modes[] = {"auto", "f32", "tf32", "bf16"};
+    if (o->model != NULL && o->shape != NULL) {
+        return fail("--model and --shape cannot be used together");
+    }
+    bool one = o->batch > 0 || o->length > 0;
+    if (one && (o->batch < 1 || o->length < 1 || (o->model == NULL && o->shape == NULL))) {
+        return fail("--batch and --length must be given together, with --model or --shape");
+    }
+    if (o->mode >= MODE_TF32 && o->capability < 8.0) {
+        return fail("--mode %s needs compute capability 8.0 or higher; --capability is %g",
+                    modes[o->mode], o->capability);
+    }
+    return true;
+}
+
+static bool run(app* a) {
+    const options* o = &a->o;
     static char why[512];
     qlora_ctx_desc d;
     memset(&d, 0, sizeof d);
@@ -303,20 +344,14 @@ static bool run(app* a) {
     d.threads = 1;
     d.error_text = why;
     d.error_text_size = sizeof why;
-    if (!budget_fill(a)) {
-        return false;
-    }
     if (qlora_ctx_create(&d, &a->ctx) != QLORA_OK) {
         return fail("%s", message_text(why));
     }
-    const char* name = s != NULL ? s->name : o->model;
+    bool ok = model_find(a) && budget_fill(a);
     qlora_plan p;
     bool fits = false; // planned once up front, so that an error is reported before a table starts
-    bool ok = name == NULL || try_plan(a, s, 1, 1, QLORA_CHOICE_OFF, &p, &fits);
-    ok = !ok            ? false
-         : one          ? one_plan(a, s, name)
-         : name != NULL ? model_table(a, s, name)
-                        : all_table(a);
+    ok = ok && (a->name == NULL || try_plan(a, 1, 1, QLORA_CHOICE_OFF, &p, &fits));
+    ok = !ok ? false : o->batch > 0 ? one_plan(a) : a->name != NULL ? model_table(a) : all_table(a);
     qlora_ctx_destroy(a->ctx);
     return ok;
 }
@@ -336,11 +371,11 @@ int main(int argc, char** argv) {
         printf("usage: plan [--model DIR | --shape NAME] [--memory SIZE] [options]\n\n");
         options_print(&set, 31);
         printf("\nShapes:\n");
-        for (int i = 0; i < SHAPES; i++) {
-            printf("  %s\n", shapes[i].name);
+        for (int i = 0; i < MODEL_SHAPES; i++) {
+            printf("  %s\n", model_shapes[i].name);
         }
         printf("Exit status: 0 on success, 1 on error.\n");
         return tool_end(true);
     }
-    return tool_end(run(&a));
+    return tool_end(options_check(o) && run(&a));
 }

@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #ifdef _WIN32 // line ends must stay as they are
 #include <fcntl.h>
@@ -25,6 +26,15 @@
 typedef struct options {
     const char* tokenizer;
     const char* json;
+    const char* chat;
+    const char* chat_template;
+    const char* bos;
+    const char* eos;
+    const char* pad;
+    const char* unk;
+    const char* now;
+    bool generation_prompt;
+    bool text;
     bool special;
     bool decode;
     bool help;
@@ -46,6 +56,22 @@ static const option option_table[] = {
         "exact text, with a newline between two texts but none after the last. With --json FILE, "
         "read an array of arrays of ids and print one JSON string per line, with U+FFFD for "
         "invalid UTF-8"},
+    {"chat", OPT_TEXT, AT(chat), false, 0, 0, "FILE",
+        "render a conversation: FILE is a JSON object with \"messages\", optionally \"tools\", and "
+        "any other variable of the template"},
+    {"chat-template", OPT_TEXT, AT(chat_template), false, 0, 0, "FILE",
+        "the Jinja template for --chat (default: the one next to TOKENIZER)"},
+    {"generation-prompt", OPT_FLAG, AT(generation_prompt), false, 0, 0, "",
+        "end the rendering where the assistant's answer begins"},
+    {"text", OPT_FLAG, AT(text), false, 0, 0, "",
+        "print the rendering and nothing else; TOKENIZER is not needed"},
+    {"bos", OPT_TEXT, AT(bos), false, 0, 0, "TEXT",
+        "bos_token, as the template sees it; likewise --eos, --pad and --unk"},
+    {"eos", OPT_TEXT, AT(eos), false, 0, 0, "TEXT", "eos_token"},
+    {"pad", OPT_TEXT, AT(pad), false, 0, 0, "TEXT", "pad_token"},
+    {"unk", OPT_TEXT, AT(unk), false, 0, 0, "TEXT", "unk_token"},
+    {"now", OPT_TEXT, AT(now), false, 0, 0, "TIME",
+        "the clock of the template, such as 2026-07-26T12:00:00 (default: now)"},
     {"help", OPT_FLAG, AT(help), false, 0, 0, "", "show this help"},
     {"version", OPT_FLAG, AT(version), false, 0, 0, "", "print the version"},
 };
@@ -182,15 +208,108 @@ static bool input_read(work* w, const options* o, const char* name, blob* input)
     return code == 0 || wrong(w, "cannot read %s: %s", name, strerror(code));
 }
 
+// Options that need --chat, and the other way round.
+static bool options_check(const options* o) {
+    bool only_chat = o->chat_template != NULL || o->bos != NULL || o->eos != NULL ||
+                     o->pad != NULL || o->unk != NULL || o->now != NULL || o->generation_prompt ||
+                     o->text;
+    if (o->chat == NULL) {
+        return only_chat ? fail("the options of a chat need --chat FILE; see --help")
+                         : o->tokenizer != NULL || fail("TOKENIZER is required; see --help");
+    }
+    if (o->json != NULL || o->decode || o->special) {
+        return fail("--chat cannot be used with --json, --decode or --special");
+    }
+    return o->tokenizer != NULL || o->chat_template != NULL ||
+           fail("--chat needs TOKENIZER or --chat-template FILE");
+}
+
+// ---- chat
+
+// 2026-07-26T12:00:00, in seconds since 1970. Without --now: the clock of this machine, local time.
+static bool clock_read(const options* o, work* w, int64_t* out) {
+    int n[6] = {1970, 1, 1, 0, 0, 0};
+    char end = 0;
+    if (o->now == NULL) {
+        time_t seconds = time(NULL);
+        const struct tm* local = localtime(&seconds);
+        if (local == NULL) {
+            return wrong(w, "this machine has no clock; use --now TIME");
+        }
+        n[0] = local->tm_year + 1900;
+        n[1] = local->tm_mon + 1;
+        n[2] = local->tm_mday;
+        n[3] = local->tm_hour;
+        n[4] = local->tm_min;
+        n[5] = local->tm_sec;
+    } else {
+        int read =
+            sscanf(o->now, "%d-%d-%dT%d:%d:%d%c", &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &end);
+        bool day = n[1] >= 1 && n[1] <= 12 && n[2] >= 1 && n[2] <= 31 && n[0] >= 1 && n[0] <= 9999;
+        bool hour = n[3] >= 0 && n[3] <= 23 && n[4] >= 0 && n[4] <= 59 && n[5] >= 0 && n[5] <= 59;
+        if ((read != 3 && read != 6) || !day || !hour) {
+            return wrong(w, "--now is %.60s; it must be a time such as 2026-07-26T12:00:00",
+                         o->now);
+        }
+    }
+    // days since 1970, with years that start in March
+    int64_t year = n[0] - (n[1] <= 2 ? 1 : 0);
+    int64_t month = n[1] > 2 ? n[1] - 3 : n[1] + 9;
+    int64_t days =
+        365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + n[2] - 1 - 719468;
+    *out = days * 86400 + n[3] * 3600 + n[4] * 60 + n[5];
+    return true;
+}
+
+static bool file_read(work* w, const char* path, blob* out) {
+    int code = blob_read_path(out, path);
+    return code == 0 || wrong(w, "cannot read %s: %s", path, strerror(code));
+}
+
+// Without a tokenizer: the text alone.
+static bool chat_text(const options* o, work* w, const blob* conversation) {
+    qlora_text_template* compiled = NULL;
+    qlora_text_render_desc desc;
+    blob source;
+    memset(&source, 0, sizeof(source));
+    memset(&desc, 0, sizeof(desc));
+    desc.conversation = conversation->data;
+    desc.conversation_size = conversation->count;
+    desc.generation_prompt = o->generation_prompt;
+    desc.bos_token = o->bos;
+    desc.eos_token = o->eos;
+    desc.pad_token = o->pad;
+    desc.unk_token = o->unk;
+    bool good = clock_read(o, w, &desc.clock) && file_read(w, o->chat_template, &source) &&
+                text_ok(w, qlora_text_template_compile(w->text, o->chat_template, source.data,
+                                                       source.count, &compiled)) &&
+                text_ok(w, qlora_text_template_render(compiled, &desc, &w->bytes, NULL)) &&
+                out_add(w, w->bytes.data, w->bytes.count);
+    qlora_text_template_close(compiled);
+    blob_free(&source);
+    return good;
+}
+
+static bool chat_run(const options* o, work* w) {
+    blob conversation;
+    memset(&conversation, 0, sizeof(conversation));
+    bool good = file_read(w, o->chat, &conversation) && chat_text(o, w, &conversation);
+    blob_free(&conversation);
+    return good;
+}
+
 static bool run(const options* o, work* w) {
     blob input;
     memset(&input, 0, sizeof(input));
     w->flags = o->special ? (uint32_t)QLORA_TEXT_SPECIAL : 0u;
     const char* name = o->json != NULL ? o->json : "standard input";
-    bool good = (qlora_text_create(NULL, &w->text) == QLORA_OK || wrong(w, "out of memory")) &&
-                text_ok(w, qlora_text_tok_open(w->text, o->tokenizer, &w->tok)) &&
-                input_read(w, o, name, &input);
-    if (good && o->json != NULL) {
+    bool good =
+        (qlora_text_create(NULL, &w->text) == QLORA_OK || wrong(w, "out of memory")) &&
+        (o->tokenizer == NULL || text_ok(w, qlora_text_tok_open(w->text, o->tokenizer, &w->tok))) &&
+        (o->chat != NULL || input_read(w, o, name, &input));
+    if (good && o->chat != NULL) {
+        good = chat_run(o, w);
+    } else if (good && o->json != NULL) {
         good = elements(w, name, &input, o->decode);
     } else if (good) {
         good = o->decode ? decode_lines(w, &input) : encode(w, input.data, input.count);
@@ -220,15 +339,15 @@ int main(int argc, char** argv) {
         return status;
     }
     if (o.help) {
-        printf("usage: tokenize TOKENIZER [--special] [--json FILE] [--decode]\n\n"
+        printf("usage: tokenize TOKENIZER [--special] [--json FILE] [--decode]\n"
+               "       tokenize --chat FILE [TOKENIZER] [--chat-template FILE] [--text] ...\n\n"
                "Reads text from standard input, exactly as it is, and prints its token ids as a\n"
                "JSON array.\n\n");
         options_print(&set, 17);
         printf("\nExit status: 0 on success, 1 on error (reported on standard error).\n");
         return tool_end(true);
     }
-    if (o.tokenizer == NULL) {
-        fail("TOKENIZER is required; see --help");
+    if (!options_check(&o)) {
         return 1;
     }
     BINARY(stdin);

@@ -518,6 +518,7 @@ static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
     out->device_peak = ctx->device_peak;
     out->device_allocations = ctx->device_allocations;
     out->host_bytes = ctx->env.host_bytes;
+    out->host_free = qlora__os_memory("");
 #ifndef QLORA_NO_CUDA
     if (ctx->gpu != NULL) {
         size_t free_bytes = 0;

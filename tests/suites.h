@@ -16,6 +16,7 @@
     X(system_suite)                                                                                \
     X(text_suite)                                                                                  \
     X(data_suite)                                                                                  \
+    X(templates_suite)                                                                             \
     X(tokens_suite)                                                                                \
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \

@@ -2,30 +2,40 @@
 #ifndef FINETUNE_FILES_H
 #define FINETUNE_FILES_H
 
+// Creates a file and writes it. A leftover of the same name is replaced, never followed: it may be
+// a link to something else. Returns 0 or errno.
+static int file_create(const qlora_files* f, const char* path, const char* data, size_t size) {
+    void* file = NULL;
+    int code = f->open(path, QLORA_FILE_CREATE, &file, f->user);
+    if (code == EEXIST && (code = f->remove(path, f->user)) == 0) {
+        code = f->open(path, QLORA_FILE_CREATE, &file, f->user);
+    }
+    if (code != 0) {
+        return code;
+    }
+    for (size_t done = 0; done < size && code == 0;) {
+        int64_t wrote = f->write(file, data + done, size - done, f->user);
+        code = wrote < 0 ? (int)-wrote : wrote == 0 ? EIO : 0;
+        done += wrote > 0 ? (size_t)wrote : 0;
+    }
+    int closed = f->close(file, f->user);
+    return code != 0 ? code : closed;
+}
+
 // Writes to a temporary name, then renames, so that readers never see a partial file.
-static bool file_replace(app* a, const char* name, const void* data, size_t size) {
+static bool file_replace(app* a, const char* name, const char* data, size_t size) {
     char path[PATH_SIZE];
     char temporary[PATH_SIZE + 8];
     out_path(a, name, path);
     snprintf(temporary, sizeof temporary, "%s.new", path);
-    FILE* file = fopen(temporary, "wb");
-    bool ok = file != NULL;
-    int code = errno;
-    if (ok) {
-        ok = (size == 0 || fwrite(data, 1, size, file) == size) && fflush(file) == 0;
-        code = errno;
-        if (fclose(file) != 0 && ok) {
-            ok = false;
-            code = errno;
-        }
-        if (ok && (code = a->files.rename(temporary, path, a->files.user)) != 0) {
-            ok = false;
-        }
-        if (!ok) {
-            remove(temporary);
-        }
+    int code = file_create(&a->files, temporary, data, size);
+    if (code == 0) {
+        code = a->files.rename(temporary, path, a->files.user);
     }
-    return ok || fail(a->error, "cannot write %s: %s", path, strerror(code));
+    if (code != 0) {
+        (void)a->files.remove(temporary, a->files.user);
+    }
+    return code == 0 || error_set(a->error, "cannot write %s: %s", path, strerror(code));
 }
 
 PRINTF(2, 3)
@@ -54,7 +64,7 @@ static bool points_add(app* a, const point* p) {
         size_t room = a->point_room * 2 + 256;
         point* grown = (point*)realloc(a->points, room * sizeof *grown);
         if (grown == NULL) {
-            return fail(a->error, "out of memory");
+            return error_set(a->error, "out of memory");
         }
         a->points = grown;
         a->point_room = room;
@@ -84,7 +94,7 @@ static bool log_flush(app* a) {
     if (a->log == NULL) {
         a->log = fopen(path, "ab");
         if (a->log == NULL) {
-            return fail(a->error, "cannot write %s: %s", path, strerror(errno));
+            return error_set(a->error, "cannot write %s: %s", path, strerror(errno));
         }
         fseek(a->log, 0, SEEK_END);
     }
@@ -99,15 +109,15 @@ static bool log_flush(app* a) {
     fclose(a->log);
     a->log = NULL;
     a->log_torn = before < 0 || file_cut(path, before) != 0;
-    return fail(a->error, "cannot write %s%s: %s", path,
-                a->log_torn ? " or remove its last, partial line" : "", strerror(code));
+    return error_set(a->error, "cannot write %s%s: %s", path,
+                     a->log_torn ? " or remove its last, partial line" : "", strerror(code));
 }
 
 // Appends one line. If that fails, training continues.
 static void log_line(app* a, const blob* line) {
     if (!a->log_torn) {
         bool ok = blob_add(&a->log_rest, line->data, line->count) ||
-                  fail(a->error, "cannot write the log: out of memory");
+                  error_set(a->error, "cannot write the log: out of memory");
         bear(a, TOLD_LOG, ok && log_flush(a));
     }
 }
@@ -154,38 +164,57 @@ static double log_value(const char* line, const char* end, const char* name) {
 static bool file_read(app* a, const char* path, blob* out) {
     int code = blob_read_path(out, path);
     return code == 0 || code == ENOENT ||
-           fail(a->error, "cannot read %s: %s", path, strerror(code));
+           error_set(a->error, "cannot read %s: %s", path, strerror(code));
+}
+
+// Reads one line of the log. False if it is damaged: the numbers come from a file that anything may
+// have happened to, and steps index the plot's tables.
+static bool log_point(const app* a, const char* line, const char* stop, point* out) {
+    int64_t before = a->point_count > 0 ? a->points[a->point_count - 1].step : 0;
+    double step = log_value(line, stop, "step");
+    if (stop - line < 2 || line[0] != '{' || stop[-1] != '}' || !(step >= (double)before) ||
+        step != floor(step) || step > 1e15) {
+        return false;
+    }
+    out->step = (int64_t)step;
+    out->loss = log_value(line, stop, "loss");
+    out->grad_norm = log_value(line, stop, "grad_norm");
+    out->lr = log_value(line, stop, "lr");
+    out->tokens_per_s = log_value(line, stop, "tokens_per_s");
+    out->eval_loss = log_value(line, stop, "eval_loss");
+    return true;
 }
 
 // Keeps the log's lines up to a->step and restores the plot's points from them.
 static bool log_trim(app* a) {
     char path[PATH_SIZE];
+    size_t damaged = 0;
     blob text;
     blob kept;
     memset(&text, 0, sizeof text);
     memset(&kept, 0, sizeof kept);
     out_path(a, "log.jsonl", path);
     bool ok = a->step == 0 || file_read(a, path, &text);
-    if (ok && text.count > 0) {
-        const char* end = text.data + text.count;
-        for (const char* line = text.data; ok && line < end;) {
-            const char* stop = (const char*)memchr(line, '\n', (size_t)(end - line));
-            double step = stop != NULL ? log_value(line, stop, "step") : (double)NAN;
-            if (stop == NULL || !(step <= (double)a->step)) {
-                break; // a partial line, or one later than the checkpoint
-            }
-            point p;
-            p.step = (int64_t)step;
-            p.loss = log_value(line, stop, "loss");
-            p.grad_norm = log_value(line, stop, "grad_norm");
-            p.lr = log_value(line, stop, "lr");
-            p.tokens_per_s = log_value(line, stop, "tokens_per_s");
-            p.eval_loss = log_value(line, stop, "eval_loss");
+    const char* end = text.data != NULL ? text.data + text.count : NULL;
+    for (const char* line = text.data; ok && line < end;) {
+        const char* stop = (const char*)memchr(line, '\n', (size_t)(end - line));
+        point p;
+        if (stop == NULL) {
+            break; // the last line of a run that was killed
+        }
+        bool read = log_point(a, line, stop, &p);
+        damaged += read ? 0 : 1;
+        if (read && p.step <= a->step) { // later steps will be taken again
             a->last_loss = known(p.loss) ? p.loss : a->last_loss;
             a->last_eval = known(p.eval_loss) ? p.eval_loss : a->last_eval;
-            ok = points_add(a, &p) && blob_add(&kept, line, (size_t)(stop + 1 - line));
-            line = stop + 1;
+            ok = (points_add(a, &p) && blob_add(&kept, line, (size_t)(stop + 1 - line))) ||
+                 error_set(a->error, "out of memory");
         }
+        line = stop + 1;
+    }
+    if (damaged > 0) {
+        say(a, "note: %s: %zu damaged line%s removed\n", path, damaged,
+            damaged == 1 ? " was" : "s were");
     }
     ok = ok && file_replace(a, "log.jsonl", kept.data, kept.count);
     blob_free(&text);

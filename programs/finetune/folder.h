@@ -2,17 +2,9 @@
 #ifndef FINETUNE_FOLDER_H
 #define FINETUNE_FOLDER_H
 
-static void name_take(const char* name, char first[256]) {
-    bool ours = strcmp(name, ".") == 0 || strcmp(name, "..") == 0 ||
-                strcmp(name, ".finetune") == 0 || strcmp(name, ".finetune.new") == 0;
-    if (!ours && (first[0] == '\0' || strcmp(name, first) < 0)) {
-        snprintf(first, 256, "%s", name);
-    }
-}
-
-// Finds the first name in a folder, in the order of strcmp ("" if it is empty). Returns 0 or errno.
-static int folder_look(const char* path, char first[256]) {
-    first[0] = '\0';
+// Calls `found` with every name in a folder. Returns 0 or errno.
+typedef void (*name_fn)(void* user, const char* name);
+static int folder_names(const char* path, name_fn found, void* user) {
 #ifdef _WIN32
     struct _finddata_t entry;
     char all[PATH_SIZE + 8];
@@ -22,7 +14,7 @@ static int folder_look(const char* path, char first[256]) {
         return errno;
     }
     do {
-        name_take(entry.name, first);
+        found(user, entry.name);
     } while (_findnext(folder, &entry) == 0);
     _findclose(folder);
 #else
@@ -31,17 +23,191 @@ static int folder_look(const char* path, char first[256]) {
         return errno;
     }
     for (struct dirent* entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
-        name_take(entry->d_name, first);
+        found(user, entry->d_name);
     }
     closedir(folder);
 #endif
     return 0;
 }
 
-// A run of finetune is recognised by its settings.txt: these names come first in every version.
+typedef struct first_name {
+    char* first;
+    bool demo; // a demo that was killed leaves its model; demo_model_write checks it
+} first_name;
+
+static void first_take(void* user, const char* name) {
+    const first_name* f = (const first_name*)user;
+    bool ours = strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strcmp(name, LOCK_NAME) == 0 ||
+                (f->demo && strcmp(name, "model") == 0);
+    if (!ours && (f->first[0] == '\0' || strcmp(name, f->first) < 0)) {
+        snprintf(f->first, 256, "%s", name);
+    }
+}
+
+// Finds the first name in the output folder, in the order of strcmp ("" if it is empty). Returns 0
+// or errno.
+static int out_look(const app* a, char first[256]) {
+    first_name f = {first, a->o.demo};
+    first[0] = '\0';
+    return folder_names(a->o.out, first_take, &f);
+}
+
+// ---- checkpoints of an earlier run ----
+
+static bool step_named(const char* name) { // step-N, as the library names them
+    return strncmp(name, "step-", 5) == 0 && name[5] != '\0' &&
+           strspn(name + 5, "0123456789-") == strlen(name + 5);
+}
+
+// What a checkpoint consists of; temporary files have these names with an ending.
+static bool step_file_named(const char* name) {
+    static const char* const names[] = {"adapter_model.safetensors", "adapter_config.json",
+                                        "trained_norms.safetensors", "state.safetensors"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strncmp(name, names[i], strlen(names[i])) == 0) {
+            return true;
+        }
+    }
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
+typedef struct step_search {
+    const char* dir;
+    char newest[64];   // the whole checkpoint with the highest step
+    char any[64];      // a folder of a checkpoint
+    char foreign[320]; // something in such a folder that no checkpoint contains
+} step_search;
+
+typedef struct step_names {
+    char ours[256];
+    char foreign[256];
+} step_names;
+
+static void step_file_take(void* user, const char* name) {
+    step_names* s = (step_names*)user;
+    if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0) {
+        snprintf(step_file_named(name) ? s->ours : s->foreign, 256, "%s", name);
+    }
+}
+
+static void step_take(void* user, const char* name) {
+    step_search* s = (step_search*)user;
+    char path[PATH_SIZE + 64];
+    step_names files;
+    memset(&files, 0, sizeof files);
+    if (!step_named(name) || strlen(name) >= sizeof s->any) {
+        return;
+    }
+    snprintf(path, sizeof path, "%s/%s", s->dir, name);
+    if (folder_names(path, step_file_take, &files) != 0) {
+        return; // not a folder
+    }
+    snprintf(s->any, sizeof s->any, "%s", name);
+    if (files.foreign[0] != '\0') {
+        snprintf(s->foreign, sizeof s->foreign, "%s/%.250s", name, files.foreign);
+    }
+    bool newer =
+        s->newest[0] == '\0' || strtoll(name + 5, NULL, 10) > strtoll(s->newest + 5, NULL, 10);
+    if (newer && !file_missing(path, "state.safetensors")) { // it is written last
+        snprintf(s->newest, sizeof s->newest, "%s", name);
+    }
+}
+
+// Where folders called step-N are: checkpoints, and snapshots of the adapter.
+static const char* const step_places[] = {"checkpoint", "snapshots"};
+
+static void steps_search(app* a, const char* place, char dir[PATH_SIZE], step_search* out) {
+    memset(out, 0, sizeof *out);
+    out_path(a, place, dir);
+    out->dir = dir;
+    (void)folder_names(dir, step_take, out); // no folder, no checkpoints
+}
+
+// Nothing is resumed by guessing: without the list, it is not known which checkpoint is meant.
+static bool steps_check(app* a) {
+    char dir[PATH_SIZE];
+    step_search found;
+    for (size_t i = 0; i < 2; i++) {
+        steps_search(a, step_places[i], dir, &found);
+        if (a->o.resume != RESUME_NEVER && found.newest[0] != '\0') {
+            return error_set(
+                a->error,
+                "%s contains %s but not the file 'latest', which names the newest checkpoint; "
+                "write %s into it to resume from there, or use --resume never to start over",
+                dir, found.newest, found.newest);
+        }
+        if (a->o.resume == RESUME_NEVER && found.foreign[0] != '\0') {
+            return error_set(
+                a->error,
+                "--resume never: %s/%s is not part of a checkpoint; move it elsewhere, or use a "
+                "different --out",
+                dir, found.foreign);
+        }
+    }
+    return true;
+}
+
+static bool folder_remove(const char* path) {
+#ifdef _WIN32
+    return _rmdir(path) == 0;
+#else
+    return rmdir(path) == 0;
+#endif
+}
+
+// Removes the step folders in one place.
+static bool place_empty(app* a, const char* place) {
+    char dir[PATH_SIZE];
+    char path[PATH_SIZE + 64];
+    char file[PATH_SIZE + 400];
+    for (;;) {
+        step_search found;
+        steps_search(a, place, dir, &found);
+        if (found.any[0] == '\0') {
+            return true;
+        }
+        snprintf(path, sizeof path, "%s/%s", dir, found.any);
+        for (;;) {
+            step_names files;
+            memset(&files, 0, sizeof files);
+            if (folder_names(path, step_file_take, &files) != 0 || files.ours[0] == '\0') {
+                break;
+            }
+            snprintf(file, sizeof file, "%s/%s", path, files.ours);
+            if (remove(file) != 0) {
+                return error_set(a->error, "cannot remove %s: %s", file, strerror(errno));
+            }
+        }
+        if (!folder_remove(path)) {
+            return error_set(a->error, "cannot remove %s: %s", path, strerror(errno));
+        }
+    }
+}
+
+// Removes the checkpoints of the run that --resume never replaces, the list first: half of them
+// must never look like a run.
+static bool steps_remove(app* a) {
+    char dir[PATH_SIZE];
+    static const char* const lists[] = {"checkpoint/latest", "checkpoint/pending"};
+    for (size_t i = 0; i < 2; i++) {
+        out_path(a, lists[i], dir);
+        if (remove(dir) != 0 && errno != ENOENT && errno != ENOTDIR) {
+            return error_set(a->error, "cannot remove %s: %s", dir, strerror(errno));
+        }
+    }
+    return place_empty(a, step_places[0]) && place_empty(a, step_places[1]);
+}
+
+// ---- the folder ----
+
+// A run of finetune is recognised by its settings.txt: by its first line or, before version 0.2, by
+// the names that came first.
 static bool settings_ours(const blob* text) {
     static const char* const names[] = {"model ", "data ", "template ", "adapter ", "rank "};
     const char* line = text->count > 0 ? text->data : "";
+    if (strncmp(line, SETTINGS_MARK, 30) == 0) {
+        return true;
+    }
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strncmp(line, names[i], strlen(names[i])) != 0) {
             return false;
@@ -71,25 +237,27 @@ static bool out_check(app* a, const char* first) {
         ok = lib(a, qlora_checkpoint_exists(a->ctx, path, &ours), "looking for a checkpoint");
     }
     blob_free(&kept);
-    return ok && (ours || fail(a->error,
-                               "--out %s: the folder contains '%s' but no finetune run; choose an "
-                               "empty or new folder",
-                               a->o.out, first));
+    return ok &&
+           (ours || error_set(a->error,
+                              "--out %s: the folder contains '%s' but no finetune run; choose an "
+                              "empty or new folder",
+                              a->o.out, first));
 }
 
-// Creates the folder and its parents, and checks that it is writable before the long start.
+// Creates the folder and its parents and locks it, which also shows that it can be written to,
+// before the long start.
 static bool out_make(app* a) {
     char path[PATH_SIZE];
     char first[256];
     snprintf(path, sizeof path, "%s", a->o.out);
     if (strlen(a->o.out) + 64 > PATH_SIZE) {
-        return fail(a->error, "--out: the path is longer than %d characters", PATH_SIZE - 64);
+        return error_set(a->error, "--out: the path is longer than %d characters", PATH_SIZE - 64);
     }
-    int before = folder_look(a->o.out, first);
+    int before = out_look(a, first);
     int code = before;
     if (before != 0) {
         for (size_t i = 1; path[i] != '\0'; i++) {
-            if (path[i] == '/' || path[i] == '\\') {
+            if (strchr(FOLDER_SEPARATORS, path[i]) != NULL) {
                 char keep = path[i];
                 path[i] = '\0';
                 a->files.make_dir(path, a->files.user); // errors show up in the last call
@@ -98,77 +266,212 @@ static bool out_make(app* a) {
         }
         code = a->files.make_dir(a->o.out, a->files.user);
         if (code != 0) {
-            return fail(a->error, "cannot create the output folder %s: %s", a->o.out,
-                        strerror(code));
+            return error_set(a->error, "cannot create the output folder %s: %s", a->o.out,
+                             strerror(code));
         }
-        code = folder_look(a->o.out, first);
+        code = out_look(a, first);
     }
     if (code == ENOENT || code == ENOTDIR) { // something else has that name
-        return fail(a->error, "--out %s is not a folder", a->o.out);
+        return error_set(a->error, "--out %s is not a folder", a->o.out);
     }
     if (code != 0) {
-        return fail(a->error, "cannot read the output folder %s: %s", a->o.out, strerror(code));
+        return error_set(a->error, "cannot read the output folder %s: %s", a->o.out,
+                         strerror(code));
     }
     a->out_made = before == ENOENT;
-    if (!out_check(a, first) || !file_replace(a, ".finetune", "1\n", 2)) {
+    if (!out_check(a, first) || !lock_take(a)) {
         return false;
     }
-    out_path(a, ".finetune", path);
-    remove(path);
-    return true;
+    // Another run may have ended between the look and the lock.
+    code = out_look(a, first);
+    return code == 0 ? out_check(a, first)
+                     : error_set(a->error, "cannot read the output folder %s: %s", a->o.out,
+                                 strerror(code));
 }
 
-// Compares the options with those of a run to be resumed, before anything slow starts.
+// ---- the options of a run that is resumed ----
+
+typedef struct weights_search {
+    app* a;
+    const char* dir;
+    uint64_t sum;
+    bool ok;
+} weights_search;
+
+static void weights_take(void* user, const char* name) {
+    weights_search* s = (weights_search*)user;
+    char path[FOLDER_PATH + 300];
+    uint64_t hash = 0;
+    if (ends_in(name, ".safetensors")) {
+        snprintf(path, sizeof path, "%s/%s", s->dir, name);
+        s->ok = s->ok && file_identity(&s->a->files, path, &hash);
+        s->sum += mix(hash ^ hash_more(HASH_START, name, strlen(name)));
+    }
+}
+
+// A hash of the weights in a folder, whatever its path is. 0: no folder.
+static bool folder_identity(app* a, const char* dir, uint64_t* out) {
+    weights_search s = {a, dir, 0, true};
+    if (dir != NULL && folder_names(dir, weights_take, &s) != 0) {
+        s.ok = false;
+    }
+    *out = s.sum;
+    return s.ok || error_set(a->error, "cannot read the weights in %s", dir);
+}
+
+static bool settings_text(app* a, blob* out) {
+    char line[64];
+    bool ok = blob_add(out, SETTINGS_MARK, strlen(SETTINGS_MARK));
+    snprintf(line, sizeof line, "# model-weights %016llx\n", (unsigned long long)a->identity.model);
+    ok = ok && blob_add(out, line, strlen(line));
+    snprintf(line, sizeof line, "# adapter-weights %016llx\n",
+             (unsigned long long)a->identity.adapter);
+    ok = ok && blob_add(out, line, strlen(line)) && settings_write(&a->set, false, out);
+    return ok || error_set(a->error, "out of memory");
+}
+
+// The weights that the run started from must be the same, in whatever folder they are now.
+static bool weights_compare(app* a, const options* then, const blob* kept, const char* what) {
+    bool model = strcmp(what, "model") == 0;
+    uint64_t noted = identity_noted(kept->data, model ? "model-weights" : "adapter-weights");
+    uint64_t now = model ? a->identity.model : a->identity.adapter;
+    const char* path_then = model ? then->model : then->adapter;
+    const char* path_now = model ? a->o.model : a->o.adapter;
+    if (noted == now) {
+        return true;
+    }
+    if (path_then == NULL || path_now == NULL) {
+        return error_set(a->error,
+                         "%s contains a run that started with%s --%s; use the same "
+                         "options, a different --out, or --resume never to start over",
+                         a->o.out, path_then == NULL ? "out" : "", what);
+    }
+    return error_set(a->error,
+                     strcmp(path_then, path_now) == 0
+                         ? "the weights in --%s %s have changed since the run in %s started; use a "
+                           "different --out, or --resume never to start over"
+                         : "--%s %s has other weights than the run in %s, which used %s; use the "
+                           "same model, a different --out, or --resume never to start over",
+                     what, path_now, a->o.out, path_then);
+}
+
+static bool differences_judge(app* a, const differences* d) {
+    if (d->count == 0 || (d->hard == 0 && a->o.extend)) {
+        if (d->count > 0) {
+            say(a, "changed: %s, before %s\n", d->now, d->then);
+        }
+        return true;
+    }
+    return error_set(a->error,
+                     "%s contains a run with different options: it used %s, this command has %s; "
+                     "use the same options%s, a different --out, or --resume never to start over",
+                     a->o.out, d->then, d->now,
+                     d->hard == 0 ? ", --extend to go on with the new ones" : "");
+}
+
+// Compares the options with those of the run, before anything slow starts.
+static bool settings_same(app* a) {
+    char path[PATH_SIZE];
+    options then;
+    option_set set = a->set;
+    differences d;
+    blob kept;
+    blob text;
+    memset(&kept, 0, sizeof kept);
+    memset(&text, 0, sizeof text);
+    memset(&d, 0, sizeof d);
+    options_clear(&then);
+    set.values = &then;
+    out_path(a, "settings.txt", path);
+    bool ok = file_read(a, path, &kept);
+    if (ok && kept.data != NULL) {
+        ok = strncmp(kept.data, SETTINGS_MARK, 30) == 0 ||
+             error_set(a->error,
+                       "%s contains a run of an older version; use a different --out, or --resume "
+                       "never to start over",
+                       a->o.out);
+        ok = ok &&
+             (blob_add(&text, kept.data, kept.count + 1) || error_set(a->error, "out of memory"));
+        ok = ok && config_read(&set, path, &text, a->error);
+        ok = ok && weights_compare(a, &then, &kept, "model") &&
+             weights_compare(a, &then, &kept, "adapter");
+        if (ok) {
+            settings_compare(&set, &a->set, &d);
+            ok = differences_judge(a, &d);
+        }
+    }
+    blob_free(&kept);
+    blob_free(&text);
+    return ok;
+}
+
+// Whether a demo is complete: it then starts over, as nobody wants to see it do nothing.
+static bool demo_complete(app* a) {
+    char path[PATH_SIZE];
+    blob list;
+    memset(&list, 0, sizeof list);
+    out_path(a, "checkpoint/latest", path);
+    bool read = blob_read_path(&list, path) == 0;
+    bool done = read && strncmp(list.data, "step-", 5) == 0 &&
+                strtoll(list.data + 5, NULL, 10) >= a->o.steps;
+    blob_free(&list);
+    return done;
+}
+
+static bool settings_hash_make(app* a) {
+    blob text;
+    memset(&text, 0, sizeof text);
+    bool ok = settings_write(&a->set, true, &text) || error_set(a->error, "out of memory");
+    a->settings_hash = ok ? hash_more(HASH_START, text.data, text.count) : 0;
+    blob_free(&text);
+    return ok;
+}
+
+// Takes the output folder and decides whether a run is resumed.
 static bool settings_check(app* a) {
     char path[PATH_SIZE];
-    char settings[SETTINGS_SIZE];
-    char then[256];
-    char now[256];
-    blob kept;
-    memset(&kept, 0, sizeof kept);
-    settings_write(&a->o, settings, sizeof settings);
-    a->settings_hash = hash_more(HASH_START, settings, strlen(settings));
+    if (!folder_identity(a, a->o.model, &a->identity.model) ||
+        !folder_identity(a, a->o.adapter, &a->identity.adapter) || !settings_hash_make(a)) {
+        return false;
+    }
     out_path(a, "checkpoint", path);
     if (!out_make(a) ||
         !lib(a, qlora_checkpoint_exists(a->ctx, path, &a->resuming), "looking for a checkpoint")) {
         return false;
     }
+    if (a->o.demo && a->o.resume == RESUME_AUTO && demo_complete(a)) {
+        a->o.resume = RESUME_NEVER;
+    }
     if (!a->resuming && a->o.resume == RESUME_MUST) {
-        return fail(a->error, "--resume must: no checkpoint found in %s", path);
+        return steps_check(a) &&
+               error_set(a->error, "--resume must: no checkpoint found in %s", path);
     }
     a->resuming = a->resuming && a->o.resume != RESUME_NEVER;
-    if (!a->resuming) {
-        return true;
-    }
-    out_path(a, "settings.txt", path);
-    bool ok = file_read(a, path, &kept) &&
-              (kept.data == NULL || settings_equal(kept.data, settings, then, now) ||
-               fail(a->error,
-                    "%s contains a run with different options: it used %s, this command has %s; "
-                    "use the same options, a different --out, or --resume never to start over",
-                    a->o.out, then, now));
-    blob_free(&kept);
-    return ok;
+    return a->resuming ? settings_same(a) : steps_check(a);
 }
 
 // The model is ready, so the folder now belongs to this run: its options go into OUT/settings.txt,
-// and an earlier run's checkpoint is invalidated by removing its list, even if this run ends before
-// it saves one.
+// and an earlier run's checkpoints are removed, even if this run ends before it saves one.
 static bool out_begin(app* a) {
+    blob text;
+    memset(&text, 0, sizeof text);
+    a->files_made = !a->resuming && a->out_empty;
+    bool ok = settings_text(a, &text) && file_replace(a, "settings.txt", text.data, text.count);
+    blob_free(&text);
+    return ok && (a->resuming || steps_remove(a)) && log_trim(a) && log_flush(a);
+}
+
+static const char* const demo_files[] = {"model/model.safetensors", "model/tokenizer.json",
+                                         "model/config.json"};
+
+static void demo_unmake(app* a) {
     char path[PATH_SIZE];
-    char settings[SETTINGS_SIZE];
-    if (!a->resuming) {
-        a->files_made = a->out_empty;
-        settings_write(&a->o, settings, sizeof settings);
-        if (!file_replace(a, "settings.txt", settings, strlen(settings))) {
-            return false;
-        }
-        out_path(a, "checkpoint/latest", path);
-        if (remove(path) != 0 && errno != ENOENT) {
-            return fail(a->error, "cannot remove %s: %s", path, strerror(errno));
-        }
+    for (size_t i = 0; i < sizeof demo_files / sizeof demo_files[0]; i++) {
+        out_path(a, demo_files[i], path);
+        remove(path);
     }
-    return log_trim(a) && log_flush(a);
+    out_path(a, "model", path);
+    (void)folder_remove(path);
 }
 
 // Removes what a failed start has created and nothing else; a run that has started keeps its files.
@@ -184,12 +487,12 @@ static void out_unmake(app* a) {
         out_path(a, "settings.txt", path);
         remove(path);
     }
-    if (a->out_made) { // rmdir removes it only if it is empty
-#ifdef _WIN32
-        (void)_rmdir(a->o.out);
-#else
-        (void)rmdir(a->o.out);
-#endif
+    lock_release(a);
+    if (a->demo_made) {
+        demo_unmake(a);
+    }
+    if (a->out_made) { // only if it is empty
+        (void)folder_remove(a->o.out);
     }
 }
 

@@ -1,215 +1,197 @@
-// options.h - reading the options.
+// options.h - the options: from the command line, from a file, and checked.
 #ifndef FINETUNE_OPTIONS_H
 #define FINETUNE_OPTIONS_H
 
-PRINTF(2, 3)
-static bool fail(char error[1024], const char* format, ...) {
-    va_list args;
-    va_start(args, format);
-    vsnprintf(error, 1024, format, args);
-    va_end(args);
-    return false;
+// Removes the spaces around a text and one pair of quotes.
+static char* line_trim(char* text) {
+    text += strspn(text, " \t");
+    size_t length = strlen(text);
+    while (length > 0 && strchr(" \t\r", text[length - 1]) != NULL) {
+        text[--length] = '\0';
+    }
+    if (length >= 2 && (text[0] == '"' || text[0] == '\'') && text[length - 1] == text[0]) {
+        text[length - 1] = '\0';
+        text++;
+    }
+    return text;
 }
 
-// The number of letters to change, add or drop to get from a to b.
-static size_t word_distance(const char* a, const char* b) {
-    size_t row[32];
-    size_t width = strlen(b) < 31 ? strlen(b) : 31;
-    for (size_t j = 0; j <= width; j++) {
-        row[j] = j;
-    }
-    for (size_t i = 0; a[i] != '\0'; i++) {
-        size_t corner = row[0];
-        row[0] = i + 1;
-        for (size_t j = 1; j <= width; j++) {
-            size_t best = corner + (a[i] == b[j - 1] ? 0 : 1);
-            corner = row[j];
-            best = row[j] + 1 < best ? row[j] + 1 : best;
-            row[j] = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
-        }
-    }
-    return row[width];
-}
-
-static bool option_unknown(const char* word, char error[1024]) {
-    const char* nearest = NULL;
-    size_t distance = 3;
-    for (size_t i = 0; i < OPTION_COUNT && strncmp(word, "--", 2) == 0; i++) {
-        size_t d = word_distance(word + 2, option_table[i].name);
-        if (option_table[i].kind != OPT_HEADING && d < distance) {
-            nearest = option_table[i].name;
-            distance = d;
-        }
-    }
-    if (nearest != NULL) {
-        return fail(error, "unknown option %s; did you mean --%s?", word, nearest);
-    }
-    return fail(error,
-                word[0] == '-' ? "unknown option %s; see --help"
-                               : "unexpected argument '%s'; options start with --",
-                word);
-}
-
-static bool number_read(const option* row, const char* text, double* out, char error[1024]) {
-    char* end = NULL;
-    errno = 0;
-    double value = strtod(text, &end);
-    if (row->kind == OPT_SIZE && end != text && *end != '\0') {
-        const char* units = "KMGT";
-        const char* unit = strchr(units, toupper((unsigned char)*end));
-        if (unit != NULL) {
-            value *= pow(1024.0, (double)(unit - units + 1));
-            end++;
-            end += *end == 'i' ? 1 : 0;
-            end += *end == 'B' ? 1 : 0;
-        }
-    }
-    if (end == text || *end != '\0' || errno != 0) {
-        return fail(error, "--%s: '%s' is not a number", row->name, text);
-    }
-    if (row->kind != OPT_REAL && value != floor(value)) {
-        return fail(error, "--%s: '%s' is not a whole number", row->name, text);
-    }
-    if (!(value >= row->low && value <= row->high)) {
-        char low[32];
-        char high[32];
-        return fail(error, "--%s: %s is out of range; use %s to %s", row->name, text,
-                    limit_text(row->low, row->kind == OPT_SIZE, low),
-                    limit_text(row->high, row->kind == OPT_SIZE, high));
-    }
-    *out = value;
-    return true;
-}
-
-static bool choice_read(const option* row, const char* text, int64_t* out, char error[1024]) {
-    const char* at = row->words;
-    for (int64_t number = 0; *at != '\0'; number++) {
-        size_t length = strcspn(at, "|");
-        if (strlen(text) == length && strncmp(at, text, length) == 0) {
-            *out = number;
-            return true;
-        }
-        at += length;
-        at += *at == '|' ? 1 : 0;
-    }
-    return fail(error, "--%s: '%s' is not one of %s", row->name, text, row->words);
-}
-
-static bool targets_read(const option* row, const char* text, int64_t* out, char error[1024]) {
-    int64_t bits = strcmp(text, "all") == 0 ? QLORA_TARGET_ALL : 0;
-    for (const char* at = text; bits != QLORA_TARGET_ALL && *at != '\0';) {
-        size_t length = strcspn(at, ",");
-        size_t stem = length > 5 && strncmp(at + length - 5, "_proj", 5) == 0 ? length - 5 : length;
-        int64_t bit = 0;
-        for (int i = 0; i < 9; i++) {
-            bit |= strlen(target_names[i]) == stem && strncmp(target_names[i], at, stem) == 0
-                       ? 1 << i
-                       : 0;
-        }
-        if (bit == 0) {
-            return fail(error,
-                        "--%s: '%.*s' is not one of q, k, v, o, gate, up, down, qkv, gate_up",
-                        row->name, (int)length, at);
-        }
-        bits |= bit;
-        at += length;
-        at += *at == ',' ? 1 : 0;
-    }
-    *out = bits;
-    return bits != 0 ||
-           fail(error, "--%s needs a value: all, or some of q,k,v,o,gate,up,down,qkv,gate_up",
-                row->name);
-}
-
-static bool option_set(options* o, const option* row, const char* text, char error[1024]) {
-    void* at = option_at(o, row);
-    double number = 0.0;
-    switch (row->kind) {
-    case OPT_TEXT:
-        *(const char**)at = text;
-        return text[0] != '\0' || fail(error, "--%s needs a non-empty value", row->name);
-    case OPT_CHOICE:
-        return choice_read(row, text, (int64_t*)at, error);
-    case OPT_TARGETS:
-        return targets_read(row, text, (int64_t*)at, error);
-    case OPT_REAL:
-        return number_read(row, text, (double*)at, error);
-    default:
-        if (!number_read(row, text, &number, error)) {
-            return false;
-        }
-        *(int64_t*)at = (int64_t)number;
+// One line of a file of options: "name value", "name = value" or "--name value", and "name" for a
+// flag. Empty lines and lines that start with # have no meaning.
+static bool config_line(const option_set* set, char* line, char error[1024]) {
+    line += strspn(line, " \t\r");
+    if (*line == '\0' || *line == '#') {
         return true;
     }
-}
-
-static const option* option_find(const char* name, size_t length) {
-    for (size_t i = 0; i < OPTION_COUNT; i++) {
-        const option* row = &option_table[i];
-        if (row->kind != OPT_HEADING && strlen(row->name) == length &&
-            strncmp(row->name, name, length) == 0) {
-            return row;
-        }
+    char* name = strncmp(line, "--", 2) == 0 ? line + 2 : line;
+    size_t length = strcspn(name, " \t\r=");
+    const option* row = option_find(set, name, length);
+    if (row == NULL) {
+        char word[64];
+        snprintf(word, sizeof word, "--%.*s", (int)(length < 60 ? length : 60), name);
+        return option_unknown(set, word, error);
     }
-    return NULL;
+    char* value = name + length + strspn(name + length, " \t\r");
+    value = line_trim(*value == '=' ? value + 1 : value);
+    if (row->kind == OPT_FLAG) {
+        *(bool*)option_at(set, row) = true;
+        return *value == '\0' || error_set(error, "--%s does not take a value", row->name);
+    }
+    if (strcmp(row->name, "config") == 0) {
+        return error_set(error, "--config cannot be used in a file of options");
+    }
+    return option_store(set, row, value, error);
 }
 
-static bool options_read(int argc, char** argv, options* o, char error[1024]) {
-    for (int i = 1; i < argc; i++) {
-        const char* word = strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
-        const char* equals = strchr(word, '=');
-        size_t length = equals != NULL ? (size_t)(equals - word) : strlen(word);
-        const option* row =
-            length > 2 && strncmp(word, "--", 2) == 0 ? option_find(word + 2, length - 2) : NULL;
-        if (row == NULL) {
-            return option_unknown(word, error);
+// Reads a file of options, which must stay in memory: the values point into it.
+static bool config_read(const option_set* set, const char* path, blob* text, char error[1024]) {
+    char what[1024];
+    size_t number = 1;
+    for (char* line = text->data; line != NULL; number++) {
+        char* end = strchr(line, '\n');
+        if (end != NULL) {
+            *end = '\0';
         }
-        if (row->kind == OPT_FLAG) {
-            if (equals != NULL) {
-                return fail(error, "--%s does not take a value", row->name);
-            }
-            *(bool*)option_at(o, row) = true;
-            continue;
+        if (!config_line(set, line, what)) {
+            return error_set(error, "%.400s:%zu: %.500s", path, number, what);
         }
-        if (equals == NULL && i + 1 == argc) {
-            return fail(error, "--%s needs a value: %s", row->name, row->words);
-        }
-        if (!option_set(o, row, equals != NULL ? equals + 1 : argv[++i], error)) {
+        line = end != NULL ? end + 1 : NULL;
+    }
+    return true;
+}
+
+// The command line, on top of the file that it may name. A list in the command line replaces the
+// one in the file.
+static bool options_take(const option_set* set, int argc, char** argv, blob* text,
+                         char error[1024]) {
+    options* o = (options*)set->values;
+    options_clear(o);
+    if (!options_read(set, 1, argc, argv, error) || o->config == NULL) {
+        return error[0] == '\0';
+    }
+    options given = *o;
+    const char* path = o->config;
+    int code = blob_read_path(text, path);
+    if (code != 0) {
+        return error_set(error, "--config %s: %s", path, strerror(code));
+    }
+    options_clear(o);
+    if (strlen(text->data) != text->count) {
+        return error_set(error, "--config %s: the file is not text", path);
+    }
+    if (!config_read(set, path, text, error)) {
+        return false;
+    }
+    o->data.count = given.data.count > 0 ? 0 : o->data.count;
+    o->eval_data.count = given.eval_data.count > 0 ? 0 : o->eval_data.count;
+    return options_read(set, 1, argc, argv, error);
+}
+
+static bool ends_in(const char* text, const char* ending) { // in any case
+    size_t length = strlen(text);
+    size_t size = strlen(ending);
+    for (size_t i = 0; length >= size && i < size; i++) {
+        if (tolower((unsigned char)text[length - size + i]) != ending[i]) {
             return false;
         }
     }
+    return length >= size;
+}
+
+static bool gguf_refuse(const options* o, char error[1024]) {
+    if (o->model != NULL && (ends_in(o->model, ".gguf") || file_is_gguf(o->model))) {
+        return error_set(error,
+                         "--model %s is a GGUF file; give the model's folder in Hugging Face "
+                         "format",
+                         o->model);
+    }
+    if (o->adapter != NULL && (ends_in(o->adapter, ".gguf") || file_is_gguf(o->adapter))) {
+        return error_set(error,
+                         "--adapter %s is a GGUF file; give the adapter's folder in PEFT format",
+                         o->adapter);
+    }
     return true;
 }
 
-static bool options_check(options* o, char error[1024]) {
-    if (o->demo && (o->model != NULL || o->data != NULL)) {
-        return fail(error, "--demo creates its own model and data; drop --model and --data");
+// What an adapter decides cannot be given beside it.
+static bool adapter_check(options* o, char adapter[FOLDER_PATH], char error[1024]) {
+    if (o->adapter == NULL) {
+        return true;
+    }
+    const char* beside = o->rank != 0      ? "rank"
+                         : o->alpha != 0.0 ? "alpha"
+                         : o->targets != 0 ? "targets"
+                         : o->rslora       ? "rslora"
+                                           : NULL;
+    if (beside != NULL) {
+        return error_set(error, "--%s cannot be given with --adapter, which decides it", beside);
+    }
+    if (!folder_adapter(o->adapter, adapter)) {
+        return error_set(error, "--adapter %s: adapter_config.json not found", o->adapter);
+    }
+    o->adapter = adapter;
+    // Norms that were trained with the adapter belong to it.
+    o->train_norms = o->train_norms || !file_missing(adapter, "trained_norms.safetensors");
+    return true;
+}
+
+// Standard input can be read once.
+static bool inputs_check(const options* o, char error[1024]) {
+    int inputs = 0;
+    const option_texts* lists[2] = {&o->data, &o->eval_data};
+    for (int k = 0; k < 2; k++) {
+        for (int64_t i = 0; i < lists[k]->count; i++) {
+            inputs += strcmp(lists[k]->items[i], "-") == 0 ? 1 : 0;
+        }
+    }
+    return inputs < 2 || error_set(error, "standard input (-) can be given only once");
+}
+
+static bool needs_check(const options* o, char error[1024]) {
+    bool look = o->plan || o->doctor || o->eval_only;
+    if (o->demo && (o->model != NULL || o->data.count > 0)) {
+        return error_set(error, "--demo creates its own model and data; drop --model and --data");
+    }
+    if (o->demo && o->eval_only) {
+        return error_set(error, "--eval-only needs --model and --data; drop --demo");
     }
     if (o->model == NULL && !o->demo) {
-        return fail(error, "--model DIR is required; see --help, or try --demo");
+        return error_set(error, "--model DIR is required; see --help, or try --demo");
     }
-    if (o->data == NULL && !o->demo && !o->plan) {
-        return fail(error, "--data FILE is required");
+    if (o->data.count == 0 && !o->demo && !o->plan && !(o->eval_only && o->eval_data.count > 0)) {
+        return error_set(error, "--data FILE is required");
     }
-    if (o->out == NULL && !o->plan && !o->doctor) {
-        return fail(error, "--out DIR is required: the adapter is saved there");
+    if (o->out == NULL && !look && !o->demo) {
+        return error_set(error, "--out DIR is required: the adapter is saved there");
     }
-    if (o->tokens != 0 && o->length != 0 && o->length > o->tokens) {
-        return fail(error,
-                    "--length (%lld) must not exceed --tokens (%lld): a sample has to fit into one "
-                    "micro-batch",
-                    (long long)o->length, (long long)o->tokens);
-    }
-    if (o->eval >= 1.0 && o->eval != floor(o->eval)) {
-        return fail(error, "--eval: %g is neither a fraction below 1 nor a whole number", o->eval);
-    }
-    if (o->model != NULL && file_missing(o->model, "config.json")) {
-        return fail(error, "--model %s: config.json not found", o->model);
-    }
-    if (o->adapter != NULL && file_missing(o->adapter, "adapter_config.json")) {
-        return fail(error, "--adapter %s: adapter_config.json not found", o->adapter);
+    if (o->json && !o->doctor && !o->eval_only) {
+        return error_set(error, "--json needs --doctor or --eval-only");
     }
     return true;
+}
+
+static bool options_check(options* o, char adapter[FOLDER_PATH], char error[1024]) {
+    if (!needs_check(o, error) || !inputs_check(o, error) || !gguf_refuse(o, error)) {
+        return false;
+    }
+    if (o->tokens != 0 && o->length != 0 && o->length > o->tokens) {
+        return error_set(error,
+                         "--length (%lld) must not exceed --tokens (%lld): a sample has to fit "
+                         "into one micro-batch",
+                         (long long)o->length, (long long)o->tokens);
+    }
+    if (o->eval >= 1.0 && o->eval != floor(o->eval)) {
+        return error_set(error, "--eval: %g is neither a fraction below 1 nor a whole number",
+                         o->eval);
+    }
+    if (o->device >= 0 && o->backend == QLORA_BACKEND_CPU) {
+        return error_set(error, "--device %lld needs a GPU; drop --backend cpu",
+                         (long long)o->device);
+    }
+    if (o->model != NULL && file_missing(o->model, "config.json")) {
+        return error_set(error, "--model %s: config.json not found", o->model);
+    }
+    return adapter_check(o, adapter, error);
 }
 
 #endif

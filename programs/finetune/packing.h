@@ -83,6 +83,27 @@ static int64_t epoch_steps(const app* a, const packs* p) {
     return ((int64_t)p->count + a->o.accumulate - 1) / a->o.accumulate;
 }
 
+// Packing many epochs takes a while: shows that it goes on, and stops after Ctrl-C.
+static bool epochs_tell(app* a, int64_t epoch, double total) {
+    double now = seconds_now();
+    if (epoch == 0) {
+        a->counting_since = now;
+        a->counting_told = false;
+    }
+    if (now - a->counting_since > 1.0 && (!a->counting_told || a->screen.live)) {
+        char line[80];
+        snprintf(line, sizeof line, "counting the steps of %.0f epochs: %.0f%%", total,
+                 100.0 * (double)epoch / total);
+        if (!a->screen.live || now - a->screen.drawn_at > 0.1) {
+            a->screen.drawn_at = now;
+            draw(&a->screen, line);
+        }
+        a->counting_told = true;
+    }
+    a->stopped = a->stopped || stop_asked != 0;
+    return !a->stopped;
+}
+
 static bool total_steps_find(app* a) {
     if (a->o.steps > 0) {
         a->total_steps = a->o.steps;
@@ -92,7 +113,8 @@ static bool total_steps_find(app* a) {
     memset(&p, 0, sizeof p);
     double left = a->o.epochs;
     for (int64_t epoch = 0; left > 1e-9; epoch++, left -= 1.0) {
-        if (!epoch_make(a, epoch, &p)) {
+        if (!epoch_make(a, epoch, &p) || !epochs_tell(a, epoch, a->o.epochs)) {
+            packs_free(&p);
             return false;
         }
         a->total_steps += (int64_t)ceil(fmin(left, 1.0) * (double)epoch_steps(a, &p) - 1e-9);
@@ -105,7 +127,8 @@ static bool total_steps_find(app* a) {
 static bool position_seek(app* a, int64_t step) {
     int64_t before = 0;
     for (a->epoch = 0;; a->epoch++) {
-        if (!epoch_make(a, a->epoch, &a->now)) {
+        if (!epoch_make(a, a->epoch, &a->now) ||
+            !epochs_tell(a, a->epoch, fmax(a->o.epochs, (double)a->epoch + 1.0))) {
             return false;
         }
         int64_t here = epoch_steps(a, &a->now);
@@ -117,35 +140,68 @@ static bool position_seek(app* a, int64_t step) {
     }
 }
 
-static bool batch_room(app* a) {
-    size_t tokens = (size_t)a->model_desc.tokens;
-    size_t sequences = (size_t)a->model_desc.max_sequences;
-    a->ids = (int32_t*)take(a, tokens, sizeof(int32_t));
-    a->labels = (int32_t*)take(a, tokens, sizeof(int32_t));
-    a->lengths = (int32_t*)take(a, sequences, sizeof(int32_t));
-    a->numbers = (int32_t*)take(a, sequences, sizeof(int32_t));
-    return a->ids != NULL && a->labels != NULL && a->lengths != NULL && a->numbers != NULL;
+static void batches_free(batches* b) {
+    free(b->data);
+    free(b->numbers);
+    memset(b, 0, sizeof *b);
 }
 
-static qlora_batch batch_fill(app* a, const samples* s, const packs* p, size_t pack) {
-    qlora_batch batch;
-    memset(&batch, 0, sizeof batch);
-    size_t used = 0;
-    for (size_t i = p->starts[pack]; i < p->starts[pack + 1]; i++) {
-        const sample* one = &s->data[p->order[i]];
-        size_t bytes = (size_t)one->length * sizeof(int32_t);
-        memcpy(a->ids + used, one->ids, bytes);
-        memcpy(a->labels + used, one->labels, bytes);
-        a->lengths[batch.count] = one->length;
-        a->numbers[batch.count] = one->number;
-        used += (size_t)one->length;
-        batch.count++;
+// One block of numbers: ids and labels per token, lengths and positions in the data per sequence.
+static bool batches_room(app* a, size_t count, size_t tokens, size_t sequences) {
+    batches* b = &a->batches;
+    if (count <= b->room && tokens <= b->tokens && sequences <= b->sequences) {
+        return true;
     }
-    batch.ids = a->ids;
-    batch.labels = a->labels;
-    batch.lengths = a->lengths;
-    batch.sequences = a->numbers;
-    return batch;
+    size_t room = count > b->room ? count : b->room;
+    size_t most = tokens > b->tokens ? tokens : b->tokens;
+    size_t each = sequences > b->sequences ? sequences : b->sequences;
+    batches_free(b);
+    b->data = (qlora_batch*)take(a, room, sizeof *b->data);
+    b->numbers = (int32_t*)take(a, 2 * most + 2 * each, sizeof *b->numbers);
+    if (b->data == NULL || b->numbers == NULL) {
+        batches_free(b);
+        return false;
+    }
+    b->room = room;
+    b->tokens = most;
+    b->sequences = each;
+    return true;
+}
+
+// Assembles the packs from `first` to `end` - 1 as a->batches.data[0], [1], ...
+static bool batches_fill(app* a, const samples* s, const packs* p, size_t first, size_t end) {
+    size_t tokens = 0;
+    size_t sequences = p->starts[end] - p->starts[first];
+    for (size_t i = p->starts[first]; i < p->starts[end]; i++) {
+        tokens += (size_t)s->data[p->order[i]].length;
+    }
+    if (!batches_room(a, end - first, tokens, sequences)) {
+        return false;
+    }
+    int32_t* ids = a->batches.numbers;
+    int32_t* labels = ids + tokens;
+    int32_t* lengths = labels + tokens;
+    int32_t* places = lengths + sequences;
+    for (size_t pack = first; pack < end; pack++) {
+        qlora_batch* batch = &a->batches.data[pack - first];
+        memset(batch, 0, sizeof *batch);
+        batch->ids = ids;
+        batch->labels = labels;
+        batch->lengths = lengths;
+        batch->sequences = places;
+        for (size_t i = p->starts[pack]; i < p->starts[pack + 1]; i++) {
+            const sample* one = &s->data[p->order[i]];
+            size_t bytes = (size_t)one->length * sizeof(int32_t);
+            memcpy(ids, one->ids, bytes);
+            memcpy(labels, one->labels, bytes);
+            ids += one->length;
+            labels += one->length;
+            *lengths++ = one->length;
+            *places++ = one->number;
+            batch->count++;
+        }
+    }
+    return true;
 }
 
 static int64_t pack_labels(const samples* s, const packs* p, size_t pack) {

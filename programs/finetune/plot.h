@@ -31,7 +31,8 @@ static void series_make(const app* a, int which, series* out) {
     for (size_t i = 0; i < a->point_count; i++) {
         double y = point_value(&a->points[i], which);
         if (known(y)) {
-            int64_t bucket = a->points[i].step * (PICTURE_BUCKETS - 1) / (last > 0 ? last : 1);
+            double place = (double)a->points[i].step / (double)(last > 0 ? last : 1);
+            int bucket = (int)(fmax(0.0, fmin(1.0, place)) * (PICTURE_BUCKETS - 1));
             sum_x[bucket] += (double)a->points[i].step;
             sum_y[bucket] += y;
             counted[bucket]++;
@@ -86,11 +87,28 @@ static double tick_size(double range, int wanted) {
     return power * (lead <= 1.0 ? 1.0 : lead <= 2.0 ? 2.0 : lead <= 5.0 ? 5.0 : 10.0);
 }
 
+// Gives a curve that is constant, or nearly, an axis that includes zero: the gap between two ticks
+// must be one that a number of this size can resolve.
+static void panel_widen(panel* p) {
+    if (!(p->high - p->low > 1e-6 * fmax(fabs(p->low), fabs(p->high)))) {
+        p->low = fmin(0.0, p->low);
+        p->high = fmax(0.0, p->high);
+    }
+    p->high = p->high > p->low ? p->high : p->low + 1.0;
+}
+
+#define MOST_TICKS 24 // no range, however odd, can keep the loop running
+
 static void panel_frame(blob* out, const panel* p) {
     double tick = tick_size(p->high - p->low, p->height > 150.0 ? 7 : 2);
+    double first = ceil(p->low / tick - 1e-9);
     put(out, "<text x=\"%.0f\" y=\"%.1f\" class=\"h\">%s</text>\n", PLOT_LEFT, p->top - 8.0,
         p->title);
-    for (double v = ceil(p->low / tick - 1e-9) * tick; v <= p->high + tick * 1e-6; v += tick) {
+    for (int i = 0; i < MOST_TICKS; i++) {
+        double v = (first + i) * tick;
+        if (!(v <= p->high + tick * 1e-6)) {
+            break;
+        }
         double y = plot_y(p, v);
         char label[32];
         if (fabs(v) >= 1000.0) {
@@ -123,7 +141,8 @@ static void series_draw(const app* a, blob* out, const panel* p, const series* s
 
 static void steps_axis(const app* a, blob* out, double y) {
     double tick = fmax(1.0, tick_size((double)a->total_steps, 8));
-    for (double v = 0.0; v <= (double)a->total_steps; v += tick) {
+    for (int i = 0; i < MOST_TICKS && i * tick <= (double)a->total_steps; i++) {
+        double v = i * tick;
         put(out, "<text x=\"%.1f\" y=\"%.0f\" text-anchor=\"middle\">%.0f</text>\n", plot_x(a, v),
             y, v);
     }
@@ -168,22 +187,25 @@ static void picture_panels(const app* a, blob* out) {
     series_range(&s, &p.low, &p.high);
     series_range(&eval, &p.low, &p.high);
     p.low = p.low > 1e29 || p.low < 0.3 * p.high ? 0.0 : p.low;
-    p.high = p.high > p.low ? p.high : p.low + 1.0;
+    p.high = p.high < p.low ? p.low : p.high;
+    panel_widen(&p);
     panel_frame(out, &p);
     series_draw(a, out, &p, &s, "r");
     series_smooth(&s);
     series_draw(a, out, &p, &s, "s");
     series_draw(a, out, &p, &eval, "e");
 
-    panel lr = {"learning rate", 398.0, 60.0, 0.0, 1e-30};
+    panel lr = {"learning rate", 398.0, 60.0, 0.0, 0.0};
     series_make(a, 1, &s);
     series_range(&s, &lr.low, &lr.high);
+    panel_widen(&lr);
     panel_frame(out, &lr);
     series_draw(a, out, &lr, &s, "l");
 
     panel speed = {"tokens per second", 500.0, 50.0, 0.0, 1.0};
     series_make(a, 2, &s);
     series_range(&s, &speed.low, &speed.high);
+    panel_widen(&speed);
     panel_frame(out, &speed);
     series_draw(a, out, &speed, &s, "p");
     steps_axis(a, out, 572.0);

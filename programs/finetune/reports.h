@@ -21,13 +21,19 @@ static void text_print(const char* text, size_t size, const char* margin) {
 
 // Prints runs of trained and untrained tokens. Each run is decoded on its own, so that partial
 // characters remain visible.
-static bool sample_print(app* a, const qlora_text_sample* s, size_t number) {
-    printf("sample %zu (line %zu): %zu tokens, %zu trained\n", number + 1, s->line, s->count,
-           s->trained);
-    for (size_t begin = 0; begin < s->count;) {
+static bool sample_print(app* a, const qlora_text_sample* s, const char* path, size_t number) {
+    size_t count = s->count;
+    const char* then = "";
+    if (count > (size_t)a->o.length) {
+        then = a->o.truncate ? " (truncated)" : " (too long: skipped)";
+        count = a->o.truncate ? (size_t)a->o.length : count;
+    }
+    printf("sample %zu (%s:%zu): %zu tokens%s, %zu trained\n", number, path, s->line, s->count,
+           then, trained_count(s->labels, count));
+    for (size_t begin = 0; begin < count;) {
         bool trained = begin > 0 && s->labels[begin] != -100;
         size_t end = begin + 1;
-        while (end < s->count && (s->labels[end] != -100) == trained) {
+        while (end < count && (s->labels[end] != -100) == trained) {
             end++;
         }
         qlora_text_bytes text;
@@ -40,58 +46,138 @@ static bool sample_print(app* a, const qlora_text_sample* s, size_t number) {
         qlora_text_bytes_free(a->text, &text);
         begin = end;
     }
+    if (count < s->count) {
+        printf("            (%zu more tokens are cut off)\n", s->count - count);
+    }
     return true;
 }
 
-static bool doctor_print(app* a) {
+static bool doctor_samples(app* a) {
+    size_t shown = 0;
+    int64_t files = a->o.demo ? 1 : a->o.data.count;
+    for (int64_t f = 0; f < files; f++) {
+        const char* path = a->o.demo ? "demo" : a->o.data.items[f];
+        size_t count = a->data[f] != NULL ? qlora_text_data_count(a->data[f]) : 0;
+        for (size_t i = 0; i < count && shown < (size_t)a->o.samples; i++) {
+            qlora_text_sample s;
+            if (qlora_text_sample_read(a->data[f], i, &s) != QLORA_OK) {
+                return text_fail(a, "");
+            }
+            if (!sample_print(a, &s, path, ++shown)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+typedef struct doctor_row {
+    const char* key; // in JSON
+    const char* what;
+    uint64_t count;
+    const char* then;
+} doctor_row;
+
+#define DOCTOR_ROWS 15
+
+static bool doctor_rows(app* a, doctor_row rows[DOCTOR_ROWS]) {
     const counts* c = &a->counted;
-    size_t shown = (size_t)a->o.samples < c->all ? (size_t)a->o.samples : c->all;
+    packs p;
+    memset(&p, 0, sizeof p);
+    bool ok = a->train.count == 0 || epoch_make(a, 0, &p);
+    const doctor_row all[DOCTOR_ROWS] = {
+        {"samples", "samples", c->all, ""},
+        {"bad", "bad records", a->bad.count, "cannot be read"},
+        {"too_long", "too long for --length", c->too_long, a->o.truncate ? "truncated" : "skipped"},
+        {"empty", "empty", c->empty, "skipped"},
+        {"masked", "nothing to train on", c->masked, "skipped"},
+        {"empty_answers", "empty answers", c->silent, "the model learns to say nothing"},
+        {"no_end", "end not trained", c->no_end, "the model will not learn to stop"},
+        {"two_bos", "duplicate BOS at start", c->two_bos, "the text itself starts with one"},
+        {"used", "used", c->used, ""},
+        {"held_out", "of these held out", a->o.eval_data.count == 0 ? a->eval.count : 0, ""},
+        {"longest", "longest, in tokens", c->longest, ""},
+        {"tokens", "tokens used", c->tokens, ""},
+        {"trained", "of these trained", c->trained, ""},
+        {"micro_batches", "micro-batches per epoch", p.count, ""},
+        {"steps", "total steps", (uint64_t)a->total_steps, ""},
+    };
+    memcpy(rows, all, sizeof all);
+    packs_free(&p);
+    return ok;
+}
+
+static void json_text(blob* out, const char* text) {
+    put(out, "\"");
+    for (; *text != '\0'; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c == '"' || c == '\\') {
+            put(out, "\\%c", c);
+        } else if (c < 32) {
+            put(out, "\\u%04x", c);
+        } else {
+            put(out, "%c", c);
+        }
+    }
+    put(out, "\"");
+}
+
+static void doctor_json(const app* a, const doctor_row* rows) {
+    blob out;
+    memset(&out, 0, sizeof out);
+    for (size_t i = 0; i < DOCTOR_ROWS; i++) {
+        put(&out, "%s\"%s\": %llu", i == 0 ? "{" : ", ", rows[i].key,
+            (unsigned long long)rows[i].count);
+    }
+    put(&out, ", \"bad_records\": [");
+    for (size_t i = 0; i < a->bad.count && i < BAD_SHOWN; i++) {
+        put(&out, "%s{\"file\": ", i > 0 ? ", " : "");
+        json_text(&out, a->bad.shown[i].path);
+        put(&out, ", \"line\": %zu, \"error\": ", a->bad.shown[i].line);
+        json_text(&out, a->bad.shown[i].what);
+        put(&out, "}");
+    }
+    put(&out, "]}\n");
+    fwrite(out.data, 1, out.count, stdout);
+    blob_free(&out);
+}
+
+static void doctor_text(const app* a, const doctor_row* rows) {
+    if (a->bad.count > 0) {
+        printf("\nrecords that cannot be read:\n");
+    }
+    for (size_t i = 0; i < a->bad.count && i < BAD_SHOWN; i++) {
+        const bad_record* b = &a->bad.shown[i];
+        printf("  %s:%zu: %s\n", b->path, b->line, b->what);
+    }
+    if (a->bad.count > BAD_SHOWN) {
+        printf("  and %zu more\n", a->bad.count - BAD_SHOWN);
+    }
+    printf("\n");
+    for (size_t i = 0; i < DOCTOR_ROWS; i++) {
+        bool remark = rows[i].then[0] != '\0' && rows[i].count > 0;
+        printf("  %-24s %10llu%s%s\n", rows[i].what, (unsigned long long)rows[i].count,
+               remark ? "   " : "", remark ? rows[i].then : "");
+    }
+}
+
+static bool doctor_print(app* a) {
+    doctor_row rows[DOCTOR_ROWS];
     qlora_text_chat_info chat;
     if (qlora_text_chat_query(a->chat, &chat) != QLORA_OK) {
         return text_fail(a, "");
     }
-    printf("chat format: %s (%s)\n\n", chat.name, chat.source);
-    for (size_t i = 0; i < shown; i++) {
-        qlora_text_sample s;
-        if (qlora_text_sample_read(a->data, i, &s) != QLORA_OK) {
-            return text_fail(a, "");
-        }
-        if (!sample_print(a, &s, i)) {
-            return false;
-        }
+    say(a, "chat format: %s (%s)\n\n", chat.name, chat.source);
+    if ((!a->o.json && !doctor_samples(a)) || !doctor_rows(a, rows)) {
+        return false;
     }
-    const struct {
-        const char* what;
-        size_t count;
-        const char* then;
-    } rows[] = {
-        {"samples", c->all, ""},
-        {"too long for --length", c->too_long, a->o.truncate ? "truncated" : "skipped"},
-        {"empty", c->empty, "skipped"},
-        {"nothing to train on", c->masked, "skipped"},
-        {"end not trained", c->no_end, "the model will not learn to stop"},
-        {"duplicate BOS at start", c->two_bos, "the text itself starts with one"},
-        {"used", c->used, ""},
-        {"of these held out", a->eval_data == NULL ? a->eval.count : 0, ""},
-        {"longest, in tokens", c->longest, ""},
-    };
-    printf("\n");
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        bool remark = rows[i].then[0] != '\0' && rows[i].count > 0;
-        printf("  %-24s %10zu%s%s\n", rows[i].what, rows[i].count, remark ? "   " : "",
-               remark ? rows[i].then : "");
+    if (a->o.json) {
+        doctor_json(a, rows);
+    } else {
+        doctor_text(a, rows);
     }
-    printf("  %-24s %10llu\n  %-24s %10llu (%.1f%%)\n", "tokens used",
-           (unsigned long long)c->tokens, "of these trained", (unsigned long long)c->trained,
-           c->tokens > 0 ? 100.0 * (double)c->trained / (double)c->tokens : 0.0);
-    packs p;
-    memset(&p, 0, sizeof p);
-    if (a->train.count > 0 && epoch_make(a, 0, &p)) {
-        printf("  %-24s %10zu\n  %-24s %10lld\n", "micro-batches per epoch", p.count, "total steps",
-               (long long)a->total_steps);
-    }
-    packs_free(&p);
-    return true;
+    return a->bad.count == 0 || error_set(a->error, "%zu record%s cannot be read", a->bad.count,
+                                          a->bad.count == 1 ? "" : "s");
 }
 
 static void plan_show(app* a) {
@@ -107,7 +193,7 @@ typedef struct shown {
 
 static bool token_show(void* user, int32_t token) {
     shown* s = (shown*)user;
-    return qlora_text_ids_add(s->text, &s->ids, token) == QLORA_OK;
+    return qlora_text_ids_add(s->text, &s->ids, token) == QLORA_OK && stop_asked == 0;
 }
 
 // Generates greedily, so that the same model always gives the same text.
@@ -146,6 +232,35 @@ static bool prompt_show(app* a, const char* when) {
     return ok && prompt != NULL;
 }
 
+// The mean loss of the steps from `first` to `last`, or `otherwise` if the log has none of them.
+static double loss_mean(const app* a, int64_t first, int64_t last, double otherwise) {
+    double sum = 0.0;
+    int64_t counted = 0;
+    for (size_t i = 0; i < a->point_count; i++) {
+        const point* p = &a->points[i];
+        if (p->step >= first && p->step <= last && known(p->loss)) {
+            sum += p->loss;
+            counted++;
+        }
+    }
+    return counted > 0 ? sum / (double)counted : otherwise;
+}
+
+// Compares the first tenth of the steps, at most 50, with the last: single steps are noisy.
+static void summary_loss(app* a) {
+    int64_t tenth = a->step / 10 < 50 ? a->step / 10 : 50;
+    int64_t span = tenth > 1 ? tenth : 1;
+    say(a, "loss %.4f -> %.4f", loss_mean(a, 1, span, a->first_loss),
+        loss_mean(a, a->step - span + 1, a->step, a->last_loss));
+    if (span > 1) {
+        say(a, " (means of %lld steps)", (long long)span);
+    }
+    if (known(a->first_eval) && known(a->last_eval)) {
+        say(a, "; held out %.4f -> %.4f, perplexity %.4g -> %.4g", a->first_eval, a->last_eval,
+            exp(a->first_eval), exp(a->last_eval));
+    }
+}
+
 static void summary_print(app* a) {
     char tokens[32];
     char time_taken[32];
@@ -153,18 +268,23 @@ static void summary_print(app* a) {
     say(a, "\n%lld steps, %s tokens in %s (%s tokens/s)\n", (long long)a->step,
         short_number((double)a->tokens_seen, tokens), short_time(a->seconds, time_taken),
         short_number(a->seconds > 0.0 ? (double)a->tokens_seen / a->seconds : 0.0, pace));
-    say(a, "loss %.4f -> %.4f", a->first_loss, a->last_loss);
-    if (known(a->first_eval) && known(a->last_eval)) {
-        say(a, "; held out %.4f -> %.4f, perplexity %.4g -> %.4g", a->first_eval, a->last_eval,
-            exp(a->first_eval), exp(a->last_eval));
-    }
+    summary_loss(a);
     say(a,
         "\n\n  %s/adapter       the adapter in PEFT format\n"
         "  %s/adapter.gguf  the adapter for llama.cpp\n"
         "  %s/training.svg  plot of the run\n"
         "  %s/log.jsonl     metrics, one line per step\n",
         a->o.out, a->o.out, a->o.out, a->o.out);
-    if (!a->o.demo) {
+    if (a->o.demo) {
+        size_t folder = strlen(a->program);
+        while (folder > 0 && strchr(FOLDER_SEPARATORS, a->program[folder - 1]) == NULL) {
+            folder--;
+        }
+        say(a,
+            "  %s/model         the model\n\nTry it:  %.*sgenerate --model %s/model --adapter "
+            "%s/adapter --prompt \"%s\"\n",
+            a->o.out, (int)folder, a->program, a->o.out, a->o.out, a->o.prompt);
+    } else {
         say(a,
             "\nPEFT:       model = PeftModel.from_pretrained(base, \"%s/adapter\")\n"
             "llama.cpp:  llama-cli -m BASE.gguf --lora %s/adapter.gguf\n",

@@ -3,7 +3,7 @@
 #define FINETUNE_SAMPLES_H
 
 static bool text_fail(app* a, const char* what) {
-    return fail(a->error, "%s%s", what, message_text(qlora_text_last_error(a->text)));
+    return error_set(a->error, "%s%s", what, message_text(qlora_text_last_error(a->text)));
 }
 
 static bool text_open(app* a) {
@@ -42,15 +42,43 @@ static bool tokenizer_open(app* a) {
            text_fail(a, "the chat format (see --template): ");
 }
 
+// Names in the records that nothing was done with are told, so that no column is lost unnoticed.
+static bool ignored_tell(app* a, const char* path, qlora_text_data* data) {
+    qlora_text_data_info info;
+    if (data == NULL || qlora_text_data_query(data, &info) != QLORA_OK) {
+        return data == NULL || text_fail(a, "");
+    }
+    if (info.ignored[0] != '\0') {
+        say(a, "note: %s: not used: %s\n", strcmp(path, "-") == 0 ? "standard input" : path,
+            info.ignored);
+    }
+    return true;
+}
+
 static bool data_open(app* a, const char* path, qlora_text_data** out) {
+    blob text;
+    bool input = strcmp(path, "-") == 0;
+    memset(&text, 0, sizeof text);
     qlora_text_data_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.path = path;
+    desc.format = a->o.format;
     desc.chat = a->chat;
     desc.chunk_tokens = (size_t)a->o.length;
     desc.train_prompt = a->o.train_prompt;
     desc.last_turn_only = a->o.last_turn;
-    return qlora_text_data_open(a->text, &desc, out) == QLORA_OK || text_fail(a, "");
+    int code = input ? blob_read(&text, stdin) : 0;
+    if (code != 0) {
+        return error_set(a->error, "cannot read standard input: %s", strerror(code));
+    }
+    qlora_result result = input ? qlora_text_data_load(a->text, &desc, text.data, text.count, out)
+                                : qlora_text_data_open(a->text, &desc, out);
+    bool ok = result == QLORA_OK || text_fail(a, "");
+    if (!ok && a->o.doctor && (input || blob_read_path(&text, path) == 0)) {
+        ok = records_open(a, &desc, &text, out);
+    }
+    blob_free(&text);
+    return ok && ignored_tell(a, path, *out);
 }
 
 static size_t trained_count(const int32_t* labels, size_t length) {
@@ -61,50 +89,111 @@ static size_t trained_count(const int32_t* labels, size_t length) {
     return trained;
 }
 
-static bool ids_check(app* a, const qlora_text_sample* s, size_t number) {
+static bool ids_check(app* a, const qlora_text_sample* s, const char* path) {
     for (size_t i = 0; i < s->count; i++) {
         if (s->ids[i] < 0 || s->ids[i] >= a->config.vocab || s->labels[i] >= a->config.vocab) {
-            return fail(a->error,
-                        "sample %zu (line %zu): token id %d is out of range; the model's ids are 0 "
-                        "to %lld",
-                        number + 1, s->line, (int)s->ids[i], (long long)a->config.vocab - 1);
+            return error_set(a->error,
+                             "%s:%zu: token id %d is out of range; the model's ids are 0 to %lld",
+                             path, s->line, (int)s->ids[i], (long long)a->config.vocab - 1);
         }
     }
     return true;
 }
 
-// Collects the samples that can be used for training and counts the others.
-static bool samples_take(app* a, qlora_text_data* data, samples* out, counts* c) {
-    memset(c, 0, sizeof *c);
-    c->all = qlora_text_data_count(data);
-    out->data = (sample*)take(a, c->all, sizeof *out->data);
-    if (out->data == NULL) {
+// Whether an answer in the sample is empty: a run of trained tokens without any text.
+static bool sample_silent(app* a, const qlora_text_sample* s, bool* out) {
+    qlora_text_bytes text;
+    memset(&text, 0, sizeof text);
+    *out = false;
+    for (size_t begin = 1; begin < s->count && !*out;) {
+        size_t end = begin;
+        while (end < s->count && s->labels[end] != -100) {
+            end++;
+        }
+        if (end > begin && end - begin <= 8) { // longer ones have text
+            text.count = 0;
+            if (qlora_text_decode(a->tok, s->ids + begin, end - begin, QLORA_TEXT_SKIP, &text) !=
+                QLORA_OK) {
+                return text_fail(a, "");
+            }
+            size_t blank = 0;
+            while (blank < text.count && strchr(" \t\r\n", text.data[blank]) != NULL) {
+                blank++;
+            }
+            *out = blank == text.count;
+        }
+        begin = end + 1;
+    }
+    qlora_text_bytes_free(a->text, &text);
+    return true;
+}
+
+// Counts one sample; *length and *trained are what is left of it for training. *length is 0 if that
+// is nothing.
+static bool sample_count(app* a, const qlora_text_sample* s, int32_t bos, counts* c, size_t* length,
+                         size_t* trained) {
+    bool silent = false;
+    size_t all = s->count;
+    bool too_long = all > (size_t)a->o.length;
+    if (!sample_silent(a, s, &silent)) {
         return false;
     }
+    c->all++;
+    c->longest = all > c->longest ? all : c->longest;
+    c->too_long += too_long ? 1 : 0;
+    c->empty += all < 2 ? 1 : 0;
+    c->silent += silent ? 1 : 0;
+    // What is cut off is not trained, so the model does not see the end.
+    c->no_end += all >= 2 && (s->labels[all - 1] == -100 || (too_long && a->o.truncate)) ? 1 : 0;
+    c->two_bos += all >= 2 && bos >= 0 && s->ids[0] == bos && s->ids[1] == bos ? 1 : 0;
+    *length = too_long ? (size_t)a->o.length : all;
+    *trained = trained_count(s->labels, *length);
+    c->masked += *length >= 2 && *trained == 0 ? 1 : 0;
+    if (*length < 2 || *trained == 0 || (too_long && !a->o.truncate)) {
+        *length = 0;
+    }
+    return true;
+}
+
+static bool samples_room(app* a, samples* out, size_t more) {
+    sample* grown = (sample*)realloc(out->data, (out->count + more + 1) * sizeof *grown);
+    if (grown == NULL) {
+        return error_set(a->error, "out of memory");
+    }
+    out->data = grown;
+    return true;
+}
+
+// Collects the samples of a file that can be used for training and counts the others.
+static bool samples_take(app* a, qlora_text_data* data, const char* path, samples* out, counts* c) {
     qlora_text_tok_info info;
+    size_t count = data != NULL ? qlora_text_data_count(data) : 0;
+    if (!samples_room(a, out, count)) {
+        return false;
+    }
     if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
         return text_fail(a, "");
     }
-    int32_t bos = info.bos;
-    for (size_t i = 0; i < c->all; i++) {
+    for (size_t i = 0; i < count && (a->o.max_samples == 0 || c->all < (size_t)a->o.max_samples);
+         i++) {
         qlora_text_sample s;
+        size_t length = 0;
+        size_t trained = 0;
         if (qlora_text_sample_read(data, i, &s) != QLORA_OK) {
             return text_fail(a, "");
         }
-        size_t length = s.count;
-        if (!ids_check(a, &s, i)) {
+        if (!ids_check(a, &s, path)) {
+            if (!a->o.doctor) {
+                return false;
+            }
+            bad_add(a, path, s.line, place_skip(a->error, path));
+            a->error[0] = '\0';
+            continue;
+        }
+        if (!sample_count(a, &s, info.bos, c, &length, &trained)) {
             return false;
         }
-        c->longest = length > c->longest ? length : c->longest;
-        bool too_long = length > (size_t)a->o.length;
-        c->too_long += too_long ? 1 : 0;
-        c->empty += length < 2 ? 1 : 0;
-        c->no_end += length >= 2 && s.labels[length - 1] == -100 ? 1 : 0;
-        c->two_bos += length >= 2 && bos >= 0 && s.ids[0] == bos && s.ids[1] == bos ? 1 : 0;
-        length = too_long ? (size_t)a->o.length : length;
-        size_t trained = trained_count(s.labels, length);
-        c->masked += length >= 2 && trained == 0 ? 1 : 0;
-        if (length < 2 || trained == 0 || (too_long && !a->o.truncate)) {
+        if (length == 0) {
             continue;
         }
         sample* t = &out->data[out->count++];
@@ -112,7 +201,7 @@ static bool samples_take(app* a, qlora_text_data* data, samples* out, counts* c)
         t->labels = s.labels;
         t->length = (int32_t)length;
         t->trained = (int32_t)trained;
-        t->number = (int32_t)i;
+        t->number = (int32_t)(c->all - 1);
         c->tokens += length;
         c->trained += trained;
     }
@@ -134,12 +223,13 @@ static bool samples_split(app* a) {
     size_t all = a->train.count;
     double wish = a->o.eval < 1.0 ? fmin(200.0, ceil(a->o.eval * (double)all)) : a->o.eval;
     size_t held = (size_t)wish;
-    if (a->eval_data != NULL || held == 0 || all < 2) {
+    if (a->o.eval_data.count > 0 || held == 0 || all < 2) {
         return true;
     }
     if (held >= all) {
-        return fail(a->error, "--eval %g would hold out all %zu samples, leaving none to train on",
-                    a->o.eval, all);
+        return error_set(a->error,
+                         "--eval %g would hold out all %zu samples, leaving none to train on",
+                         a->o.eval, all);
     }
     uint32_t* order = (uint32_t*)take(a, all, sizeof *order);
     sample* kept = (sample*)take(a, all, sizeof *kept);
@@ -167,16 +257,6 @@ static bool samples_split(app* a) {
     return true;
 }
 
-#define HASH_START 0xcbf29ce484222325u
-
-static uint64_t hash_more(uint64_t hash, const void* data, size_t bytes) {
-    const unsigned char* p = (const unsigned char*)data;
-    for (size_t i = 0; i < bytes; i++) {
-        hash = (hash ^ p[i]) * 0x100000001b3u;
-    }
-    return hash;
-}
-
 static uint64_t samples_hash(const samples* s, uint64_t hash) {
     for (size_t i = 0; i < s->count; i++) {
         size_t bytes = (size_t)s->data[i].length * sizeof(int32_t);
@@ -186,11 +266,35 @@ static uint64_t samples_hash(const samples* s, uint64_t hash) {
     return hash;
 }
 
-static void counts_print(app* a) {
-    const counts* c = &a->counted;
-    say(a, "data: %zu samples, %llu tokens, %llu of them trained; %zu held out\n",
-        c->used - a->eval.count * (a->eval_data == NULL ? 1 : 0), (unsigned long long)c->tokens,
-        (unsigned long long)c->trained, a->eval.count);
+static int key_compare(const void* a, const void* b) {
+    uint64_t x = *(const uint64_t*)a;
+    uint64_t y = *(const uint64_t*)b;
+    return x < y ? -1 : x > y ? 1 : 0;
+}
+
+static uint64_t sample_key(const sample* s) {
+    return mix(hash_more(HASH_START, s->ids, (size_t)s->length * sizeof *s->ids));
+}
+
+// Counts the held-out samples that also occur in the training data: their loss says little.
+static bool shared_count(app* a) {
+    uint64_t* keys = (uint64_t*)take(a, a->train.count, sizeof *keys);
+    if (keys == NULL) {
+        return false;
+    }
+    for (size_t i = 0; i < a->train.count; i++) {
+        keys[i] = sample_key(&a->train.data[i]);
+    }
+    qsort(keys, a->train.count, sizeof *keys, key_compare);
+    for (size_t i = 0; i < a->eval.count; i++) {
+        uint64_t key = sample_key(&a->eval.data[i]);
+        a->shared += bsearch(&key, keys, a->train.count, sizeof *keys, key_compare) != NULL ? 1 : 0;
+    }
+    free(keys);
+    return true;
+}
+
+static void problems_print(app* a, const counts* c) {
     if (c->too_long > 0) {
         say(a, "  %zu too long for --length %lld (the longest has %zu tokens): %s\n", c->too_long,
             (long long)a->o.length, c->longest,
@@ -202,30 +306,74 @@ static void counts_print(app* a) {
     if (c->masked > 0) {
         say(a, "  %zu with nothing to train on: skipped\n", c->masked);
     }
+    if (c->silent > 0) {
+        say(a, "  %zu with an empty answer: the model learns to say nothing\n", c->silent);
+    }
 }
 
-static bool samples_open(app* a) {
-    if (a->data == NULL && !data_open(a, a->o.data, &a->data)) {
-        return false;
+static void samples_print(app* a, const char* name, const samples* s) {
+    unsigned long long tokens = 0;
+    unsigned long long trained = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        tokens += (unsigned long long)s->data[i].length;
+        trained += (unsigned long long)s->data[i].trained;
     }
-    if (!samples_take(a, a->data, &a->train, &a->counted)) {
-        return false;
+    say(a, "%s: %zu sample%s, %llu tokens, %llu of them %s\n", name, s->count,
+        s->count == 1 ? "" : "s", tokens, trained, s == &a->eval ? "evaluated" : "trained");
+}
+
+static void counts_print(app* a) {
+    if (a->train.count > 0) {
+        samples_print(a, "data", &a->train);
+        problems_print(a, &a->counted);
     }
-    if (a->o.eval_data != NULL) {
-        counts unused;
-        if (!data_open(a, a->o.eval_data, &a->eval_data) ||
-            !samples_take(a, a->eval_data, &a->eval, &unused)) {
+    if (a->eval.count > 0) {
+        samples_print(a, a->o.eval_data.count > 0 ? "evaluation data" : "held out", &a->eval);
+        problems_print(a, &a->eval_counted);
+    }
+    if (a->shared > 0) {
+        say(a, "note: %lld of the %zu samples for evaluation also occur in the training data\n",
+            (long long)a->shared, a->eval.count);
+    }
+    double wish = ceil(a->o.eval * (double)a->counted.used);
+    if (a->o.eval_data.count == 0 && a->o.eval < 1.0 && wish > 200.0) {
+        say(a, "note: --eval %g would be %.0f samples; 200 are held out, the most for a fraction\n",
+            a->o.eval, wish);
+    }
+}
+
+static bool samples_need(app* a, const samples* s, const counts* c, const option_texts* paths) {
+    if (s->count > 0 || a->o.doctor) {
+        return true;
+    }
+    return error_set(a->error,
+                     "%s%s: none of the %zu samples can be used: %zu too long for --length %lld, "
+                     "%zu empty, %zu with nothing to train on; see --doctor",
+                     paths->count > 0 ? paths->items[0] : "demo",
+                     paths->count > 1 ? " and others" : "", c->all, c->too_long,
+                     (long long)a->o.length, c->empty, c->masked);
+}
+
+// Reads every file of an option.
+static bool files_take(app* a, const option_texts* paths, qlora_text_data** data, samples* out,
+                       counts* c) {
+    for (int64_t i = 0; i < paths->count; i++) {
+        if (!data_open(a, paths->items[i], &data[i]) ||
+            !samples_take(a, data[i], paths->items[i], out, c)) {
             return false;
         }
     }
-    if (a->train.count == 0 && !a->o.doctor) {
-        const counts* c = &a->counted;
-        return fail(a->error,
-                    "%s: none of the %zu samples can be used for training: %zu too long for "
-                    "--length %lld, %zu empty, %zu with nothing to train on; see --doctor",
-                    a->o.data, c->all, c->too_long, (long long)a->o.length, c->empty, c->masked);
+    return samples_need(a, out, c, paths);
+}
+
+static bool samples_open(app* a) {
+    if (a->o.demo ? !samples_take(a, a->data[0], "demo.jsonl", &a->train, &a->counted)
+                  : !files_take(a, &a->o.data, a->data, &a->train, &a->counted)) {
+        return false;
     }
-    if (!samples_split(a)) {
+    if ((a->o.eval_data.count > 0 &&
+         !files_take(a, &a->o.eval_data, a->eval_data, &a->eval, &a->eval_counted)) ||
+        !samples_split(a) || !shared_count(a)) {
         return false;
     }
     a->data_hash = samples_hash(&a->eval, samples_hash(&a->train, HASH_START));

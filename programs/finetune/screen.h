@@ -2,19 +2,11 @@
 #ifndef FINETUNE_SCREEN_H
 #define FINETUNE_SCREEN_H
 
-static void screen_open(screen* s) {
-#ifdef _WIN32
-    s->live = _isatty(1) != 0;
-#else
-    s->live = isatty(STDOUT_FILENO) != 0;
-#endif
-}
-
 static int screen_width(void) {
 #ifndef _WIN32
     struct winsize size;
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
-        return size.ws_col;
+        return size.ws_col < 200 ? size.ws_col : 200; // lines are built in 256 bytes
     }
 #endif
     return 80;
@@ -27,15 +19,30 @@ static void screen_clear(screen* s) {
     }
 }
 
+// A reader that has ended (`| head`) is like Ctrl-C: what was trained is saved.
+static void screen_flush(screen* s) {
+    if (fflush(stdout) != 0 && errno == EPIPE && !s->closed) {
+        s->closed = true;
+        s->live = false;
+        if (stop_asked == 0) {
+            fprintf(stderr, "finetune: nobody reads the output any more: saving and stopping\n");
+        }
+        stop_asked = 1;
+    }
+}
+
 // Prints a permanent line; the progress line is later redrawn below it.
 PRINTF(2, 3)
 static void say(app* a, const char* format, ...) {
     va_list args;
+    if (a->o.json) { // only the result is printed
+        return;
+    }
     screen_clear(&a->screen);
     va_start(args, format);
     vprintf(format, args);
     va_end(args);
-    fflush(stdout);
+    screen_flush(&a->screen);
 }
 
 // Prints the current error. The exit status will be 1.
@@ -57,13 +64,16 @@ static void bear(app* a, int what, bool ok) {
 }
 
 static void draw(screen* s, const char* line) {
+    if (s->quiet) {
+        return;
+    }
     if (s->live) {
         printf("\r\033[K%s", line);
         s->drawn = true;
     } else {
         printf("%s\n", line);
     }
-    fflush(stdout);
+    screen_flush(s);
 }
 
 static const char* short_number(double value, char out[32]) {

@@ -8,24 +8,27 @@ static bool context_open(app* a) {
     char why[512] = "";
     qlora_ctx_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.require_backend = (qlora_backend)a->o.backend;
-    desc.device = (int32_t)a->o.device;
+    // A device that was asked for is required.
+    desc.require_backend = a->o.device >= 0 ? QLORA_BACKEND_CUDA : (qlora_backend)a->o.backend;
+    desc.device = a->o.device >= 0 ? (int32_t)a->o.device : 0;
     desc.threads = (int32_t)a->o.threads;
     desc.math = a->o.mode == MODE_TF32 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
     desc.log = a->o.verbose ? qlora_log_stderr : NULL;
     desc.error_text = why;
     desc.error_text_size = sizeof why;
     if (qlora_ctx_create(&desc, &a->ctx) != QLORA_OK) {
-        return fail(a->error, "%s", message_text(why));
+        return a->o.device >= 0 ? error_set(a->error, "--device %lld: %s", (long long)a->o.device,
+                                            message_text(why))
+                                : error_set(a->error, "%s", message_text(why));
     }
     if (a->o.mode == QLORA_MODE_BF16 && qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU &&
         !a->o.plan && !a->o.doctor) {
-        return fail(a->error, "--mode bf16 needs a GPU (%s); use --mode f32 or auto",
-                    qlora_ctx_reason(a->ctx));
+        return error_set(a->error, "--mode bf16 needs a GPU (%s); use --mode f32 or auto",
+                         qlora_ctx_reason(a->ctx));
     }
     qlora_ctx_info info;
     if (qlora_ctx_query(a->ctx, &info) != QLORA_OK) {
-        return fail(a->error, "%s", qlora_last_error(a->ctx));
+        return error_set(a->error, "%s", qlora_last_error(a->ctx));
     }
     a->files = info.desc->files;
     return true;
@@ -37,7 +40,7 @@ static bool model_describe(app* a) {
     if (o->demo) {
         demo_config(&a->config);
         d->config = &a->config;
-        d->weight_std = 0.15f;
+        d->weight_std = (float)DEMO_STD;
     } else {
         d->dir = o->model;
         if (!lib(a, qlora_config_read(a->ctx, o->model, &a->config), "--model")) {
@@ -54,6 +57,10 @@ static bool model_describe(app* a) {
     d->dropout = (float)o->dropout;
     d->targets = (uint32_t)o->targets;
     d->train_norms = o->train_norms;
+    if (o->eval_only) {
+        d->purpose = QLORA_PURPOSE_EVALUATE;
+        d->rank = o->adapter != NULL ? d->rank : -1;
+    }
     d->progress = load_progress;
     d->progress_user = a;
     return true;
@@ -67,8 +74,9 @@ static bool lengths_choose(app* a) {
         o->length = o->length < most ? o->length : most;
     }
     if (o->length > most) {
-        return fail(a->error, "--length (%lld) must not exceed the model's limit of %lld tokens",
-                    (long long)o->length, (long long)most);
+        return error_set(a->error,
+                         "--length (%lld) must not exceed the model's limit of %lld tokens",
+                         (long long)o->length, (long long)most);
     }
     if (o->tokens == 0) {
         o->tokens = o->length > 4096 ? o->length : 4096;
@@ -87,11 +95,42 @@ static void train_describe(app* a) {
     m->generate_tokens = o->prompt != NULL ? (o->length < 160 ? o->length : 160) : 0;
     qlora_train_desc* d = &a->train_desc;
     d->lr = o->lr > 0.0 ? o->lr : -1.0;
-    d->beta2 = o->beta2;
+    d->beta2 = o->beta2 > 0.0 ? o->beta2 : 1e-300; // 0 stands for the default; this computes as 0
     d->weight_decay = o->weight_decay;
     d->max_norm = o->max_norm > 0.0 ? o->max_norm : -1.0;
     d->schedule = (qlora_schedule)o->schedule;
     d->seed = (uint64_t)o->seed;
+}
+
+// Looks for settings that fit by planning them: only what was tried is advised.
+static void memory_advise(app* a, const qlora_plan_desc* budget) {
+    char why[1024];
+    qlora_model_desc desc = a->model_desc;
+    qlora_plan plan;
+    snprintf(why, sizeof why, "%.700s", a->error);
+    char* remedy = strstr(why, "; lower "); // the library's, in its own words and not tried
+    if (remedy != NULL) {
+        *remedy = '\0';
+    }
+    for (int64_t tokens = a->o.tokens; tokens >= 16; tokens /= 2) {
+        desc.tokens = tokens;
+        desc.max_length = a->o.length < tokens ? a->o.length : tokens;
+        desc.max_sequences = tokens / 8;
+        desc.recompute = QLORA_CHOICE_ON;
+        desc.cache = QLORA_CHOICE_OFF;
+        desc.generate_tokens = a->model_desc.generate_tokens < desc.max_length
+                                   ? a->model_desc.generate_tokens
+                                   : desc.max_length;
+        if (qlora_plan_make(a->ctx, &desc, budget, &plan) == QLORA_OK) {
+            error_set(
+                a->error,
+                "%s; it would fit with --tokens %lld --length %lld --recompute on --cache off", why,
+                (long long)tokens, (long long)desc.max_length);
+            return;
+        }
+    }
+    error_set(a->error, "%s; it would not fit with --tokens 16 --recompute on --cache off either",
+              why);
 }
 
 static bool plan_make(app* a) {
@@ -101,8 +140,14 @@ static bool plan_make(app* a) {
     a->train_desc.total_steps = a->total_steps;
     a->train_desc.warmup_steps = a->o.warmup >= 0 ? a->o.warmup : (a->total_steps * 3 + 99) / 100;
     qlora_result result = qlora_plan_make(a->ctx, &a->model_desc, &budget, &a->plan);
-    return lib(a, result,
-               result == QLORA_ERR_DEVICE_MEMORY ? "not enough memory" : "planning the memory");
+    bool memory = result == QLORA_ERR_DEVICE_MEMORY;
+    if (!lib(a, result, memory ? "not enough memory" : "planning the memory")) {
+        if (memory) {
+            memory_advise(a, &budget);
+        }
+        return false;
+    }
+    return true;
 }
 
 // The prompt and at least one new token must fit into the memory planned for generating.
@@ -116,40 +161,93 @@ static bool prompt_check(app* a) {
                                 &ids) == QLORA_OK ||
               text_fail(a, "--prompt: ");
     long long limit = (long long)a->model_desc.generate_tokens - 1;
-    ok = ok && ((long long)ids.count <= limit ||
-                fail(a->error, "--prompt has %zu tokens; the limit is %lld", ids.count, limit));
+    ok =
+        ok && ((long long)ids.count <= limit ||
+               error_set(a->error, "--prompt has %zu tokens; the limit is %lld", ids.count, limit));
     qlora_text_ids_free(a->text, &ids);
     return ok;
 }
 
-// Does everything that can fail before the model's weights are loaded.
+// What the options do that may not be expected is said once.
+static void notes_print(app* a) {
+    const options* o = &a->o;
+    if (o->adapter != NULL && a->norms_found) {
+        say(a, "note: %s contains trained norms; they are loaded%s\n", o->adapter,
+            o->eval_only ? "" : " and trained further");
+    }
+    if (o->doctor && o->plan) {
+        say(a, "note: --plan is ignored beside --doctor\n");
+    }
+    if (o->doctor || o->plan || o->eval_only) {
+        return;
+    }
+    if (a->steps_and_epochs) {
+        say(a, "note: --steps %lld overrides --epochs %g\n", (long long)o->steps, o->epochs);
+    }
+    if (o->max_norm == 0.0) {
+        say(a, "note: --max-norm 0: gradients are not clipped\n");
+    }
+    if (o->warmup >= a->total_steps && o->lr > 0.0) {
+        say(a,
+            "note: the warm-up of %lld steps is as long as the training; the learning rate does "
+            "not reach %g\n",
+            (long long)o->warmup, o->lr);
+    }
+}
+
+// Data for --eval-only: everything is evaluated.
+static bool samples_evaluate(app* a) {
+    const option_texts* paths = a->o.eval_data.count > 0 ? &a->o.eval_data : &a->o.data;
+    return files_take(a, paths, a->data, &a->eval, &a->eval_counted);
+}
+
+static bool data_prepare(app* a) {
+    if (a->o.demo && !demo_tokenizer(a)) {
+        return false;
+    }
+    if (a->o.data.count == 0 && a->o.eval_data.count == 0 && !a->o.demo) {
+        return true;
+    }
+    if (!tokenizer_open(a) || (a->o.demo && !demo_data(a))) {
+        return false;
+    }
+    if (a->o.eval_only) {
+        return samples_evaluate(a);
+    }
+    return samples_open(a) && (a->train.count == 0 || total_steps_find(a));
+}
+
+// Does everything that can fail before the model's weights are loaded. The output folder comes
+// first: a run that cannot be resumed is refused before its data is read.
 static bool prepare(app* a) {
+    bool look = a->o.doctor || a->o.plan || a->o.eval_only;
     if (!context_open(a) || !model_describe(a) || !lengths_choose(a)) {
         return false;
     }
     train_describe(a);
-    if (a->o.demo && !demo_tokenizer(a)) {
-        return false;
-    }
-    if (a->o.data != NULL || a->o.demo) {
-        if (!tokenizer_open(a) || (a->o.demo && !demo_data(a)) || !samples_open(a) ||
-            (a->train.count > 0 && !total_steps_find(a))) {
-            return false;
-        }
-    }
-    return prompt_check(a) && (a->o.doctor || plan_make(a));
+    return (look || settings_check(a)) && data_prepare(a) && prompt_check(a) &&
+           (a->o.doctor || plan_make(a));
+}
+
+static void backend_print(app* a) {
+    say(a, "%s: %s\n", qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
+        qlora_ctx_reason(a->ctx));
+    counts_print(a);
+    notes_print(a);
 }
 
 static bool model_start(app* a) {
     char memory[32];
+    if (a->o.demo && (!demo_model_write(a) || !plan_make(a))) {
+        return false;
+    }
     a->model_desc.plan = &a->plan;
     if (!lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model")) {
         return false;
     }
     if (!lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
-        !batch_room(a) || !checkpoint_load(a) || !packs_make(a, &a->eval, 0, &a->eval_packs) ||
-        !out_begin(a)) {
+        !checkpoint_load(a) || !packs_make(a, &a->eval, 0, &a->eval_packs) || !out_begin(a)) {
         return false;
     }
     peak_find(a);
@@ -162,31 +260,60 @@ static bool model_start(app* a) {
     return a->step == a->total_steps || position_seek(a, a->step);
 }
 
+// Evaluates an adapter, or the model itself, without training.
+static bool evaluate_only(app* a) {
+    qlora_eval_info all;
+    memset(&all, 0, sizeof all);
+    backend_print(a);
+    a->model_desc.plan = &a->plan;
+    if (!lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model") ||
+        !packs_make(a, &a->eval, 0, &a->eval_packs)) {
+        return false;
+    }
+    for (size_t p = 0; p < a->eval_packs.count; p++) {
+        qlora_eval_info info;
+        if (stop_asked != 0) {
+            a->stopped = true;
+            return false;
+        }
+        if (!batches_fill(a, &a->eval, &a->eval_packs, p, p + 1) ||
+            !lib(a, qlora_eval(a->model, a->batches.data, &info), "evaluating")) {
+            return false;
+        }
+        all.loss += info.loss;
+        all.labels += info.labels;
+        all.tokens += info.tokens;
+        (void)load_progress(a, "evaluating", p + 1, a->eval_packs.count);
+    }
+    double loss = all.loss / all.labels;
+    screen_clear(&a->screen);
+    printf(a->o.json ? "{\"loss\": %.9g, \"perplexity\": %.9g, \"samples\": %zu, \"labels\": "
+                       "%.0f, \"tokens\": %lld}\n"
+                     : "loss %.4f, perplexity %.4g over %zu samples, %.0f labels, %lld tokens\n",
+           loss, exp(loss), a->eval.count, all.labels, (long long)all.tokens);
+    return true;
+}
+
 static bool train(app* a) {
     double start = seconds_now();
-    say(a, "%s: %s\n", qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
-        qlora_ctx_reason(a->ctx));
-    counts_print(a);
-    a->first_eval = (double)NAN;
-    a->last_eval = (double)NAN;
-    if (!settings_check(a) || !model_start(a)) {
-        out_unmake(a);
-        if (a->stopped) {
-            say(a, "stopped before training started\n");
-        }
+    backend_print(a);
+    if (!model_start(a)) {
         return false;
     }
     char text[32];
     say(a, "ready after %s\n", short_time(seconds_now() - start, text));
     bool fresh = a->step == 0;
     bool ok = (!fresh || prompt_show(a, "before")) && train_loop(a);
-    if (!ok) {
-        if (a->step == 0) {
-            out_unmake(a);
+    if (a->step == 0) {
+        if (ok) {
+            say(a, "stopped before the first step was complete; there is nothing to save\n");
         }
+        return ok;
+    }
+    if (!ok) {
         return false;
     }
-    if (a->step < a->total_steps) {
+    if (a->step < a->total_steps || a->eval_cut) {
         say(a,
             "\nstopped after step %lld of %lld and saved to %s; run the same command to resume\n",
             (long long)a->step, (long long)a->total_steps, a->o.out);

@@ -24,9 +24,23 @@ typedef struct counts { // statistics of the data, taken before training
     size_t masked; // samples without a trained token
     size_t no_end; // samples whose last token is not trained
     size_t two_bos;
+    size_t silent;   // samples with an empty answer
     uint64_t tokens; // in the samples used
     uint64_t trained;
 } counts;
+
+#define BAD_SHOWN 20
+
+typedef struct bad_record { // a record that cannot be used
+    const char* path;
+    size_t line;
+    char what[200];
+} bad_record;
+
+typedef struct bad_records {
+    bad_record shown[BAD_SHOWN]; // the first ones
+    size_t count;
+} bad_records;
 
 // Pack p contains the samples order[starts[p]] to order[starts[p + 1] - 1].
 typedef struct packs {
@@ -34,6 +48,14 @@ typedef struct packs {
     size_t* starts;
     size_t count;
 } packs;
+
+typedef struct batches {
+    qlora_batch* data;
+    int32_t* numbers; // what they point to
+    size_t room;      // capacities: batches, tokens, sequences
+    size_t tokens;
+    size_t sequences;
+} batches;
 
 typedef struct point { // one entry of the log and the plot
     int64_t step;
@@ -47,13 +69,14 @@ typedef struct point { // one entry of the log and the plot
 typedef struct screen {
     bool live; // standard output is a terminal: the progress line is redrawn in place
     bool drawn;
+    bool quiet;  // --json
+    bool closed; // nobody reads standard output any more
     double drawn_at;
 } screen;
 
-enum { TOLD_LOG = 1, TOLD_PICTURE = 2, TOLD_CHECKPOINT = 4 };
+enum { TOLD_LOG = 1, TOLD_PICTURE = 2, TOLD_CHECKPOINT = 4, TOLD_SNAPSHOT = 8 };
 
-#define SETTINGS_SIZE 8192
-#define POSITION_MAGIC "ftune 1"
+#define POSITION_MAGIC "ftune 2"
 typedef struct position { // our own data in a checkpoint
     char magic[8];
     uint64_t settings_hash;
@@ -67,6 +90,11 @@ typedef struct position { // our own data in a checkpoint
 
 typedef struct app {
     options o;
+    option_set set;   // the table and `o`
+    blob config_text; // the file of --config
+    char demo_dir[PATH_SIZE];
+    char adapter[FOLDER_PATH]; // of --adapter
+    const char* program;       // argv[0]
     char error[1024];
     qlora_ctx* ctx;
     qlora_files files;
@@ -79,19 +107,21 @@ typedef struct app {
     qlora_text* text;
     qlora_text_tok* tok;
     qlora_text_chat* chat;
-    qlora_text_data* data;
-    qlora_text_data* eval_data;
+    qlora_text_data* data[OPTION_TEXTS];
+    qlora_text_data* eval_data[OPTION_TEXTS];
     counts counted;
     samples train;
     samples eval;
+    counts eval_counted; // of --eval-data
+    bad_records bad;
     uint64_t data_hash;
     uint64_t settings_hash;
+    identity identity;
+    int64_t shared;        // held-out samples that also occur in the training data
+    bool norms_found;      // in the folder of --adapter, and not asked for
+    bool steps_and_epochs; // both were given
     bool resuming;
-    // the batch being assembled
-    int32_t* ids;
-    int32_t* labels;
-    int32_t* lengths;
-    int32_t* numbers;
+    batches batches; // of the step or the evaluation that is running
     // the progress of the run
     int64_t step;
     int64_t total_steps;
@@ -113,11 +143,15 @@ typedef struct app {
     size_t point_count;
     size_t point_room;
     FILE* log;
-    blob log_rest;   // lines that have not been written to disk yet
-    bool log_torn;   // the log ends in a partial line: write nothing more to it
+    blob log_rest; // lines that have not been written to disk yet
+    bool log_torn; // the log ends in a partial line: write nothing more to it
+    int lock;      // the lock file, if `locked`
+    bool locked;
     bool out_made;   // this process created the folder
     bool out_empty;  // the folder was empty when the run started
     bool files_made; // this process created settings.txt and the log
+    bool demo_made;  // this process created the demo's model
+    bool eval_cut;   // Ctrl-C ended the last evaluation
     bool stopped;    // by Ctrl-C, during a long call
     bool failed;     // an error was reported on standard error
     int told;        // ongoing failures that have been reported: TOLD_ bits
@@ -125,14 +159,39 @@ typedef struct app {
     double memory_at;
     double svg_at;
     double svg_cost;
+    double counting_since; // of epochs
+    bool counting_told;
     screen screen;
 } app;
 
 static volatile sig_atomic_t stop_asked;
+static volatile sig_atomic_t stop_training; // a step or an evaluation may be running
 
+// Ctrl-C is acknowledged at once: people who see nothing press it again, which ends the program.
+static void stop_tell(void) {
+    static const char training[] =
+        "\nstopping after this micro-batch; press Ctrl-C again to quit at once\n";
+    static const char otherwise[] = "\nstopping; press Ctrl-C again to quit at once\n";
+    const char* text = stop_training != 0 ? training : otherwise;
+    size_t size = stop_training != 0 ? sizeof training - 1 : sizeof otherwise - 1;
+    int code = errno;
+#ifdef _WIN32
+    (void)!_write(2, text, (unsigned)size);
+#else
+    (void)!write(STDERR_FILENO, text, size);
+#endif
+    errno = code;
+}
+
+// A second Ctrl-C ends the program at once. A terminal that closes may send SIGHUP twice.
 static void stop_handler(int number) {
+    if (number == SIGINT && stop_asked == 0) {
+        stop_tell();
+    }
     stop_asked = 1;
-    signal(number, SIG_DFL); // a second Ctrl-C ends the program at once
+    if (number == SIGINT || number == SIGTERM) {
+        signal(number, SIG_DFL);
+    }
 }
 
 static bool lib(app* a, qlora_result result, const char* doing) {
@@ -141,14 +200,14 @@ static bool lib(app* a, qlora_result result, const char* doing) {
     }
     a->stopped = a->stopped || result == QLORA_ERR_STOPPED;
     const char* text = qlora_last_error(a->ctx);
-    return fail(a->error, "%s: %s", doing,
-                text[0] != '\0' ? message_text(text) : qlora_result_text(result));
+    return error_set(a->error, "%s: %s", doing,
+                     text[0] != '\0' ? message_text(text) : qlora_result_text(result));
 }
 
 static void* take(app* a, size_t count, size_t size) {
     void* p = calloc(count > 0 ? count : 1, size);
     if (p == NULL) {
-        fail(a->error, "out of memory");
+        error_set(a->error, "out of memory");
     }
     return p;
 }

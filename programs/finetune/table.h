@@ -4,11 +4,13 @@
 
 typedef struct options {
     const char* model;
-    const char* data;
+    option_texts data;
+    option_texts eval_data;
     const char* out;
-    const char* eval_data;
+    const char* config;
     const char* adapter;
     const char* template_name;
+    const char* format;
     const char* base_name;
     const char* prompt;
     int64_t rank;
@@ -32,6 +34,8 @@ typedef struct options {
     int64_t recompute;
     int64_t cache;
     int64_t resume;
+    int64_t max_samples;
+    int64_t snapshot_every;
     double alpha;
     double dropout;
     double lr;
@@ -45,35 +49,16 @@ typedef struct options {
     bool truncate;
     bool train_prompt;
     bool last_turn;
+    bool extend;
+    bool eval_only;
     bool plan;
     bool doctor;
+    bool json;
     bool demo;
     bool verbose;
     bool help;
     bool version;
 } options;
-
-typedef enum option_kind {
-    OPT_HEADING, // a heading in the help
-    OPT_TEXT,
-    OPT_WHOLE,
-    OPT_SIZE, // integer with an optional suffix K, M, G or T
-    OPT_REAL,
-    OPT_FLAG,
-    OPT_CHOICE, // one of `words`, stored as its index
-    OPT_TARGETS
-} option_kind;
-
-typedef struct option {
-    const char* name;
-    option_kind kind;
-    size_t offset; // in options
-    bool fixed;    // a resumed run must use the same value
-    double low;    // range of a number
-    double high;
-    const char* words; // the choices, or the value's name in the help
-    const char* help;
-} option;
 
 enum { RESUME_AUTO = 0, RESUME_NEVER, RESUME_MUST };
 
@@ -83,16 +68,23 @@ static const option option_table[] = {
     {"Model and data", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"model", OPT_TEXT, AT(model), true, 0, 0, "DIR",
         "model folder in Hugging Face format (required)"},
-    {"data", OPT_TEXT, AT(data), true, 0, 0, "FILE",
-        "training data: .jsonl, .json or .txt, see below (required)"},
+    {"data", OPT_TEXTS, AT(data), true, 0, 0, "FILE",
+        "training data: .jsonl, .json or .txt, see below; - reads standard input; may be given "
+        "several times (required)"},
     {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
         "output folder for the adapter, checkpoint, log and plot (required)"},
     {"template", OPT_TEXT, AT(template_name), true, 0, 0, "NAME",
         "chat format, see below (default: taken from the model)"},
     {"adapter", OPT_TEXT, AT(adapter), true, 0, 0, "DIR",
-        "start from this PEFT adapter; sets rank, alpha and targets"},
+        "start from this PEFT adapter, or that of a run; sets rank, alpha, targets and rslora"},
     {"base-name", OPT_TEXT, AT(base_name), false, 0, 0, "NAME",
         "base model name stored in the adapter (default: --model)"},
+    {"format", OPT_TEXT, AT(format), true, 0, 0, "NAME",
+        "form of the data, see below (default: from the ending and the names in each record)"},
+    {"max-samples", OPT_WHOLE, AT(max_samples), true, 1, 1e9, "N",
+        "use only the first N samples of the data (default: all)"},
+    {"config", OPT_TEXT, AT(config), false, 0, 0, "FILE",
+        "read options from this file, one per line; those of the command line take precedence"},
     {"Adapter", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"rank", OPT_WHOLE, AT(rank), true, 1, 1024, "N",
         "LoRA rank (default 16)"},
@@ -123,7 +115,7 @@ static const option option_table[] = {
     {"weight-decay", OPT_REAL, AT(weight_decay), true, 0, 10, "X",
         "AdamW weight decay (default 0)"},
     {"max-norm", OPT_REAL, AT(max_norm), true, -1, 1e9, "X",
-        "clip gradients to this norm; -1 = off (default 1)"},
+        "clip gradients to this norm; 0 or -1 = no clipping (default 1)"},
     {"length", OPT_WHOLE, AT(length), true, 2, 1e6, "N",
         "maximum sample length in tokens (default 1024, or the model's limit if lower)"},
     {"tokens", OPT_WHOLE, AT(tokens), true, 2, 1e7, "N",
@@ -141,22 +133,27 @@ static const option option_table[] = {
     {"Evaluation and checkpoints", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"eval", OPT_REAL, AT(eval), true, 0, 1e6, "X",
         "held-out samples: a count, or a fraction below 1, capped at 200 samples (default 0.05)"},
-    {"eval-data", OPT_TEXT, AT(eval_data), true, 0, 0, "FILE",
-        "evaluate on this file instead of held-out samples"},
+    {"eval-data", OPT_TEXTS, AT(eval_data), true, 0, 0, "FILE",
+        "evaluate on this file instead of held-out samples; may be given several times"},
     {"eval-every", OPT_WHOLE, AT(eval_every), false, 1, 1e9, "N",
         "steps between evaluations (default: ten per run)"},
     {"save-every", OPT_WHOLE, AT(save_every), false, 1, 1e9, "N",
         "steps between checkpoints (default: ten per run)"},
+    {"snapshot-every", OPT_WHOLE, AT(snapshot_every), false, 1, 1e9, "N",
+        "steps between adapter snapshots, which are kept in OUT/snapshots (default: none)"},
     {"resume", OPT_CHOICE, AT(resume), false, 0, 0, "auto|never|must",
         "auto resumes if --out has a checkpoint, never starts over, must fails without a "
         "checkpoint (default auto)"},
+    {"extend", OPT_FLAG, AT(extend), false, 0, 0, "",
+        "resume although --lr, --schedule, --warmup, --beta2, --weight-decay or --max-norm has "
+        "changed, or --steps or --epochs is lower; higher ones need no --extend"},
     {"prompt", OPT_TEXT, AT(prompt), false, 0, 0, "TEXT",
         "prompt to complete before and after training"},
     {"Machine", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
         "auto uses a GPU if available (default auto)"},
     {"device", OPT_WHOLE, AT(device), false, 0, 1023, "N",
-        "GPU number (default 0)"},
+        "GPU to use; fails without it (default: GPU 0 if there is one)"},
     {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N",
         "CPU threads (default: one per core)"},
     {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16",
@@ -170,14 +167,18 @@ static const option option_table[] = {
     {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
         "keep 16-bit copies of the 4-bit weights; auto copies as many as fit (default auto)"},
     {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
-        "memory limit in bytes, e.g. 8G for 8 GiB (default: all free memory)"},
+        "memory limit; 8G and 8GiB are binary, 8GB is decimal (default: all free memory)"},
     {"Other", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"plan", OPT_FLAG, AT(plan), false, 0, 0, "",
         "print the memory plan and exit"},
+    {"eval-only", OPT_FLAG, AT(eval_only), false, 0, 0, "",
+        "print the loss of --adapter, or of the model itself, on --eval-data or --data and exit"},
     {"doctor", OPT_FLAG, AT(doctor), false, 0, 0, "",
         "print the first samples and any problems in the data, then exit"},
     {"samples", OPT_WHOLE, AT(samples), false, 0, 1e9, "N",
         "number of samples that --doctor prints (default 3)"},
+    {"json", OPT_FLAG, AT(json), false, 0, 0, "",
+        "with --doctor or --eval-only: print JSON"},
     {"demo", OPT_FLAG, AT(demo), true, 0, 0, "",
         "train a small generated model on generated text"},
     {"verbose", OPT_FLAG, AT(verbose), false, 0, 0, "",
@@ -190,51 +191,66 @@ static const option option_table[] = {
 // clang-format on
 #define OPTION_COUNT (sizeof option_table / sizeof option_table[0])
 
-static const char* const target_names[] = {"q",  "k",    "v",   "o",      "gate",
-                                           "up", "down", "qkv", "gate_up"};
-
-static void* option_at(options* o, const option* row) {
-    return (char*)o + row->offset;
-}
-
-static void options_default(options* o) {
+// Values that tell options_resolve that an option was not given: 0, except where 0 is a value.
+static void options_clear(options* o) {
     memset(o, 0, sizeof *o);
-    o->rank = 16;
-    o->targets = QLORA_TARGET_ALL;
-    o->epochs = 3.0;
-    o->lr = 2e-4;
+    o->lr = -1.0;
     o->warmup = -1;
-    o->accumulate = 2;
-    o->seed = 1;
-    o->beta2 = 0.999;
-    o->max_norm = 1.0;
-    o->eval = 0.05;
-    o->samples = 3;
+    o->seed = -1;
+    o->beta2 = -1.0;
+    o->max_norm = -2.0;
+    o->eval = -1.0;
+    o->samples = -1;
+    o->device = -1;
+    o->resume = -1;
 }
 
-static void help_print(void) {
+static void whole_default(int64_t* value, int64_t unset, int64_t otherwise) {
+    *value = *value == unset ? otherwise : *value;
+}
+
+static void real_default(double* value, double unset, double otherwise) {
+    *value = *value == unset ? otherwise : *value;
+}
+
+static void options_resolve(options* o) {
+    whole_default(&o->rank, 0, 16);
+    whole_default(&o->targets, 0, QLORA_TARGET_ALL);
+    real_default(&o->epochs, 0.0, 3.0);
+    real_default(&o->lr, -1.0, 2e-4);
+    whole_default(&o->accumulate, 0, 2);
+    whole_default(&o->seed, -1, 1);
+    real_default(&o->beta2, -1.0, 0.999);
+    real_default(&o->max_norm, -2.0, 1.0);
+    real_default(&o->eval, -1.0, 0.05);
+    whole_default(&o->samples, -1, 3);
+    whole_default(&o->resume, -1, RESUME_AUTO);
+}
+
+static void help_print(const option_set* set) {
     printf("usage: finetune --model DIR --data FILE --out DIR [options]\n"
-           "       finetune --demo [--out DIR]\n\n"
+           "       finetune --demo [--out DIR]\n"
+           "       finetune --model DIR --adapter DIR --data FILE --eval-only\n\n"
            "Trains a LoRA adapter on the samples in FILE. Ctrl-C saves and stops; run the\n"
            "same command again to resume with bit-identical results.\n");
-    for (size_t i = 0; i < OPTION_COUNT; i++) {
-        const option* row = &option_table[i];
-        if (row->kind == OPT_HEADING) {
-            printf("\n%s\n", row->name);
-            continue;
-        }
-        char left[64];
-        snprintf(left, sizeof left, "--%s %s", row->name, row->words);
-        help_row(left, 37, row->help);
-    }
+    options_print(set, 37);
     printf("\nChat formats:");
     for (size_t i = 0; qlora_text_chat_names(i) != NULL; i++) {
         printf(" %s", qlora_text_chat_names(i));
     }
+    printf("\n");
+    char forms[256] = "";
+    for (size_t i = 0; qlora_text_data_formats(i) != NULL; i++) {
+        size_t used = strlen(forms);
+        snprintf(forms + used, sizeof forms - used, "%s%s", used > 0 ? " " : "",
+                 qlora_text_data_formats(i));
+    }
+    help_row("Forms of data:", 18, forms);
     printf(
-        "\nData: one JSON object per sample (.jsonl: one per line; .json: an array):\n"
+        "Data: one JSON object per sample (.jsonl: one per line; .json: an array):\n"
         "  {\"text\"}  {\"prompt\", \"completion\"}  {\"messages\": [{\"role\", \"content\"}]}\n"
         "  {\"conversations\": [{\"from\", \"value\"}]}  {\"instruction\", \"input\", \"output\"}\n"
+        "  {\"question\", \"answer\"}  {\"input_ids\", \"labels\"}\n"
         "  .txt: plain text, split into samples of --length tokens\n"
         "Exit status: 0 on success, 1 on error (reported on standard error), 130 after\n"
         "Ctrl-C.\n");

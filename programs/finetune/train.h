@@ -50,7 +50,45 @@ static double pack_flop(const app* a, const samples* s, const packs* p, size_t p
     return flop;
 }
 
-static bool step_train(app* a, qlora_train_info* info) {
+#define SLICE_MS 200.0
+
+// Runs a step in slices, so that Ctrl-C is answered between two of them; the results are those of
+// whole steps, bit for bit. An interrupted step is discarded and *cut set.
+static bool step_slices(app* a, size_t end, bool* cut) {
+    size_t count = end - a->next_pack;
+    bool done = false;
+    if (!batches_fill(a, &a->train, &a->now, a->next_pack, end) ||
+        !lib(a, qlora_train_begin(a->trainer, a->batches.data, (int64_t)count), "training")) {
+        return false;
+    }
+    while (!done) {
+        if (stop_asked != 0) {
+            *cut = true;
+            return lib(a, qlora_train_cancel(a->trainer), "stopping");
+        }
+        if (!lib(a, qlora_train_slice(a->trainer, SLICE_MS, &done), "training")) {
+            return false;
+        }
+    }
+    a->next_pack = end;
+    return true;
+}
+
+// Runs a step without waiting for the device between its micro-batches. `labels` is the sum over
+// the whole step, so that every trained token has the same weight.
+static bool step_whole(app* a, size_t end, int64_t labels) {
+    for (; a->next_pack < end; a->next_pack++) {
+        if (!batches_fill(a, &a->train, &a->now, a->next_pack, a->next_pack + 1) ||
+            !lib(a, qlora_train_micro(a->trainer, a->batches.data, (double)labels), "training")) {
+            return false;
+        }
+    }
+    return lib(a, qlora_train_update(a->trainer), "training");
+}
+
+// The next step, unless Ctrl-C cuts it short. A GPU runs whole steps, as graphs: they are fast.
+static bool step_train(app* a, qlora_train_info* info, bool* cut) {
+    *cut = false;
     if (a->next_pack >= a->now.count) {
         a->epoch++;
         a->next_pack = 0;
@@ -60,32 +98,35 @@ static bool step_train(app* a, qlora_train_info* info) {
     }
     size_t end = a->next_pack + (size_t)a->o.accumulate;
     end = end < a->now.count ? end : a->now.count;
-    int64_t labels = 0; // in the whole step, so that every trained token has the same weight
+    int64_t labels = 0;
     a->step_flop = 0.0;
     for (size_t p = a->next_pack; p < end; p++) {
         labels += pack_labels(&a->train, &a->now, p);
         a->step_flop += pack_flop(a, &a->train, &a->now, p);
     }
-    for (; a->next_pack < end; a->next_pack++) {
-        qlora_batch batch = batch_fill(a, &a->train, &a->now, a->next_pack);
-        if (!lib(a, qlora_train_micro(a->trainer, &batch, (double)labels), "training")) {
-            return false;
-        }
+    bool sliced = qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU;
+    if (!(sliced ? step_slices(a, end, cut) : step_whole(a, end, labels))) {
+        return false;
     }
-    if (!lib(a, qlora_train_update(a->trainer), "training") ||
-        !lib(a, qlora_train_query(a->trainer, info), "training")) {
+    if (*cut) {
+        return true;
+    }
+    if (!lib(a, qlora_train_query(a->trainer, info), "training")) {
         return false;
     }
     a->skipped_in_row = info->last_skipped ? a->skipped_in_row + 1 : 0;
     if (a->skipped_in_row == 10) {
-        return fail(a->error,
-                    "step %lld: ten consecutive non-finite gradients; try a lower --lr or --mode "
-                    "f32",
-                    (long long)info->step);
+        return error_set(
+            a->error,
+            "step %lld: ten consecutive non-finite gradients; try a lower --lr or --mode "
+            "f32",
+            (long long)info->step);
     }
     return true;
 }
 
+// Ctrl-C cuts an evaluation short between two packs. It then has no result and is repeated when
+// the run is resumed.
 static bool evaluate(app* a) {
     if (a->eval.count == 0) {
         return true;
@@ -94,8 +135,12 @@ static bool evaluate(app* a) {
     double labels = 0.0;
     for (size_t p = 0; p < a->eval_packs.count; p++) {
         qlora_eval_info info;
-        qlora_batch batch = batch_fill(a, &a->eval, &a->eval_packs, p);
-        if (!lib(a, qlora_eval(a->model, &batch, &info), "evaluating")) {
+        if (stop_asked != 0) {
+            a->eval_cut = true;
+            return true;
+        }
+        if (!batches_fill(a, &a->eval, &a->eval_packs, p, p + 1) ||
+            !lib(a, qlora_eval(a->model, a->batches.data, &info), "evaluating")) {
             return false;
         }
         loss += info.loss;
@@ -136,16 +181,38 @@ static bool checkpoint_save(app* a) {
 
 static bool position_check(app* a, const position* p) {
     if (memcmp(p->magic, POSITION_MAGIC, 8) != 0 || p->settings_hash != a->settings_hash) {
-        return fail(a->error,
-                    "%s/checkpoint was saved with different options; use --resume never to start "
-                    "over",
-                    a->o.out);
+        return error_set(
+            a->error,
+            "%s/checkpoint was saved with different options; use --resume never to start "
+            "over",
+            a->o.out);
     }
     if (p->data_hash != a->data_hash) {
-        return fail(a->error,
-                    "the data has changed since %s/checkpoint was saved; use --resume never to "
-                    "start over",
-                    a->o.out);
+        return error_set(
+            a->error,
+            "the data has changed since %s/checkpoint was saved; use --resume never to "
+            "start over",
+            a->o.out);
+    }
+    return true;
+}
+
+// A run can be made longer. Making it shorter may be a mistake and needs --extend.
+static bool steps_judge(app* a, int64_t done, int64_t before) {
+    if (a->total_steps < done) {
+        return error_set(a->error,
+                         "the run in %s has finished step %lld; %lld steps are too few to resume "
+                         "it",
+                         a->o.out, (long long)done, (long long)a->total_steps);
+    }
+    if (a->total_steps < before && !a->o.extend) {
+        return error_set(a->error,
+                         "the run in %s was to take %lld steps, this command %lld; use the same "
+                         "number, a higher one, or --extend",
+                         a->o.out, (long long)before, (long long)a->total_steps);
+    }
+    if (a->total_steps != before) {
+        say(a, "changed: %lld steps, before %lld\n", (long long)a->total_steps, (long long)before);
     }
     return true;
 }
@@ -162,10 +229,11 @@ static bool checkpoint_load(app* a) {
     }
     size_t size = sizeof *p;
     bool ok = lib(a, qlora_checkpoint_load(a->trainer, path, p, &size), "resuming");
-    ok = ok && (size == sizeof *p || fail(a->error, "%s was not saved by finetune", path));
+    ok = ok && (size == sizeof *p || error_set(a->error, "%s was not saved by finetune", path));
     ok = ok && position_check(a, p);
     qlora_train_info info;
-    ok = ok && lib(a, qlora_train_query(a->trainer, &info), "resuming");
+    ok = ok && lib(a, qlora_train_query(a->trainer, &info), "resuming") &&
+         steps_judge(a, info.step, p->total_steps);
     if (ok) {
         a->step = info.step;
         a->seconds = p->seconds;
@@ -177,16 +245,17 @@ static bool checkpoint_load(app* a) {
     return ok;
 }
 
-static bool adapter_save(app* a) {
-    char path[PATH_SIZE];
-    const char* name = a->o.base_name != NULL ? a->o.base_name
-                       : a->o.model != NULL   ? a->o.model
-                                              : "demo";
-    out_path(a, "adapter", path);
+static bool adapter_write(app* a, const char* path) {
     qlora_adapter_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.base_name = name;
-    bool ok = lib(a, qlora_adapter_save(a->model, path, &desc), "saving the adapter");
+    desc.base_name = a->o.base_name != NULL ? a->o.base_name : a->model_desc.dir;
+    return lib(a, qlora_adapter_save(a->model, path, &desc), "saving the adapter");
+}
+
+static bool adapter_save(app* a) {
+    char path[PATH_SIZE];
+    out_path(a, "adapter", path);
+    bool ok = adapter_write(a, path);
     if (!ok) {
         complain(a);
     }
@@ -197,6 +266,19 @@ static bool adapter_save(app* a) {
         ok = false;
     }
     return ok;
+}
+
+// Saves the adapter as it is now beside the run, where nothing removes it.
+static bool snapshot_save(app* a) {
+    char path[PATH_SIZE + 64];
+    out_path(a, "snapshots", path);
+    int code = a->files.make_dir(path, a->files.user);
+    if (code != 0) {
+        return error_set(a->error, "cannot create %s: %s", path, strerror(code));
+    }
+    size_t used = strlen(path);
+    snprintf(path + used, sizeof path - used, "/step-%lld", (long long)a->step);
+    return adapter_write(a, path);
 }
 
 static int64_t interval(const app* a, int64_t wished) {
@@ -247,28 +329,45 @@ static bool results_save(app* a) {
     return ok;
 }
 
-static bool train_loop(app* a) {
-    int64_t eval_every = interval(a, a->o.eval_every);
-    int64_t save_every = interval(a, a->o.save_every);
-    if (a->step == 0 && !evaluate(a)) {
+// Whether the model as it is has to be evaluated: an interrupted evaluation is made up for.
+static bool evaluate_due(const app* a) {
+    if (a->step != 0 && a->step != a->total_steps && a->step % interval(a, a->o.eval_every) != 0) {
         return false;
     }
-    bool ok = true;
-    while (ok && a->step < a->total_steps && stop_asked == 0) {
-        qlora_train_info info;
-        double start = seconds_now();
-        if (!step_train(a, &info)) {
+    for (size_t i = a->point_count; i > 0 && a->points[i - 1].step == a->step; i--) {
+        if (known(a->points[i - 1].eval_loss)) {
             return false;
         }
-        bool last = info.step == a->total_steps;
-        ok = step_record(a, &info, seconds_now() - start) &&
-             ((!last && info.step % eval_every != 0) || evaluate(a));
-        if (ok && !last && a->step % save_every == 0) {
+    }
+    return true;
+}
+
+static bool train_loop(app* a) {
+    int64_t save_every = interval(a, a->o.save_every);
+    stop_training = 1;
+    bool ok = !evaluate_due(a) || evaluate(a);
+    bool cut = false;
+    while (ok && !cut && a->step < a->total_steps && stop_asked == 0) {
+        qlora_train_info info;
+        double start = seconds_now();
+        ok = step_train(a, &info, &cut);
+        if (ok && !cut) {
+            ok = step_record(a, &info, seconds_now() - start) && (!evaluate_due(a) || evaluate(a));
+        }
+        if (ok && !cut && a->step < a->total_steps && a->step % save_every == 0) {
             bear(a, TOLD_CHECKPOINT, checkpoint_save(a));
         }
+        if (ok && !cut && a->o.snapshot_every > 0 && a->step % a->o.snapshot_every == 0) {
+            bear(a, TOLD_SNAPSHOT, snapshot_save(a));
+        }
+    }
+    stop_training = 0;
+    if (a->step == 0) {
+        return ok;
     }
     if (!ok) { // the steps so far are complete and are saved anyway
         complain(a);
+        (void)qlora_train_cancel(a->trainer);
     }
     return results_save(a) && ok;
 }

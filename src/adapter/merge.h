@@ -246,12 +246,6 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
     return r;
 }
 
-static qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
-    return dtype == QLORA_F32    ? QLORA__ST_F32
-           : dtype == QLORA_BF16 ? QLORA__ST_BF16
-                                 : QLORA__ST_F16;
-}
-
 // Whether a tensor is an auxiliary part of a bitsandbytes weight, which the merged weight does not
 // need.
 static bool qlora__is_bnb_part(const char* name) {

@@ -40,6 +40,7 @@
     X(qlora_attention_desc)                                                                    \
     X(qlora_graph_info)                                                                        \
     X(qlora_launch_desc)                                                                       \
+    X(qlora_prewarm_product)                                                                   \
     X(qlora_prewarm_desc)                                                                      \
     X(qlora_cache_info)
 // clang-format on

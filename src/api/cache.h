@@ -31,6 +31,24 @@ typedef struct qlora_launch_desc {
 QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
                                            const qlora_launch_desc* launch, void** args);
 
+typedef enum qlora_prewarm_kind {
+    QLORA_PREWARM_FORWARD = 0,    // as qlora_gemm_forward: A[m,k] B[k,n]
+    QLORA_PREWARM_BACKWARD_A = 1, // as qlora_gemm_backward_a: dC[m,n] B[k,n]^T
+    QLORA_PREWARM_BACKWARD_B = 2  // as qlora_gemm_backward_b: A[m,k]^T dC[m,n]
+} qlora_prewarm_kind;
+
+// A product that a program is going to run. Sizes must be from 1 to 2^24.
+typedef struct qlora_prewarm_product {
+    qlora_prewarm_kind kind;
+    int64_t m;
+    int64_t k;
+    int64_t n;
+    int64_t batch;   // 0 = 1
+    qlora_dtype a;   // type of the first operand
+    qlora_dtype b;   // type of the second one
+    qlora_dtype out; // type of the result
+} qlora_prewarm_product;
+
 // The shape of a model. Sizes must be from 1 to 2^24.
 typedef struct qlora_prewarm_desc {
     int64_t hidden;
@@ -42,11 +60,18 @@ typedef struct qlora_prewarm_desc {
     int64_t rank;           // LoRA rank, at most 4096; 0 = no LoRA kernels
     qlora_base_format base; // 0 = NF4
     qlora_dtype compute;    // F32 or BF16; 0 = F32
+    const qlora_prewarm_product* products; // more products, of any shape; NULL = none
+    int64_t product_count;
 } qlora_prewarm_desc;
 
 // Compiles every kernel that the shape needs, runs each of its cuBLAS products once on temporary
-// memory, and seals the cache. A second call, for another model, compiles only the missing kernels.
-// Does nothing on the CPU. qlora_model_open includes this work.
+// memory, and seals the cache. Covered are, with max_tokens rows: the stacks of qlora_linear; the
+// products of qlora_gemm_forward, _backward_a and _backward_b of each width of the model with the
+// rank, and without 4-bit weights also with the base's own matrices (f32 activations with 16-bit
+// weights included); those of qlora_nf4_gemm_forward and _backward; the batched ones of attention;
+// f32 products both exact and in TF32; and the caller's list. A second call, for another model,
+// compiles only the missing kernels. Does nothing on the CPU. qlora_model_open includes the work
+// for its own products.
 QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
 // On a miss, a sealed cache fails with QLORA_ERR_SEALED and names the kernel; it never compiles
 // silently. Both calls do nothing on the CPU.

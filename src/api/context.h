@@ -106,6 +106,7 @@ typedef struct qlora_memory_info {
     uint64_t device_free;        // free memory reported by the driver; 0 on the CPU
     uint64_t device_total;       // memory of the device; 0 on the CPU
     uint64_t host_bytes;         // host memory allocated by the context at present
+    uint64_t host_free;          // host memory that this process can still use; 0 = unknown
 } qlora_memory_info;
 
 // How a matrix product is computed.

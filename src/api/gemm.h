@@ -17,8 +17,8 @@ typedef struct qlora_gemm_desc {
 //   bf16, bf16, bf16 or f32
 //   f16, f16, f32
 //   one of A and B f32, the other bf16 or f16, C f32, batch 1 on CUDA: the f32 operand is cast into
-//   the scratch buffer; for f16 it is first scaled by a power of two chosen from its maximum, which
-//   alpha then cancels
+//   the scratch buffer, in slices if that is too small; for f16 it is first scaled by a power of
+//   two chosen from its maximum, which alpha then cancels
 QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc,
                                   const qlora_tensor* a, const qlora_tensor* b,
                                   const qlora_tensor* c);
@@ -115,8 +115,11 @@ QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* wei
 // y = x W^T and dx = dy W. x and dy are f32 or bf16; y and dx have the same type, or f32. W is
 // dequantised to bf16 values, whatever the type of x. An unfused product dequantises as much of W
 // at a time as the free scratch holds and reports the path of its GEMM; a fused one, which only the
-// forward product has, reports QLORA_PATH_NF4. flags: ACCUMULATE, PTX and CUBLAS imply an unfused
-// product; without flags, small products are fused if the device can. No call waits for the device.
+// forward product has, reports QLORA_PATH_NF4. (A fused dx = dy W does not exist: its sums run
+// along the columns of W, across the blocks that share a scale, and backward products have the rows
+// of a whole micro-batch, for which dequantising W once costs less than doing so for every tile.)
+// flags: ACCUMULATE, PTX and CUBLAS imply an unfused product; without flags, small products are
+// fused if the device can. No call waits for the device.
 QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
                                               const qlora_nf4* w, const qlora_tensor* y,
                                               uint32_t flags);

@@ -8,6 +8,12 @@ typedef enum qlora_schedule {
     QLORA_SCHEDULE_CONSTANT = 2
 } qlora_schedule;
 
+// The gradients whose common norm is limited.
+typedef enum qlora_clip_scope {
+    QLORA_CLIP_ALL = 0,   // all of them together, as in PyTorch's clip_grad_norm_
+    QLORA_CLIP_LAYERS = 1 // those of each layer separately; the final norm is a group of its own
+} qlora_clip_scope;
+
 // Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_train_desc {
     uint32_t reserved_must_be_zero0;
@@ -17,6 +23,7 @@ typedef struct qlora_train_desc {
     double eps;               // 0 = 1e-8
     double weight_decay;      // 0 = none
     double max_norm;          // gradient norm to clip to; 0 = 1, negative = no clipping
+    qlora_clip_scope clip;    // what max_norm applies to; 0 = all gradients together
     qlora_schedule schedule;  // 0 = cosine
     int64_t warmup_steps;     // steps over which the learning rate rises linearly; 0 = none
     int64_t total_steps;      // 0 = constant learning rate after the warm-up
@@ -34,8 +41,8 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
                                             qlora_trainer** out);
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
-// Changes settings between two steps. seed, eager and require_graph cannot change and must be as
-// before. Does not wait for the device.
+// Changes settings between two steps. clip, seed, eager and require_graph cannot change and must be
+// as before. Does not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
@@ -46,7 +53,7 @@ typedef struct qlora_train_info {
     double loss;     // mean over the labels of the step
     double labels;   // their total weight
     int64_t tokens;  // number of tokens in the step
-    float grad_norm; // before clipping
+    float grad_norm; // before clipping, of all gradients together
     double lr;       // learning rate of the step
     bool graphs;     // steps are run as CUDA graphs
     int64_t waits;   // number of times the host had to wait for a free staging buffer

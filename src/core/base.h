@@ -157,9 +157,13 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
     return QLORA_OK;
 }
 
-// Releases the scratch memory of the call; the next call on the stream may reuse it.
+// Releases the scratch memory of the call; the next call on the stream may reuse it. A public call
+// that succeeds leaves no error text, whatever failed and was mended inside it.
 static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     ctx->scratch_used = ctx->scratch_marks[--ctx->depth];
+    if (ctx->depth == 0 && result == QLORA_OK) {
+        ctx->env.error[0] = '\0';
+    }
     if (ctx->depth == 0 && ctx->deactivate != NULL && !ctx->not_current) {
         ctx->deactivate(ctx);
     }

@@ -492,7 +492,8 @@ static qlora_result qlora__config_from_json(qlora__env* env, const qlora__json* 
     QLORA__TRY(qlora__config_id(&r, "pad_token_id", c->vocab, &c->pad_id));
     QLORA__TRY(qlora__config_stops(&r, c));
     qlora__config_resolve(c);
-    return c->wrapped ? qlora__config_stops(&top, c) : QLORA_OK;
+    bool outside = c->wrapped && qlora__config_find(&top, "eos_token_id") != 0;
+    return outside ? qlora__config_stops(&top, c) : QLORA_OK;
 }
 
 // Parses config.json from memory into *out.

@@ -97,15 +97,14 @@ static qlora_result qlora__config_id(const qlora__config_reader* r, const char* 
 
 typedef char qlora__config_stop_ids_fit[QLORA__MAX_STOP_IDS <= QLORA_MAX_STOP_IDS ? 1 : -1];
 
-// eos_token_id: one id or a list of ids.
+// eos_token_id: one id, a list of ids, or none.
 static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_model_config* c) {
     qlora__stop_ids ids;
     ids.count = 0;
     QLORA__TRY(qlora__stop_ids_read(r->env, r->json, r->object, c->vocab, &ids));
-    if (ids.count > 0) {
-        memcpy(c->stop_ids, ids.id, sizeof ids.id);
-        c->stop_count = ids.count;
-    }
+    memset(c->stop_ids, 0, sizeof c->stop_ids);
+    memcpy(c->stop_ids, ids.id, (size_t)ids.count * sizeof ids.id[0]);
+    c->stop_count = ids.count;
     return QLORA_OK;
 }
 

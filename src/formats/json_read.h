@@ -207,13 +207,16 @@ typedef enum qlora__json_kind {
 #define QLORA__JSON_ROOT 0xFFFFFFFFu
 #define QLORA__JSON_UNIQUE 1u // flag: duplicate keys in an object are an error
 
+// 16 bytes, because a file of short numbers has a token for every two bytes.
 typedef struct qlora__json_token {
-    qlora__json_kind kind;
-    uint32_t begin; // first byte; of a string, the byte after the opening quote
-    uint32_t end;   // one past the last byte; of a string, the closing quote
-    uint32_t next;  // token after this value and everything inside it
-    uint32_t count; // members, elements, or escapes in a string
+    uint32_t begin;      // first byte; of a string, the byte after the opening quote
+    uint32_t end;        // one past the last byte; of a string, the closing quote
+    uint32_t next;       // token after this value and everything inside it
+    uint32_t kind : 3;   // a qlora__json_kind
+    uint32_t count : 29; // members, elements, or escapes in a string
 } qlora__json_token;
+
+#define QLORA__JSON_MAX_COUNT 0x1FFFFFFFu
 
 typedef struct qlora__json {
     const char* text; // owned by the caller; must outlive the tokens
@@ -276,27 +279,63 @@ static QLORA__UNUSED uint32_t qlora__hex4(const char* text, uint32_t left) {
     return value;
 }
 
+// Makes room for `capacity` tokens.
+static QLORA__UNUSED qlora_result qlora__json_room(qlora__json_parser* p, uint32_t capacity) {
+    qlora__json* json = p->json;
+    qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
+        p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
+        capacity * sizeof *tokens);
+    if (tokens == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    json->tokens = tokens;
+    json->capacity = capacity;
+    return QLORA_OK;
+}
+
+// How many tokens the value at the start of the text has: brackets, strings and runs of other
+// characters. Stops where the value ends or the parser will stop.
+static QLORA__UNUSED uint32_t qlora__json_estimate(const qlora__json* json) {
+    uint32_t count = 0;
+    uint32_t depth = 0;
+    bool run = false; // inside a number or a word
+    for (uint32_t i = 0; i < json->size; i++) {
+        char c = json->text[i];
+        if (c == ' ' || c == '\t' || c == '\n' || c == '\r') {
+            run = false;
+            continue;
+        }
+        bool opens = c == '[' || c == '{';
+        bool ends = c == ']' || c == '}' || c == ',' || c == ':';
+        count += opens || c == '"' || (!ends && !run) ? 1 : 0;
+        run = !opens && !ends && c != '"';
+        depth += opens ? 1 : 0;
+        depth -= (c == ']' || c == '}') && depth > 0 ? 1 : 0;
+        if (c == '"') {
+            for (i++; i < json->size && json->text[i] != '"'; i++) {
+                i += json->text[i] == '\\' ? 1 : 0;
+            }
+        }
+        if (depth == 0 || depth > QLORA__JSON_MAX_DEPTH || count >= QLORA__JSON_MAX_COUNT) {
+            break;
+        }
+    }
+    return count > 0 ? count : 1;
+}
+
 static QLORA__UNUSED qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind,
                                                    uint32_t begin, uint32_t end) {
     qlora__json* json = p->json;
+    if (json->count == QLORA__JSON_MAX_COUNT) {
+        return qlora__json_bad(p, "too many values");
+    }
     if (json->count == json->capacity) {
-        uint32_t capacity = json->capacity == 0 ? 64 : json->capacity * 2;
-        size_t bytes = 0;
-        if (capacity < json->capacity || !qlora__mul(capacity, sizeof *json->tokens, &bytes)) {
-            return qlora__json_bad(p, "too many values");
-        }
-        qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
-            p->env, json->tokens, json->count * sizeof *tokens, json->capacity * sizeof *tokens,
-            bytes);
-        if (tokens == NULL) {
-            return QLORA_ERR_MEMORY;
-        }
-        json->tokens = tokens;
-        json->capacity = capacity;
+        uint32_t half = json->capacity / 2;
+        QLORA__TRY(qlora__json_room(p, json->capacity + (half < 64 ? 64 : half)));
     }
     qlora__json_token* t = &json->tokens[json->count];
     json->count++;
-    t->kind = kind;
+    t->kind = (uint32_t)kind & 7u;
     t->begin = begin;
     t->end = end;
     t->next = json->count;
@@ -367,7 +406,7 @@ static QLORA__UNUSED qlora_result qlora__json_string_parse(qlora__json_parser* p
         return qlora__json_bad(p, "string without a closing quote");
     }
     QLORA__TRY(qlora__json_push(p, QLORA__JSON_STRING, begin, p->at));
-    p->json->tokens[p->json->count - 1].count = escapes;
+    p->json->tokens[p->json->count - 1].count = escapes & QLORA__JSON_MAX_COUNT;
     p->at++;
     return QLORA_OK;
 }
@@ -482,7 +521,8 @@ static QLORA__UNUSED qlora_result qlora__json_after(qlora__json_parser* p, bool*
         if (c != ',' && c != (object ? '}' : ']')) {
             return qlora__json_bad(p, object ? "expected ',' or '}'" : "expected ',' or ']'");
         }
-        open->count += p->json->count > p->parent + 1 ? 1 : 0;
+        open->count = (open->count + (p->json->count > p->parent + 1 ? 1u : 0u)) &
+                      QLORA__JSON_MAX_COUNT; // there are no more tokens than that
         p->at++;
         if (c == ',') {
             qlora__json_space(p);
@@ -579,6 +619,8 @@ static QLORA__UNUSED qlora_result qlora__json_check_unique(qlora__json_parser* p
 static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p) {
     qlora__json* json = p->json;
     bool done = false;
+    uint32_t need = qlora__json_estimate(json);
+    QLORA__TRY(need > json->capacity ? qlora__json_room(p, need) : QLORA_OK);
     qlora__json_space(p);
     while (!done) {
         // A value is expected here, and in an object its key comes first.
@@ -668,7 +710,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse_one(qlora__env* env, qlora__
 }
 
 static QLORA__UNUSED qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t token) {
-    return json->tokens[token].kind;
+    return (qlora__json_kind)json->tokens[token].kind;
 }
 
 // Whether the decoded text of a string token equals the given bytes.

@@ -636,3 +636,18 @@ static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora_
     QLORA__TRY(qlora__st_write_finish(env, w));
     return qlora__st_write_publish(env, w);
 }
+
+// ---- types of files and of tensors --------------------------------------------------------------
+
+// The type of a tensor whose values are floating-point numbers.
+static QLORA__UNUSED qlora_dtype qlora__st_dtype_of(const qlora__st_tensor* t) {
+    return t->dtype == QLORA__ST_F32    ? QLORA_F32
+           : t->dtype == QLORA__ST_BF16 ? QLORA_BF16
+                                        : QLORA_F16;
+}
+
+static QLORA__UNUSED qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
+    return dtype == QLORA_F32    ? QLORA__ST_F32
+           : dtype == QLORA_BF16 ? QLORA__ST_BF16
+                                 : QLORA__ST_F16;
+}

@@ -3,9 +3,10 @@
 
 // ---- the ids that end a text --------------------------------------------------------------------
 
-// As transformers reads them: those of generation_config.json where it has an "eos_token_id", else
-// those of config.json (in "text_config", where a model that also sees or hears keeps its language
-// part). The key holds one id or a list; null counts as absent.
+// As transformers (5.22) reads them: where there is a generation_config.json, it alone decides,
+// even if it names none; else config.json does (in "text_config", where a model that also sees or
+// hears keeps its language part). The key "eos_token_id" holds one id or a list; null and an empty
+// list name none.
 #define QLORA__MAX_STOP_IDS 16
 
 typedef struct qlora__stop_ids {
@@ -13,13 +14,13 @@ typedef struct qlora__stop_ids {
     int32_t count;
 } qlora__stop_ids;
 
-// Reads one object. What it says replaces *out; where it says nothing, *out stays as it is. Ids
-// must be below `vocab`.
+// Reads one object, which replaces *out. Ids must be below `vocab`.
 static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const qlora__json* json,
                                                        uint32_t object, int64_t vocab,
                                                        qlora__stop_ids* out) {
     uint32_t value = qlora__json_find(json, object, "eos_token_id");
     if (value == 0 || qlora__json_kind_of(json, value) == QLORA__JSON_NULL) {
+        out->count = 0;
         return QLORA_OK;
     }
     bool list = qlora__json_kind_of(json, value) == QLORA__JSON_ARRAY;
@@ -45,7 +46,7 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
         ids.id[i] = (int32_t)id;
     }
     ids.count = (int32_t)count;
-    *out = count > 0 ? ids : *out;
+    *out = ids;
     return QLORA_OK;
 }
 

@@ -1,3 +1,23 @@
+// ---- slices of scratch memory -------------------------------------------------------------------
+
+// Returns in *slice how many of `count` rows or columns, `bytes` each, fit in the free scratch, at
+// least `unit` or all of them, and takes the memory for them.
+static qlora_result qlora__scratch_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
+                                         int64_t* slice, void** memory) {
+    size_t free_bytes = qlora__scratch_free(ctx);
+    int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
+    if (fit < count) {
+        fit = qlora__max(fit / unit * unit,
+                         qlora__min(unit, count)); // if it does not fit, qlora__scratch fails
+    }
+    *slice = qlora__min(fit, count);
+    size_t all = 0;
+    if (!qlora__mul((size_t)*slice, bytes, &all)) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size in bytes of an operand overflows");
+    }
+    return qlora__scratch(ctx, all, memory);
+}
+
 // ---- dense products: the built-in kernels -------------------------------------------------------
 
 #ifndef QLORA_NO_CUDA
@@ -142,49 +162,100 @@ static qlora_result qlora__cast_scale(qlora_ctx* ctx, const void* data, int64_t 
     return qlora__launch(ctx, QLORA__K_cast_scale, 1, 1, 1, 256, 0, scale_args);
 }
 
-// Casts the f32 operand to the type of the other one, in scratch, and uses the copy in the product.
-static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
-    bool cast_a = g->a_type == QLORA_F32;
-    qlora_dtype type = cast_a ? g->b_type : g->a_type;
-    const void* data = cast_a ? g->A : g->B;
-    int64_t ld = cast_a ? g->lda : g->ldb;
-    bool trans = cast_a ? g->ta : g->tb;
-    int64_t rows = cast_a ? (trans ? g->K : g->M) : (trans ? g->N : g->K);
-    int64_t cols = cast_a ? (trans ? g->M : g->K) : (trans ? g->K : g->N);
+// The f32 operand of a mixed product, as it is stored: `lines` are the rows or columns of the
+// result that it contributes to, which can be computed independently of each other.
+typedef struct qlora__mixed {
+    bool is_a;
+    bool lines_are_rows; // of the stored matrix
+    int64_t lines;
+    const float* data;
+    int64_t ld;
+    qlora_dtype type; // of the other operand
+    float* factors;   // f16: scale, alpha / scale, beta
+} qlora__mixed;
+
+static qlora__mixed qlora__mixed_of(const qlora__gemm* g) {
+    qlora__mixed x;
+    memset(&x, 0, sizeof x);
+    x.is_a = g->a_type == QLORA_F32;
+    x.lines_are_rows = x.is_a ? !g->ta : g->tb;
+    x.lines = x.is_a ? g->M : g->N;
+    x.data = (const float*)(x.is_a ? g->A : g->B);
+    x.ld = x.is_a ? g->lda : g->ldb;
+    x.type = x.is_a ? g->b_type : g->a_type;
+    return x;
+}
+
+// Chooses the scale of an f16 product and makes the product use it.
+static qlora_result qlora__mixed_scale(qlora_ctx* ctx, qlora__gemm* g, qlora__mixed* x) {
+    void* factors = NULL;
+    QLORA__TRY(qlora__scratch(ctx, 3 * sizeof(float), &factors));
+    float* f = (float*)factors;
+    QLORA__TRY(qlora__cast_scale(ctx, x->data, x->lines_are_rows ? x->lines : g->K,
+                                 x->lines_are_rows ? g->K : x->lines, x->ld, g->alpha, f));
+    qlora__CUdeviceptr beta = (qlora__CUdeviceptr)(uintptr_t)(f + 2);
+    int code = ctx->gpu->cu.MemsetD32Async(beta, qlora__bits(g->beta), 1, ctx->gpu->stream);
+    QLORA__TRY(qlora__cu(ctx, code, "cuMemsetD32Async"));
+    x->factors = f;
+    g->alpha = 1.0f;
+    g->alpha_dev = f + 1;
+    g->beta_dev = f + 2;
+    return QLORA_OK;
+}
+
+// Computes `now` lines of the result, starting at `first`, with a copy of the f32 operand in the
+// type of the other one.
+static qlora_result qlora__mixed_slice(qlora_ctx* ctx, const qlora__gemm* g, const qlora__mixed* x,
+                                       int64_t first, int64_t now, void* copy, qlora_path path) {
+    int64_t rows = x->lines_are_rows ? now : g->K;
+    int64_t cols = x->lines_are_rows ? g->K : now;
+    int64_t ld = x->ld;
+    int64_t new_ld = (int64_t)qlora__align_up((size_t)cols, 8);
+    const float* data = x->data + (x->lines_are_rows ? first * x->ld : first);
+    const float* scale = x->factors;
+    void* args[] = {(void*)&data, &copy, &rows, &cols, &ld, &new_ld, (void*)&scale};
+    int64_t pieces = rows * qlora__ceil_div(cols, 2048);
+    QLORA__TRY(qlora__launch(ctx,
+                             x->type == QLORA_F16 ? QLORA__K_cast_f32_f16 : QLORA__K_cast_f32_bf16,
+                             qlora__min(pieces, 4096), 1, 1, 256, 0, args));
+    qlora__gemm part = *g;
+    size_t out = qlora_dtype_bytes(g->out);
+    part.a_type = x->type;
+    part.b_type = x->type;
+    if (x->is_a) {
+        part.M = now;
+        part.A = copy;
+        part.lda = new_ld;
+        part.C = (char*)g->C + (size_t)(first * g->ldc) * out;
+    } else {
+        part.N = now;
+        part.B = copy;
+        part.ldb = new_ld;
+        part.C = (char*)g->C + (size_t)first * out;
+    }
+    return path == QLORA_PATH_CUBLAS ? qlora__gemm_cublas(ctx, &part) : qlora__gemm_ptx(ctx, &part);
+}
+
+// One operand is f32 and is cast in scratch; where that does not hold all of it, the result is
+// computed in slices. No sum is ever split.
+static qlora_result qlora__gemm_mixed(qlora_ctx* ctx, qlora__gemm* g, qlora_path path) {
     if (g->batch > 1) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "a batched product of an f32 and a 16-bit operand is not supported; "
                            "cast one of them");
     }
-    int64_t new_ld = (int64_t)qlora__align_up((size_t)cols, 8);
-    size_t bytes = 0;
-    if (!qlora__mul((size_t)rows, (size_t)new_ld * 2, &bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size in bytes of the cast operand overflows");
-    }
+    qlora__mixed x = qlora__mixed_of(g);
+    QLORA__TRY(x.type == QLORA_F16 ? qlora__mixed_scale(ctx, g, &x) : QLORA_OK);
+    // Rows of the copy start at multiples of 16 bytes, and so do slices of its columns.
+    size_t depth = x.lines_are_rows ? qlora__align_up((size_t)g->K, 8) : (size_t)g->K;
+    int64_t lines = x.lines_are_rows ? x.lines : (int64_t)qlora__align_up((size_t)x.lines, 8);
+    int64_t slice = 0;
     void* copy = NULL;
-    QLORA__TRY(qlora__scratch(ctx, bytes, &copy));
-    const float* scale = NULL;
-    if (type == QLORA_F16) {
-        void* factors = NULL; // scale, alpha / scale, beta
-        QLORA__TRY(qlora__scratch(ctx, 3 * sizeof(float), &factors));
-        float* f = (float*)factors;
-        QLORA__TRY(qlora__cast_scale(ctx, data, rows, cols, ld, g->alpha, f));
-        qlora__CUdeviceptr beta = (qlora__CUdeviceptr)(uintptr_t)(f + 2);
-        int code = ctx->gpu->cu.MemsetD32Async(beta, qlora__bits(g->beta), 1, ctx->gpu->stream);
-        QLORA__TRY(qlora__cu(ctx, code, "cuMemsetD32Async"));
-        scale = f;
-        g->alpha = 1.0f;
-        g->alpha_dev = f + 1;
-        g->beta_dev = f + 2;
+    QLORA__TRY(qlora__scratch_slice(ctx, lines, depth * 2, 64, &slice, &copy));
+    for (int64_t done = 0; done < x.lines; done += slice) {
+        int64_t now = qlora__min(slice, x.lines - done);
+        QLORA__TRY(qlora__mixed_slice(ctx, g, &x, done, now, copy, path));
     }
-    void* args[] = {(void*)&data, &copy, &rows, &cols, &ld, &new_ld, (void*)&scale};
-    int64_t pieces = rows * qlora__ceil_div(cols, 2048);
-    QLORA__TRY(qlora__launch(ctx,
-                             type == QLORA_F16 ? QLORA__K_cast_f32_f16 : QLORA__K_cast_f32_bf16,
-                             qlora__min(pieces, 4096), 1, 1, 256, 0, args));
-    *(cast_a ? &g->A : &g->B) = copy;
-    *(cast_a ? &g->lda : &g->ldb) = new_ld;
-    *(cast_a ? &g->a_type : &g->b_type) = type;
     return QLORA_OK;
 }
 
@@ -200,7 +271,7 @@ static qlora_result qlora__gemm_gpu(qlora_ctx* ctx, qlora__gemm* g, qlora_path p
         }
     }
     if (g->a_type != g->b_type) {
-        QLORA__TRY(qlora__gemm_cast(ctx, g));
+        return qlora__gemm_mixed(ctx, g, path);
     }
     return path == QLORA_PATH_CUBLAS ? qlora__gemm_cublas(ctx, g) : qlora__gemm_ptx(ctx, g);
 }

@@ -7,20 +7,6 @@
 
 #define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
 
-// Returns how many of `count` rows or columns, `bytes` each, fit in the free scratch; at least
-// `unit`.
-static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
-                                     int64_t* slice, void** memory) {
-    size_t free_bytes = qlora__scratch_free(ctx);
-    int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
-    if (fit < count) {
-        fit = qlora__max(fit / unit * unit,
-                         qlora__min(unit, count)); // if it does not fit, qlora__scratch fails
-    }
-    *slice = qlora__min(fit, count);
-    return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
-}
-
 static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
                                        const qlora_tensor* x, const qlora_nf4* w,
                                        const qlora_tensor* y, uint32_t flags) {
@@ -29,8 +15,8 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool bac
     int64_t slice = 0;
     qlora_tensor window;
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
-    QLORA__TRY(qlora__nf4_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64, &slice,
-                                &window.data));
+    QLORA__TRY(qlora__scratch_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64,
+                                    &slice, &window.data));
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_b = !backward;

@@ -121,16 +121,6 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
     return QLORA_OK;
 }
 
-static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, const float* in) {
-    if (sizeof(QLORA__REAL) == sizeof(float)) {
-        return qlora__copy_in(ctx, data, in, (size_t)count * sizeof(float));
-    }
-    for (int64_t i = 0; i < count; i++) {
-        ((QLORA__REAL*)data)[i] = (QLORA__REAL)in[i];
-    }
-    return QLORA_OK;
-}
-
 // Reads the adapter weights of a folder. Everything is checked before anything is changed.
 static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir) {
     qlora__adapter_source source;

@@ -156,8 +156,10 @@ static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
     qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_state), &m->adamw);
-    char* clip = qlora__arena_take(arena, qlora__clip_place(m->ctx, m->elements, NULL, &m->clip));
-    qlora__clip_place(m->ctx, m->elements, clip, &m->clip);
+    int32_t groups = (int32_t)m->plan.config.layers + 1; // clipped layer by layer, or all as one
+    char* clip =
+        qlora__arena_take(arena, qlora__clip_place(m->ctx, m->elements, groups, NULL, &m->clip));
+    qlora__clip_place(m->ctx, m->elements, groups, clip, &m->clip);
 }
 
 static void qlora__layout_windows(qlora_model* m) {

@@ -41,12 +41,6 @@ static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
     return QLORA_OK;
 }
 
-static qlora_dtype qlora__st_dtype_of(const qlora__st_tensor* t) {
-    return t->dtype == QLORA__ST_F32    ? QLORA_F32
-           : t->dtype == QLORA__ST_BF16 ? QLORA_BF16
-                                        : QLORA_F16;
-}
-
 // Loads a matrix, in the type it has in the file, into the memory of the shared operand.
 static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
                                     int64_t rows, int64_t cols, qlora_tensor* out) {

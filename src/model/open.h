@@ -1,17 +1,19 @@
 // ---- open, close and parameters -----------------------------------------------------------------
 
 // The update of a step: the gradient norm, then AdamW, which applies the scale of the clip, zeroes
-// the gradients and writes the copies.
+// the gradients and writes the copies. With several groups, the clip scales the gradients itself;
+// if one of them is not finite, nothing is updated.
 static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     if (m->range_count == 0) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__clip_measure(ctx, &m->clip));
+    bool one = m->clip.groups == 1;
+    QLORA__TRY(one ? qlora__clip_measure(ctx, &m->clip) : qlora__clip_apply(ctx, &m->clip));
     qlora_tensor scale;
     qlora_tensor flag;
-    qlora__clip_device(&m->clip, 0, &scale, &flag);
+    qlora__clip_device(&m->clip, one ? 0 : -1, one ? &scale : NULL, &flag);
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
-    args.clip_scale = &scale;
+    args.clip_scale = one ? &scale : NULL;
     args.not_finite = &flag;
     return qlora_adamw_step(ctx, &args);
 }
@@ -53,7 +55,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
 static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
                                       const qlora_model_desc* desc) {
     const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
-    QLORA__TRY(qlora__optimizer_start(ctx, m, 1.0, &numbers));
+    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -65,7 +67,7 @@ static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
             }
         }
     }
-    QLORA__TRY(qlora__optimizer_start(ctx, m, 1.0, &numbers));
+    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
     QLORA__TRY(qlora__adapters_start(ctx, m));
     QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
                                      : qlora__parameters_changed(ctx, m));
@@ -193,17 +195,6 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->use_adapters = model->use_adapters;
     out->trainers = model->trainers;
     out->generations = model->generations;
-    return QLORA_OK;
-}
-
-// Copies numbers of an f32 tensor to host memory.
-static qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t count, float* out) {
-    if (sizeof(QLORA__REAL) == sizeof(float)) {
-        return qlora__copy_out(ctx, out, data, (size_t)count * sizeof(float));
-    }
-    for (int64_t i = 0; i < count; i++) { // the CPU in double precision, for tests
-        out[i] = (float)((const QLORA__REAL*)data)[i];
-    }
     return QLORA_OK;
 }
 

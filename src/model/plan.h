@@ -648,23 +648,20 @@ static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
     return bytes == 0 || m->plan.total + m->plan.context <= bytes;
 }
 
-// Reports the smallest plan that the settings allow, and those that would make it smaller.
+// Reports the smallest plan that the settings allow. It suggests nothing: a smaller setting would
+// have to be planned before it is known to fit.
 static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, uint64_t bytes) {
     const qlora_plan* p = &m->plan;
     double gib = 1073741824.0;
     bool all = p->recompute_layers == p->config.layers;
     uint64_t other = p->workspace + p->head + p->generation + p->batches + p->cache + p->context;
-    const char* remedy = p->cached_layers > 0       ? ", or set desc.cache to AUTO"
-                         : qlora__trains(m) && !all ? ", or set desc.recompute to AUTO"
-                                                    : "";
-    return qlora__fail(
-        ctx, QLORA_ERR_DEVICE_MEMORY,
-        "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
-        "adapters and optimizer %.2f, activations %.2f, other %.2f); lower "
-        "desc.tokens (%lld) or desc.rank%s",
-        (double)(p->total + p->context) / gib, all ? " even with every layer recomputed" : "",
-        (double)bytes / gib, (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
-        (double)p->activations / gib, (double)other / gib, (long long)p->tokens, remedy);
+    return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
+                       "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
+                       "adapters and optimizer %.2f, activations %.2f, other %.2f)",
+                       (double)(p->total + p->context) / gib,
+                       all ? " even with every layer recomputed" : "", (double)bytes / gib,
+                       (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
+                       (double)p->activations / gib, (double)other / gib);
 }
 
 // Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many

@@ -84,13 +84,32 @@ typedef struct qlora__adamw_numbers {
     double weight_decay;
 } qlora__adamw_numbers;
 
+// Writes the tables of the clip: all gradients as one group, or one group per layer, with the final
+// norm in a group of its own.
+static qlora_result qlora__clip_model(qlora_ctx* ctx, qlora_model* m, bool layers,
+                                      double max_norm) {
+    int64_t starts[QLORA_MAX_LAYERS + 1];
+    int32_t groups = 1;
+    memset(starts, 0, sizeof starts);
+    if (layers) {
+        groups = (int32_t)m->plan.config.layers;
+        for (int32_t l = 0; l < groups; l++) {
+            starts[l] = m->layers[l].projections[0].a_at;
+        }
+        if (m->desc.train_norms) {
+            starts[groups++] = m->final_norm_at;
+        }
+    }
+    return qlora__clip_start(ctx, &m->clip, &m->gradients, starts, groups, (float)max_norm);
+}
+
 // Writes the tables of the clip and the state of the optimizer before the first step.
-static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, double max_norm,
-                                           const qlora__adamw_numbers* numbers) {
+static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool layers,
+                                           double max_norm, const qlora__adamw_numbers* numbers) {
     if (!qlora__trains(m)) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__clip_start(ctx, &m->clip, &m->gradients, (float)max_norm));
+    QLORA__TRY(qlora__clip_model(ctx, m, layers, max_norm));
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
     state.lr = numbers->lr;

@@ -26,6 +26,9 @@ struct qlora_clip {
     int32_t groups;
     int64_t parts;
     int64_t chunks;
+    int32_t group_room; // the tables have room for at least groups, parts and chunks
+    int64_t part_room;
+    int64_t chunk_room;
     const void** uses; // the gradients' memory, on which a graph with this clip depends
     size_t use_count;
     qlora__buffer* memory; // holds everything below; device memory on CUDA
@@ -47,12 +50,12 @@ static size_t qlora__clip_layout(qlora_clip* clip, char* base) {
         clip->field = base != NULL ? (type*)(void*)(base + at) : NULL;                             \
         at += qlora__align_up((size_t)(count) * sizeof(type), 256);                                \
     } while (0)
-    QLORA__PLACE(part_table, qlora__clip_part, clip->parts);
-    QLORA__PLACE(chunk_table, qlora__clip_chunk, clip->chunks);
-    QLORA__PLACE(first, int64_t, clip->groups + 1);
-    QLORA__PLACE(partials, double, clip->chunks);
-    QLORA__PLACE(results, QLORA__REAL, 2 * clip->groups);
-    QLORA__PLACE(flags, uint32_t, clip->groups);
+    QLORA__PLACE(part_table, qlora__clip_part, clip->part_room);
+    QLORA__PLACE(chunk_table, qlora__clip_chunk, clip->chunk_room);
+    QLORA__PLACE(first, int64_t, clip->group_room + 1);
+    QLORA__PLACE(partials, double, clip->chunk_room);
+    QLORA__PLACE(results, QLORA__REAL, 2 * clip->group_room);
+    QLORA__PLACE(flags, uint32_t, clip->group_room);
     QLORA__PLACE(any, uint32_t, 1);
     QLORA__PLACE(max_norm, float, 1);
 #undef QLORA__PLACE
@@ -140,6 +143,9 @@ static qlora_result qlora__clip_build(qlora_ctx* ctx, const qlora_tensor* const*
     for (size_t i = 0; i < n; i++) {
         clip->uses[i] = tensors[i]->data;
     }
+    clip->group_room = clip->groups;
+    clip->part_room = clip->parts;
+    clip->chunk_room = clip->chunks;
     size_t bytes = qlora__clip_layout(clip, NULL);
     char* host = (char*)qlora__alloc_zero(ctx, bytes);
     if (host == NULL) {
@@ -392,23 +398,27 @@ qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* sc
     return qlora__leave(ctx, r);
 }
 
-// ---- a clip of one tensor in the caller's memory ------------------------------------------------
+// ---- a clip in the caller's memory --------------------------------------------------------------
 
-// Sets up a clip of n gradients with its tables at base and returns the size of the tables in
-// bytes. With base NULL, only counts the bytes.
-static QLORA__UNUSED size_t qlora__clip_place(qlora_ctx* ctx, int64_t n, char* base,
+// Places the tables of a clip at base, with room for n gradients in up to `groups` contiguous
+// groups, and returns their size in bytes. With base NULL, only counts the bytes.
+static QLORA__UNUSED size_t qlora__clip_place(qlora_ctx* ctx, int64_t n, int32_t groups, char* base,
                                               qlora_clip* clip) {
     memset(clip, 0, sizeof *clip);
     clip->owner = ctx;
-    clip->groups = 1;
-    clip->parts = n > 0 ? 1 : 0;
-    clip->chunks = qlora__ceil_div(n, QLORA__CLIP_CHUNK);
+    clip->group_room = groups;
+    clip->part_room = groups;
+    clip->chunk_room = qlora__ceil_div(n, QLORA__CLIP_CHUNK) + groups; // each group's last one
     return qlora__clip_layout(clip, base);
 }
 
-// Writes the tables of a placed clip.
-static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, const qlora_clip* clip,
-                                                    const qlora_tensor* gradients, float max_norm) {
+// Writes the tables of a placed clip of one contiguous tensor: group g starts at element starts[g],
+// and the last one ends with the tensor.
+static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, qlora_clip* clip,
+                                                    const qlora_tensor* gradients,
+                                                    const int64_t* starts, int32_t groups,
+                                                    float max_norm) {
+    QLORA_ASSERT(groups >= 1 && groups <= clip->group_room);
     qlora_clip image = *clip;
     size_t bytes = qlora__clip_layout(&image, NULL);
     char* host = (char*)qlora__alloc_zero(ctx, bytes);
@@ -416,14 +426,30 @@ static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, const qlora_
         return QLORA_ERR_MEMORY;
     }
     qlora__clip_layout(&image, host);
-    qlora__clip_fill(&gradients, NULL, clip->parts > 0 ? 1 : 0, &image);
+    int64_t chunk = 0;
+    for (int32_t g = 0; g < groups; g++) {
+        int64_t end = g + 1 < groups ? starts[g + 1] : gradients->cols;
+        image.first[g] = chunk;
+        image.part_table[g].data =
+            (float*)(void*)((QLORA__REAL*)gradients->data + starts[g]); // in double for tests
+        image.part_table[g].count = end - starts[g];
+        for (int64_t j = 0; j * QLORA__CLIP_CHUNK < end - starts[g]; j++, chunk++) {
+            image.chunk_table[chunk].part = g;
+            image.chunk_table[chunk].group = g;
+            image.chunk_table[chunk].index = j;
+        }
+    }
+    image.first[groups] = chunk;
     *image.max_norm = max_norm;
+    clip->groups = groups;
+    clip->parts = groups;
+    clip->chunks = chunk;
     qlora_result r = qlora__copy_in(ctx, clip->part_table, host, bytes); // the first table
     qlora__free(ctx, host, bytes);
     return r;
 }
 
-// Returns norm and scale of the first group, in the backend's memory.
+// Returns norm and scale of each group, in the backend's memory.
 static QLORA__UNUSED const QLORA__REAL* qlora__clip_results(const qlora_clip* clip) {
     return clip->results;
 }

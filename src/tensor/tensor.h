@@ -374,3 +374,29 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     QLORA__ENTER(ctx, "qlora_tensor_zero");
     return qlora__leave(ctx, qlora__tensor_zero(ctx, tensor));
 }
+
+// ---- floats in host memory ----------------------------------------------------------------------
+
+// Copies floats to an f32 tensor.
+static QLORA__UNUSED qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count,
+                                                   const float* in) {
+    if (sizeof(QLORA__REAL) == sizeof(float)) {
+        return qlora__copy_in(ctx, data, in, (size_t)count * sizeof(float));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        ((QLORA__REAL*)data)[i] = (QLORA__REAL)in[i];
+    }
+    return QLORA_OK;
+}
+
+// Copies numbers of an f32 tensor to host memory.
+static QLORA__UNUSED qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t count,
+                                                    float* out) {
+    if (sizeof(QLORA__REAL) == sizeof(float)) {
+        return qlora__copy_out(ctx, out, data, (size_t)count * sizeof(float));
+    }
+    for (int64_t i = 0; i < count; i++) { // the CPU in double precision, for tests
+        out[i] = (float)((const QLORA__REAL*)data)[i];
+    }
+    return QLORA_OK;
+}

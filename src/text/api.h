@@ -17,7 +17,8 @@ typedef struct qlora_text_desc {
 
 // desc may be NULL: all defaults.
 QLORA_API qlora_result qlora_text_create(const qlora_text_desc* desc, qlora_text** out);
-// Fails with QLORA_ERR_STATE, and frees nothing, while tokenizers, chats or data files are open.
+// Fails with QLORA_ERR_STATE, and frees nothing, while tokenizers, chats, templates or data files
+// are open.
 // Growing arrays are the caller's and must be freed before.
 QLORA_API qlora_result qlora_text_destroy(qlora_text* text);
 // What went wrong in the last call, on one line; "" after a success. Never NULL.
@@ -105,6 +106,51 @@ QLORA_API qlora_result qlora_text_stream_push(qlora_text_tok* tok, qlora_text_st
 // Emits what is held and zeroes the stream.
 QLORA_API qlora_result qlora_text_stream_end(qlora_text_tok* tok, qlora_text_stream* stream,
                                              qlora_text_bytes* out);
+
+// ---- chat templates -----------------------------------------------------------------------------
+
+// A Jinja template as models bring it, executed as transformers does (jinja2 in its immutable
+// sandbox, trim_blocks, lstrip_blocks, break, continue, generation blocks). A template cannot read
+// files, and stops with an error at limits for steps, memory and depth.
+typedef struct qlora_text_template qlora_text_template;
+
+// `name` appears in messages.
+QLORA_API qlora_result qlora_text_template_compile(qlora_text* text, const char* name,
+                                                   const char* source, size_t size,
+                                                   qlora_text_template** out);
+QLORA_API qlora_result qlora_text_template_close(qlora_text_template* source); // NULL is fine
+
+typedef struct qlora_text_span {
+    size_t begin; // bytes of the rendering
+    size_t end;
+} qlora_text_span;
+
+typedef struct qlora_text_spans {
+    qlora_text_span* data;
+    size_t count;
+    size_t capacity;
+} qlora_text_spans;
+QLORA_API void qlora_text_spans_free(qlora_text* text, qlora_text_spans* spans);
+
+typedef struct qlora_text_render_desc {
+    uint32_t reserved_must_be_zero0;
+    // A JSON object: "messages", perhaps "tools", and any other variable of the template. null is
+    // None, and nothing is changed before rendering.
+    const char* conversation;
+    size_t conversation_size;
+    bool generation_prompt;
+    const char* bos_token; // NULL: not defined
+    const char* eos_token;
+    const char* pad_token;
+    const char* unk_token;
+    int64_t clock; // for strftime_now: seconds since 1970 in local time
+    uint32_t reserved_must_be_zero1;
+} qlora_text_render_desc;
+
+// Appends the rendering and, unless `spans` is NULL, what {% generation %} blocks wrote.
+QLORA_API qlora_result qlora_text_template_render(qlora_text_template* source,
+                                                  const qlora_text_render_desc* desc,
+                                                  qlora_text_bytes* out, qlora_text_spans* spans);
 
 // ---- chat formats -------------------------------------------------------------------------------
 

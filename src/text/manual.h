@@ -11,7 +11,7 @@
    CONTENTS  (grep -n '^//@@' qlora_text.h lists every part)
 
        api                  linkage, results and hooks; shared with qlora.h
-       text/api             declarations: text, arrays, tokenizers, chats, data
+       text/api             declarations: text, arrays, tokenizers, templates, chats, data
        platform             files and memory of the operating system; shared with qlora.h
        core                 errors, log, memory, files; shared with qlora.h
        formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h
@@ -20,6 +20,8 @@
        text/classes         classes of characters
        text/unicode_tables  generated tables
        text/unicode         UTF-8, normalisation
+       text/unicode_case    generated tables of upper and lower case
+       text/case            upper and lower case, digits
        text/values          JSON values as the loaders use them
        text/maps            hash tables: byte strings, pairs of numbers
        text/view            a text to be split, by characters
@@ -35,6 +37,23 @@
        text/load_bin        tokenizer.bin of llama2.c; opening and asking
        text/encode          text to ids
        text/decode          ids to text
+       text/jinja_base       values of templates, memory, limits
+       text/jinja_lex        templates: tokens
+       text/jinja_parse      templates: expressions to a tree
+       text/jinja_parse_tags  templates: statements to a tree
+       text/jinja_scope      templates: which variable a name means
+       text/jinja_value      text, comparison, iteration of values
+       text/jinja_number     operators
+       text/jinja_json       JSON to values and back
+       text/jinja_format     formats and dates
+       text/jinja_strings    what strings can do
+       text/jinja_methods    methods of values
+       text/jinja_iterate    map, select, sorting
+       text/jinja_filters    filters
+       text/jinja_tables     tables of filters and tests
+       text/jinja_eval       expressions
+       text/jinja_run        statements and macros
+       text/jinja_api        templates as objects
        text/chat            chat formats
        text/data            samples, messages
        text/records         one record of a JSON file to a sample

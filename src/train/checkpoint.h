@@ -134,7 +134,7 @@ typedef struct qlora__state {
     int64_t updates;
     int64_t skipped;
     int64_t skip;
-    float record[6]; // totals and results of a qlora__record
+    float record[6]; // totals of a qlora__record, norm of the gradients, scale of the first group
     qlora__state_row rows[QLORA__STATE_ROWS];
     int count;
 } qlora__state;
@@ -218,6 +218,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add_real(s, "eps", QLORA__NOTED, d->eps);
     qlora__state_add_real(s, "weight_decay", QLORA__NOTED, d->weight_decay);
     qlora__state_add_real(s, "max_norm", QLORA__NOTED, d->max_norm);
+    qlora__state_add(s, "clip", QLORA__NOTED, (int64_t)d->clip);
     qlora__state_add(s, "schedule", QLORA__NOTED, (int64_t)d->schedule);
     qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
@@ -298,7 +299,8 @@ static qlora_result qlora__state_take(const qlora_trainer* t, qlora__state* s) {
     s->skipped = adamw.skipped;
     s->skip = adamw.skip;
     memcpy(s->record, record->totals, sizeof record->totals);
-    memcpy(s->record + 4, record->results, sizeof record->results);
+    s->record[4] = qlora__record_norm(t, record);
+    s->record[5] = record->results[1];
     qlora__state_fill(t, s);
     return QLORA_OK;
 }
@@ -392,7 +394,6 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
     }
     qlora__file_remove(&ctx->env, dir, "pending");
     QLORA__LOG(ctx, INFO, CHECKPOINT, "saved %s/%s", dir, name.text);
-    ctx->env.error[0] = '\0';
     return QLORA_OK;
 }
 
@@ -563,7 +564,8 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     qlora__record* record = &t->records[qlora__record_of(s->step)];
     qlora__report* report = &t->reports[qlora__record_of(s->step)];
     memcpy(record->totals, s->record, sizeof record->totals);
-    memcpy(record->results, s->record + 4, sizeof record->results);
+    memset(record->results, 0, sizeof record->results); // the norm of all, as one group
+    memcpy(record->results, s->record + 4, 2 * sizeof(float));
     record->adamw = adamw;
     record->flag = 0;
     report->step = s->step;
@@ -637,7 +639,6 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
         qlora__st_close(&ctx->env, &state);
         if (r == QLORA_OK) {
             QLORA__LOG(ctx, INFO, CHECKPOINT, "loaded %s", folder);
-            ctx->env.error[0] = '\0';
         }
         return r;
     }

@@ -86,7 +86,6 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     }
     QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from now on: %.400s", ctx->env.error);
     t->use_graphs = false;
-    ctx->env.error[0] = '\0';
     return fn(ctx, t);
 }
 
@@ -186,13 +185,14 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
     int at = qlora__record_of(t->step + 1);
+    int32_t numbers = 2 * m->clip.groups;
     qlora__record* record = &t->records[at];
     const struct {
         void* to;
         const void* from;
         size_t bytes;
     } copies[] = {{record->totals, m->totals.data, 3 * sizeof(float)},
-                  {record->results, qlora__clip_results(&m->clip), 2 * sizeof(float)},
+                  {record->results, qlora__clip_results(&m->clip), (size_t)numbers * sizeof(float)},
                   {&record->adamw, m->adamw.data, sizeof(qlora_adamw_state)},
                   {&record->flag, m->flag.data, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
@@ -203,7 +203,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
         for (int i = 0; i < 3; i++) {
             record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
         }
-        for (int i = 0; i < 2; i++) {
+        for (int32_t i = 0; i < numbers; i++) {
             record->results[i] = (float)qlora__clip_results(&m->clip)[i];
         }
     }
@@ -248,6 +248,18 @@ qlora_result qlora_train_update(qlora_trainer* trainer) {
 
 // ---- information --------------------------------------------------------------------------------
 
+// The norm of all gradients, from those of the groups.
+static float qlora__record_norm(const qlora_trainer* t, const qlora__record* r) {
+    double sum = 0.0;
+    if (t->m->clip.groups == 1) {
+        return r->results[0];
+    }
+    for (int32_t g = 0; g < t->m->clip.groups; g++) {
+        sum += (double)r->results[2 * g] * (double)r->results[2 * g];
+    }
+    return (float)sqrt(sum);
+}
+
 // Reports step number `step`, whose results have arrived.
 static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_info* out) {
     const qlora__record* r = &t->records[qlora__record_of(step)];
@@ -267,7 +279,7 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
                     ? ((double)r->totals[0] + (double)r->totals[1]) / (double)r->totals[2]
                     : 0.0;
     out->tokens = report->tokens;
-    out->grad_norm = r->results[0];
+    out->grad_norm = qlora__record_norm(t, r);
     out->lr = report->lr;
 }
 

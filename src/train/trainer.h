@@ -6,7 +6,7 @@
 // The results of a step, copied from the device; pinned memory on CUDA.
 typedef struct qlora__record {
     float totals[4];  // losses, their rounding error, weights
-    float results[2]; // norm, scale
+    float results[2 * (QLORA_MAX_LAYERS + 1)]; // norm and scale of each group of the clip
     qlora_adamw_state adamw;
     int32_t flag; // an id, a position or a label was out of range
 } qlora__record;
@@ -88,6 +88,7 @@ static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_de
         QLORA__TRY(qlora__need_real(ctx, numbers[i].name, numbers[i].value, numbers[i].least,
                                     numbers[i].below));
     }
+    QLORA__TRY(qlora__need_whole(ctx, "desc.clip", (int64_t)d->clip, 0, QLORA_CLIP_LAYERS));
     QLORA__TRY(
         qlora__need_whole(ctx, "desc.schedule", (int64_t)d->schedule, 0, QLORA_SCHEDULE_CONSTANT));
     QLORA__TRY(qlora__need_whole(ctx, "desc.warmup_steps", d->warmup_steps, 0, INT64_MAX));
@@ -153,7 +154,8 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     }
     const qlora__adamw_numbers numbers = {t->desc.lr, t->desc.beta1, t->desc.beta2, t->desc.eps,
                                           t->desc.weight_decay};
-    QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.max_norm, &numbers));
+    QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.clip == QLORA_CLIP_LAYERS, t->desc.max_norm,
+                                      &numbers));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     return qlora__tensor_zero(ctx, &m->totals);
 }
@@ -227,7 +229,8 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
                            "before changing settings");
     }
     QLORA__TRY(qlora__train_desc_resolve(ctx, desc, &d));
-    const char* fixed = d.seed != t->desc.seed                     ? "seed"
+    const char* fixed = d.clip != t->desc.clip                     ? "clip"
+                        : d.seed != t->desc.seed                   ? "seed"
                         : d.eager != t->desc.eager                 ? "eager"
                         : d.require_graph != t->desc.require_graph ? "require_graph"
                                                                    : NULL;

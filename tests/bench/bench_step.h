@@ -15,6 +15,8 @@
 
 #include "qlora.h"
 
+#include "programs/shapes.h"
+
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -24,66 +26,13 @@
 
 // ---- shapes -------------------------------------------------------------------------------------
 
-typedef struct step_shape {
-    const char* name;
-    bool qwen;
-    int64_t hidden;
-    int64_t layers;
-    int64_t heads;
-    int64_t kv_heads;
-    int64_t head_dim;
-    int64_t intermediate;
-    int64_t vocab;
-    bool tied;
-    double theta;
-    double llama3_factor; // 0 = no scaling
-} step_shape;
-
-static const step_shape step_shapes[] = {
-    {"qwen2.5-0.5b", true, 896, 24, 14, 2, 64, 4864, 151936, true, 1e6, 0},
-    {"qwen2.5-1.5b", true, 1536, 28, 12, 2, 128, 8960, 151936, true, 1e6, 0},
-    {"llama-3.2-1b", false, 2048, 16, 32, 8, 64, 8192, 128256, true, 5e5, 32},
-    {"qwen2.5-7b", true, 3584, 28, 28, 4, 128, 18944, 152064, false, 1e6, 0},
-    {"llama-3.1-8b", false, 4096, 32, 32, 8, 128, 14336, 128256, false, 5e5, 8},
-    {"llama-3.1-70b", false, 8192, 80, 64, 8, 128, 28672, 128256, false, 5e5, 8},
-    {"tiny", true, 64, 2, 4, 2, 16, 96, 128, true, 1e4, 0}, // to check that everything runs
-};
-
-static qlora_model_config step_config(const step_shape* s) {
-    qlora_model_config c;
-    memset(&c, 0, sizeof c);
-    c.family = s->qwen ? QLORA_FAMILY_QWEN2 : QLORA_FAMILY_LLAMA;
-    c.vocab = s->vocab;
-    c.hidden = s->hidden;
-    c.intermediate = s->intermediate;
-    c.layers = s->layers;
-    c.heads = s->heads;
-    c.kv_heads = s->kv_heads;
-    c.head_dim = s->head_dim;
-    c.max_positions = s->qwen ? 32768 : 131072;
-    c.rms_eps = s->qwen ? 1e-6 : 1e-5;
-    c.rope.theta = s->theta;
-    c.rope.factor = 1.0;
-    if (s->llama3_factor > 0.0) {
-        c.rope.type = QLORA_ROPE_LLAMA3;
-        c.rope.factor = s->llama3_factor;
-        c.rope.low_freq_factor = 1.0;
-        c.rope.high_freq_factor = 4.0;
-        c.rope.original_max_position = 8192.0;
-    }
-    c.rope_sliding = c.rope;
-    c.tied = s->tied;
-    c.qkv_bias = s->qwen;
-    c.dtype = QLORA_BF16;
-    c.bos_id = -1;
-    c.pad_id = -1;
-    return c;
-}
+// To check that everything runs.
+static const model_shape step_tiny_shape = {"tiny", true, 64, 2, 4, 2, 16, 96, 128, true, 1e4, 0};
 
 // ---- options ------------------------------------------------------------------------------------
 
 typedef struct step_options {
-    const step_shape* shape;
+    const model_shape* shape;
     int64_t batch;
     int64_t seq;
     int64_t rank;
@@ -188,10 +137,8 @@ static bool step_option(step_options* o, const char* name, const char* value) {
         }
     }
     if (strcmp(name, "--shape") == 0) {
-        for (size_t i = 0; i < sizeof step_shapes / sizeof step_shapes[0]; i++) {
-            o->shape = strcmp(value, step_shapes[i].name) == 0 ? &step_shapes[i] : o->shape;
-        }
-        return o->shape != NULL && strcmp(o->shape->name, value) == 0;
+        o->shape = strcmp(value, step_tiny_shape.name) == 0 ? &step_tiny_shape : shape_find(value);
+        return o->shape != NULL;
     }
     return false;
 }
@@ -331,7 +278,7 @@ static bool step_planned(step_run* s, qlora_model_desc* desc) {
 
 static bool step_open(step_run* s) {
     const step_options* o = s->o;
-    qlora_model_config config = step_config(o->shape);
+    qlora_model_config config = shape_config(o->shape);
     qlora_model_desc desc;
     qlora_train_desc train;
     qlora_plan_desc budget;

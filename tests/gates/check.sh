@@ -528,6 +528,27 @@ gate_use() {
     done
 }
 
+# The same with gcc's sanitizers in the programs; they see other mistakes than clang's.
+gate_use_gcc() {
+    need gcc
+    local b=build/check-gcc-san script out
+    local flags="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined"
+    flags="$flags -fno-sanitize-recover=all"
+    echo 'int main(void) { return 0; }' >$OUT/probe.c
+    # shellcheck disable=SC2086
+    { gcc $flags -o $OUT/probe $OUT/probe.c && $OUT/probe; } 2>/dev/null ||
+        skip "this gcc has no sanitizers"
+    $MAKE -s -j2 examples "B=$b" CC=gcc CFLAGS="$flags" || return 1
+    for script in tests/gates/use_programs.sh tests/gates/use_tools.sh; do
+        out=$OUT/gcc-$(basename "$script" .sh).out
+        B=$b "$script" >"$out" 2>&1 || fault "$script: $(grep -A8 '^FAIL' "$out"; tail -1 "$out")"
+    done
+    for script in hello gemm clip_graph; do
+        "$b/$script" >"$OUT/gcc-$script.out" 2>&1 ||
+            fault "$script: $(tail -5 "$OUT/gcc-$script.out")"
+    done
+}
+
 # Writes out the C blocks in README.md whose first line names a file (`// hello.c`), then runs every
 # line of its sh blocks that starts with `cc `, and the program that it builds.
 gate_readme() {
@@ -1055,7 +1076,8 @@ gate_msvc() {
 
 GATES="assembled text paths scripts comments contents layers abi functions words embed"
 GATES="$GATES ptx_fresh link symbols text_header macros groups shared interpreter"
-GATES="$GATES recursion warnings ptx_assemble ptx_same contract programs examples use readme"
+GATES="$GATES recursion warnings ptx_assemble ptx_same contract programs examples use use_gcc"
+GATES="$GATES readme"
 GATES="$GATES install packaging msvc mingw musl"
 GATES="$GATES x86_64 aarch64 fuzz golden tsan asan"
 

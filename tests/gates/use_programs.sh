@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Uses finetune as a person would: correctly, incorrectly, killed, and on a full disk.
-# Needs bash, make and a C compiler; creates its own small model. Usage: use_programs.sh [-v]
+# Needs bash, make and a C compiler; creates its own small model.
+# Usage: use_programs.sh [-v] [GROUP...], where a group is one of the functions listed at the end.
 # The last line is `N passed, F failed, S skipped`. The status is 1 if anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 B=${B:-build}
-verbose=${1:-}
+verbose=
+[[ ${1:-} == -v ]] && verbose=-v && shift
 root=$PWD
 work=$root/$B/test-programs
 finetune=${FINETUNE:-$root/$B/finetune}
@@ -170,7 +172,7 @@ wrong_use() {
     refuses "bad JSON names its line" "broken.jsonl:3|broken.jsonl.*line 3" \
         --model model --data broken.jsonl --out o
     refuses "no JSON" "words.jsonl" --model model --data words.jsonl --out o
-    refuses "only long samples" "none of the 1 samples can be used for training: 1 too long" \
+    refuses "only long samples" "none of the 1 samples can be used: 1 too long" \
         --model model --data long.jsonl --out o
     refuses "nothing to train" "none of the 1 samples" --model model --data nothing.jsonl --out o
     refuses "eval takes all" "would hold out all 120 samples" "${all[@]}" --eval 120
@@ -358,6 +360,8 @@ own_folders() {
     works "once more" "${few[@]}" --steps 2 --model model --out theirs/empty --resume must
     rm theirs/empty/settings.txt
     works "without its settings" "${few[@]}" --steps 2 --model model --out theirs/empty
+    check "they are written again" grep -q "^rank 1$" theirs/empty/settings.txt
+    rm theirs/empty/settings.txt
     run "$finetune" "${few[@]}" --steps 2 --model model --out theirs/empty --resume never
     check "starting over is rejected" grep -q "but no finetune run" err
     rm -rf theirs broken
@@ -443,6 +447,10 @@ full_disk() {
     done
 }
 
+# shellcheck source=tests/gates/use_runs.sh
+. tests/gates/use_runs.sh
+# shellcheck source=tests/gates/use_options.sh
+. tests/gates/use_options.sh
 rm -rf "$work"
 mkdir -p "$work"
 [[ -n ${NO_BUILD:-} ]] || ${MAKE:-make} -s B="$B" "$B/finetune" || exit 1
@@ -451,13 +459,13 @@ cd "$work" || exit 1
 : >err
 model_make
 data_make
-wrong_use
-looking
-training
-long_samples
-others_files
-own_folders
-saving_fails
-full_disk
+groups="wrong_use looking training long_samples others_files own_folders saving_fails full_disk"
+groups="$groups plots logs locks closing links starting_over interrupts"
+groups="$groups several inputs notes resuming extending doctors configs adapters evaluations"
+groups="$groups demos"
+[[ $# -gt 0 ]] && groups=$*
+for group in $groups; do
+    $group
+done
 echo "$passed passed, $failed failed, 0 skipped"
 [[ $failed -eq 0 && $passed -gt 0 ]]

@@ -116,10 +116,10 @@ habits() {
     refuses "cannot read nowhere" tokenize "$root/tests/golden/text_byte.json" --json=nowhere
     refuses "--model needs a non-empty value" plan --model=
     for size in 8G 8GiB 8g 8gib 8GIB 8589934592 8589934592B; do
-        says "in 8\.0 GiB$" plan --memory $size
+        says "in 8\.00 GiB$" plan --memory $size
     done
     for size in 8GB 8gb 8Gb; do
-        says "in 7\.5 GiB$" plan --memory $size
+        says "in 7\.45 GiB$" plan --memory $size
     done
     [[ -w /dev/full ]] || return
     for program in generate merge plan tokenize; do
@@ -147,6 +147,38 @@ versions() {
 }
 
 plans() {
+    local hint
+    refuses "no smaller setting fits: the frozen weights alone take 3[0-9.]+ GiB$" plan \
+        --shape llama-3.1-70b --batch 1 --length 512 --memory 24G
+    for hint in "--batch 64 --length 4096 --rank 64" "--batch 1 --length 16384 --memory 7G" \
+        "--batch 4 --length 512 --base 32bit --rank 256" \
+        "--batch 2 --length 8192 --recompute off"; do
+        # shellcheck disable=SC2086 # the words of a command line
+        refuses "not enough memory: .*; it would fit with --" plan --memory 12G \
+            --shape llama-3.1-8b $hint
+        # shellcheck disable=SC2046
+        says "total" plan --memory 12G --shape llama-3.1-8b $hint \
+            $(sed -n 's/.*it would fit with //p' err)
+    done
+    says "^qwen2.5-0.5b, rank 16, in 8.00 GiB$" plan --shape QWEN2.5-0.5B --memory 8G
+    grep -q "a longer sequence can show a smaller number" out
+    note $? "plan explains +"
+    refuses "--mode bf16 needs compute capability 8.0 or higher; --capability is 7.5" plan \
+        --memory 8G --mode bf16 --capability 7.5
+    refuses "--model base.gguf is a GGUF file" plan --model base.gguf
+    says "CPU\)$|[0-9] [GM]iB$" plan # for this machine, whatever it has
+    mkdir -p config-only
+    cat >config-only/config.json <<END
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+ "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+ "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 512,
+ "rms_norm_eps": 1e-05, "hidden_act": "silu", "tie_word_embeddings": true}
+END
+    says "^MiB for one micro-batch" plan --model config-only --memory 8G
+    [[ $(grep -c '1024' out) -eq 0 ]]
+    note $? "plan shows no length above the model's limit"
+    refuses "--length 1024 exceeds the model's limit of 512 tokens" plan --model config-only \
+        --memory 8G --batch 1 --length 1024
     says "llama-3.1-70b +- +- +- +- +- +-" plan --memory 8G
     says "qwen2.5-0.5b +[0-9]+" plan --memory 8G
     says "^  32 .*-" plan --shape llama-3.1-8b --memory 12G
@@ -193,7 +225,7 @@ texts() {
     [[ $(cat out) == "$text" ]]
     note $? "the folder of a run where an adapter is wanted: same text"
     echo "a file" >precious
-    refuses "precious/o.*not a folder" merge --model "$fixture/model" \
+    refuses "cannot create precious/o: Not a directory" merge --model "$fixture/model" \
         --adapter "$fixture/adapter20" --out precious/o
     if [[ -w /dev/full ]]; then
         "$root/$B/merge" --model "$fixture/model" --adapter run --gguf full.gguf >/dev/full 2>err
@@ -214,6 +246,54 @@ texts() {
         [[ $? -eq 1 ]] && grep -q "cannot write to standard output" err
         note $? "a full disk"
     fi
+}
+
+# Files of the tokenizer are merged as well; leftovers of an interrupted merge are removed, and
+# the weights of others are left alone.
+merging() {
+    local model=$shared/models/stories260K fixture=$shared/fixtures/stories260K text name
+    [[ -d $model && -d $fixture ]] || return
+    local merge=("$root/$B/merge" --adapter "$fixture/adapter20" --base trained --dtype f32)
+    rm -rf whole o
+    cp -r "$fixture/model" whole
+    chmod -R u+w whole
+    cp "$model/tok512.bin" whole/
+    mkdir whole/additional_chat_templates whole/notes
+    for name in special_tokens_map.json chat_template.jinja spiece.model tekken.json merges.txt \
+        additional_chat_templates/rag.jinja; do
+        echo "$name" >"whole/$name"
+    done
+    echo "not copied" >whole/pytorch_model.bin
+    says "^wrote o$" merge --model whole --adapter "$fixture/adapter20" --base trained --dtype f32 \
+        --out o
+    text=$(cd o && find . -type f | sort | tr '\n' ' ')
+    [[ $text == "./additional_chat_templates/rag.jinja ./chat_template.jinja ./config.json \
+./merges.txt ./model.safetensors ./special_tokens_map.json ./spiece.model ./tekken.json \
+./tok512.bin " ]]
+    note $? "every file of the tokenizer is copied, and no other weights ($text)"
+    says "^Once upon a" generate --model o --prompt "Once upon a" --max-tokens 5
+
+    rm -rf left
+    mkdir left
+    touch left/.merge-unfinished left/model-00001-of-00007.safetensors \
+        left/model-00002-of-00007.safetensors.tmp left/model.safetensors.index.json
+    "${merge[@]}" --model whole --out left >out 2>err
+    note $? "a merge after an interrupted one"
+    text=$(cd left && find . -name '*safetensors*' -o -name '.merge*')
+    [[ $text == ./model.safetensors ]]
+    note $? "its leftovers are gone ($text)"
+    for name in model-00001-of-00002.safetensors consolidated.safetensors pytorch_model.bin; do
+        rm -rf left
+        mkdir left
+        touch "left/$name"
+        [[ $name == consolidated* ]] && touch left/.merge-unfinished
+        "${merge[@]}" --model whole --out left >out 2>err
+        [[ $? -eq 1 && -e left/$name && ! -e left/config.json ]] &&
+            grep -q "left: the folder contains $name, which an interrupted merge did not" err
+        note $? "the weights of others are left alone: $name"
+    done
+    refuses "--out whole: config.json already exists" merge --model whole \
+        --adapter "$fixture/adapter20" --out whole
 }
 
 # Limits of the model, stop texts, prompts from files, one answer, Ctrl-C.
@@ -311,6 +391,7 @@ habits
 versions
 plans
 texts
+merging
 generation
 mkdir small
 byte_tokenizer 0 >small/tokenizer.json

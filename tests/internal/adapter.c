@@ -1317,6 +1317,39 @@ TEST failures_are_clean(const file_job* job) {
     PASS();
 }
 
+// What a kernel found out of range belongs to its step: it is reported until the step is cancelled.
+TEST cancelling_clears_the_flag(const test_machine* machine) {
+    static stage s;
+    session a;
+    opening o = {0};
+    if (!stage_begin(&s, machine)) {
+        SKIPm("no such machine");
+    }
+    ASSERT(folder_make(&s, "m"));
+    o.dir = "m";
+    o.base = QLORA_BASE_NF4;
+    ASSERT(session_open(&s, &o, &a));
+    int32_t ids[16];
+    int32_t lengths[2];
+    qlora_batch batch = batch_of(0, ids, lengths);
+    ASSERT_EQ(QLORA_OK, qlora_train_micro(a.trainer, &batch, qlora_batch_labels(&batch)));
+    const int32_t found = 1;
+    qlora_train_info info;
+    ASSERT_EQ(QLORA_OK, qlora__enter(s.ctx, "test"));
+    ASSERT_EQ(QLORA_OK,
+              qlora__leave(s.ctx, qlora__copy_in(s.ctx, a.model->flag.data, &found, sizeof found)));
+    for (int i = 0; i < 2; i++) {
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_train_query(a.trainer, &info));
+        ASSERT(strstr(qlora_last_error(s.ctx), "out of range") != NULL);
+    }
+    ASSERT_EQ(QLORA_OK, qlora_train_cancel(a.trainer));
+    ASSERT(train_steps(&a, 0, 1));
+    ASSERT_EQ(QLORA_OK, qlora_train_query(a.trainer, &info));
+    ASSERT(session_close(&a));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
 // ---- an adapter folder is one unit ----
 
 // What a model with (1) or without (0) trained norms loads from "out": a fingerprint, 0 if it
@@ -1850,6 +1883,7 @@ SUITE(adapter_suite) {
         RUN_TEST1(adapter_folders_are_units, &ways[i]);
     }
     RUN_TEST(checkpoints_know_their_base);
+    RUN_ON(TEST_ONE_EACH, cancelling_clears_the_flag);
     RUN_TEST(every_field_of_the_config_counts);
     RUN_TEST(large_tensors_are_sampled);
     static const char* const adapters[] = {NULL, "pattern"};

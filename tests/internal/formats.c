@@ -155,6 +155,13 @@ TEST json_messages_give_the_place(void) {
     PASS();
 }
 
+static size_t most_bytes; // the largest block
+
+static void* noted_alloc(size_t bytes, size_t align, void* user) {
+    most_bytes = bytes > most_bytes ? bytes : most_bytes;
+    return world_alloc(bytes, align, user);
+}
+
 TEST json_limits_the_depth(void) {
     world w;
     qlora__json json;
@@ -172,6 +179,51 @@ TEST json_limits_the_depth(void) {
         }
     }
     ASSERT(world_end(&w));
+    PASS();
+}
+
+// The memory of a parsed text stays below ten times its size, the text included, and is taken at
+// once, whatever the text is made of; damaged texts cost no more.
+TEST json_memory_is_bounded(void) {
+    static const struct {
+        const char* head;
+        const char* repeated;
+        const char* tail;
+        bool good;
+    } texts[] = {
+        {"[0", ",0", "]", true},       {"[[]", ",[]", "]", true},
+        {"[{}", ",{}", "]", true},     {"{\"a\":[1", ",2", "]}", true},
+        {"[\"\"", ",\"\"", "]", true}, {"{\"\":0", ",\"\":0", "}", true},
+        {"[", "[", "", false},         {"[", ",", "", false},
+        {",", ",", "", false},         {"[0", ",0", "", false},
+        {"[:", ":", "", false},        {"[\"", "\\\"", "", false},
+    };
+    enum { REPEATS = 50000 };
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        size_t head = strlen(texts[i].head);
+        size_t each = strlen(texts[i].repeated);
+        size_t size = head + REPEATS * each + strlen(texts[i].tail);
+        char* text = (char*)malloc(size + 1);
+        memcpy(text, texts[i].head, head);
+        for (size_t k = 0; k < REPEATS; k++) {
+            memcpy(text + head + k * each, texts[i].repeated, each);
+        }
+        memcpy(text + size - strlen(texts[i].tail), texts[i].tail, strlen(texts[i].tail) + 1);
+        world w;
+        qlora__json json;
+        world_begin(&w);
+        most_bytes = 0;
+        w.env.allocator.alloc = noted_alloc;
+        qlora_result r = qlora__json_parse(&w.env, "t", text, size, 0, &json);
+        ASSERT_EQm(texts[i].head, texts[i].good, r == QLORA_OK);
+        ASSERTm(texts[i].repeated, most_bytes + size <= 10 * size);
+        if (texts[i].good) {
+            ASSERT_EQ_FMT(1L, w.operations, "%ld");
+            qlora__json_free(&w.env, &json);
+        }
+        free(text);
+        ASSERT(world_end(&w));
+    }
     PASS();
 }
 
@@ -1192,9 +1244,13 @@ TEST config_reads_the_folder(void) {
     world_put(&w, "m/generation_config.json", "{\"eos_token_id\":[3,4]}", 22);
     ASSERT_EQ(QLORA_OK, qlora__config_read(&w.env, "m", &c));
     ASSERT(c.stop_count == 2 && c.stop_ids[0] == 3 && c.stop_ids[1] == 4);
+    // A file that names none means none, as in transformers.
     world_put(&w, "m/generation_config.json", "{}", 2);
     ASSERT_EQ(QLORA_OK, qlora__config_read(&w.env, "m", &c));
-    ASSERT(c.stop_count == 1 && c.stop_ids[0] == 2);
+    ASSERT_EQ(0, c.stop_count);
+    world_put(&w, "m/generation_config.json", "{\"eos_token_id\":null}", 21);
+    ASSERT_EQ(QLORA_OK, qlora__config_read(&w.env, "m", &c));
+    ASSERT_EQ(0, c.stop_count);
     world_put(&w, "m/generation_config.json", "{", 1);
     c.vocab = 77; // outputs are written only on success
     ASSERT(refused(&w, qlora__config_read(&w.env, "m", &c), "m/generation_config.json:1:"));
@@ -2446,6 +2502,7 @@ SUITE(formats_suite) {
     RUN_TEST(json_accepts_wellformed_text);
     RUN_TEST(json_messages_give_the_place);
     RUN_TEST(json_limits_the_depth);
+    RUN_TEST(json_memory_is_bounded);
     RUN_TEST(json_finds_duplicate_keys);
     RUN_TEST(json_answers_queries);
     RUN_TEST(numbers_are_read_to_the_nearest_double);

@@ -242,7 +242,8 @@ TEST cublas_is_bound_again(const test_machine* machine) {
 
 // A pre-warm that fails leaves the cache unchanged, and the next one completes it.
 TEST prewarm_fails_and_goes_on(const test_machine* machine) {
-    static const qlora_prewarm_desc shape = {64, 96, 4, 2, 16, 8, 4, QLORA_BASE_NF4, QLORA_F32};
+    static const qlora_prewarm_desc shape = {64,        96,   4, 2, 16, 8, 4, QLORA_BASE_NF4,
+                                             QLORA_F32, NULL, 0};
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx)
         SKIPm(test_open_reason());
@@ -265,6 +266,185 @@ TEST prewarm_fails_and_goes_on(const test_machine* machine) {
     PASS();
 }
 
+// One product of a program's own list: the kind and the sizes m, k, n.
+typedef struct seed_product {
+    int kind; // 0 forward, 1 backward_a, 2 backward_b
+    int64_t m;
+    int64_t k;
+    int64_t n;
+} seed_product;
+
+enum { S = 8, HID = 64, QD = 48, KV = 16, MID = 96, RANK = 4, HEADS = 3, DIM = 16 };
+
+// The products that the systems in which this library has its origin warm up: LoRA's, ...
+static const seed_product lora_products[] = {
+    {0, S, HID, RANK}, {0, S, RANK, QD},  {0, S, RANK, KV},  {0, RANK, S, QD},  {0, RANK, S, KV},
+    {0, S, QD, RANK},  {0, S, KV, RANK},  {0, HID, S, RANK}, {0, S, RANK, HID}, {2, S, RANK, QD},
+    {2, S, RANK, KV},  {2, S, HID, RANK}, {1, S, QD, RANK},  {1, S, KV, RANK},  {1, S, RANK, HID},
+};
+
+// ... and those of a base that is not quantised, with the gradients of its weights.
+static const seed_product base_products[] = {
+    {0, S, HID, HID}, {0, S, HID, QD},  {0, S, QD, HID},  {0, S, HID, KV},  {0, S, HID, MID},
+    {0, S, MID, HID}, {1, S, HID, HID}, {1, S, KV, HID},  {1, S, HID, MID}, {1, S, MID, HID},
+    {2, S, HID, HID}, {2, S, KV, HID},  {2, S, HID, MID}, {2, S, MID, HID}, {1, S, HID, KV},
+    {2, S, HID, KV},  {1, S, HID, QD},  {2, S, QD, HID},
+};
+
+// Runs one product through the public call of its kind. weight: the type of B.
+static qlora_result seed_run(qlora_ctx* ctx, const seed_product* p, qlora_dtype type,
+                             qlora_dtype weight, qlora_dtype out) {
+    qlora_tensor t[3]; // A or its gradient, B, C
+    const int64_t sizes[3][2] = {{p->m, p->k}, {p->k, p->n}, {p->m, p->n}};
+    memset(t, 0, sizeof t);
+    qlora_result r = QLORA_OK;
+    for (int i = 0; i < 3 && r == QLORA_OK; i++) {
+        bool result = i == (p->kind == 0 ? 2 : p->kind == 1 ? 0 : 1);
+        r = qlora_tensor_create(ctx,
+                                result   ? out
+                                : i == 1 ? weight
+                                         : type,
+                                sizes[i][0], sizes[i][1], &t[i]);
+        r = r == QLORA_OK ? qlora_tensor_zero(ctx, &t[i]) : r;
+    }
+    r = r != QLORA_OK  ? r
+        : p->kind == 0 ? qlora_gemm_forward(ctx, &t[0], &t[1], &t[2], 0)
+        : p->kind == 1 ? qlora_gemm_backward_a(ctx, &t[2], &t[1], &t[0], 0)
+                       : qlora_gemm_backward_b(ctx, &t[0], &t[2], &t[1], 0);
+    if (r != QLORA_OK) {
+        fprintf(stderr, "%d %d %d %d: %s\n", p->kind, (int)p->m, (int)p->k, (int)p->n,
+                qlora_last_error(ctx));
+    }
+    for (int i = 0; i < 3; i++) {
+        r = qlora_tensor_destroy(ctx, &t[i]) == QLORA_OK ? r : QLORA_ERR_STATE;
+    }
+    return r;
+}
+
+// The 4-bit products of every projection, and a batched one for each step of attention.
+static qlora_result seed_others(qlora_ctx* ctx, qlora_dtype type) {
+    static const int64_t weights[][2] = {{HID, QD}, {QD, HID}, {HID, KV}, {HID, MID}, {MID, HID}};
+    static const int64_t heads[3][3] = {{S, DIM, S}, {S, S, DIM}, {DIM, S, S}};
+    qlora_result r = QLORA_OK;
+    for (int i = 0; i < 5 && r == QLORA_OK; i++) {
+        qlora_nf4_desc desc;
+        qlora_nf4 w;
+        qlora_tensor x, y;
+        memset(&desc, 0, sizeof desc);
+        desc.rows = weights[i][1];
+        desc.cols = weights[i][0];
+        r = qlora_nf4_create(ctx, &desc, &w);
+        r = r == QLORA_OK ? test_tensor(ctx, type, S, desc.cols, NULL, &x) : r;
+        r = r == QLORA_OK ? test_tensor(ctx, type, S, desc.rows, NULL, &y) : r;
+        r = r == QLORA_OK ? qlora_random_normal(ctx, 1, 2, 0.1f, &x) : r;
+        r = r == QLORA_OK ? qlora_tensor_zero(ctx, &w.memory) : r;
+        r = r == QLORA_OK ? qlora_nf4_gemm_forward(ctx, &x, &w, &y, QLORA_PRODUCT_UNFUSED) : r;
+        r = r == QLORA_OK ? qlora_nf4_gemm_backward(ctx, &y, &w, &x, 0) : r;
+        r = r == QLORA_OK ? qlora_tensor_destroy(ctx, &x) : r;
+        r = r == QLORA_OK ? qlora_tensor_destroy(ctx, &y) : r;
+        r = r == QLORA_OK ? qlora_nf4_destroy(ctx, &w) : r;
+    }
+    for (int i = 0; i < 3 && r == QLORA_OK; i++) {
+        qlora_tensor a, b, c;
+        qlora_gemm_desc d;
+        memset(&d, 0, sizeof d);
+        d.alpha = 1.0f;
+        r = qlora_tensor_create_batched(ctx, type, HEADS, heads[i][0], heads[i][1], &a);
+        r = r == QLORA_OK
+                ? qlora_tensor_create_batched(ctx, type, HEADS, heads[i][1], heads[i][2], &b)
+                : r;
+        r = r == QLORA_OK
+                ? qlora_tensor_create_batched(ctx, type, HEADS, heads[i][0], heads[i][2], &c)
+                : r;
+        r = r == QLORA_OK ? qlora_tensor_zero(ctx, &a) : r;
+        r = r == QLORA_OK ? qlora_tensor_zero(ctx, &b) : r;
+        r = r == QLORA_OK ? qlora_gemm(ctx, &d, &a, &b, &c) : r;
+        r = r == QLORA_OK ? qlora_tensor_destroy(ctx, &a) : r;
+        r = r == QLORA_OK ? qlora_tensor_destroy(ctx, &b) : r;
+        r = r == QLORA_OK ? qlora_tensor_destroy(ctx, &c) : r;
+    }
+    return r;
+}
+
+// After pre-warm, everything that the public products run has been planned, in every precision, and
+// nothing is compiled.
+TEST prewarm_covers_the_products(const test_machine* machine) {
+    static const qlora_base_format bases[] = {QLORA_BASE_NF4, QLORA_BASE_16BIT, QLORA_BASE_32BIT};
+    for (int k = 0; k < 6; k++) {
+        qlora_dtype type = k < 3 ? QLORA_F32 : QLORA_BF16;
+        qlora_base_format base = bases[k % 3];
+        if (type == QLORA_BF16 && !test_has_bf16(machine)) {
+            continue;
+        }
+        qlora_ctx* ctx = test_open(machine, NULL);
+        if (!ctx)
+            SKIPm(test_open_reason());
+        const qlora_prewarm_product mine[] = {
+            {QLORA_PREWARM_FORWARD, 5, 6, 7, 0, QLORA_F32, QLORA_F32, QLORA_F32},
+            {QLORA_PREWARM_BACKWARD_B, 5, 6, 7, 1, QLORA_F32, QLORA_F32, QLORA_F32}};
+        const qlora_prewarm_desc shape = {HID, MID, HEADS, 1, DIM, S, RANK, base, type, mine, 2};
+        ASSERT_EQ(QLORA_OK, qlora_prewarm(ctx, &shape));
+        for (int math = 0; math < 3; math++) {
+            ASSERT_EQ(QLORA_OK, qlora_ctx_set_math(ctx, (qlora_math)math));
+            for (size_t i = 0; i < sizeof lora_products / sizeof lora_products[0]; i++) {
+                ASSERT_EQ(QLORA_OK, seed_run(ctx, &lora_products[i], type, type, QLORA_F32));
+            }
+            for (size_t i = 0; i < sizeof base_products / sizeof base_products[0]; i++) {
+                const seed_product* p = &base_products[i];
+                if (base == QLORA_BASE_NF4) {
+                    break;
+                }
+                ASSERT_EQ(QLORA_OK, seed_run(ctx, p, type, type, QLORA_F32));
+                ASSERT_EQ(QLORA_OK, seed_run(ctx, p, type, type, type));
+                if (base == QLORA_BASE_16BIT && type == QLORA_F32 && p->kind < 2) {
+                    ASSERT_EQ(QLORA_OK, seed_run(ctx, p, QLORA_F32, QLORA_F16, QLORA_F32));
+                    ASSERT_EQ(QLORA_OK, seed_run(ctx, p, QLORA_F32, QLORA_BF16, QLORA_F32));
+                }
+            }
+            static const seed_product own[] = {{0, 5, 6, 7}, {2, 5, 6, 7}};
+            ASSERT_EQ(QLORA_OK, seed_run(ctx, &own[0], QLORA_F32, QLORA_F32, QLORA_F32));
+            ASSERT_EQ(QLORA_OK, seed_run(ctx, &own[1], QLORA_F32, QLORA_F32, QLORA_F32));
+            if (base == QLORA_BASE_NF4) {
+                ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, seed_others(ctx, type));
+            }
+        }
+        qlora_cache_info info;
+        ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
+        ASSERT_EQ_FMT(0, (int)info.cublas_unplanned, "%d");
+        ASSERT_EQ(0u, info.jit_after_seal);
+        ASSERT(test_close_ctx(machine, ctx));
+    }
+    PASS();
+}
+
+TEST prewarm_lists_are_checked(const test_machine* machine) {
+    static const struct {
+        qlora_prewarm_product product;
+        const char* says;
+    } bad[] = {
+        {{(qlora_prewarm_kind)3, 1, 1, 1, 0, QLORA_F32, QLORA_F32, QLORA_F32}, "products[0].kind"},
+        {{QLORA_PREWARM_FORWARD, 0, 1, 1, 0, QLORA_F32, QLORA_F32, QLORA_F32},
+         "products[0].m is 0"},
+        {{QLORA_PREWARM_FORWARD, 1, 1, 1, -1, QLORA_F32, QLORA_F32, QLORA_F32},
+         "products[0].batch"},
+        {{QLORA_PREWARM_FORWARD, 1, 1, 1, 0, QLORA_U8, QLORA_F32, QLORA_F32}, "type u8"},
+        {{QLORA_PREWARM_FORWARD, 1, 1, 1, 0, QLORA_F16, QLORA_BF16, QLORA_F32}, "not supported"},
+        {{QLORA_PREWARM_FORWARD, 1, 1, 1, 2, QLORA_F32, QLORA_BF16, QLORA_F32}, "batched"},
+    };
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx)
+        SKIPm(test_open_reason());
+    qlora_prewarm_desc shape = {64, 96, 4, 2, 16, 8, 4, QLORA_BASE_NF4, QLORA_F32, NULL, 1};
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_prewarm(ctx, &shape));
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        shape.products = &bad[i].product;
+        ASSERT(qlora_prewarm(ctx, &shape) != QLORA_OK);
+        ASSERTm(qlora_last_error(ctx), strstr(qlora_last_error(ctx), bad[i].says) != NULL);
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 SUITE(contracts_suite) {
     RUN_ON(TEST_ONE_FAKE, log_one_item_per_compile);
     RUN_ON(TEST_FAKES, load_by_capability);
@@ -272,4 +452,6 @@ SUITE(contracts_suite) {
     RUN_ON(TEST_ONE_FAKE, operators_neither_wait_nor_allocate);
     RUN_ON(TEST_ONE_FAKE, cublas_is_bound_again);
     RUN_ON(TEST_ONE_FAKE, prewarm_fails_and_goes_on);
+    RUN_ON(TEST_FAKES, prewarm_covers_the_products);
+    RUN_ON(TEST_EVERYWHERE, prewarm_lists_are_checked);
 }

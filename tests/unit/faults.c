@@ -170,7 +170,8 @@ static void model_work(qlora_ctx* ctx, world* w, outcome* o) {
     STEP(keep(ctx, o, &w->lse));
 }
 
-static const qlora_prewarm_desc SHAPE = {32, 48, 4, 2, 8, 4, 2, QLORA_BASE_16BIT, QLORA_F32};
+static const qlora_prewarm_desc SHAPE = {32, 48, 4, 2, 8, 4, 2, QLORA_BASE_32BIT,
+                                         QLORA_F32, NULL, 0};
 
 // The large work: all types of products, and operators, after a pre-warm.
 static void large_work(qlora_ctx* ctx, world* w, outcome* o) {

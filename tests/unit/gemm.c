@@ -317,6 +317,57 @@ TEST gemm_named_products(const test_machine* machine) {
     PASS();
 }
 
+static void little_scratch(qlora_ctx_desc* desc) {
+    desc->scratch_bytes = 28160;
+}
+
+// An f32 operand whose copy does not fit into the scratch buffer is cast in slices: the result is
+// the same, in all three products and with either 16-bit type.
+TEST gemm_mixed_in_slices(const test_machine* machine) {
+    enum { M = 200, K = 72, N = 84 };
+    static float values[3][M * N + M * K];
+    static float got[2][M * N + M * K];
+    qlora_ctx* ctx[2] = {NULL, NULL};
+    test_random random = test_random_start("gemm_mixed_in_slices");
+    for (int i = 0; i < 3; i++) {
+        test_random_fill(&random, values[i], M * N, 1.0f);
+    }
+    for (int half = 0; half < 2; half++) {
+        qlora_dtype type = half == 0 ? QLORA_BF16 : QLORA_F16;
+        for (int kind = 0; kind < 3; kind++) {
+            // forward: x W; backward_a: dy W^T; backward_b with f32 activations: x^T dy
+            const int64_t rows[3] = {M, kind == 1 ? K : kind == 2 ? M : K, kind == 2 ? K : M};
+            const int64_t cols[3] = {kind == 1 ? N : K, N, kind == 1 ? K : N};
+            size_t count = (size_t)(rows[2] * cols[2]);
+            for (int scratch = 0; scratch < 2; scratch++) {
+                ctx[scratch] = test_open(machine, scratch == 1 ? little_scratch : NULL);
+                if (!ctx[scratch])
+                    SKIPm(test_open_reason());
+                qlora_tensor t[3];
+                ASSERT_EQ(QLORA_OK,
+                          test_tensor(ctx[scratch], QLORA_F32, rows[0], cols[0], values[0], &t[0]));
+                ASSERT_EQ(QLORA_OK,
+                          test_tensor(ctx[scratch], type, rows[1], cols[1], values[1], &t[1]));
+                ASSERT_EQ(QLORA_OK,
+                          test_tensor(ctx[scratch], QLORA_F32, rows[2], cols[2], values[2], &t[2]));
+                qlora_result r = kind == 0 ? qlora_gemm_forward(ctx[scratch], &t[0], &t[1], &t[2],
+                                                                QLORA_PRODUCT_ACCUMULATE)
+                                 : kind == 1
+                                     ? qlora_gemm_backward_a(ctx[scratch], &t[0], &t[1], &t[2], 0)
+                                     : qlora_gemm_backward_b(ctx[scratch], &t[0], &t[1], &t[2], 0);
+                ASSERT_EQm(qlora_last_error(ctx[scratch]), QLORA_OK, r);
+                ASSERT(test_read(ctx[scratch], &t[2], got[scratch]));
+                for (int i = 0; i < 3; i++) {
+                    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx[scratch], &t[i]));
+                }
+                ASSERT(test_close_ctx(machine, ctx[scratch]));
+            }
+            ASSERT_CLOSE(got[0], got[1], count, 1e-4f, 1e-4f);
+        }
+    }
+    PASS();
+}
+
 // Heads next to each other in one row, as in attention, and one matrix shared by a whole batch.
 TEST gemm_batched(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -562,6 +613,7 @@ SUITE(gemm_suite) {
     RUN_ON(TEST_EVERYWHERE, gemm_every_form);
     RUN_ON(TEST_EVERYWHERE, gemm_large_gradients);
     RUN_ON(TEST_EVERYWHERE, gemm_batched);
+    RUN_ON(TEST_EVERYWHERE, gemm_mixed_in_slices);
     RUN_ON(TEST_EVERYWHERE, gemm_bad_input);
     RUN_ON(TEST_GPUS, gemm_tf32_modes);
 }

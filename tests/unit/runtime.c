@@ -715,7 +715,8 @@ TEST cache_text_is_refused_when_it_goes_backward(const test_machine* machine) {
     PASS();
 }
 
-static const qlora_prewarm_desc SMALL_SHAPE = {64, 96, 4, 2, 16, 8, 4, QLORA_BASE_NF4, QLORA_F32};
+static const qlora_prewarm_desc SMALL_SHAPE = {64,        96,   4, 2, 16, 8, 4, QLORA_BASE_NF4,
+                                               QLORA_F32, NULL, 0};
 
 // Pre-warm loads everything that the shape needs and seals the cache; nothing is
 // compiled afterwards.

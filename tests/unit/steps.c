@@ -408,6 +408,144 @@ TEST clip_limit_changes(const test_machine* machine) {
     PASS();
 }
 
+// The layer of a trained tensor; the final norm comes after the last layer.
+static int layer_of(const qlora_parameter_info* p, int layers) {
+    const char* at = strstr(p->name, "layers.");
+    return at != NULL ? atoi(at + 7) : layers;
+}
+
+// Each layer is clipped to its own norm: the update is AdamW's with the gradients of each layer
+// scaled by themselves, the norm of all of them is reported, and a layer that is not finite holds
+// everything back.
+TEST layers_are_clipped_apart(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    enum { GROUPS = 3 };
+    const double limit = 0.05;
+    rig r;
+    data d[MICRO];
+    qlora_batch batches[MICRO];
+    s.train.clip = QLORA_CLIP_LAYERS;
+    s.train.max_norm = limit;
+    s.train.eps = 1.0; // without it, the first update depends only on the signs
+    s.train.weight_decay = 0.0;
+    s.train.require_graph = strcmp(machine->backend, "cpu") != 0;
+    ASSERT(rig_open(&r, &s));
+    steps_data(d, batches, 2);
+    double total = qlora_batch_labels(&batches[0]);
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &batches[0], total));
+    size_t n = 0;
+    float* before = rig_read(&r, false, &n);
+    float* gradients = rig_read(&r, true, &n);
+    ASSERT_OK(r, qlora_train_update(r.trainer));
+    qlora_train_info info;
+    ASSERT_OK(r, qlora_train_query(r.trainer, &info));
+    float* after = rig_read(&r, false, &n);
+    double squares[GROUPS] = {0.0, 0.0, 0.0};
+    float* expected = (float*)malloc(n * sizeof *expected);
+    for (int pass = 0; pass < 2; pass++) {
+        size_t at = 0;
+        for (int64_t i = 0; i < model_parameters(r.model); i++) {
+            qlora_parameter_info p;
+            ASSERT_OK(r, qlora_parameter_query(r.model, i, &p));
+            int group = layer_of(&p, GROUPS - 1);
+            double norm = sqrt(squares[group]);
+            double scale = norm > limit ? limit / (norm + 1e-6) : 1.0;
+            for (int64_t j = 0; j < p.rows * p.cols; j++, at++) {
+                double g = (double)gradients[at] * scale;
+                squares[group] += pass == 0 ? (double)gradients[at] * (double)gradients[at] : 0.0;
+                expected[at] = (float)((double)before[at] - s.train.lr * g / (fabs(g) + 1.0));
+            }
+        }
+        ASSERT_EQ_FMT(n, at, "%zu");
+    }
+    for (int g = 0; g < GROUPS; g++) {
+        ASSERT(sqrt(squares[g]) > limit); // every group is clipped, each by another scale
+    }
+    ASSERT_CLOSE(expected, after, n, 1e-7f, 1e-6f);
+    ASSERT(fabs((double)info.grad_norm - sqrt(squares[0] + squares[1] + squares[2])) <
+           1e-4 * (double)info.grad_norm);
+    qlora_train_desc other = s.train;
+    other.clip = QLORA_CLIP_ALL;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_set(r.trainer, &other));
+    ASSERT(strstr(qlora_last_error(r.ctx), "desc.clip") != NULL);
+    // One value that is not finite, in one layer.
+    qlora_parameter_info p;
+    ASSERT_OK(r, qlora_parameter_query(r.model, 3, &p));
+    float values[1024];
+    ASSERT((size_t)(p.rows * p.cols) <= sizeof values / sizeof values[0]);
+    ASSERT_OK(r, qlora_parameter_read(r.model, 3, values));
+    values[5] = (float)NAN;
+    ASSERT_OK(r, qlora_parameter_write(r.model, 3, values));
+    free(before);
+    free(after);
+    before = rig_read(&r, false, &n);
+    ASSERT_OK(r, qlora_train_step(r.trainer, batches, MICRO, &info));
+    ASSERT(info.last_skipped);
+    after = rig_read(&r, false, &n);
+    ASSERT_MEM_EQ(before, after, n * sizeof *before);
+    free(before);
+    free(gradients);
+    free(after);
+    free(expected);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// ---- memory that goes back to the caller ----
+
+typedef struct watched_memory {
+    bool on;
+    int freed;
+    uint64_t waits; // calls that waited for the device before the last block went back
+} watched_memory;
+
+static watched_memory watched;
+
+static void* watched_alloc(size_t bytes, void* user) {
+    uint64_t address = 0;
+    (void)user;
+    return test_fake()->cu.cuMemAlloc_v2(&address, bytes) == 0 ? (void*)(uintptr_t)address : NULL;
+}
+
+static void watched_free(void* pointer, size_t bytes, void* user) {
+    (void)bytes;
+    (void)user;
+    if (watched.on) {
+        watched.freed++;
+        watched.waits = test_fake()->calls("SYNC");
+    }
+    test_fake()->cu.cuMemFree_v2((uint64_t)(uintptr_t)pointer);
+}
+
+static void with_watched(qlora_ctx_desc* desc) {
+    desc->device_allocator.alloc = watched_alloc;
+    desc->device_allocator.free = watched_free;
+}
+
+// An allocator of the caller's may hand a model's memory to somebody else at once, so nothing may
+// still be running in it when the model is closed.
+TEST memory_goes_back_when_idle(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    rig r;
+    memset(&watched, 0, sizeof watched);
+    s.change = with_watched;
+    ASSERT(rig_open(&r, &s));
+    qlora_model_desc desc = s.model;
+    desc.config = &s.config;
+    desc.purpose = QLORA_PURPOSE_EVALUATE;
+    qlora_model* other = NULL;
+    ASSERT_OK(r, qlora_model_open(r.ctx, &desc, &other));
+    ASSERT_OK(r, qlora_adapter_copy(r.model, other)); // queued, not waited for
+    uint64_t before = test_fake()->calls("SYNC");
+    watched.on = true;
+    ASSERT_OK(r, qlora_model_close(other));
+    watched.on = false;
+    ASSERT(watched.freed > 0);
+    ASSERT(watched.waits > before);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
 // A copied adapter answers like the original, in the same context and in another one.
 TEST adapters_are_copied(const test_machine* machine) {
     setup s = steps_setup(machine);
@@ -601,6 +739,8 @@ SUITE(steps_suite) {
     RUN_ON(TEST_ONE_EACH, polls_do_not_wait);
     RUN_ON(TEST_ONE_EACH, settings_change_between_steps);
     RUN_ON(TEST_ONE_EACH, clip_limit_changes);
+    RUN_ON(TEST_EVERYWHERE, layers_are_clipped_apart);
+    RUN_ON(TEST_ONE_FAKE, memory_goes_back_when_idle);
     RUN_ON(TEST_ONE_EACH, adapters_are_copied);
     RUN_ON(TEST_ONE_EACH, tokens_come_one_by_one);
     RUN_ON(TEST_ONE_EACH, turns_keep_the_cache);

@@ -1,0 +1,302 @@
+#!/usr/bin/env bash
+# Part of use_programs.sh: what the options of finetune mean.
+# shellcheck disable=SC2154 # the variables belong to use_programs.sh
+
+one=(--model model --tokens 256 --rank 1 --backend cpu --threads 1)
+
+several() { # --data and --eval-data may be repeated
+    head -20 sums.jsonl >first.jsonl
+    tail -15 sums.jsonl >second.jsonl
+    rm -rf both
+    works "two data files" "${one[@]}" --data first.jsonl --data second.jsonl --eval 0 --steps 2 \
+        --out both
+    check "both are used" grep -q "^data: 35 samples" out
+    works "two evaluation files" "${one[@]}" --data sums.jsonl --eval-data first.jsonl \
+        --eval-data second.jsonl --steps 2 --out both --resume never
+    check "both are evaluated" grep -q "^evaluation data: 35 samples" out
+    check "common samples are counted" \
+        grep -q "35 of the 35 samples for evaluation also occur in the training data" out
+    works "the first samples" "${one[@]}" --data first.jsonl --data second.jsonl --eval 0 \
+        --max-samples 25 --steps 2 --out both --resume never
+    check "as many as asked for" grep -q "^data: 25 samples" out
+    { head -3 sums.jsonl; cat long.jsonl; } >some.jsonl
+    works "long samples for evaluation" "${one[@]}" --data sums.jsonl --eval-data some.jsonl \
+        --steps 1 --out both --resume never
+    check "are counted" grep -q "1 too long for --length 128" out
+    refuses "only long samples for evaluation" "long.jsonl: none of the 1 samples can be used" \
+        "${one[@]}" --data sums.jsonl --eval-data long.jsonl --steps 1 --out o
+}
+
+inputs() { # --data -, --format, names that are not used
+    local line='{"text": "one and one is two", "id": 7}'
+    rm -rf piped
+    printf '%s\n%s\n' "$line" "$line" >asked.data
+    "$finetune" "${one[@]}" --data - --eval 0 --steps 1 --out piped <asked.data >out 2>err
+    check "standard input" grep -q "^data: 2 samples" out
+    check "names that are not used" grep -q "note: standard input: not used: id" out
+    works "a form that is given" "${one[@]}" --data asked.data --format jsonl --eval 0 --steps 1 \
+        --out piped --resume never
+    refuses "an unknown form" "nonsense" "${one[@]}" --data asked.data --format nonsense --out o
+    refuses "standard input twice" "can be given only once" "${one[@]}" --data - --eval-data - \
+        --out o
+    printf '%s\n{"text": 1}\n' "$line" |
+        "$finetune" --model model --data - --doctor >out 2>err
+    check "bad records in standard input" grep -q "^  standard input:2: " out
+}
+
+notes() {
+    local i
+    rm -rf noted
+    works "much that may surprise" "${few[@]}" --model model --out noted --resume never --steps 3 \
+        --epochs 2 --warmup 100 --max-norm 0
+    check "--steps wins" grep -q "note: --steps 3 overrides --epochs 2" out
+    check "a long warm-up" grep -q "warm-up of 100 steps is as long as the training" out
+    check "no clipping" grep -q -- "--max-norm 0: gradients are not clipped" out
+    for ((i = 0; i < 300; i++)); do cat sums.jsonl; done | head -400 >many.jsonl
+    works "a large fraction" "${one[@]}" --data many.jsonl --eval 0.9 --steps 1 --out noted \
+        --resume never
+    check "is capped and said so" grep -q "note: --eval 0.9 would be 360 samples; 200 are held" out
+    check "separate counts" grep -q "^held out: 200 samples, [0-9]* tokens" out
+    works "doctor and plan" --model model --data sums.jsonl --doctor --plan
+    check "the doctor wins" grep -q "note: --plan is ignored beside --doctor" out
+    works "beta2 0" "${few[@]}" --model model --steps 9 --beta2 0 --lr 1e-2 --out noted \
+        --resume never
+    cp -r noted/adapter zero
+    works "beta2 0.999" "${few[@]}" --model model --steps 9 --beta2 0.999 --lr 1e-2 --out noted \
+        --resume never
+    check "they differ" [ -z "$(cmp -s zero/adapter_model.safetensors \
+        noted/adapter/adapter_model.safetensors && echo same)" ]
+    works "the summary" "${few[@]}" --model model --steps 40 --out noted --resume never
+    check "compares means" grep -q "^loss .* (means of 4 steps)$" out
+    refuses "a device that is missing" "--device 5: " "${few[@]:0:6}" --model model --steps 1 \
+        --device 5 --out o
+    refuses "a device and the CPU" "--device 5 needs a GPU" "${few[@]}" --model model --steps 1 \
+        --device 5 --out o
+    refuses "a GGUF model" "model.gguf is a GGUF file" --model model.gguf --data sums.jsonl --out o
+    refuses "nearest option" "unknown option --modle; did you mean --model" --modle model
+    refuses "too little memory for anything" "not enough memory: .*; it would not fit with" \
+        "${few[@]}" --model model --memory 1M --out o
+    refuses "too little memory for these tokens" \
+        "not enough memory: .*; it would fit with --tokens [0-9]+ --length" \
+        --model model --data sums.jsonl --tokens 65536 --memory 60M --backend cpu --threads 1 \
+        --out o
+    run "$finetune" --model model --plan --length 128 --recompute on --cache off --memory 60M \
+        --backend cpu --threads 1 --tokens "$(sed -n 's/.*fit with --tokens \([0-9]*\).*/\1/p' err)"
+    check "the advice holds ($status)" [ $status -eq 0 ]
+    "$finetune" "${one[@]}" --data sums.jsonl --epochs 1e6 --out noted --resume never \
+        >out 2>err &
+    pid=$!
+    check "counting a million epochs is told" soon 30 grep -q "^counting the steps of" out
+    kill -INT $pid
+    check "and can be stopped" soon 5 gone $pid
+    wait $pid
+    check "with status 130" [ $? -eq 130 ]
+}
+
+resuming() {
+    local common=(--tokens 256 --rank 2 --steps 6 --eval 0 --backend cpu --threads 1)
+    rm -rf again elsewhere other
+    works "a run" --model model --data sums.jsonl "${common[@]}" --out again
+    works "another spelling" --model ./model --data "$PWD/sums.jsonl" "${common[@]}" --out ./again
+    check "is the same run" grep -q "resumed after step 6 of 6" out
+    cp -r model elsewhere
+    works "the same model elsewhere" --model elsewhere --data sums.jsonl "${common[@]}" --out again
+    check "is the same run" grep -q "resumed after step 6 of 6" out
+    cp -r model other
+    printf 'XX' | dd of=other/model.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null
+    run "$finetune" --model other --data sums.jsonl "${common[@]}" --out again
+    check "another model is refused" grep -q -- "--model other has other weights than the run" err
+    check "before the data is read" [ "$(grep -c '^data:' out)" -eq 0 ]
+    run "$finetune" --model model --data nowhere.jsonl "${common[@]}" --out again --rank 3 \
+        --schedule linear --targets q,v --rslora
+    check "every difference at once" grep -qF -- "it used --rank 2 --targets \
+q,k,v,o,gate,up,down no --rslora --schedule cosine, this command has --rank 3 --targets q,v \
+--rslora --schedule linear; use the same" err
+}
+
+extending() {
+    local common=(--model model --data sums.jsonl --tokens 256 --rank 2 --eval 0 --backend cpu
+        --threads 1 --schedule constant --warmup 0)
+    rm -rf longer straight
+    works "ten steps" "${common[@]}" --steps 10 --out longer
+    works "five more" "${common[@]}" --steps 15 --out longer
+    check "it goes on" grep -q "resumed after step 10 of 15" out
+    check "and says what changed" grep -q "changed: 15 steps, before 10" out
+    check "the log is whole" [ "$(losses longer | wc -l)" -eq 15 ]
+    works "fifteen at once" "${common[@]}" --steps 15 --out straight
+    check "constant rate: the same adapter" same_files longer straight
+    run "$finetune" "${common[@]}" --steps 12 --out longer
+    check "fewer are refused" grep -q -- "it used --steps 15, this command has --steps 12" err
+    run "$finetune" "${common[@]}" --steps 20 --lr 1e-3 --out longer
+    check "another rate is refused" grep -q -- "--lr 0.0002, .* has --lr 0.001; .*--extend to" err
+    works "unless asked for" "${common[@]}" --steps 20 --lr 1e-3 --out longer --extend
+    check "it is told" grep -q -- "changed: --lr 0.001, before --lr 0.0002" out
+    check "and noted" grep -q "^lr 0.001$" longer/settings.txt
+    works "from then on it is the run's" "${common[@]}" --steps 20 --lr 1e-3 --out longer
+    run "$finetune" "${common[@]}" --steps 20 --lr 1e-3 --rank 3 --out longer --extend
+    check "the rank cannot change" grep -q -- "it used --rank 2, this command has --rank 3" err
+    rm -rf longer
+    works "one epoch" "${common[@]}" --epochs 1 --out longer
+    works "two epochs" "${common[@]}" --epochs 2 --out longer
+    check "more epochs go on" grep -q "^changed: .* steps, before" out
+}
+
+doctors() {
+    local i
+    {
+        head -2 sums.jsonl
+        echo '{"prompt": "broken", "completion": }'
+        echo '{"prompt": 5, "completion": "x"}'
+        sed -n 3p sums.jsonl
+        for ((i = 0; i < 25; i++)); do echo "{\"nothing\": $i}"; done
+        echo '{"prompt": "a question", "completion": ""}'
+    } >ill.jsonl
+    run "$finetune" --model model --data ill.jsonl --doctor
+    check "bad records: status 1 ($status)" [ $status -eq 1 ]
+    check "the total is in the error" grep -q "^finetune: 27 records cannot be read$" err
+    check "with their lines" grep -q "^  ill.jsonl:3: invalid JSON" out
+    check "each of them" grep -q "^  ill.jsonl:4: .*prompt" out
+    check "the first twenty" [ "$(grep -c '^  ill.jsonl:' out)" -eq 20 ]
+    check "and a count" grep -q "^  and 7 more$" out
+    check "the others are shown" grep -qE "^  samples +4$" out
+    check "with their lines" grep -q "^sample 3 (ill.jsonl:5):" out
+    check "empty answers" grep -qE "^  empty answers +1   the model learns to say nothing" out
+    run "$finetune" --model model --data ill.jsonl --doctor --json
+    check "as JSON" grep -qE '^\{"samples": 4, "bad": 27, .*"line": 3, "error": "invalid JSON' out
+    check "one line" [ "$(wc -l <out)" -eq 1 ]
+    printf '[\n{"text": "one"},\n{"text": 5},\n {"text":\n "two, [x]"},\n{"txt": "three"}\n]\n' \
+        >ill.json
+    run "$finetune" --model model --data ill.json --doctor --samples 9
+    check "bad records in an array" grep -q "^  ill.json:3: " out
+    check "the last one" grep -q "^  ill.json:6: " out
+    check "the good ones" grep -qE "^  used +2$" out
+    run "$finetune" --model model --data words.jsonl --doctor
+    check "nothing but bad records ($status)" [ $status -eq 1 ]
+    works "doctor and truncate" --model model --data long.jsonl --doctor --truncate --length 20
+    check "what is cut off is not shown" grep -q "more tokens are cut off" out
+    check "nor counted" grep -q "^sample 1 (long.jsonl:1): 311 tokens (truncated), 10 trained" out
+    check "its end is not trained" grep -qE "^  end not trained +1   the model will not" out
+}
+
+configs() {
+    cat >run.txt <<'END'
+# a comment
+model model
+--data sums.jsonl
+tokens = 256
+rank 2
+  eval=0
+targets q,v
+rslora
+backend cpu
+threads 1
+steps 3
+prompt "1 plus 1 is"
+END
+    rm -rf configured
+    works "options from a file" --config run.txt --out configured
+    check "they count" grep -qE "^step 3/3" out
+    check "quotes are removed" grep -q "| 1 plus 1 is" out
+    check "they are noted" grep -q "^rslora$" configured/settings.txt
+    works "the command line wins" --config run.txt --out configured --steps 4 --data short.jsonl \
+        --resume never
+    check "also over lists" grep -q "^data: 4 samples" out
+    check "also over numbers" grep -qE "^step 4/4" out
+    works "a run's own settings" --config configured/settings.txt --out configured
+    check "resume it" grep -q "resumed after step 4 of 4" out
+    refuses "a missing file" "--config nowhere.txt: No such file" --config nowhere.txt --out o
+    printf 'rank 2\nrang 3\n' >bad.txt
+    refuses "a wrong line" "bad.txt:2: unknown option --rang; did you mean --rank" \
+        --config bad.txt --out o
+    printf 'rank two\n' >bad.txt
+    refuses "a wrong value" "bad.txt:1: --rank: 'two' is not a number" --config bad.txt --out o
+}
+
+adapters() {
+    local option before
+    rm -rf normed more
+    head -30 sums.jsonl >held.jsonl
+    works "train norms" "${few[@]}" --model model --steps 20 --lr 1e-2 --train-norms --out normed
+    works "start from a run with norms" --model model --data sums.jsonl --tokens 256 --eval 0.1 \
+        --backend cpu --threads 1 --adapter normed --steps 2 --out more
+    check "it is told" grep -q "normed/adapter contains trained norms; they are loaded and" out
+    check "they are kept" [ -s more/adapter/trained_norms.safetensors ]
+    before=$(evaluated normed)
+    check "the first loss is that of the run" [ "${before:-none}" = "$(first_eval normed)" ]
+    for option in "--rank 1" "--alpha 2" "--targets q" "--rslora"; do
+        # shellcheck disable=SC2086
+        refuses "$option beside --adapter" "${option%% *} cannot be given with --adapter" \
+            --model model --data sums.jsonl --adapter normed --out o $option
+    done
+    rm -rf snaps
+    works "snapshots" "${few[@]}" --model model --steps 7 --snapshot-every 3 --out snaps
+    check "are kept" [ "$(cd snaps/snapshots && echo step-*)" = "step-3 step-6" ]
+    check "and whole" [ -s snaps/snapshots/step-3/adapter_config.json ]
+    works "starting over" "${few[@]}" --model model --steps 2 --out snaps --resume never
+    check "removes them" [ -z "$(find snaps -name step-3 -o -name step-6)" ]
+}
+
+evaluated() { # the held-out loss of a run's adapter on all the data that `first_eval` used
+    "$finetune" --model model --adapter "$1" --data held.jsonl --tokens 256 --backend cpu \
+        --threads 1 --eval-only --json 2>err | sed 's/.*"loss": \([0-9.]*\),.*/\1/' | cut -c1-8
+}
+
+first_eval() { # the loss before the first step
+    rm -rf first
+    "$finetune" --model model --adapter "$1" --data sums.jsonl --eval-data held.jsonl \
+        --tokens 256 --backend cpu --threads 1 --steps 1 --out first >/dev/null 2>&1
+    sed -n 's/^{"step":0,"eval_loss":\([0-9.]*\),.*/\1/p' first/log.jsonl | cut -c1-8
+}
+
+evaluations() {
+    head -30 sums.jsonl >held.jsonl
+    rm -rf learnt
+    works "a run to evaluate" "${few[@]}" --model model --steps 60 --lr 1e-2 --out learnt
+    works "the model itself" --model model --data held.jsonl --tokens 256 --eval-only
+    check "prints a loss" grep -qE "^loss [0-9.]+, perplexity [0-9.]+ over 30 samples" out
+    sed 's/^loss \([0-9.]*\).*/\1/;t;d' out >before
+    works "the adapter" --model model --adapter learnt --data held.jsonl --tokens 256 --eval-only
+    sed 's/^loss \([0-9.]*\).*/\1/;t;d' out >after
+    check "has learnt" awk 'NR == 1 { a = $1 } NR == 2 { exit !($1 < a) }' before after
+    works "as JSON" --model model --adapter learnt --eval-data held.jsonl --eval-only --json
+    check "one line" grep -qE '^\{"loss": [0-9.]+, .*"samples": 30,' out
+    check "nothing is created" [ ! -e o ]
+    refuses "JSON of nothing" "--json needs" --model model --data sums.jsonl --json --out o
+}
+
+demos() {
+    local small=(--demo --backend cpu --threads 1 --save-every 1)
+    rm -rf demo
+    "$finetune" "${small[@]}" --out demo >out 2>err &
+    pid=$!
+    wait_for_steps demo 3 $pid
+    kill -INT $pid
+    wait $pid
+    check "an interrupted demo saves" grep -q "run the same command to resume" out
+    works "run again" "${small[@]}" --steps 12 --out demo --resume never
+    check "it starts over" grep -qE "^step 12/12" out
+    works "a complete demo" "${small[@]}" --steps 12 --out demo
+    check "starts over" grep -qE "^step 1/12" out
+    rm -rf demo
+    "$finetune" "${small[@]}" --steps 40 --out demo >out 2>err &
+    pid=$!
+    wait_for_steps demo 3 $pid
+    kill -INT $pid
+    wait $pid
+    works "an interrupted demo" "${small[@]}" --steps 40 --out demo
+    check "is resumed" grep -q "resumed after step .* of 40" out
+    check "the model is kept" [ -s demo/model/model.safetensors ]
+    check "and the command printed" grep -q "generate --model demo/model --adapter demo/adapter" out
+    if [[ -x $root/$B/generate ]]; then
+        run "$root/$B/generate" --model demo/model --adapter demo/adapter --prompt "3 and 4 is" \
+            --max-tokens 9
+        check "which works ($status)" [ $status -eq 0 ]
+    fi
+    rm -rf theirs
+    mkdir -p theirs/model
+    echo '{}' >theirs/model/config.json
+    run "$finetune" "${small[@]}" --steps 2 --out theirs
+    check "another model is not overwritten" grep -q "model/config.json is not the demo's" err
+    check "it is still there" [ "$(cat theirs/model/config.json)" = "{}" ]
+    check "and nothing else" [ "$(find theirs -type f | wc -l)" -eq 1 ]
+}

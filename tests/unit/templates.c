@@ -1,0 +1,391 @@
+// templates.c - the template engine: what jinja2 does, limits, and real templates with golden
+// renderings where they are present (../shared/templates).
+#include "qlora.h"
+#include "qlora_text.h"
+
+#include "test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define SHARED "../shared/templates/"
+
+static const char conversation[] =
+    "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"d\": {\"items\": 3, \"a\": 1.0},"
+    " \"big\": 123456789012345678901234567890}";
+
+static qlora_text* lib;
+
+// Renders `source`; the result ends with a zero, or is NULL and *why says why.
+static char* render(const char* source, size_t size, const char* json, bool prompt,
+                    qlora_text_spans* spans, const char** why) {
+    qlora_text_template* compiled = NULL;
+    qlora_text_render_desc desc;
+    qlora_text_bytes out = {0};
+    char* copy = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.conversation = json;
+    desc.conversation_size = strlen(json);
+    desc.generation_prompt = prompt;
+    desc.bos_token = "<s>";
+    desc.eos_token = "</s>";
+    desc.pad_token = "<pad>";
+    desc.unk_token = "<unk>";
+    desc.clock = 1785067200; // 2026-07-26T12:00:00
+    static char error[1024];
+    bool good = qlora_text_template_compile(lib, "t.jinja", source, size, &compiled) == QLORA_OK &&
+                qlora_text_template_render(compiled, &desc, &out, spans) == QLORA_OK;
+    snprintf(error, sizeof error, "%s", qlora_text_last_error(lib));
+    *why = error;
+    if (good) {
+        copy = (char*)malloc(out.count + 1);
+        if (copy != NULL) {
+            memcpy(copy, out.count > 0 ? out.data : "", out.count);
+            copy[out.count] = '\0';
+        }
+    }
+    qlora_text_bytes_free(lib, &out);
+    qlora_text_template_close(compiled);
+    return copy;
+}
+
+// Each row: a template, and what it renders to; with a "!" in front, what its error contains.
+TEST behaviour(void) {
+    static const char* const rows[][2] = {
+        {"{{ nope }}|{{ messages[9] }}|{{ none.x }}", "||"},
+        {"{{ nope.x }}", "!\"nope\" is undefined"},
+        {"{{ d['items'] }}|{{ d.items is callable }}|{{ d.a }}", "3|True|1.0"},
+        {"{{ big }} {{ [big] | tojson }}",
+         "123456789012345678901234567890 [123456789012345678901234567890]"},
+        {"{{ 9223372036854775807 + 1 }}", "!does not fit 64 bits"},
+        {"{{ 1e16 }} {{ 1e-7 }} {{ 0.1 + 0.2 }} {{ -0.0 }} {{ 1.5e300 }}",
+         "1e+16 1e-07 0.30000000000000004 -0.0 1.5e+300"},
+        {"{{ 7 // -2 }} {{ -7 % 3 }} {{ 2 ** 3 ** 2 }} {{ -2 ** 2 }} {{ 4 / 2 }}", "-4 2 64 4 2.0"},
+        {"{{ 'a' ~ 'b' | upper }}{{ 1 + [1, 2] | length }}{{ 1 < 2 < 3 }}", "aB3True"},
+        {"{{ 'abc'[::-1] }}{{ [1, 2, 3][-2:] }}{{ (1,) }}{{ [1].0 }}", "cba[2, 3](1,)1"},
+        {"{{ ['a', \"it's\", none, 1.5, {'k': ('t',)}] }}",
+         "['a', \"it's\", None, 1.5, {'k': ('t',)}]"},
+        {"{% set g = messages | map(attribute='role') %}{{ g | join }}|{{ g | join }}", "user|"},
+        {"{{ messages | map(attribute='role') | length }}", "!a generator has no length"},
+        {"{% set _ = messages.append(1) %}", "!does not allow \"append\""},
+        {"{{ messages.append is defined }}", "False"},
+        {"{{ d | tojson(indent=1, sort_keys=true) }}", "{\n \"a\": 1.0,\n \"items\": 3\n}"},
+        {"{{ '\\u00e9<' | tojson }}{{ '\\u00e9' | tojson(true) }}", "\"\xC3\xA9<\"\"\\u00e9\""},
+        {"a\n  {% if true %}\n  b\n  {% endif %}\nc\n", "a\n  b\nc"},
+        {"  {%+ if true %}x{% endif +%}\ny", "  x\ny"},
+        {"a  {%- if true -%}\n\n b {%- endif %}\n\nc", "ab\nc"},
+        {"x {# c #}\ny\r\n{% raw %}{{ a }}{% endraw %}", "x y\n{{ a }}"},
+        {"{% set x = 1 %}{% for i in [1, 2] %}{{ x }}{% set x = x + 1 %}{% endfor %}{{ x }}",
+         "111"},
+        {"{% for i in [1] %}{{ bos_token }}{% endfor %}{% set bos_token = 'z' %}", ""},
+        {"{% set ns = namespace(a=1) %}{% for i in [1, 2] %}{% set ns.a = ns.a + i %}{% endfor %}"
+         "{{ ns.a }}",
+         "4"},
+        {"{% for x in [1, 2, 3, 4] if x % 2 == 0 %}{{ loop.index }}/{{ loop.length }} {% endfor %}",
+         "1/2 2/2 "},
+        {"{% for x in [1] %}{% continue %}{% else %}e{% endfor %}", "e"},
+        {"{% for x in [1, 2, 3] %}{{ loop.previtem }}<{{ loop.nextitem }} {% endfor %}",
+         "<2 1<3 2< "},
+        {"{% macro m(a, b='z') %}[{{ a }}{{ b }}{{ x }}]{% endmacro %}{% set x = 5 %}{{ m(1) }}",
+         "[1z5]"},
+        {"{% macro m() %}({{ caller(1) }}){% endmacro %}{% call(x) m() %}<{{ x }}>{% endcall %}",
+         "(<1>)"},
+        {"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "!nested deeper than"},
+        {"{% macro m(a) %}{% endmacro %}{{ m(1, 2) }}", "!takes 1 arguments, 2 are given"},
+        {"{{ 'Stra\xC3\x9F\x65' | upper }}{{ '\xCE\xA3\xCE\x91\xCE\xA3'.lower() }}",
+         "STRASSE\xCF\x83\xCE\xB1\xCF\x82"},
+        {"{{ 'a,,b'.split(',') }}{{ ' a  b '.split() }}{{ 'a=b=c'.rsplit('=', 1) }}",
+         "['a', '', 'b']['a', 'b']['a=b', 'c']"},
+        {"{{ \"it's\" | title }}{{ \"it's\".title() }}", "It'sIt'S"},
+        {"{{ '%s %d %5.2f' % ('a', 3, 2.5) }}|{{ '{:>3}{}'.format('a', 1) }}", "a 3  2.50|  a1"},
+        {"{{ '<a>' | safe + '<b>' }}|{{ '<a>' | safe ~ '<b>' }}", "<a>&lt;b&gt;|<a><b>"},
+        {"{{ {'b': 1, 'A': 2} | dictsort }}{{ ['b', 'A'] | sort }}",
+         "[('A', 2), ('b', 1)]['A', 'b']"},
+        {"{{ 2.5 | round }}{{ 10 | round }}{{ '3.7' | int }}{{ 'x' | int(7) }}", "2.01037"},
+        {"{% if nope %}{{ 1 | nofilter }}{% endif %}ok", "ok"},
+        {"{% if true %}{{ 1 | nofilter }}{% endif %}", "!no filter named \"nofilter\""},
+        {"a\n{{ 1 | nofilter }}", "!line 2: there is no filter named"},
+        {"a\n{{ raise_exception('Bad: ' ~ 1) }}", "!line 2: Bad: 1"},
+        {"{% if true %}", "!one of these tags is missing"},
+        {"{% foo %}", "!unknown tag \"foo\""},
+        {"{% include 'x' %}", "!\"include\" is not supported"},
+        {"{% break %}", "!a loop around break"},
+        {"{{ 1 < 'a' }}", "!cannot be ordered"},
+        {"{{ strftime_now('%Y-%m-%d %H:%M:%S %A %d %b') }}", "2026-07-26 12:00:00 Sunday 26 Jul"},
+        {"{% set c = cycler(1, 2) %}{{ c.next() }}{{ c.next() }}{{ c.next() }}"
+         "{% set j = joiner('-') %}{{ j() }}a{{ j() }}b",
+         "121a-b"},
+        {"{% set b | upper %}x{{ 1 }}{% endset %}{{ b }}{% filter lower %}AB{% endfilter %}",
+         "X1ab"},
+        {"{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"},
+        {"{{ 1 if false }}|{{ 'x' is in 'xyz' }}|{{ not 1 == 2 }}", "|True|True"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const char* why = NULL;
+        char* got = render(rows[i][0], strlen(rows[i][0]), conversation, false, NULL, &why);
+        if (rows[i][1][0] == '!') {
+            bool right = got == NULL && strstr(why, rows[i][1] + 1) != NULL;
+            free(got);
+            ASSERTm(rows[i][0], right);
+            continue;
+        }
+        ASSERTm(why, got != NULL);
+        ASSERT_STR_EQ(rows[i][1], got);
+        free(got);
+    }
+    PASS();
+}
+
+// Templates that would run or grow without end stop at a limit, soon.
+TEST hostile(void) {
+    static const char* const rows[] = {
+        "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(100000) %}"
+        "{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}",
+        "{{ 'x' * 99999999999 }}",
+        "{{ range(99999999) }}",
+        "{{ [[1] * 1000] * 100000 }}",
+        "{{ ('x' * 10000).replace('x', 'y' * 100000) }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(64) %}{% set ns.l = [ns.l, ns.l] %}"
+        "{% endfor %}{{ ns.l }}",
+        "{% set ns = namespace(l=[]) %}{% for i in range(5000) %}{% set ns.l = [ns.l] %}"
+        "{% endfor %}{{ ns.l }}",
+        "{{ 'a'.center(999999999999) }}",
+        "{{ '%999999999d' % 1 }}",
+        "{% macro m(a) %}{{ m(a + 1) }}{{ m(a + 1) }}{% endmacro %}{{ m(0) }}",
+        "{{ 10 ** 99999999 }}"};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const char* why = NULL;
+        clock_t start = clock();
+        char* got = render(rows[i], strlen(rows[i]), conversation, false, NULL, &why);
+        double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+        bool stopped = got == NULL;
+        free(got);
+        ASSERTm(rows[i], stopped);
+        ASSERTm(rows[i], seconds < 5.0); // far below one without sanitizers
+    }
+    PASS();
+}
+
+// Source that is nested too deep for any stack.
+TEST deep_source(void) {
+    static const char* const parts[][3] = {
+        {"{{ ", "(", "1"},     {"{{ ", "-", "1"},       {"{{ ", "not ", "1"},
+        {"{{ ", "[", "1"},     {"{{ 1", " + 1", " }}"}, {"{{ 'a'", " | upper", " }}"},
+        {"{{ a", ".a", " }}"}, {"", "{% if 1 %}", "x"}, {"{{ 1", " if 1 else 1", " }}"}};
+    size_t room = 400000;
+    char* source = (char*)malloc(room);
+    ASSERT(source != NULL);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        size_t used = 0;
+        const char* why = NULL;
+        used += (size_t)snprintf(source, room, "%s", parts[i][0]);
+        for (int k = 0; k < 20000; k++) {
+            used += (size_t)snprintf(source + used, room - used, "%s", parts[i][1]);
+        }
+        used += (size_t)snprintf(source + used, room - used, "%s", parts[i][2]);
+        char* got = render(source, used, conversation, false, NULL, &why);
+        bool stopped = got == NULL && strstr(why, "nested deeper than") != NULL;
+        free(got);
+        ASSERTm(why, stopped);
+    }
+    free(source);
+    PASS();
+}
+
+TEST generation_spans(void) {
+    static const char source[] = "{% for m in [1, 2] %}<{% generation %}{{ m }}\xC3\xBC"
+                                 "{% endgeneration %}>{% endfor %}";
+    const char* why = NULL;
+    qlora_text_spans spans = {0};
+    char* got = render(source, strlen(source), conversation, false, &spans, &why);
+    ASSERTm(why, got != NULL);
+    ASSERT_STR_EQ("<1\xC3\xBC><2\xC3\xBC>", got);
+    free(got);
+    ASSERT_EQ((size_t)2, spans.count);
+    ASSERT_EQ((size_t)1, spans.data[0].begin); // bytes
+    ASSERT_EQ((size_t)4, spans.data[0].end);
+    ASSERT_EQ((size_t)6, spans.data[1].begin);
+    ASSERT_EQ((size_t)9, spans.data[1].end);
+    qlora_text_spans_free(lib, &spans);
+    PASS();
+}
+
+// ---- real templates
+
+static char* file_read(const char* path, size_t* size) {
+    FILE* file = fopen(path, "rb");
+    char* data = NULL;
+    size_t room = 0;
+    *size = 0;
+    if (file == NULL) {
+        return NULL;
+    }
+    for (;;) {
+        if (room - *size < 2) {
+            room = room * 2 + 65536;
+            char* moved = (char*)realloc(data, room);
+            if (moved == NULL) {
+                break;
+            }
+            data = moved;
+        }
+        size_t got = fread(data + *size, 1, room - *size - 1, file);
+        *size += got;
+        if (got == 0) {
+            break;
+        }
+    }
+    fclose(file);
+    data[*size] = '\0';
+    return data;
+}
+
+#define MARK "\n@~8f3a~@\n"
+
+// The part of `text` before the next mark; *rest is behind it.
+static char* part_next(char** rest) {
+    char* part = *rest;
+    char* end = strstr(part, MARK);
+    if (end == NULL) {
+        return NULL;
+    }
+    *end = '\0';
+    *rest = end + strlen(MARK);
+    return part;
+}
+
+// All values of a JSON array as the template `each` prints them, with marks between.
+static char* array_print(const char* path, const char* each) {
+    size_t size = 0;
+    const char* why = NULL;
+    char* data = file_read(path, &size);
+    char source[600];
+    char* json = data != NULL ? (char*)malloc(size + 64) : NULL;
+    char* printed = NULL;
+    snprintf(source, sizeof source, "{%% for r in list %%}%s{{ mark }}{%% endfor %%}", each);
+    if (json != NULL) {
+        snprintf(json, size + 64, "{\"mark\": \"\\n@~8f3a~@\\n\", \"list\": %s}", data);
+        free(data);
+        data = NULL;
+        printed = render(source, strlen(source), json, false, NULL, &why);
+    }
+    free(json);
+    free(data);
+    return printed;
+}
+
+// One template with its 36 records; the number of wrong ones.
+static int golden_check(const char* name, char** conversations, char* report, size_t room) {
+    char path[300];
+    size_t size = 0;
+    int wrong = 0;
+    snprintf(path, sizeof path, SHARED "%s.jinja", name);
+    char* source = file_read(path, &size);
+    snprintf(path, sizeof path, SHARED "golden/%s.json", name);
+    char* records = array_print(path, "{{ r.text if r.text is defined else '@~error' }}");
+    char* rest = records;
+    if (source == NULL || records == NULL) {
+        free(source);
+        free(records);
+        return 1;
+    }
+    for (int i = 0; i < 36; i++) {
+        const char* why = NULL;
+        const char* want = part_next(&rest);
+        char* got = render(source, size, conversations[i / 2], i % 2 != 0, NULL, &why);
+        bool error = want != NULL && strcmp(want, "@~error") == 0;
+        bool right = want != NULL && (error ? got == NULL : got != NULL && strcmp(got, want) == 0);
+        if (!right) {
+            snprintf(report, room, "%s, conversation %d: %.300s", name, i / 2,
+                     got == NULL ? why : "other text");
+            wrong++;
+        }
+        free(got);
+    }
+    free(source);
+    free(records);
+    return wrong;
+}
+
+TEST golden_templates(void) {
+    static const char* const names[] = {"alpaca",
+                                        "apertus",
+                                        "chatml",
+                                        "command-r",
+                                        "command-r7b",
+                                        "deepseek-r1-distill-qwen",
+                                        "deepseek-v3.1",
+                                        "deepseek-v4",
+                                        "exaone-4",
+                                        "falcon",
+                                        "functionary-v3.2",
+                                        "gemma-2",
+                                        "gemma-3",
+                                        "gemma-4",
+                                        "glm-4",
+                                        "glm-4.5",
+                                        "gpt-oss",
+                                        "granite-3.3",
+                                        "granite-4.0",
+                                        "hermes",
+                                        "hunyuan-a13b",
+                                        "kimi-k2",
+                                        "kimi-k3",
+                                        "laguna-s-2.1",
+                                        "laguna-xs-2.1",
+                                        "lfm2.5-8b-a1b",
+                                        "llama-2-chat",
+                                        "llama-3",
+                                        "llama-3.1",
+                                        "llama-3.2",
+                                        "minimax-m2",
+                                        "mistral-small-3.2",
+                                        "mistral-v1",
+                                        "mistral-v3",
+                                        "nemotron-nano-v2",
+                                        "olmo-3-think",
+                                        "phi-3.5-mini",
+                                        "phi-4-mini",
+                                        "phi-4-reasoning",
+                                        "qwen2.5",
+                                        "qwen3",
+                                        "qwen3-coder",
+                                        "qwen3.5",
+                                        "seed-oss",
+                                        "smollm3",
+                                        "vicuna",
+                                        "zephyr"};
+    char* all = array_print(SHARED "conversations.json", "{{ r | tojson }}");
+    if (all == NULL) {
+        SKIPm("no " SHARED);
+    }
+    char* conversations[18];
+    char* rest = all;
+    char report[512] = "";
+    int wrong = 0;
+    for (int i = 0; i < 18; i++) {
+        conversations[i] = part_next(&rest);
+        ASSERT(conversations[i] != NULL);
+    }
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        wrong += golden_check(names[i], conversations, report, sizeof report);
+    }
+    free(all);
+    ASSERT_EQm(report, 0, wrong);
+    PASS();
+}
+
+SUITE(templates_suite) {
+    if (qlora_text_create(NULL, &lib) != QLORA_OK) {
+        return;
+    }
+    RUN_TEST(behaviour);
+    RUN_TEST(hostile);
+    RUN_TEST(deep_source);
+    RUN_TEST(generation_spans);
+    RUN_TEST(golden_templates);
+    qlora_text_destroy(lib);
+    lib = NULL;
+}
