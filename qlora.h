@@ -674,7 +674,7 @@ typedef struct qlora_plan qlora_plan;
 typedef struct qlora_model_desc {
     uint32_t reserved_must_be_zero0;
     // The model.
-    const char* dir;                  // Hugging Face folder; NULL = random weights of *config
+    const char* dir;                  // Hugging Face folder or FILE.gguf; NULL = random weights
     const qlora_model_config* config; // set exactly one of dir and config
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
@@ -744,7 +744,8 @@ QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* m
 // Writes the plan as a table, truncated if the buffer is too small. Returns the number of bytes
 // needed, including the final NUL.
 QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size);
-// Reads config.json and, if present, generation_config.json of a model folder.
+// Reads config.json and, if present, generation_config.json of a model folder, or the metadata of a
+// GGUF file.
 QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
 
 typedef struct qlora_model qlora_model;
@@ -1014,20 +1015,29 @@ typedef enum qlora_merge_base {
     QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit weights that the adapter was trained on
 } qlora_merge_base;
 
+typedef enum qlora_gguf_format {
+    QLORA_GGUF_AS_DTYPE = 0,
+    QLORA_GGUF_Q8_0 = 1,
+    QLORA_GGUF_Q4_0 = 2
+} qlora_gguf_format;
+
 typedef struct qlora_merge_desc {
     uint32_t reserved_must_be_zero0;
-    const char* dir;       // folder to write; required
+    const char* dir;       // folder or, if the name ends in .gguf, file to write; required
     qlora_dtype dtype;     // type of the merged weights: F32, BF16 or F16; 0 = F32
     qlora_merge_base base; // 0 = ORIGINAL
     uint64_t shard_bytes;  // maximum size of a weight file; 0 = 5 GB
     qlora_progress_fn progress; // NULL = none
     void* progress_user;
+    qlora_gguf_format gguf; // of the matrices in a GGUF file; 0 = dtype
     uint32_t reserved_must_be_zero1;
 } qlora_merge_desc;
 // Writes the model with the adapter merged into its weights, as safetensors shards with config.json
 // and the tokenizer files. Holds one tensor in memory at a time. config.json is written last, so
 // that an interrupted export is not mistaken for a model; a folder that already contains one is
-// rejected. The model must have been opened from a folder.
+// rejected. The model must have been opened from a folder. A model that was opened from a GGUF file
+// is written as one: metadata, tokenizer and names are those of its file, vectors are F32, and with
+// Q4_0 the embedding and the head are Q8_0. An existing file is rejected.
 QLORA_API qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc);
 
 //@@ src/qlora.h
@@ -8958,9 +8968,9 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
 
 // ---- a GGUF file as a model folder --------------------------------------------------------------
 
-// The family of a file, and what its tensors need.
+// The architecture of a file, and what its tensors need.
 typedef struct qlora__gguf_facts {
-    qlora_family family;
+    const qlora__arch* arch;
     const char* prefix; // of the keys of its architecture, not terminated
     size_t prefix_size;
     int64_t heads;
@@ -8980,8 +8990,23 @@ static qlora__gguf_key qlora__gguf_key_of(const qlora__gguf_facts* facts, const 
     return key;
 }
 
-static qlora_result qlora__gguf_get_family(qlora__env* env, const qlora__gguf* g,
-                                           qlora__gguf_facts* facts) {
+// The row of the architecture. A file of "olmo2" with windows is OLMo 3; otherwise the first row of
+// that name, whose tensors are stored in the way that such files have them.
+static const qlora__arch* qlora__gguf_arch(const qlora__gguf* g, const qlora__gguf_facts* facts) {
+    qlora__gguf_key key = qlora__gguf_key_of(facts, "attention.sliding_window");
+    bool windows = qlora__gguf_find(g, key.text) != NULL;
+    const qlora__arch* found = NULL;
+    for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
+        if (qlora__gguf_is(facts->prefix, facts->prefix_size, qlora__archs[i].gguf)) {
+            bool olmo3 = qlora__archs[i].family == QLORA_FAMILY_OLMO3;
+            found = found == NULL || (olmo3 && windows) ? &qlora__archs[i] : found;
+        }
+    }
+    return found;
+}
+
+static qlora_result qlora__gguf_get_arch(qlora__env* env, const qlora__gguf* g,
+                                         qlora__gguf_facts* facts) {
     const char* type = NULL;
     size_t size = 0;
     QLORA__TRY(qlora__gguf_get_string(env, g, "general.type", false, &type, &size));
@@ -8992,20 +9017,24 @@ static qlora_result qlora__gguf_get_family(qlora__env* env, const qlora__gguf* g
     }
     QLORA__TRY(qlora__gguf_get_string(env, g, "general.architecture", true, &facts->prefix,
                                       &facts->prefix_size));
-    static const qlora_family families[] = {QLORA_FAMILY_LLAMA, QLORA_FAMILY_QWEN2,
-                                            QLORA_FAMILY_QWEN3};
-    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
-        const qlora__arch* arch = qlora__arch_of(families[i]);
-        if (qlora__gguf_is(facts->prefix, facts->prefix_size, arch->gguf)) {
-            facts->family = arch->family;
-            facts->permuted = (arch->has & QLORA__HAS_PERMUTED_GGUF) != 0;
-            return QLORA_OK;
+    facts->arch = qlora__gguf_arch(g, facts);
+    if (facts->arch != NULL) {
+        facts->permuted = (facts->arch->has & QLORA__HAS_PERMUTED_GGUF) != 0;
+        return QLORA_OK;
+    }
+    char names[400];
+    size_t used = 0;
+    names[0] = '\0';
+    for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
+        bool again = i > 0 && strcmp(qlora__archs[i].gguf, qlora__archs[i - 1].gguf) == 0;
+        if (!again) {
+            qlora__append(names, sizeof names, &used, "%s %s", i > 0 ? "," : "",
+                          qlora__archs[i].gguf);
         }
     }
     return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                           "%s: general.architecture \"%.*s\" is not supported; supported are "
-                           "llama, qwen2 and qwen3",
-                           g->label, qlora__gguf_shown(facts->prefix_size), facts->prefix);
+                           "%s: general.architecture \"%.*s\" is not supported; supported are%s",
+                           g->label, qlora__gguf_shown(facts->prefix_size), facts->prefix, names);
 }
 
 static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
@@ -9014,7 +9043,7 @@ static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
     int64_t value = 0;
     int64_t experts = 0;
     memset(facts, 0, sizeof *facts);
-    QLORA__TRY(qlora__gguf_get_family(env, g, facts));
+    QLORA__TRY(qlora__gguf_get_arch(env, g, facts));
     QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "expert_count").text, 0, 0,
                                    INT32_MAX, &experts));
     if (experts > 0) {
@@ -9044,26 +9073,27 @@ static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
 
 // ---- names --------------------------------------------------------------------------------------
 
-static const struct {
-    const char* gguf;
-    const char* module;
-} qlora__gguf_modules[] = {
-    {"attn_norm", "input_layernorm"},    {"ffn_norm", "post_attention_layernorm"},
-    {"attn_q", "self_attn.q_proj"},      {"attn_k", "self_attn.k_proj"},
-    {"attn_v", "self_attn.v_proj"},      {"attn_output", "self_attn.o_proj"},
-    {"attn_q_norm", "self_attn.q_norm"}, {"attn_k_norm", "self_attn.k_norm"},
-    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
-    {"ffn_down", "mlp.down_proj"},
-};
-
-// The module of a tensor of a layer; `name` is what follows "blk.N." and has `size` characters.
-static const char* qlora__gguf_module(const char* name, size_t size) {
-    for (size_t i = 0; i < sizeof qlora__gguf_modules / sizeof qlora__gguf_modules[0]; i++) {
-        if (qlora__gguf_is(name, size, qlora__gguf_modules[i].gguf)) {
-            return qlora__gguf_modules[i].module;
+// The module of a tensor of a layer, NULL if the architecture has none; `name` is what follows
+// "blk.N." and has `size` characters. *norm: it is a norm.
+static const char* qlora__gguf_module(const qlora__arch* arch, const char* name, size_t size,
+                                      bool* norm) {
+    *norm = false;
+    for (int i = 0; i < arch->layout->count; i++) {
+        const qlora__projection_row* row = &arch->layout->rows[i];
+        if (row->gguf_second == NULL && qlora__gguf_is(name, size, row->gguf)) {
+            return row->module;
         }
     }
-    return NULL;
+    *norm = true;
+    for (int i = 0; i < 4; i++) {
+        if (arch->norms->gguf[i] != NULL && qlora__gguf_is(name, size, arch->norms->gguf[i])) {
+            return arch->norms->module[i];
+        }
+    }
+    bool has = (arch->has & QLORA__HAS_QK_NORM) != 0;
+    return has && qlora__gguf_is(name, size, "attn_q_norm")   ? "self_attn.q_norm"
+           : has && qlora__gguf_is(name, size, "attn_k_norm") ? "self_attn.k_norm"
+                                                              : NULL;
 }
 
 static qlora_result qlora__gguf_unknown(qlora__env* env, const qlora__folder* f,
@@ -9129,12 +9159,15 @@ static qlora_result qlora__gguf_add_layer(qlora__env* env, qlora__folder* f,
     size_t size = (size_t)(last - at);
     int64_t q = facts->heads * facts->head_dim;
     int64_t kv = facts->kv_heads * facts->head_dim;
-    bool fused = qlora__gguf_is(at, size, "attn_qkv");
+    bool norm = false;
+    // Some files have q, k and v in one tensor where the model has three.
+    bool fused = qlora__gguf_is(at, size, "attn_qkv") &&
+                 qlora__gguf_module(facts->arch, at, size, &norm) == NULL;
     static const char* const three[] = {"attn_q", "attn_k", "attn_v"};
     int64_t first = 0;
     for (int i = 0; i < (fused ? 3 : 1); i++) {
         const char* name = fused ? three[i] : at;
-        const char* module = qlora__gguf_module(name, fused ? 6 : size);
+        const char* module = qlora__gguf_module(facts->arch, name, fused ? 6 : size, &norm);
         if (module == NULL) {
             return qlora__gguf_unknown(env, f, facts, t->name);
         }
@@ -9150,6 +9183,7 @@ static qlora_result qlora__gguf_add_layer(qlora__env* env, qlora__folder* f,
                 (long long)facts->head_dim);
         }
         qlora__folder_made* made = qlora__gguf_entry_add(f, t, first, rows);
+        made->view.minus_one = norm && (facts->arch->has & QLORA__HAS_NORM_OFFSET) != 0;
         made->view.head_dim = rotated && facts->permuted ? facts->head_dim : 0;
         snprintf(made->name, sizeof made->name, "model.layers.%u.%s%s", layer, module, last);
         qlora__gguf_entry_end(f, made);
@@ -9177,6 +9211,7 @@ static qlora_result qlora__gguf_add(qlora__env* env, qlora__folder* f,
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(t->name, names[i].gguf) == 0) {
             qlora__folder_made* made = qlora__gguf_entry_add(f, t, 0, qlora__gguf_rows(t));
+            made->view.minus_one = i == 1 && (facts->arch->has & QLORA__HAS_NORM_OFFSET) != 0;
             snprintf(made->name, sizeof made->name, "%s", names[i].name);
             qlora__gguf_entry_end(f, made);
             return QLORA_OK;
@@ -9396,13 +9431,175 @@ static qlora_result qlora__gguf_config_rope(const qlora__gguf_reader* r, qlora_m
     return QLORA_OK;
 }
 
-// The divisors of the frequencies, if the file has them.
-static qlora_result qlora__gguf_config_factors(const qlora__gguf_reader* r, qlora_model_config* c) {
-    if (qlora__gguf_model_find(r->m, "rope_freqs.weight") != NULL) {
-        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                               "%s: rope_freqs.weight is not supported yet", r->g->label);
+// The divisors of the frequencies in a tensor of F32; *found is false if there is none.
+static qlora_result qlora__gguf_config_list(const qlora__gguf_reader* r, const char* name,
+                                            const qlora_model_config* c, float* out, bool* found) {
+    const qlora__gguf_tensor* t = qlora__gguf_model_find(r->m, name);
+    *found = t != NULL;
+    if (t == NULL) {
+        return QLORA_OK;
     }
+    if (t->elements != (uint64_t)(c->rope_dims / 2) || t->elements > QLORA_MAX_ROPE_FACTORS ||
+        t->type->block > 1) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s has %llu values; it must have %lld, one for each pair of "
+                               "rotated columns",
+                               r->g->label, name, (unsigned long long)t->elements,
+                               (long long)c->rope_dims / 2);
+    }
+    qlora__gguf_widen(t->type, t->data, t->elements, out);
+    for (uint64_t i = 0; i < t->elements; i++) {
+        if (!(out[i] > 0.0f && out[i] < 1e30f)) {
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                                   "%s: %s[%llu] is %g; it must be positive and less than 1e30",
+                                   r->g->label, name, (unsigned long long)i, (double)out[i]);
+        }
+    }
+    return QLORA_OK;
+}
+
+// Files with Llama 3's scaling have one list, those with longrope two.
+static qlora_result qlora__gguf_config_factors(const qlora__gguf_reader* r, qlora_model_config* c) {
+    qlora_rope_desc* rope = &c->rope;
+    bool one = false;
+    bool shorter = false;
+    bool longer = false;
+    int64_t original = 0;
+    QLORA__TRY(qlora__gguf_config_list(r, "rope_freqs.weight", c, rope->short_factor, &one));
+    if (one) {
+        memcpy(rope->long_factor, rope->short_factor, sizeof rope->long_factor);
+    } else {
+        QLORA__TRY(qlora__gguf_config_list(r, "rope_factors_short.weight", c, rope->short_factor,
+                                           &shorter));
+        QLORA__TRY(
+            qlora__gguf_config_list(r, "rope_factors_long.weight", c, rope->long_factor, &longer));
+    }
+    if (shorter != longer) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: rope_factors_%s.weight is missing",
+                               r->g->label, shorter ? "long" : "short");
+    }
+    if (!one && !shorter) {
+        return QLORA_OK;
+    }
+    if (rope->type != QLORA_ROPE_DEFAULT) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope.scaling.type and factors of the rotation are not "
+                               "supported together",
+                               r->g->label);
+    }
+    QLORA__TRY(qlora__gguf_config_int(r, "rope.scaling.original_context_length", c->max_positions,
+                                      1, INT32_MAX, &original));
+    rope->type = QLORA_ROPE_LONGROPE;
+    rope->original_max_position = (double)original;
+    rope->attention_factor = 1.0;
+    return one ? QLORA_OK
+               : qlora__gguf_config_positive(r, "rope.scaling.attn_factor", 1.0,
+                                             &rope->attention_factor);
+}
+
+// The rotation of layers with a window, where it differs: without scaling. For Gemma 3 it has a
+// base of its own; llama.cpp ignores that of other architectures.
+static qlora_result qlora__gguf_config_sliding(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
     c->rope_sliding = c->rope;
+    if ((arch->reads & QLORA__READS_ROPE_PER_KIND) == 0) {
+        return QLORA_OK;
+    }
+    memset(&c->rope_sliding, 0, sizeof c->rope_sliding);
+    c->rope_sliding.factor = 1.0;
+    c->rope_sliding.theta = c->rope.theta;
+    return arch->family == QLORA_FAMILY_GEMMA3
+               ? qlora__gguf_config_positive(r, "rope.freq_base_swa", arch->defaults.theta_sliding,
+                                             &c->rope_sliding.theta)
+               : QLORA_OK;
+}
+
+// Which layers have a window: all but every n-th, or as a list of booleans says.
+static qlora_result qlora__gguf_config_window(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
+    qlora__gguf_key key = qlora__gguf_key_of(&r->facts, "attention.sliding_window_pattern");
+    const qlora__gguf_value* list = qlora__gguf_find(r->g, key.text);
+    bool listed = list != NULL && list->kind == QLORA__GGUF_ARRAY;
+    int64_t period = 0;
+    // llama.cpp ignores the window of other architectures, and EXAONE 4 has one in its large form.
+    if (arch->window != QLORA__WINDOW_PATTERN ||
+        (arch->family == QLORA_FAMILY_EXAONE4 && c->layers != 64)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__gguf_config_int(r, "attention.sliding_window", 0, 0, INT32_MAX, &c->window));
+    if (listed && (list->element != QLORA__GGUF_BOOL || list->count < (uint64_t)c->layers)) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s must be a number, or a BOOL for each layer", r->g->label,
+                               key.text);
+    }
+    if (!listed) {
+        QLORA__TRY(qlora__gguf_get_int(r->env, r->g, key.text, arch->defaults.pattern, 1, INT32_MAX,
+                                       &period));
+    }
+    for (int64_t i = 0; i < c->layers && c->window > 0; i++) {
+        c->sliding[i] = listed ? list->data[i] : (i + 1) % period != 0;
+        if (arch->nope == QLORA__NOPE_FULL) {
+            c->no_rope[i] = c->sliding[i] == 0 ? 1 : 0;
+        }
+    }
+    return QLORA_OK;
+}
+
+// Layers that are not rotated: every fourth of SmolLM 3; all, if a Granite file says so.
+static qlora_result qlora__gguf_config_nope(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
+    bool rotated = true;
+    for (int64_t i = 0; arch->nope == QLORA__NOPE_LISTED && i < c->layers; i++) {
+        c->no_rope[i] = (i + 1) % 4 == 0 ? 1 : 0;
+    }
+    if ((arch->reads & QLORA__READS_MULTIPLIERS) != 0) {
+        QLORA__TRY(qlora__gguf_get_bool(
+            r->env, r->g, qlora__gguf_key_of(&r->facts, "rope.scaling.finetuned").text, true,
+            &rotated));
+    }
+    if (!rotated) {
+        memset(c->no_rope, 1, (size_t)c->layers);
+    }
+    return QLORA_OK;
+}
+
+// The factors and limits by which architectures differ from Llama's block.
+static qlora_result qlora__gguf_config_scalars(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
+    const struct {
+        uint32_t reads;
+        const char* name;
+        double fallback;
+        double* out;
+    } scalars[] = {{QLORA__READS_MULTIPLIERS, "attention.scale", 0.0, &c->attention_scale},
+                   {QLORA__READS_MULTIPLIERS, "embedding_scale", 1.0, &c->embedding_scale},
+                   {QLORA__READS_MULTIPLIERS, "residual_scale", 1.0, &c->residual_scale},
+                   {QLORA__READS_MULTIPLIERS, "logit_scale", 1.0, &c->logits_divisor},
+                   {QLORA__READS_CAPS, "attn_logit_softcapping", 50.0, &c->attention_cap},
+                   {QLORA__READS_CAPS, "final_logit_softcapping", 30.0, &c->logits_cap},
+                   {QLORA__READS_FINAL_CAP, "final_logit_softcapping", 0.0, &c->logits_cap},
+                   {QLORA__READS_QUERY_BETA, "attention.temperature_scale", 0.0, &c->query_beta}};
+    for (size_t i = 0; i < sizeof scalars / sizeof scalars[0]; i++) {
+        if ((arch->reads & scalars[i].reads) != 0) {
+            QLORA__TRY(qlora__gguf_config_positive(r, scalars[i].name, scalars[i].fallback,
+                                                   scalars[i].out));
+        }
+    }
+    if (c->query_beta > 0.0) {
+        int64_t original = 0;
+        QLORA__TRY(qlora__gguf_config_int(r, "rope.scaling.original_context_length",
+                                          c->max_positions, 1, INT32_MAX, &original));
+        c->query_period = (double)original;
+    }
+    // The file does not hold query_pre_attn_scalar; llama.cpp knows the largest models by their
+    // number of layers.
+    bool large = (arch->family == QLORA_FAMILY_GEMMA2 && c->layers == 46) ||
+                 (arch->family == QLORA_FAMILY_GEMMA3 && c->layers == 62);
+    if ((arch->reads & QLORA__READS_QUERY_SCALAR) != 0) {
+        c->attention_scale =
+            1.0 / sqrt(large ? (double)(c->hidden / c->heads) : (double)c->head_dim);
+    }
+    c->norm_offset = (arch->has & QLORA__HAS_NORM_OFFSET) != 0 ? 1.0 : 0.0;
     return QLORA_OK;
 }
 
@@ -9444,27 +9641,32 @@ static void qlora__gguf_config_tensors(const qlora__gguf_reader* r, qlora_model_
                   qlora__gguf_model_find(r->m, "blk.0.attn_qkv.bias") != NULL;
     c->o_bias = qlora__gguf_model_find(r->m, "blk.0.attn_output.bias") != NULL;
     c->mlp_bias = qlora__gguf_model_find(r->m, "blk.0.ffn_down.bias") != NULL;
-    c->qk_norm = qlora__gguf_model_find(r->m, "blk.0.attn_q_norm.weight") != NULL;
+    c->qk_norm = (r->facts.arch->has & QLORA__HAS_QK_NORM) != 0;
     c->dtype = -1;
 }
 
 static qlora_result qlora__gguf_config_fill(qlora__gguf_reader* r, qlora_model_config* c) {
-    int64_t rotated = 0;
     memset(c, 0, sizeof *c);
     QLORA__TRY(qlora__gguf_get_facts(r->env, r->g, &r->facts));
-    c->family = r->facts.family;
+    c->family = r->facts.arch->family;
     QLORA__TRY(qlora__gguf_config_sizes(r, c));
     QLORA__TRY(qlora__gguf_config_vocab(r, c));
     QLORA__TRY(qlora__gguf_config_rope(r, c));
     QLORA__TRY(
-        qlora__gguf_config_int(r, "rope.dimension_count", c->head_dim, 1, 1 << 14, &rotated));
-    if (rotated != c->head_dim) {
+        qlora__gguf_config_int(r, "rope.dimension_count", c->head_dim, 2, 1 << 14, &c->rope_dims));
+    bool partial = (r->facts.arch->reads & QLORA__READS_PARTIAL) != 0;
+    if (c->rope_dims % 2 != 0 || c->rope_dims > c->head_dim ||
+        (!partial && c->rope_dims != c->head_dim)) {
         return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                               "%s: rope.dimension_count is %lld; it must be %lld, the size of a "
-                               "head",
-                               r->g->label, (long long)rotated, (long long)c->head_dim);
+                               "%s: rope.dimension_count is %lld, which this architecture does not "
+                               "support with heads of %lld",
+                               r->g->label, (long long)c->rope_dims, (long long)c->head_dim);
     }
     QLORA__TRY(qlora__gguf_config_factors(r, c));
+    QLORA__TRY(qlora__gguf_config_sliding(r, c));
+    QLORA__TRY(qlora__gguf_config_window(r, c));
+    QLORA__TRY(qlora__gguf_config_nope(r, c));
+    QLORA__TRY(qlora__gguf_config_scalars(r, c));
     qlora__gguf_config_tensors(r, c);
     return qlora__gguf_config_ids(r, c);
 }
@@ -21075,10 +21277,10 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
 static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          qlora_model* m) {
     static const char* const names[] = {"model.safetensors", "model.safetensors.index.json"};
-    bool exists = false;
     if (desc->dir == NULL || desc->plan != NULL || !m->plan.config.tied) {
         return QLORA_OK;
     }
+    bool exists = qlora__gguf_path(desc->dir);
     for (size_t i = 0; i < sizeof names / sizeof names[0] && !exists; i++) {
         char path[QLORA__PATH_ROOM];
         QLORA__TRY(qlora__path_join(&ctx->env, desc->dir, names[i], path));
@@ -24776,7 +24978,9 @@ static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
         return QLORA_ERR_MEMORY;
     }
     QLORA__TRY(qlora__merge_plan(g, shard_bytes));
-    g->elements = (size_t)qlora__max((int64_t)1 << 20, g->most_cols);
+    // A GGUF file may need the rows of a whole head at a time.
+    int64_t rows = g->folder.gguf.count > 0 ? g->m->plan.config.head_dim : 1;
+    g->elements = (size_t)qlora__max((int64_t)1 << 20, g->most_cols * rows);
     g->values = (float*)qlora__alloc(ctx, g->elements * 4);
     g->packed = g->values != NULL ? (uint8_t*)qlora__alloc(ctx, g->elements * 2) : NULL;
     return g->packed != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
@@ -24835,16 +25039,329 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
                            "the model has random weights and no folder to merge into");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
-    // This also protects the folder of the base from being overwritten, however its path is
-    // written.
-    QLORA__TRY(qlora__path_join(&ctx->env, d->dir, "config.json", path));
+    // This also protects the base from being overwritten, however its path is written.
+    bool file = qlora__gguf_path(d->dir);
+    QLORA__TRY(
+        qlora__path_join(&ctx->env, file ? "" : d->dir, file ? d->dir : "config.json", path));
     QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (exists) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s already exists; choose %s", path,
+                           file ? "another name" : "a folder that does not contain a model");
+    }
+    if (!file && d->gguf != QLORA_GGUF_AS_DTYPE) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s already exists; choose a folder that does not contain a model",
-                           path);
+                           "desc.gguf is set, but desc.dir (%s) does not end in .gguf", d->dir);
+    }
+    if ((int)d->gguf < 0 || d->gguf > QLORA_GGUF_Q4_0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.gguf is %d; it must be 0 to %d",
+                           (int)d->gguf, (int)QLORA_GGUF_Q4_0);
+    }
+    if (!file && qlora__gguf_path(m->dir)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: a model in a GGUF file can only be merged into a GGUF file; give "
+                           "a name that ends in .gguf",
+                           m->dir);
     }
     return QLORA_OK;
+}
+
+//@@ src/adapter/merge_gguf.h
+
+// ---- export of merged models as GGUF ------------------------------------------------------------
+
+// One tensor of the file: an item of the merge, or a tensor that is copied as it is.
+typedef struct qlora__merge_part {
+    const qlora__merge_item* item;
+    const qlora__gguf_tensor* source;
+    const qlora__gguf_view* view; // of the item
+    const qlora__gguf_type* type;
+    uint64_t bytes;
+} qlora__merge_part;
+
+typedef struct qlora__merge_file {
+    qlora__merge* g;
+    const qlora__gguf_type* type; // of matrices
+    qlora__merge_part* parts;
+    uint32_t count;
+    uint32_t room;
+    uint8_t* buffer; // packed rows that are not written yet
+    size_t room_bytes;
+    size_t filled;
+    qlora__out out;
+} qlora__merge_file;
+
+// Vectors stay F32, as llama.cpp expects. A matrix whose rows are no multiple of the block becomes
+// F16; with Q4_0, the embedding and the head become Q8_0, because they suffer most.
+static const qlora__gguf_type* qlora__merge_type_for(const qlora__merge_file* f,
+                                                     const qlora__gguf_tensor* t) {
+    const qlora__gguf_type* type = f->type;
+    bool outer = strcmp(t->name, "token_embd.weight") == 0 || strcmp(t->name, "output.weight") == 0;
+    if (t->rank == 1) {
+        return qlora__gguf_type_named("F32");
+    }
+    if (outer && strcmp(type->name, "Q4_0") == 0) {
+        type = qlora__gguf_type_named("Q8_0");
+    }
+    return t->shape[0] % type->block == 0 ? type : qlora__gguf_type_named("F16");
+}
+
+static void qlora__merge_part_add(qlora__merge_file* f, const qlora__merge_item* item,
+                                  const qlora__gguf_view* view, const qlora__gguf_tensor* source) {
+    qlora__merge_part* part = &f->parts[f->count++];
+    part->item = item;
+    part->view = view;
+    part->source = source;
+    part->type = item != NULL ? qlora__merge_type_for(f, source) : source->type;
+    part->bytes = source->elements / part->type->block * part->type->bytes;
+}
+
+// Lists the tensors of the source file, in its order, each with its item.
+static qlora_result qlora__merge_parts(qlora__merge_file* f) {
+    const qlora__merge* g = f->g;
+    const qlora__gguf_model* files = &g->folder.gguf;
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < files->count; i++) {
+        count += files->files[i].count;
+    }
+    f->parts = (qlora__merge_part*)qlora__alloc(g->ctx, (size_t)count * sizeof *f->parts);
+    if (f->parts == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    f->room = (uint32_t)count;
+    for (uint32_t i = 0; i < files->count; i++) {
+        for (uint32_t k = 0; k < files->files[i].count; k++) {
+            const qlora__gguf_tensor* t = &files->files[i].tensors[k];
+            const qlora__merge_item* item = NULL;
+            const qlora__gguf_view* view = NULL;
+            for (uint32_t n = 0; n < g->count && item == NULL; n++) {
+                const qlora__folder_made* made =
+                    (const qlora__folder_made*)(const void*)g->items[n].tensor;
+                item = made->view.parts[0] == t ? &g->items[n] : NULL;
+                view = item != NULL ? &made->view : NULL;
+            }
+            if (view != NULL && view->rows != qlora__gguf_rows(t)) {
+                return qlora__fail(g->ctx, QLORA_ERR_UNSUPPORTED,
+                                   "%s: %s holds several matrices in one tensor; such a file "
+                                   "cannot be merged",
+                                   g->m->dir, t->name);
+            }
+            qlora__merge_part_add(f, item, view, t);
+        }
+    }
+    return QLORA_OK;
+}
+
+// ---- the header ---------------------------------------------------------------------------------
+
+// Keys that describe the old file rather than the model.
+static bool qlora__merge_skips_key(const qlora__gguf_value* v) {
+    static const char* const keys[] = {"general.file_type", "general.quantization_version",
+                                       "general.alignment"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (qlora__gguf_is(v->key, v->key_size, keys[i])) {
+            return true;
+        }
+    }
+    return v->key_size > 6 && memcmp(v->key, "split.", 6) == 0;
+}
+
+static void qlora__merge_put_value(qlora__string* t, const qlora__gguf_value* v) {
+    qlora__gguf_u64(t, v->key_size);
+    qlora__string_add(t, v->key, v->key_size);
+    qlora__gguf_u32(t, (uint32_t)v->kind);
+    if (v->kind == QLORA__GGUF_ARRAY) {
+        qlora__gguf_u32(t, (uint32_t)v->element);
+        qlora__gguf_u64(t, v->count);
+    } else if (v->kind == QLORA__GGUF_STRING) {
+        qlora__gguf_u64(t, v->bytes);
+    }
+    qlora__string_add(t, v->data, (size_t)v->bytes);
+}
+
+static void qlora__merge_put_u32(qlora__string* t, const char* key, uint32_t value) {
+    qlora__gguf_string(t, key);
+    qlora__gguf_u32(t, (uint32_t)QLORA__GGUF_U32);
+    qlora__gguf_u32(t, value);
+}
+
+// general.file_type of a type.
+static uint32_t qlora__merge_file_type(const qlora__gguf_type* type) {
+    static const struct {
+        const char* name;
+        uint32_t number;
+    } numbers[] = {{"F32", 0}, {"F16", 1}, {"Q4_0", 2}, {"Q8_0", 7}, {"BF16", 32}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        if (strcmp(numbers[i].name, type->name) == 0) {
+            return numbers[i].number;
+        }
+    }
+    return 0;
+}
+
+static void qlora__merge_put_header(const qlora__merge_file* f, qlora__string* t) {
+    const qlora__gguf* g = &f->g->folder.gguf.files[0].meta;
+    uint64_t values = 3;
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < g->count; i++) {
+        values += qlora__merge_skips_key(&g->values[i]) ? 0 : 1;
+    }
+    qlora__string_puts(t, "GGUF");
+    qlora__gguf_u32(t, 3);
+    qlora__gguf_u64(t, f->count);
+    qlora__gguf_u64(t, values);
+    for (uint32_t i = 0; i < g->count; i++) {
+        if (!qlora__merge_skips_key(&g->values[i])) {
+            qlora__merge_put_value(t, &g->values[i]);
+        }
+    }
+    qlora__merge_put_u32(t, "general.file_type", qlora__merge_file_type(f->type));
+    qlora__merge_put_u32(t, "general.quantization_version", 2);
+    qlora__merge_put_u32(t, "general.alignment", QLORA__GGUF_ALIGN);
+    for (uint32_t i = 0; i < f->count; i++) {
+        const qlora__merge_part* part = &f->parts[i];
+        qlora__gguf_string(t, part->source->name);
+        qlora__gguf_u32(t, part->source->rank);
+        for (uint32_t d = 0; d < part->source->rank; d++) {
+            qlora__gguf_u64(t, part->source->shape[d]);
+        }
+        qlora__gguf_u32(t, part->type->id);
+        qlora__gguf_u64(t, at);
+        at += qlora__gguf_padded(part->bytes);
+    }
+    while (t->result == QLORA_OK && t->size % QLORA__GGUF_ALIGN != 0) {
+        qlora__string_add(t, "", 1);
+    }
+}
+
+// ---- the data -----------------------------------------------------------------------------------
+
+static qlora_result qlora__merge_flush(qlora__merge_file* f) {
+    size_t n = f->filled;
+    f->filled = 0;
+    return qlora__out_write(&f->g->ctx->env, &f->out, f->buffer, n);
+}
+
+// Packs and writes row `row` of the file, which is in f->g->values; the values begin at row
+// `first` of the model.
+static qlora_result qlora__merge_write_row(qlora__merge_file* f, const qlora__merge_part* part,
+                                           int64_t first, int64_t row) {
+    int64_t cols = part->view->cols;
+    int64_t from = row;
+    if (part->view->head_dim > 0) {
+        // the inverse of qlora__gguf_stored_row
+        int64_t in_head = row % part->view->head_dim;
+        from = row - in_head + in_head % 2 * (part->view->head_dim / 2) + in_head / 2;
+    }
+    float* values = f->g->values + (from - first) * cols;
+    for (int64_t i = 0; i < cols; i++) {
+        values[i] = part->view->minus_one ? values[i] + 1.0f : values[i];
+        bool too_large = part->type->id == 1 && fabsf(values[i]) > 65504.0f;
+        if (too_large) {
+            return qlora__fail(f->g->ctx, QLORA_ERR_LIMIT,
+                               "%s contains %g, which F16 cannot represent; export as BF16 or F32",
+                               part->source->name, (double)values[i]);
+        }
+    }
+    size_t bytes = (size_t)((uint64_t)cols / part->type->block * part->type->bytes);
+    if (bytes > f->room_bytes - f->filled) {
+        QLORA__TRY(qlora__merge_flush(f));
+    }
+    qlora__gguf_pack(part->type, values, (uint64_t)cols, f->buffer + f->filled);
+    f->filled += bytes;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__merge_write_item(qlora__merge_file* f, const qlora__merge_part* part) {
+    qlora__merge* g = f->g;
+    qlora__merge_module module;
+    memset(&module, 0, sizeof module);
+    // Rows move only within a head, so that whole heads are made at a time.
+    int64_t unit = part->view->head_dim > 0 ? part->view->head_dim : 1;
+    int64_t most = (int64_t)g->elements / (part->view->cols * unit) * unit;
+    int64_t all = part->view->rows;
+    if (part->source->rank == 1) { // the merge sees one row, the view one column
+        most = all;
+    }
+    qlora_result r = part->item->projection != NULL
+                         ? qlora__merge_module_open(g->ctx, g->m, part->item, &module)
+                         : QLORA_OK;
+    for (int64_t row = 0; row < all && r == QLORA_OK; row += most) {
+        int64_t rows = qlora__min(most, all - row);
+        r = qlora__merge_rows_make(g, part->item, &module, row, part->source->rank == 1 ? 1 : rows);
+        for (int64_t i = row; i < row + rows && r == QLORA_OK; i++) {
+            r = qlora__merge_write_row(f, part, row, i);
+        }
+    }
+    qlora__merge_module_close(g->ctx, &module);
+    return r == QLORA_OK ? qlora__merge_flush(f) : r;
+}
+
+static qlora_result qlora__merge_write_parts(qlora__merge_file* f) {
+    uint8_t zeros[QLORA__GGUF_ALIGN];
+    qlora__env* env = &f->g->ctx->env;
+    memset(zeros, 0, sizeof zeros);
+    for (uint32_t i = 0; i < f->count; i++) {
+        const qlora__merge_part* part = &f->parts[i];
+        QLORA__TRY(part->item != NULL ? qlora__merge_write_item(f, part)
+                                      : qlora__out_write(env, &f->out, part->source->data,
+                                                         (size_t)part->source->bytes));
+        QLORA__TRY(qlora__out_write(env, &f->out, zeros,
+                                    (size_t)(qlora__gguf_padded(part->bytes) - part->bytes)));
+        f->g->done += part->item != NULL ? part->item->bytes : 0;
+        QLORA__TRY(qlora__merge_tell(f->g));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__merge_file_write(qlora__merge_file* f, const char* path) {
+    qlora__env* env = &f->g->ctx->env;
+    qlora__string text;
+    QLORA__TRY(qlora__merge_parts(f));
+    qlora__string_begin(env, &text);
+    qlora__merge_put_header(f, &text);
+    qlora_result r = text.result;
+    r = r == QLORA_OK ? qlora__out_begin(env, path, &f->out) : r;
+    r = r == QLORA_OK ? qlora__out_write(env, &f->out, text.data, text.size) : r;
+    qlora__string_free(&text);
+    QLORA__TRY(r);
+    r = qlora__merge_write_parts(f);
+    if (r != QLORA_OK) {
+        qlora__out_abort(env, &f->out);
+        return r;
+    }
+    return qlora__out_commit(env, &f->out);
+}
+
+// The whole export.
+static qlora_result qlora__merge_gguf(qlora__merge* g, const char* path,
+                                      const qlora__gguf_type* type) {
+    qlora_ctx* ctx = g->ctx;
+    qlora__merge_file f;
+    memset(&f, 0, sizeof f);
+    f.g = g;
+    f.type = type;
+    if (g->folder.gguf.count == 0) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: a GGUF file can only be written from a model in a GGUF file, whose "
+                           "metadata and tokenizer it takes over",
+                           g->m->dir);
+    }
+    QLORA__TRY(qlora__merge_open(g, UINT64_MAX));
+    QLORA__TRY(qlora__merge_tell(g));
+    f.room_bytes = (size_t)qlora__max(4 * g->most_cols, (int64_t)1 << 20);
+    f.buffer = (uint8_t*)qlora__alloc(ctx, f.room_bytes);
+    qlora_result r = f.buffer != NULL ? qlora__merge_file_write(&f, path) : QLORA_ERR_MEMORY;
+    qlora__free(ctx, f.buffer, f.room_bytes);
+    qlora__free(ctx, f.parts, f.room * sizeof *f.parts);
+    return r;
+}
+
+static const qlora__gguf_type* qlora__merge_type(const qlora_merge_desc* desc) {
+    return qlora__gguf_type_named(desc->gguf == QLORA_GGUF_Q8_0   ? "Q8_0"
+                                  : desc->gguf == QLORA_GGUF_Q4_0 ? "Q4_0"
+                                  : desc->dtype == QLORA_BF16     ? "BF16"
+                                  : desc->dtype == QLORA_F16      ? "F16"
+                                                                  : "F32");
 }
 
 static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
@@ -24860,8 +25377,10 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
     g.progress = desc->progress;
     g.user = desc->progress_user;
     QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &g.folder));
-    qlora_result r =
-        qlora__merge_run(&g, desc->shard_bytes != 0 ? desc->shard_bytes : (uint64_t)5000000000u);
+    uint64_t shard = desc->shard_bytes != 0 ? desc->shard_bytes : (uint64_t)5000000000u;
+    qlora_result r = qlora__gguf_path(desc->dir)
+                         ? qlora__merge_gguf(&g, desc->dir, qlora__merge_type(desc))
+                         : qlora__merge_run(&g, shard);
     qlora__merge_close(&g);
     return r;
 }
@@ -26813,4 +27332,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a0b2e6f1910e131f
+//@@ end 75d557188e715009

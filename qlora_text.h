@@ -84,6 +84,8 @@
        BPE models of tokenizer.json, byte-level (GPT-2, Llama 3, Qwen, SmolLM, ...) and
        SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), and the
        tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the `tokenizers` library.
+       GGUF files: the models "llama" (SentencePiece with scores) and "gpt2" (byte-level BPE, with
+       the pattern that tokenizer.ggml.pre names); the ids are those of llama.cpp.
        Anything in the file that is not supported is reported by name and rejected when it is
        loaded: a model other than BPE, an unknown normalizer, a part of a regular expression.
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.
@@ -371,8 +373,8 @@ QLORA_API void qlora_text_ids_free(qlora_text* text, qlora_text_ids* ids);
 
 typedef struct qlora_text_tok qlora_text_tok;
 
-// `path` is a tokenizer.json, a tokenizer.bin of llama2.c, or a folder that contains
-// tokenizer.json, tokenizer.bin or tok512.bin.
+// `path` is a tokenizer.json, a tokenizer.bin of llama2.c, a GGUF file (its name ends in .gguf), or
+// a folder that contains tokenizer.json, tokenizer.bin or tok512.bin.
 QLORA_API qlora_result qlora_text_tok_open(qlora_text* text, const char* path,
                                            qlora_text_tok** out);
 // The same from memory; `name` appears in messages.
@@ -489,7 +491,7 @@ typedef struct qlora_text_chat_desc {
     uint32_t reserved_must_be_zero0;
     qlora_text_tok* tok; // required; must stay open as long as the chat
     // The model's folder: tokenizer_config.json, chat_template.jinja, generation_config.json and
-    // config.json are read if they exist. NULL = none.
+    // config.json are read if they exist. Or a GGUF file, which has the same inside. NULL = none.
     const char* folder;
     // chatml, llama3, mistral, alpaca, plain, ...; NULL = recognised from the model's template,
     // else from the tokens that the tokenizer has, else alpaca.
@@ -22012,4 +22014,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 05c32e70d4f9a11c
+//@@ end 0e3d1dcaff738202

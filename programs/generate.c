@@ -60,7 +60,7 @@ typedef struct options {
 // clang-format off
 static const option option_table[] = {
     {"model", OPT_TEXT, AT(model), false, 0, 0, "DIR",
-        "model folder in Hugging Face format (required)"},
+        "model folder (Hugging Face) or GGUF file (required)"},
     {"adapter", OPT_TEXT, AT(adapter), false, 0, 0, "DIR",
         "PEFT adapter or finetune run to apply (default: none)"},
     {"tokenizer", OPT_TEXT, AT(tokenizer), false, 0, 0, "PATH",
@@ -637,16 +637,14 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     if (o->device >= 0 && o->backend == QLORA_BACKEND_CPU) {
         return fail("--device and --backend cpu cannot be used together");
     }
-    if (file_is_gguf(o->model) || (o->adapter != NULL && file_is_gguf(o->adapter))) {
-        bool model = file_is_gguf(o->model);
-        return fail("--%s %s is a GGUF file; a folder with safetensors is needed",
-                    model ? "model" : "adapter", model ? o->model : o->adapter);
+    if (o->adapter != NULL && file_is_gguf(o->adapter)) {
+        return fail("--adapter %s is a GGUF file; a folder with safetensors is needed", o->adapter);
     }
     if (!o->chat && (o->system != NULL || o->template_name != NULL)) {
         return fail("--%s can only be used with --chat", o->system != NULL ? "system" : "template");
     }
-    if (file_missing(o->model, "config.json")) {
-        return fail("--model %s: config.json not found", o->model);
+    if (model_fault(o->model) != NULL) {
+        return fail("--model %s: %s", o->model, model_fault(o->model));
     }
     if (o->adapter != NULL && !folder_adapter(o->adapter, adapter)) {
         return fail("--adapter %s: adapter_config.json not found", o->adapter);

@@ -37,17 +37,18 @@ typedef struct options {
 #define AT(field) offsetof(options, field)
 // clang-format off
 static const option option_table[] = {
-    {"model", OPT_TEXT, AT(model), false, 0, 0, "DIR", "folder of the base model (required)"},
+    {"model", OPT_TEXT, AT(model), false, 0, 0, "DIR",
+        "folder of the base model, or GGUF file (required)"},
     {"adapter", OPT_TEXT, AT(adapter), false, 0, 0, "DIR",
         "folder of the PEFT adapter, or of a finetune run (required)"},
     {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
-        "output folder; must not already contain a model"},
+        "output folder, without a model in it; FILE.gguf if --model is GGUF"},
     {"gguf", OPT_TEXT, AT(gguf), false, 0, 0, "FILE",
         "write a GGUF adapter for llama.cpp (--lora) instead"},
     {"base", OPT_CHOICE, AT(base), false, 0, 0, "original|trained",
         "weights to merge into, see below (default original)"},
-    {"dtype", OPT_CHOICE, AT(dtype), false, 0, 0, "bf16|f16|f32",
-        "data type of the merged weights (default bf16)"},
+    {"dtype", OPT_CHOICE, AT(dtype), false, 0, 0, "bf16|f16|f32|q8_0|q4_0",
+        "type of the merged weights; the last two only for GGUF (default bf16)"},
     {"shard", OPT_SIZE, AT(shard), false, 1048576.0, 1125899906842624.0, "SIZE",
         "maximum file size; 2G and 2GiB are binary, 2GB is decimal (default 5GB)"},
     {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
@@ -260,13 +261,11 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     if (o->gguf != NULL && !gguf_free(o->gguf)) {
         return false;
     }
-    if (file_is_gguf(o->model) || file_is_gguf(o->adapter)) {
-        bool model = file_is_gguf(o->model);
-        return fail("--%s %s is a GGUF file; a folder with safetensors is needed",
-                    model ? "model" : "adapter", model ? o->model : o->adapter);
+    if (file_is_gguf(o->adapter)) {
+        return fail("--adapter %s is a GGUF file; a folder with safetensors is needed", o->adapter);
     }
-    if (file_missing(o->model, "config.json")) {
-        return fail("--model %s: config.json not found", o->model);
+    if (model_fault(o->model) != NULL) {
+        return fail("--model %s: %s", o->model, model_fault(o->model));
     }
     if (!folder_adapter(o->adapter, adapter)) {
         return fail("--adapter %s: adapter_config.json not found", o->adapter);
@@ -276,7 +275,14 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
 }
 
 static bool run(const options* o, qlora_ctx* ctx) {
-    static const qlora_dtype types[] = {QLORA_BF16, QLORA_F16, QLORA_F32};
+    static const struct {
+        qlora_dtype dtype;
+        qlora_gguf_format gguf;
+    } types[] = {{QLORA_BF16, QLORA_GGUF_AS_DTYPE},
+                 {QLORA_F16, QLORA_GGUF_AS_DTYPE},
+                 {QLORA_F32, QLORA_GGUF_AS_DTYPE},
+                 {QLORA_F32, QLORA_GGUF_Q8_0},
+                 {QLORA_F32, QLORA_GGUF_Q4_0}};
     progress p;
     qlora_model_desc m;
     qlora_merge_desc d;
@@ -301,7 +307,8 @@ static bool run(const options* o, qlora_ctx* ctx) {
         ok = lib(ctx, qlora_adapter_save_gguf(model, o->gguf, NULL));
     } else if (ok) {
         d.dir = o->out;
-        d.dtype = types[o->dtype];
+        d.dtype = types[o->dtype].dtype;
+        d.gguf = types[o->dtype].gguf;
         d.base = (qlora_merge_base)o->base;
         d.shard_bytes = (uint64_t)o->shard;
         d.progress = on_progress;

@@ -81,7 +81,7 @@ static inline bool file_missing(const char* dir, const char* name) {
     return errno == ENOENT || errno == ENOTDIR;
 }
 
-// Whether a path is a GGUF file, which some users expect to work where a folder is needed.
+// Whether a path is a GGUF file. A model may be one; an adapter must be a folder.
 static inline bool file_is_gguf(const char* path) {
     char magic[4];
     FILE* file = fopen(path, "rb");
@@ -92,6 +92,25 @@ static inline bool file_is_gguf(const char* path) {
               memcmp(magic, "GGUF", sizeof magic) == 0;
     fclose(file);
     return is;
+}
+
+// What a path given as --model lacks, or NULL: a folder has a config.json, and the name of a GGUF
+// file ends in .gguf.
+static inline const char* model_fault(const char* path) {
+    size_t length = strlen(path);
+    bool named = length >= 5 && strcmp(path + length - 5, ".gguf") == 0;
+    if (!named && file_is_gguf(path)) {
+        return "this is a GGUF file; its name must end in .gguf";
+    }
+    if (named) {
+        FILE* file = fopen(path, "rb");
+        bool missing = file == NULL && errno == ENOENT;
+        if (file != NULL) {
+            fclose(file);
+        }
+        return missing ? "no such file" : NULL;
+    }
+    return file_missing(path, "config.json") ? "config.json not found" : NULL;
 }
 
 // A limit of an option as people write it: 1000000 rather than 1e+06, and 1M for a size in bytes.

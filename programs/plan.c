@@ -42,7 +42,8 @@ enum { MODE_TF32 = 2, MODE_BF16 = 3 }; // their places in the list of --mode
 #define AT(field) offsetof(options, field)
 // clang-format off
 static const option option_table[] = {
-    {"model", OPT_TEXT, AT(model), false, 0, 0, "DIR", "folder of the model to plan for; config.json is enough"},
+    {"model", OPT_TEXT, AT(model), false, 0, 0, "DIR",
+        "model to plan for: folder (config.json is enough) or GGUF file"},
     {"shape", OPT_TEXT, AT(shape), false, 0, 0, "NAME", "public model to plan for, see below"},
     {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
         "memory to plan for; 8G and 8GiB are binary, 8GB is decimal (default: what is free on the "
@@ -294,14 +295,12 @@ static bool weights_seen(void* user, const char* name) {
 // Finds the model or shape that was asked for; its config is then in a->config.
 static bool model_find(app* a) {
     const options* o = &a->o;
-    if (o->model != NULL && file_is_gguf(o->model)) {
-        return fail("--model %s is a GGUF file; a folder is needed", o->model);
-    }
-    if (o->model != NULL && file_missing(o->model, "config.json")) {
-        return fail("--model %s: config.json not found", o->model);
+    if (o->model != NULL && model_fault(o->model) != NULL) {
+        return fail("--model %s: %s", o->model, model_fault(o->model));
     }
     a->name = o->model;
     if (o->model != NULL) {
+        a->weights = file_is_gguf(o->model);
         folder_each(o->model, weights_seen, &a->weights);
         return qlora_config_read(a->ctx, o->model, &a->config) == QLORA_OK ||
                fail("%s", message_text(qlora_last_error(a->ctx)));

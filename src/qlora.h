@@ -148,6 +148,7 @@ extern "C" {
 #include "model/evaluate.h"
 #include "adapter/save.h"
 #include "adapter/merge.h"
+#include "adapter/merge_gguf.h"
 #include "train/trainer.h"
 #include "train/step.h"
 #include "train/slice.h"

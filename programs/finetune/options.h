@@ -98,13 +98,7 @@ static bool ends_in(const char* text, const char* ending) { // in any case
     return length >= size;
 }
 
-static bool gguf_refuse(const options* o, char error[1024]) {
-    if (o->model != NULL && (ends_in(o->model, ".gguf") || file_is_gguf(o->model))) {
-        return error_set(error,
-                         "--model %s is a GGUF file; give the model's folder in Hugging Face "
-                         "format",
-                         o->model);
-    }
+static bool adapter_is_folder(const options* o, char error[1024]) {
     if (o->adapter != NULL && (ends_in(o->adapter, ".gguf") || file_is_gguf(o->adapter))) {
         return error_set(error,
                          "--adapter %s is a GGUF file; give the adapter's folder in PEFT format",
@@ -171,7 +165,7 @@ static bool needs_check(const options* o, char error[1024]) {
 }
 
 static bool options_check(options* o, char adapter[FOLDER_PATH], char error[1024]) {
-    if (!needs_check(o, error) || !inputs_check(o, error) || !gguf_refuse(o, error)) {
+    if (!needs_check(o, error) || !inputs_check(o, error) || !adapter_is_folder(o, error)) {
         return false;
     }
     if (o->tokens != 0 && o->length != 0 && o->length > o->tokens) {
@@ -188,8 +182,8 @@ static bool options_check(options* o, char adapter[FOLDER_PATH], char error[1024
         return error_set(error, "--device %lld needs a GPU; drop --backend cpu",
                          (long long)o->device);
     }
-    if (o->model != NULL && file_missing(o->model, "config.json")) {
-        return error_set(error, "--model %s: config.json not found", o->model);
+    if (o->model != NULL && model_fault(o->model) != NULL) {
+        return error_set(error, "--model %s: %s", o->model, model_fault(o->model));
     }
     return adapter_check(o, adapter, error);
 }

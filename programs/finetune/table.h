@@ -67,7 +67,7 @@ enum { RESUME_AUTO = 0, RESUME_NEVER, RESUME_MUST };
 static const option option_table[] = {
     {"Model and data", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"model", OPT_TEXT, AT(model), true, 0, 0, "DIR",
-        "model folder in Hugging Face format (required)"},
+        "model folder (Hugging Face) or GGUF file (required)"},
     {"data", OPT_TEXTS, AT(data), true, 0, 0, "FILE",
         "training data: .jsonl, .json or .txt, see below; - reads standard input; may be given "
         "several times (required)"},

@@ -495,7 +495,9 @@ static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
         return QLORA_ERR_MEMORY;
     }
     QLORA__TRY(qlora__merge_plan(g, shard_bytes));
-    g->elements = (size_t)qlora__max((int64_t)1 << 20, g->most_cols);
+    // A GGUF file may need the rows of a whole head at a time.
+    int64_t rows = g->folder.gguf.count > 0 ? g->m->plan.config.head_dim : 1;
+    g->elements = (size_t)qlora__max((int64_t)1 << 20, g->most_cols * rows);
     g->values = (float*)qlora__alloc(ctx, g->elements * 4);
     g->packed = g->values != NULL ? (uint8_t*)qlora__alloc(ctx, g->elements * 2) : NULL;
     return g->packed != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
@@ -554,39 +556,28 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
                            "the model has random weights and no folder to merge into");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
-    // This also protects the folder of the base from being overwritten, however its path is
-    // written.
-    QLORA__TRY(qlora__path_join(&ctx->env, d->dir, "config.json", path));
+    // This also protects the base from being overwritten, however its path is written.
+    bool file = qlora__gguf_path(d->dir);
+    QLORA__TRY(
+        qlora__path_join(&ctx->env, file ? "" : d->dir, file ? d->dir : "config.json", path));
     QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (exists) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s already exists; choose %s", path,
+                           file ? "another name" : "a folder that does not contain a model");
+    }
+    if (!file && d->gguf != QLORA_GGUF_AS_DTYPE) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s already exists; choose a folder that does not contain a model",
-                           path);
+                           "desc.gguf is set, but desc.dir (%s) does not end in .gguf", d->dir);
+    }
+    if ((int)d->gguf < 0 || d->gguf > QLORA_GGUF_Q4_0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.gguf is %d; it must be 0 to %d",
+                           (int)d->gguf, (int)QLORA_GGUF_Q4_0);
+    }
+    if (!file && qlora__gguf_path(m->dir)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: a model in a GGUF file can only be merged into a GGUF file; give "
+                           "a name that ends in .gguf",
+                           m->dir);
     }
     return QLORA_OK;
-}
-
-static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
-                                      const qlora_merge_desc* desc) {
-    QLORA__TRY(qlora__merge_need(ctx, m, desc));
-    qlora__merge g;
-    memset(&g, 0, sizeof g);
-    g.ctx = ctx;
-    g.m = m;
-    g.dir = desc->dir;
-    g.dtype = desc->dtype;
-    g.trained = desc->base == QLORA_MERGE_TRAINED;
-    g.progress = desc->progress;
-    g.user = desc->progress_user;
-    QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &g.folder));
-    qlora_result r =
-        qlora__merge_run(&g, desc->shard_bytes != 0 ? desc->shard_bytes : (uint64_t)5000000000u);
-    qlora__merge_close(&g);
-    return r;
-}
-
-qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) {
-    qlora_ctx* ctx = qlora__model_ctx(model);
-    QLORA__ENTER(ctx, "qlora_merge_save");
-    return qlora__leave(ctx, qlora__merge_save(ctx, model, desc));
 }

@@ -146,7 +146,7 @@ typedef struct qlora_plan qlora_plan;
 typedef struct qlora_model_desc {
     uint32_t reserved_must_be_zero0;
     // The model.
-    const char* dir;                  // Hugging Face folder; NULL = random weights of *config
+    const char* dir;                  // Hugging Face folder or FILE.gguf; NULL = random weights
     const qlora_model_config* config; // set exactly one of dir and config
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
@@ -216,7 +216,8 @@ QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* m
 // Writes the plan as a table, truncated if the buffer is too small. Returns the number of bytes
 // needed, including the final NUL.
 QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size);
-// Reads config.json and, if present, generation_config.json of a model folder.
+// Reads config.json and, if present, generation_config.json of a model folder, or the metadata of a
+// GGUF file.
 QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
 
 typedef struct qlora_model qlora_model;

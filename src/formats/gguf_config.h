@@ -126,13 +126,175 @@ static qlora_result qlora__gguf_config_rope(const qlora__gguf_reader* r, qlora_m
     return QLORA_OK;
 }
 
-// The divisors of the frequencies, if the file has them.
-static qlora_result qlora__gguf_config_factors(const qlora__gguf_reader* r, qlora_model_config* c) {
-    if (qlora__gguf_model_find(r->m, "rope_freqs.weight") != NULL) {
-        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                               "%s: rope_freqs.weight is not supported yet", r->g->label);
+// The divisors of the frequencies in a tensor of F32; *found is false if there is none.
+static qlora_result qlora__gguf_config_list(const qlora__gguf_reader* r, const char* name,
+                                            const qlora_model_config* c, float* out, bool* found) {
+    const qlora__gguf_tensor* t = qlora__gguf_model_find(r->m, name);
+    *found = t != NULL;
+    if (t == NULL) {
+        return QLORA_OK;
     }
+    if (t->elements != (uint64_t)(c->rope_dims / 2) || t->elements > QLORA_MAX_ROPE_FACTORS ||
+        t->type->block > 1) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s has %llu values; it must have %lld, one for each pair of "
+                               "rotated columns",
+                               r->g->label, name, (unsigned long long)t->elements,
+                               (long long)c->rope_dims / 2);
+    }
+    qlora__gguf_widen(t->type, t->data, t->elements, out);
+    for (uint64_t i = 0; i < t->elements; i++) {
+        if (!(out[i] > 0.0f && out[i] < 1e30f)) {
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                                   "%s: %s[%llu] is %g; it must be positive and less than 1e30",
+                                   r->g->label, name, (unsigned long long)i, (double)out[i]);
+        }
+    }
+    return QLORA_OK;
+}
+
+// Files with Llama 3's scaling have one list, those with longrope two.
+static qlora_result qlora__gguf_config_factors(const qlora__gguf_reader* r, qlora_model_config* c) {
+    qlora_rope_desc* rope = &c->rope;
+    bool one = false;
+    bool shorter = false;
+    bool longer = false;
+    int64_t original = 0;
+    QLORA__TRY(qlora__gguf_config_list(r, "rope_freqs.weight", c, rope->short_factor, &one));
+    if (one) {
+        memcpy(rope->long_factor, rope->short_factor, sizeof rope->long_factor);
+    } else {
+        QLORA__TRY(qlora__gguf_config_list(r, "rope_factors_short.weight", c, rope->short_factor,
+                                           &shorter));
+        QLORA__TRY(
+            qlora__gguf_config_list(r, "rope_factors_long.weight", c, rope->long_factor, &longer));
+    }
+    if (shorter != longer) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: rope_factors_%s.weight is missing",
+                               r->g->label, shorter ? "long" : "short");
+    }
+    if (!one && !shorter) {
+        return QLORA_OK;
+    }
+    if (rope->type != QLORA_ROPE_DEFAULT) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope.scaling.type and factors of the rotation are not "
+                               "supported together",
+                               r->g->label);
+    }
+    QLORA__TRY(qlora__gguf_config_int(r, "rope.scaling.original_context_length", c->max_positions,
+                                      1, INT32_MAX, &original));
+    rope->type = QLORA_ROPE_LONGROPE;
+    rope->original_max_position = (double)original;
+    rope->attention_factor = 1.0;
+    return one ? QLORA_OK
+               : qlora__gguf_config_positive(r, "rope.scaling.attn_factor", 1.0,
+                                             &rope->attention_factor);
+}
+
+// The rotation of layers with a window, where it differs: without scaling. For Gemma 3 it has a
+// base of its own; llama.cpp ignores that of other architectures.
+static qlora_result qlora__gguf_config_sliding(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
     c->rope_sliding = c->rope;
+    if ((arch->reads & QLORA__READS_ROPE_PER_KIND) == 0) {
+        return QLORA_OK;
+    }
+    memset(&c->rope_sliding, 0, sizeof c->rope_sliding);
+    c->rope_sliding.factor = 1.0;
+    c->rope_sliding.theta = c->rope.theta;
+    return arch->family == QLORA_FAMILY_GEMMA3
+               ? qlora__gguf_config_positive(r, "rope.freq_base_swa", arch->defaults.theta_sliding,
+                                             &c->rope_sliding.theta)
+               : QLORA_OK;
+}
+
+// Which layers have a window: all but every n-th, or as a list of booleans says.
+static qlora_result qlora__gguf_config_window(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
+    qlora__gguf_key key = qlora__gguf_key_of(&r->facts, "attention.sliding_window_pattern");
+    const qlora__gguf_value* list = qlora__gguf_find(r->g, key.text);
+    bool listed = list != NULL && list->kind == QLORA__GGUF_ARRAY;
+    int64_t period = 0;
+    // llama.cpp ignores the window of other architectures, and EXAONE 4 has one in its large form.
+    if (arch->window != QLORA__WINDOW_PATTERN ||
+        (arch->family == QLORA_FAMILY_EXAONE4 && c->layers != 64)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__gguf_config_int(r, "attention.sliding_window", 0, 0, INT32_MAX, &c->window));
+    if (listed && (list->element != QLORA__GGUF_BOOL || list->count < (uint64_t)c->layers)) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s must be a number, or a BOOL for each layer", r->g->label,
+                               key.text);
+    }
+    if (!listed) {
+        QLORA__TRY(qlora__gguf_get_int(r->env, r->g, key.text, arch->defaults.pattern, 1, INT32_MAX,
+                                       &period));
+    }
+    for (int64_t i = 0; i < c->layers && c->window > 0; i++) {
+        c->sliding[i] = listed ? list->data[i] : (i + 1) % period != 0;
+        if (arch->nope == QLORA__NOPE_FULL) {
+            c->no_rope[i] = c->sliding[i] == 0 ? 1 : 0;
+        }
+    }
+    return QLORA_OK;
+}
+
+// Layers that are not rotated: every fourth of SmolLM 3; all, if a Granite file says so.
+static qlora_result qlora__gguf_config_nope(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
+    bool rotated = true;
+    for (int64_t i = 0; arch->nope == QLORA__NOPE_LISTED && i < c->layers; i++) {
+        c->no_rope[i] = (i + 1) % 4 == 0 ? 1 : 0;
+    }
+    if ((arch->reads & QLORA__READS_MULTIPLIERS) != 0) {
+        QLORA__TRY(qlora__gguf_get_bool(
+            r->env, r->g, qlora__gguf_key_of(&r->facts, "rope.scaling.finetuned").text, true,
+            &rotated));
+    }
+    if (!rotated) {
+        memset(c->no_rope, 1, (size_t)c->layers);
+    }
+    return QLORA_OK;
+}
+
+// The factors and limits by which architectures differ from Llama's block.
+static qlora_result qlora__gguf_config_scalars(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
+    const struct {
+        uint32_t reads;
+        const char* name;
+        double fallback;
+        double* out;
+    } scalars[] = {{QLORA__READS_MULTIPLIERS, "attention.scale", 0.0, &c->attention_scale},
+                   {QLORA__READS_MULTIPLIERS, "embedding_scale", 1.0, &c->embedding_scale},
+                   {QLORA__READS_MULTIPLIERS, "residual_scale", 1.0, &c->residual_scale},
+                   {QLORA__READS_MULTIPLIERS, "logit_scale", 1.0, &c->logits_divisor},
+                   {QLORA__READS_CAPS, "attn_logit_softcapping", 50.0, &c->attention_cap},
+                   {QLORA__READS_CAPS, "final_logit_softcapping", 30.0, &c->logits_cap},
+                   {QLORA__READS_FINAL_CAP, "final_logit_softcapping", 0.0, &c->logits_cap},
+                   {QLORA__READS_QUERY_BETA, "attention.temperature_scale", 0.0, &c->query_beta}};
+    for (size_t i = 0; i < sizeof scalars / sizeof scalars[0]; i++) {
+        if ((arch->reads & scalars[i].reads) != 0) {
+            QLORA__TRY(qlora__gguf_config_positive(r, scalars[i].name, scalars[i].fallback,
+                                                   scalars[i].out));
+        }
+    }
+    if (c->query_beta > 0.0) {
+        int64_t original = 0;
+        QLORA__TRY(qlora__gguf_config_int(r, "rope.scaling.original_context_length",
+                                          c->max_positions, 1, INT32_MAX, &original));
+        c->query_period = (double)original;
+    }
+    // The file does not hold query_pre_attn_scalar; llama.cpp knows the largest models by their
+    // number of layers.
+    bool large = (arch->family == QLORA_FAMILY_GEMMA2 && c->layers == 46) ||
+                 (arch->family == QLORA_FAMILY_GEMMA3 && c->layers == 62);
+    if ((arch->reads & QLORA__READS_QUERY_SCALAR) != 0) {
+        c->attention_scale =
+            1.0 / sqrt(large ? (double)(c->hidden / c->heads) : (double)c->head_dim);
+    }
+    c->norm_offset = (arch->has & QLORA__HAS_NORM_OFFSET) != 0 ? 1.0 : 0.0;
     return QLORA_OK;
 }
 
@@ -174,27 +336,32 @@ static void qlora__gguf_config_tensors(const qlora__gguf_reader* r, qlora_model_
                   qlora__gguf_model_find(r->m, "blk.0.attn_qkv.bias") != NULL;
     c->o_bias = qlora__gguf_model_find(r->m, "blk.0.attn_output.bias") != NULL;
     c->mlp_bias = qlora__gguf_model_find(r->m, "blk.0.ffn_down.bias") != NULL;
-    c->qk_norm = qlora__gguf_model_find(r->m, "blk.0.attn_q_norm.weight") != NULL;
+    c->qk_norm = (r->facts.arch->has & QLORA__HAS_QK_NORM) != 0;
     c->dtype = -1;
 }
 
 static qlora_result qlora__gguf_config_fill(qlora__gguf_reader* r, qlora_model_config* c) {
-    int64_t rotated = 0;
     memset(c, 0, sizeof *c);
     QLORA__TRY(qlora__gguf_get_facts(r->env, r->g, &r->facts));
-    c->family = r->facts.family;
+    c->family = r->facts.arch->family;
     QLORA__TRY(qlora__gguf_config_sizes(r, c));
     QLORA__TRY(qlora__gguf_config_vocab(r, c));
     QLORA__TRY(qlora__gguf_config_rope(r, c));
     QLORA__TRY(
-        qlora__gguf_config_int(r, "rope.dimension_count", c->head_dim, 1, 1 << 14, &rotated));
-    if (rotated != c->head_dim) {
+        qlora__gguf_config_int(r, "rope.dimension_count", c->head_dim, 2, 1 << 14, &c->rope_dims));
+    bool partial = (r->facts.arch->reads & QLORA__READS_PARTIAL) != 0;
+    if (c->rope_dims % 2 != 0 || c->rope_dims > c->head_dim ||
+        (!partial && c->rope_dims != c->head_dim)) {
         return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                               "%s: rope.dimension_count is %lld; it must be %lld, the size of a "
-                               "head",
-                               r->g->label, (long long)rotated, (long long)c->head_dim);
+                               "%s: rope.dimension_count is %lld, which this architecture does not "
+                               "support with heads of %lld",
+                               r->g->label, (long long)c->rope_dims, (long long)c->head_dim);
     }
     QLORA__TRY(qlora__gguf_config_factors(r, c));
+    QLORA__TRY(qlora__gguf_config_sliding(r, c));
+    QLORA__TRY(qlora__gguf_config_window(r, c));
+    QLORA__TRY(qlora__gguf_config_nope(r, c));
+    QLORA__TRY(qlora__gguf_config_scalars(r, c));
     qlora__gguf_config_tensors(r, c);
     return qlora__gguf_config_ids(r, c);
 }

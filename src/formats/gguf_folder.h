@@ -1,8 +1,8 @@
 // ---- a GGUF file as a model folder --------------------------------------------------------------
 
-// The family of a file, and what its tensors need.
+// The architecture of a file, and what its tensors need.
 typedef struct qlora__gguf_facts {
-    qlora_family family;
+    const qlora__arch* arch;
     const char* prefix; // of the keys of its architecture, not terminated
     size_t prefix_size;
     int64_t heads;
@@ -22,8 +22,23 @@ static qlora__gguf_key qlora__gguf_key_of(const qlora__gguf_facts* facts, const 
     return key;
 }
 
-static qlora_result qlora__gguf_get_family(qlora__env* env, const qlora__gguf* g,
-                                           qlora__gguf_facts* facts) {
+// The row of the architecture. A file of "olmo2" with windows is OLMo 3; otherwise the first row of
+// that name, whose tensors are stored in the way that such files have them.
+static const qlora__arch* qlora__gguf_arch(const qlora__gguf* g, const qlora__gguf_facts* facts) {
+    qlora__gguf_key key = qlora__gguf_key_of(facts, "attention.sliding_window");
+    bool windows = qlora__gguf_find(g, key.text) != NULL;
+    const qlora__arch* found = NULL;
+    for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
+        if (qlora__gguf_is(facts->prefix, facts->prefix_size, qlora__archs[i].gguf)) {
+            bool olmo3 = qlora__archs[i].family == QLORA_FAMILY_OLMO3;
+            found = found == NULL || (olmo3 && windows) ? &qlora__archs[i] : found;
+        }
+    }
+    return found;
+}
+
+static qlora_result qlora__gguf_get_arch(qlora__env* env, const qlora__gguf* g,
+                                         qlora__gguf_facts* facts) {
     const char* type = NULL;
     size_t size = 0;
     QLORA__TRY(qlora__gguf_get_string(env, g, "general.type", false, &type, &size));
@@ -34,20 +49,24 @@ static qlora_result qlora__gguf_get_family(qlora__env* env, const qlora__gguf* g
     }
     QLORA__TRY(qlora__gguf_get_string(env, g, "general.architecture", true, &facts->prefix,
                                       &facts->prefix_size));
-    static const qlora_family families[] = {QLORA_FAMILY_LLAMA, QLORA_FAMILY_QWEN2,
-                                            QLORA_FAMILY_QWEN3};
-    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
-        const qlora__arch* arch = qlora__arch_of(families[i]);
-        if (qlora__gguf_is(facts->prefix, facts->prefix_size, arch->gguf)) {
-            facts->family = arch->family;
-            facts->permuted = (arch->has & QLORA__HAS_PERMUTED_GGUF) != 0;
-            return QLORA_OK;
+    facts->arch = qlora__gguf_arch(g, facts);
+    if (facts->arch != NULL) {
+        facts->permuted = (facts->arch->has & QLORA__HAS_PERMUTED_GGUF) != 0;
+        return QLORA_OK;
+    }
+    char names[400];
+    size_t used = 0;
+    names[0] = '\0';
+    for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
+        bool again = i > 0 && strcmp(qlora__archs[i].gguf, qlora__archs[i - 1].gguf) == 0;
+        if (!again) {
+            qlora__append(names, sizeof names, &used, "%s %s", i > 0 ? "," : "",
+                          qlora__archs[i].gguf);
         }
     }
     return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                           "%s: general.architecture \"%.*s\" is not supported; supported are "
-                           "llama, qwen2 and qwen3",
-                           g->label, qlora__gguf_shown(facts->prefix_size), facts->prefix);
+                           "%s: general.architecture \"%.*s\" is not supported; supported are%s",
+                           g->label, qlora__gguf_shown(facts->prefix_size), facts->prefix, names);
 }
 
 static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
@@ -56,7 +75,7 @@ static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
     int64_t value = 0;
     int64_t experts = 0;
     memset(facts, 0, sizeof *facts);
-    QLORA__TRY(qlora__gguf_get_family(env, g, facts));
+    QLORA__TRY(qlora__gguf_get_arch(env, g, facts));
     QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "expert_count").text, 0, 0,
                                    INT32_MAX, &experts));
     if (experts > 0) {
@@ -86,26 +105,27 @@ static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
 
 // ---- names --------------------------------------------------------------------------------------
 
-static const struct {
-    const char* gguf;
-    const char* module;
-} qlora__gguf_modules[] = {
-    {"attn_norm", "input_layernorm"},    {"ffn_norm", "post_attention_layernorm"},
-    {"attn_q", "self_attn.q_proj"},      {"attn_k", "self_attn.k_proj"},
-    {"attn_v", "self_attn.v_proj"},      {"attn_output", "self_attn.o_proj"},
-    {"attn_q_norm", "self_attn.q_norm"}, {"attn_k_norm", "self_attn.k_norm"},
-    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
-    {"ffn_down", "mlp.down_proj"},
-};
-
-// The module of a tensor of a layer; `name` is what follows "blk.N." and has `size` characters.
-static const char* qlora__gguf_module(const char* name, size_t size) {
-    for (size_t i = 0; i < sizeof qlora__gguf_modules / sizeof qlora__gguf_modules[0]; i++) {
-        if (qlora__gguf_is(name, size, qlora__gguf_modules[i].gguf)) {
-            return qlora__gguf_modules[i].module;
+// The module of a tensor of a layer, NULL if the architecture has none; `name` is what follows
+// "blk.N." and has `size` characters. *norm: it is a norm.
+static const char* qlora__gguf_module(const qlora__arch* arch, const char* name, size_t size,
+                                      bool* norm) {
+    *norm = false;
+    for (int i = 0; i < arch->layout->count; i++) {
+        const qlora__projection_row* row = &arch->layout->rows[i];
+        if (row->gguf_second == NULL && qlora__gguf_is(name, size, row->gguf)) {
+            return row->module;
         }
     }
-    return NULL;
+    *norm = true;
+    for (int i = 0; i < 4; i++) {
+        if (arch->norms->gguf[i] != NULL && qlora__gguf_is(name, size, arch->norms->gguf[i])) {
+            return arch->norms->module[i];
+        }
+    }
+    bool has = (arch->has & QLORA__HAS_QK_NORM) != 0;
+    return has && qlora__gguf_is(name, size, "attn_q_norm")   ? "self_attn.q_norm"
+           : has && qlora__gguf_is(name, size, "attn_k_norm") ? "self_attn.k_norm"
+                                                              : NULL;
 }
 
 static qlora_result qlora__gguf_unknown(qlora__env* env, const qlora__folder* f,
@@ -171,12 +191,15 @@ static qlora_result qlora__gguf_add_layer(qlora__env* env, qlora__folder* f,
     size_t size = (size_t)(last - at);
     int64_t q = facts->heads * facts->head_dim;
     int64_t kv = facts->kv_heads * facts->head_dim;
-    bool fused = qlora__gguf_is(at, size, "attn_qkv");
+    bool norm = false;
+    // Some files have q, k and v in one tensor where the model has three.
+    bool fused = qlora__gguf_is(at, size, "attn_qkv") &&
+                 qlora__gguf_module(facts->arch, at, size, &norm) == NULL;
     static const char* const three[] = {"attn_q", "attn_k", "attn_v"};
     int64_t first = 0;
     for (int i = 0; i < (fused ? 3 : 1); i++) {
         const char* name = fused ? three[i] : at;
-        const char* module = qlora__gguf_module(name, fused ? 6 : size);
+        const char* module = qlora__gguf_module(facts->arch, name, fused ? 6 : size, &norm);
         if (module == NULL) {
             return qlora__gguf_unknown(env, f, facts, t->name);
         }
@@ -192,6 +215,7 @@ static qlora_result qlora__gguf_add_layer(qlora__env* env, qlora__folder* f,
                 (long long)facts->head_dim);
         }
         qlora__folder_made* made = qlora__gguf_entry_add(f, t, first, rows);
+        made->view.minus_one = norm && (facts->arch->has & QLORA__HAS_NORM_OFFSET) != 0;
         made->view.head_dim = rotated && facts->permuted ? facts->head_dim : 0;
         snprintf(made->name, sizeof made->name, "model.layers.%u.%s%s", layer, module, last);
         qlora__gguf_entry_end(f, made);
@@ -219,6 +243,7 @@ static qlora_result qlora__gguf_add(qlora__env* env, qlora__folder* f,
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(t->name, names[i].gguf) == 0) {
             qlora__folder_made* made = qlora__gguf_entry_add(f, t, 0, qlora__gguf_rows(t));
+            made->view.minus_one = i == 1 && (facts->arch->has & QLORA__HAS_NORM_OFFSET) != 0;
             snprintf(made->name, sizeof made->name, "%s", names[i].name);
             qlora__gguf_entry_end(f, made);
             return QLORA_OK;

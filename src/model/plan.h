@@ -515,10 +515,10 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
 static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          qlora_model* m) {
     static const char* const names[] = {"model.safetensors", "model.safetensors.index.json"};
-    bool exists = false;
     if (desc->dir == NULL || desc->plan != NULL || !m->plan.config.tied) {
         return QLORA_OK;
     }
+    bool exists = qlora__gguf_path(desc->dir);
     for (size_t i = 0; i < sizeof names / sizeof names[0] && !exists; i++) {
         char path[QLORA__PATH_ROOM];
         QLORA__TRY(qlora__path_join(&ctx->env, desc->dir, names[i], path));

@@ -50,8 +50,8 @@ QLORA_API void qlora_text_ids_free(qlora_text* text, qlora_text_ids* ids);
 
 typedef struct qlora_text_tok qlora_text_tok;
 
-// `path` is a tokenizer.json, a tokenizer.bin of llama2.c, or a folder that contains
-// tokenizer.json, tokenizer.bin or tok512.bin.
+// `path` is a tokenizer.json, a tokenizer.bin of llama2.c, a GGUF file (its name ends in .gguf), or
+// a folder that contains tokenizer.json, tokenizer.bin or tok512.bin.
 QLORA_API qlora_result qlora_text_tok_open(qlora_text* text, const char* path,
                                            qlora_text_tok** out);
 // The same from memory; `name` appears in messages.
@@ -168,7 +168,7 @@ typedef struct qlora_text_chat_desc {
     uint32_t reserved_must_be_zero0;
     qlora_text_tok* tok; // required; must stay open as long as the chat
     // The model's folder: tokenizer_config.json, chat_template.jinja, generation_config.json and
-    // config.json are read if they exist. NULL = none.
+    // config.json are read if they exist. Or a GGUF file, which has the same inside. NULL = none.
     const char* folder;
     // chatml, llama3, mistral, alpaca, plain, ...; NULL = recognised from the model's template,
     // else from the tokens that the tokenizer has, else alpaca.

@@ -84,6 +84,8 @@
        BPE models of tokenizer.json, byte-level (GPT-2, Llama 3, Qwen, SmolLM, ...) and
        SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), and the
        tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the `tokenizers` library.
+       GGUF files: the models "llama" (SentencePiece with scores) and "gpt2" (byte-level BPE, with
+       the pattern that tokenizer.ggml.pre names); the ids are those of llama.cpp.
        Anything in the file that is not supported is reported by name and rejected when it is
        loaded: a model other than BPE, an unknown normalizer, a part of a regular expression.
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.

@@ -67,7 +67,10 @@ wrong_use() {
     refuses "--device and --backend cpu cannot" generate --model x --prompt x --device 0 \
         --backend cpu
     printf 'GGUF0000' >base.gguf
-    refuses "--model base.gguf is a GGUF file" generate --model base.gguf --prompt x
+    printf 'GGUF0000' >base
+    refuses "--model base: this is a GGUF file; its name must end in .gguf" generate --model base \
+        --prompt x
+    refuses "--model none.gguf: no such file" plan --model none.gguf
     refuses "--adapter base.gguf is a GGUF file" merge --model x --adapter base.gguf --out o
     refuses "--system can only be used with --chat" generate --model x --prompt x --system x
     refuses "--model nowhere: config.json not found" generate --model nowhere --prompt x

@@ -565,6 +565,14 @@ TEST gguf_models_give_the_golden_logits(void) {
         {"models/stories260K-bf16", "stories260K", NULL, 1e-5},
         {"models/qwen2-f16", "qwen2", NULL, 1e-5},
         {"models/qwen3-bf16-00001-of-00002", "qwen3", NULL, 1e-5},
+        {"models/llama3-rope-bf16", "llama3-rope", NULL, 1e-5},
+        {"models/phi3-longrope-bf16", "phi3-longrope", NULL, 1e-5},
+        {"models/gemma-bf16", "gemma", NULL, 1e-5},
+        {"models/smollm3-bf16", "smollm3", NULL, 1e-5},
+        {"models/olmo2-bf16", "olmo2", NULL, 1e-5},
+        {"models/seed_oss-bf16", "seed_oss", NULL, 1e-5},
+        {"extra/gemma2-bf16", "gemma2", "extra/gemma2-bf16", 1e-5},
+        {"extra/gemma3-bf16", "gemma3", "extra/gemma3-bf16", 1e-5},
         {"extra/llama-hd128-mixed", "llama-hd128", "extra/llama-hd128-mixed", 1e-5},
     };
     qlora_ctx_desc machine;
@@ -610,6 +618,124 @@ TEST gguf_models_give_the_golden_logits(void) {
     }
     qlora_ctx_destroy(ctx);
     ASSERT(world_end(&w));
+    PASS();
+}
+
+static bool gguf_eval(qlora_model* model, float* out) {
+    static const int32_t ids[16] = {1, 5, 9, 200, 7, 7, 30, 31, 2, 99, 100, 101, 64, 50, 3, 4};
+    const int32_t length = 16;
+    qlora_batch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.ids = ids;
+    batch.labels = ids;
+    batch.lengths = &length;
+    batch.count = 1;
+    return qlora_eval_logits(model, &batch, out) == QLORA_OK;
+}
+
+static void gguf_eval_desc(qlora_model_desc* desc, const char* path) {
+    memset(desc, 0, sizeof *desc);
+    desc->dir = path;
+    desc->base = QLORA_BASE_32BIT;
+    desc->mode = QLORA_MODE_F32;
+    desc->rank = -1;
+    desc->purpose = QLORA_PURPOSE_EVALUATE;
+    desc->tokens = 16;
+}
+
+// The merged file gives the logits of the model with its adapter; permuted rows are stored in the
+// order that such files have.
+TEST gguf_models_are_merged(void) {
+    static const struct {
+        const char* name;
+        qlora_dtype dtype;
+        qlora_gguf_format format;
+        double limit; // on the largest difference, as a share of the largest logit
+    } kinds[] = {{"F32", QLORA_F32, QLORA_GGUF_AS_DTYPE, 1e-5},
+                 {"BF16", QLORA_BF16, QLORA_GGUF_AS_DTYPE, 0.05},
+                 {"F16", QLORA_F16, QLORA_GGUF_AS_DTYPE, 0.02},
+                 {"Q8_0", QLORA_F32, QLORA_GGUF_Q8_0, 0.15},
+                 {"Q4_0", QLORA_F32, QLORA_GGUF_Q4_0, 1.5}};
+    static const char* const out = "build/test_merged.gguf";
+    static float want[16 * 1024];
+    static float got[16 * 1024];
+    test_random random = test_random_start("gguf_models_are_merged");
+    char path[512];
+    qlora_ctx_desc machine;
+    qlora_model_desc desc;
+    qlora_ctx* ctx = NULL;
+    qlora_model* model = NULL;
+    shared_path(path, sizeof path, "gguf/models/llama-q8_0.gguf");
+    FILE* file = fopen(path, "rb");
+    if (!file) {
+        SKIPm("the shared folder was not found");
+    }
+    fclose(file);
+    memset(&machine, 0, sizeof machine);
+    machine.require_backend = QLORA_BACKEND_CPU;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&machine, &ctx));
+    gguf_eval_desc(&desc, path);
+    desc.rank = 4;
+    desc.purpose = QLORA_PURPOSE_TRAIN;
+    ASSERT_EQ(QLORA_OK, qlora_model_open(ctx, &desc, &model));
+    qlora_model_info info;
+    ASSERT_EQ(QLORA_OK, qlora_model_query(model, &info));
+    size_t n = 16 * (size_t)info.plan->config.vocab;
+    ASSERT(n <= sizeof want / sizeof want[0]);
+    for (int64_t i = 0; i < info.parameters; i++) {
+        qlora_parameter_info p;
+        ASSERT_EQ(QLORA_OK, qlora_parameter_query(model, i, &p));
+        float* values = (float*)malloc((size_t)(p.rows * p.cols) * sizeof *values);
+        test_random_fill(&random, values, (size_t)(p.rows * p.cols), 0.1f);
+        ASSERT_EQ(QLORA_OK, qlora_parameter_write(model, i, values));
+        free(values);
+    }
+    ASSERT(gguf_eval(model, want));
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        qlora_merge_desc merge;
+        qlora_model* merged = NULL;
+        double worst = 0.0;
+        double most = 0.0;
+        memset(&merge, 0, sizeof merge);
+        merge.dir = out;
+        merge.dtype = kinds[k].dtype;
+        merge.gguf = kinds[k].format;
+        remove(out);
+        ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, qlora_merge_save(model, &merge));
+        static qlora__gguf_file f;
+        ASSERT_EQ(QLORA_OK, qlora__gguf_file_open(&ctx->env, out, &f));
+        const qlora__gguf_tensor* t = qlora__gguf_tensor_find(&f, "blk.0.attn_q.weight");
+        ASSERT(t != NULL);
+        ASSERT_STR_EQ(kinds[k].name, t->type->name);
+        ASSERT_STR_EQ("F32", qlora__gguf_tensor_find(&f, "output_norm.weight")->type->name);
+        ASSERT(qlora__gguf_find(&f.meta, "tokenizer.ggml.tokens") != NULL);
+        qlora__gguf_close(&ctx->env, &f);
+        gguf_eval_desc(&desc, out);
+        ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, qlora_model_open(ctx, &desc, &merged));
+        ASSERT(gguf_eval(merged, got));
+        for (size_t i = 0; i < n; i++) {
+            double off = fabs((double)want[i] - (double)got[i]);
+            worst = off > worst ? off : worst;
+            most = fabs((double)want[i]) > most ? fabs((double)want[i]) : most;
+        }
+        if (!(worst <= kinds[k].limit * most)) {
+            printf("\n%s: %g\n", kinds[k].name, worst / most);
+        }
+        ASSERTm(kinds[k].name, worst <= kinds[k].limit * most);
+        ASSERT_EQ(QLORA_OK, qlora_model_close(merged));
+        ASSERT(qlora_merge_save(model, &merge) == QLORA_ERR_ARGUMENT);
+        ASSERT(strstr(qlora_last_error(ctx), "already exists; choose another name"));
+    }
+    qlora_merge_desc merge;
+    memset(&merge, 0, sizeof merge);
+    merge.dir = "build/test_merged";
+    ASSERT(qlora_merge_save(model, &merge) == QLORA_ERR_UNSUPPORTED);
+    ASSERT(strstr(qlora_last_error(ctx), "can only be merged into a GGUF file"));
+    merge.gguf = QLORA_GGUF_Q8_0;
+    ASSERT(qlora_merge_save(model, &merge) == QLORA_ERR_ARGUMENT);
+    remove(out);
+    ASSERT_EQ(QLORA_OK, qlora_model_close(model));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
     PASS();
 }
 
@@ -686,6 +812,7 @@ SUITE(gguf_suite) {
 #ifndef _WIN32
     RUN_TEST(gguf_blocks_equal_the_reference);
     RUN_TEST(gguf_models_give_the_golden_logits);
+    RUN_TEST(gguf_models_are_merged);
     RUN_TEST(gguf_hostile_files);
 #endif
 }

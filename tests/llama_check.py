@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Compares us with llama.cpp on the same GGUF file: tokens, log-probabilities, an adapter.
+
+usage: python3 tests/llama_check.py --model FILE.gguf [--text FILE] [--tokens 2000]
+           [--adapter DIR --gguf FILE] [--base 16|32|nf4] [--strings 500] [--reference FILE]
+
+Needs the Python packages numpy and xllamacpp, whose library contains llama.cpp, and
+build/tokenize and build/logprobs. Prints, and checks against limits: how many of the hostile
+strings have llama.cpp's ids; the mean absolute difference of the log-probabilities of the text's
+tokens (limit 0.02), without and with an adapter (a folder of ours, and its adapter.gguf).
+
+On a quantised file, llama.cpp also rounds the activations to 8 bits, which alone changes the
+log-probabilities by more than that. --reference names a file with the same weights that it does not
+round, such as `merge --dtype f32` writes it; with --adapter, that file has the adapter merged. Exit
+status 0: all within their limits. This is not part of `make test`.
+"""
+import argparse
+import ctypes
+import json
+import os
+import random
+import subprocess
+import sys
+
+import numpy
+import xllamacpp
+
+LIMIT = 0.02
+LENGTH = 256  # tokens of a sequence
+HERE = os.path.dirname(os.path.abspath(__file__))
+BUILD = os.path.join(HERE, "..", os.environ.get("B", "build"))
+
+
+class Params(ctypes.Structure):
+    """Parameters by value; only the first fields, which are stable, are set."""
+    _fields_ = [("words", ctypes.c_int32 * 128)]
+
+
+class Batch(ctypes.Structure):
+    _fields_ = [("n_tokens", ctypes.c_int32), ("token", ctypes.POINTER(ctypes.c_int32)),
+                ("embd", ctypes.c_void_p), ("pos", ctypes.POINTER(ctypes.c_int32)),
+                ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
+                ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+                ("logits", ctypes.POINTER(ctypes.c_int8))]
+
+
+class Llama:
+    def __init__(self, path):
+        folder = os.path.dirname(xllamacpp.__file__)
+        name = next(f for f in os.listdir(folder) if f.endswith(".so"))
+        lib = self.lib = ctypes.CDLL(os.path.join(folder, name))
+        self.quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(
+            lambda level, text, user: None)
+        lib.llama_log_set(self.quiet, None)
+        lib.llama_backend_init()
+        for function, result, arguments in [
+                ("llama_model_default_params", Params, []),
+                ("llama_context_default_params", Params, []),
+                ("llama_model_load_from_file", ctypes.c_void_p, [ctypes.c_char_p, Params]),
+                ("llama_init_from_model", ctypes.c_void_p, [ctypes.c_void_p, Params]),
+                ("llama_free", None, [ctypes.c_void_p]),
+                ("llama_model_get_vocab", ctypes.c_void_p, [ctypes.c_void_p]),
+                ("llama_vocab_n_tokens", ctypes.c_int32, [ctypes.c_void_p]),
+                ("llama_batch_init", Batch, [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]),
+                ("llama_decode", ctypes.c_int32, [ctypes.c_void_p, Batch]),
+                ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float),
+                 [ctypes.c_void_p, ctypes.c_int32]),
+                ("llama_adapter_lora_init", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]),
+                ("llama_set_adapters_lora", ctypes.c_int32,
+                 [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t,
+                  ctypes.POINTER(ctypes.c_float)]),
+                ("llama_tokenize", ctypes.c_int32,
+                 [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32),
+                  ctypes.c_int32, ctypes.c_bool, ctypes.c_bool])]:
+            getattr(lib, function).restype = result
+            getattr(lib, function).argtypes = arguments
+        self.model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
+        if not self.model:
+            sys.exit("llama.cpp cannot load " + path)
+        self.vocab = lib.llama_model_get_vocab(self.model)
+        self.size = lib.llama_vocab_n_tokens(self.vocab)
+
+    def tokenize(self, data):
+        out = (ctypes.c_int32 * (len(data) + 16))()
+        n = self.lib.llama_tokenize(self.vocab, data, len(data), out, len(out), False, True)
+        return list(out[:n])
+
+    def adapter(self, path):
+        adapter = self.lib.llama_adapter_lora_init(self.model, path.encode())
+        if not adapter:
+            sys.exit("llama.cpp cannot load " + path)
+        return adapter
+
+    def logprobs(self, ids, adapter=None):
+        out = []
+        for at in range(0, len(ids), LENGTH):
+            out += self.sequence(ids[at:at + LENGTH], adapter)
+        return out
+
+    def sequence(self, ids, adapter):
+        params = self.lib.llama_context_default_params()
+        params.words[0] = params.words[1] = params.words[2] = LENGTH  # context, batch, ubatch
+        context = self.lib.llama_init_from_model(self.model, params)
+        if adapter:
+            one = (ctypes.c_void_p * 1)(adapter)
+            if self.lib.llama_set_adapters_lora(context, one, 1, (ctypes.c_float * 1)(1.0)) != 0:
+                sys.exit("llama.cpp refuses the adapter")
+        batch = self.lib.llama_batch_init(LENGTH, 0, 1)
+        for i, token in enumerate(ids):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, i, 1
+            batch.seq_id[i][0], batch.logits[i] = 0, 1
+        batch.n_tokens = len(ids)
+        if self.lib.llama_decode(context, batch) != 0:
+            sys.exit("llama.cpp cannot decode")
+        out = []
+        for i in range(len(ids) - 1):
+            row = numpy.ctypeslib.as_array(self.lib.llama_get_logits_ith(context, i), (self.size,))
+            row = row.astype(numpy.float64)
+            most = row.max()
+            out.append(float(row[ids[i + 1]] - most - numpy.log(numpy.exp(row - most).sum())))
+        self.lib.llama_free(context)
+        return out
+
+
+def our_logprobs(model, ids, base, adapter=None):
+    command = [os.path.join(BUILD, "logprobs"), model, "--base", base, "--length", str(LENGTH)]
+    command += ["--adapter", adapter] if adapter else []
+    run = subprocess.run(command, input=" ".join(map(str, ids)), capture_output=True, text=True)
+    if run.returncode != 0:
+        sys.exit(run.stderr)
+    return [float(line) for line in run.stdout.split()]
+
+
+def our_tokens(model, data):
+    run = subprocess.run([os.path.join(BUILD, "tokenize"), model], input=data, capture_output=True)
+    if run.returncode != 0:
+        sys.exit(run.stderr.decode())
+    return json.loads(run.stdout)
+
+
+def hostile_strings(count):
+    """Strings of pieces that tokenizers treat differently; the same ones in every run."""
+    pieces = [" ", "  ", "\t", "\n", "\r\n", "\n\n", "a", "Z", "the", "World", "QX", "0", "12",
+              "3456", "'s", "'S", "'re", "n't", "'", "!", "?!", "...", "-", "_", "/", "//", "$",
+              "<", ">", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_", "</s>", "#", "(",
+              "\u00e4", "\u00c4", "e\u0301", "\u4e2d\u6587", "\u3042", "\uac00", "\u05d0", "\u0633",
+              "\u0915\u093f", "\u2163", "\u00b2", "\u0663", "\u00a0", "\u3000", "\u2028", "\u200d",
+              "\U0001f600", "\U0001f468\u200d\U0001f469", "\u20ac", "\u2014", "\ufeff", "\x7f",
+              "\x01", "http://x.y/z?a=b&c", "foo_bar", "CamelCase", "x=1;", "{\"a\": [1,2]}"]
+    random.seed(11)
+    return ["".join(random.choice(pieces) for _ in range(random.randrange(1, 12))).encode()
+            for _ in range(count)]
+
+
+def compare(what, ours, theirs):
+    if len(ours) != len(theirs):
+        sys.exit("%s: %d log-probabilities, llama.cpp has %d" % (what, len(ours), len(theirs)))
+    difference = sum(abs(a - b) for a, b in zip(ours, theirs)) / len(ours)
+    print("%s: %d tokens, loss %.4f, llama.cpp %.4f, mean absolute difference %.5f"
+          % (what, len(ours), -sum(ours) / len(ours), -sum(theirs) / len(theirs), difference))
+    return difference
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--text", default=os.path.join(HERE, "..", "README.md"))
+    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--strings", type=int, default=500)
+    parser.add_argument("--base", default="16")
+    parser.add_argument("--adapter")
+    parser.add_argument("--gguf")
+    parser.add_argument("--reference")
+    options = parser.parse_args()
+    llama = Llama(options.model)
+    good = True
+    if options.strings:
+        same = 0
+        for text in hostile_strings(options.strings):
+            ours, theirs = our_tokens(options.model, text), llama.tokenize(text)
+            same += ours == theirs
+            if ours != theirs:
+                print("differs: %r\n  ours %s\n  llama.cpp %s" % (text.decode(), ours, theirs))
+        print("tokens: %d of %d strings have the ids of llama.cpp" % (same, options.strings))
+        good = good and same == options.strings
+    if options.tokens:
+        with open(options.text, "rb") as file:
+            ids = llama.tokenize(file.read())[:options.tokens]
+        if options.reference and options.adapter:
+            ours = our_logprobs(options.model, ids, options.base, options.adapter)
+            theirs = Llama(options.reference).logprobs(ids)
+            return 0 if compare("adapter, merged", ours, theirs) <= LIMIT else 1
+        theirs = (Llama(options.reference) if options.reference else llama).logprobs(ids)
+        base = compare("base", our_logprobs(options.model, ids, options.base), theirs)
+        good = good and base <= LIMIT
+        compare("NF4 (stated, no limit)", our_logprobs(options.model, ids, "nf4"), theirs)
+        if options.adapter:
+            ours = our_logprobs(options.model, ids, options.base, options.adapter)
+            theirs = llama.logprobs(ids, llama.adapter(options.gguf))
+            good = compare("adapter", ours, theirs) <= LIMIT and good
+    print("all within their limits" if good else "FAILED")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
