@@ -1,4 +1,4 @@
-/* qlora_text.h - v0.2.0 - tokenizers, chat formats and training data - SPDX: MIT-0 OR Unlicense
+/* qlora_text.h - v0.2.0 - tokenizers, chat templates and training data - SPDX: MIT-0 OR Unlicense
 
    Do this in ONE C or C++ file:
 
@@ -54,7 +54,9 @@
        text/jinja_eval       expressions
        text/jinja_run        statements and macros
        text/jinja_api        templates as objects
-       text/chat            chat formats
+       text/chat_formats    built-in chat templates
+       text/chat            which template a model has
+       text/chat_encode     conversations to ids, and what is trained
        text/data            samples, messages
        text/records         one record of a JSON file to a sample
        text/data_files      training files to samples
@@ -97,7 +99,8 @@
        {"text"}                            all of it is trained
        {"prompt", "completion"}            two strings, joined as they are; the completion is
                                            trained (two lists of messages: see messages)
-       {"messages": [{"role", "content"}]} in the chat format; assistant turns are trained
+       {"messages": [{"role", "content"}]} rendered by the chat template; assistant turns are
+                                           trained
        {"conversations": [{"from", "value"}]}                 the same (ShareGPT)
        {"instruction", "input", "output", "history"}          the same (Alpaca)
        {"question", "answer"}, {"input", "output"}            the same
@@ -109,18 +112,42 @@
        dropped. null is the same as no value. A name above with another type is an error, and so is
        a record that fits two forms, unless desc.format names one of them; all other names have no
        effect and are listed by qlora_text_data_query. What would change the text or its training
-       but is not supported (tool_calls, reasoning_content, other weights, images) is an error.
+       but is not supported (other weights, images) is an error.
+       With a model's own template, messages may have tool_calls, tool_call_id, name,
+       reasoning_content and thinking, roles may be "tool", and "tools", "documents",
+       "enable_thinking" and "chat_template_kwargs" of a record are variables of the template.
+       Arguments of a tool call that are a string are parsed before rendering, unless the template
+       itself asks whether they are a string. Contents in parts are joined.
 
        .txt: documents are separated by lines that contain only <|endoftext|>; a file without
        such a line is one document. A document longer than desc.chunk_tokens is split into
        samples of that length, and no token is lost.
 
-       A sample gets BOS exactly once, where the tokenizer's post-processor adds it. Its end is
-       always trained: the end-of-turn token of the chat format, otherwise EOS.
+       A sample gets BOS exactly once: from the template, or where the tokenizer's post-processor
+       adds it. Its end is trained: the end marker of the template, otherwise EOS.
+
+   CHAT TEMPLATES
+       A conversation is rendered by the Jinja template that the model brings, in
+       chat_template.jinja, chat_template.json, tokenizer_config.json or a GGUF file, as
+       transformers executes it; a built-in one is used on request, or when there is none.
+       Statements: if, for (not recursive), set, macro, call, filter, with, break, continue, print,
+       raw, generation. Filters, tests and methods are those of jinja2 and Python's str, list and
+       dict. What is not supported is an error that names it: include, import, block, extends,
+       autoescape; the filters filesizeformat, pprint, random, striptags, urlize, wordwrap and
+       xmlattr; integers beyond 64 bits, unless they are only printed; printing an object that
+       Python shows with its address. A template stops with an error at limits for steps, memory
+       and depth. strftime_now prints desc.clock.
+
+       What is trained is derived. With {% generation %} blocks it is what they write. Otherwise an
+       answer is what the rendering up to it has more than the rendering before it with the
+       generation prompt, up to its end marker. If a template renders earlier turns differently
+       when later ones follow (it drops their thoughts), each turn becomes a sample of its own, as
+       inference sees it. If an answer does not continue its prompt, the record is refused. Text is
+       split into tokens where an answer begins and ends, as in generation.
 
    STOP IDS
        As in transformers: those of generation_config.json if it has an "eos_token_id", else those
-       of config.json; also EOS and the end-of-turn token of the chat format.
+       of config.json; also EOS and the marker with which the template ends an answer.
 
    ERRORS
        Every call that can fail returns a qlora_result and writes its outputs only on success;
@@ -490,13 +517,15 @@ typedef struct qlora_text_message {
 typedef struct qlora_text_chat_desc {
     uint32_t reserved_must_be_zero0;
     qlora_text_tok* tok; // required; must stay open as long as the chat
-    // The model's folder: tokenizer_config.json, chat_template.jinja, generation_config.json and
-    // config.json are read if they exist. Or a GGUF file, which has the same inside. NULL = none.
+    // The model's folder: chat_template.jinja, chat_template.json, tokenizer_config.json,
+    // generation_config.json and config.json are read if they exist. Or a GGUF file, which has the
+    // same inside. NULL = none.
     const char* folder;
-    // chatml, llama3, mistral, alpaca, plain, ...; NULL = recognised from the model's template,
-    // else from the tokens that the tokenizer has, else alpaca.
+    // A built-in format: chatml, llama3, mistral, alpaca, plain, ...; NULL = the model's template,
+    // else a format whose tokens the tokenizer has, else alpaca.
     const char* name;
-    const char* date; // for templates that print today's date; NULL = the template's own default
+    const char* template_file; // a Jinja template in a file; NULL = as `name` says
+    int64_t clock; // for strftime_now: seconds since 1970 in local time; 0 = 2024-07-26
     uint32_t reserved_must_be_zero1;
 } qlora_text_chat_desc;
 
@@ -504,10 +533,10 @@ QLORA_API qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_c
                                             qlora_text_chat** out);
 QLORA_API qlora_result qlora_text_chat_close(qlora_text_chat* chat); // NULL is fine
 QLORA_API const char* qlora_text_chat_names(size_t index); // every name; NULL after the last one
-QLORA_API qlora_result qlora_text_chat_set_date(qlora_text_chat* chat, const char* date);
+QLORA_API qlora_result qlora_text_chat_set_clock(qlora_text_chat* chat, int64_t clock);
 
 typedef struct qlora_text_chat_info {
-    const char* name;     // of the format
+    const char* name;     // of the built-in format, or "model"
     const char* source;   // where the choice came from, in words
     int32_t eos;          // ends a text; -1 when the model has none
     const int32_t* stops; // ids that end generation; valid until the chat is closed
@@ -521,6 +550,12 @@ QLORA_API qlora_result qlora_text_chat_encode(qlora_text_chat* chat,
                                               const qlora_text_message* messages, size_t count,
                                               bool prompt, qlora_text_ids* ids,
                                               qlora_text_ids* labels);
+
+// The same for a conversation as JSON: an object with "messages", perhaps "tools", and any other
+// variable of the template. Appends the rendering to `text` as well; text and labels may be NULL.
+QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conversation,
+                                                   size_t size, bool prompt, qlora_text_bytes* text,
+                                                   qlora_text_ids* ids, qlora_text_ids* labels);
 
 // ---- training data ------------------------------------------------------------------------------
 
@@ -19945,43 +19980,12 @@ qlora_result qlora_text_template_render(qlora_text_template* source,
     return r;
 }
 
-//@@ src/text/chat.h
+//@@ src/text/chat_formats.h
 
-// How each role is written. "\1" is the EOS token. The assistant's text is trained from `lead` to
-// `end`. Without system_open, a system message becomes the start of the next user message.
-typedef struct qlora__text_format {
-    const char* name;
-    const char* marker; // a model's template that contains it is in this format
-    const char* system_open;
-    const char* system_close;
-    const char* user_open;
-    const char* user_close;
-    const char* assistant_open;
-    const char* lead;
-    const char* end;
-    const char* tail;
-    bool trim; // white space around the contents is removed
-} qlora__text_format;
+// The built-in chat formats, as templates: for models without one, and on request. Their
+// generation blocks say what is trained.
 
-// The first marker that is found decides.
-static const qlora__text_format qlora__text_formats[] = {
-    {"chatml", "<|im_start|>", "<|im_start|>system\n", "<|im_end|>\n", "<|im_start|>user\n",
-     "<|im_end|>\n", "<|im_start|>assistant\n", "", "<|im_end|>", "\n", false},
-    {"llama3", "<|start_header_id|>", "<|start_header_id|>system<|end_header_id|>\n\n",
-     "<|eot_id|>", "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>",
-     "<|start_header_id|>assistant<|end_header_id|>\n\n", "", "<|eot_id|>", "", true},
-    {"mistral", "[INST]", NULL, NULL, "[INST] ", " [/INST]", "", " ", "\1", "", false},
-    {"gemma", "<start_of_turn>", NULL, NULL, "<start_of_turn>user\n", "<end_of_turn>\n",
-     "<start_of_turn>model\n", "", "<end_of_turn>", "\n", true},
-    {"phi3", "<|end|>", "<|system|>\n", "<|end|>\n", "<|user|>\n", "<|end|>\n", "<|assistant|>\n",
-     "", "<|end|>", "\n", false},
-    {"zephyr", "<|user|>", "<|system|>\n", "\1\n", "<|user|>\n", "\1\n", "<|assistant|>\n", "",
-     "\1", "\n", false},
-    {"alpaca", "### Instruction:", "", "\n\n", "### Instruction:\n", "\n\n", "### Response:\n", "",
-     "\1", "\n\n", false},
-    {"plain", NULL, "", "\n", "", "\n", "", "", "\1", "\n", false}};
-
-enum { QLORA__TEXT_ALPACA = 6, QLORA__TEXT_MAX_STOPS = QLORA__MAX_STOP_IDS + 2 };
+enum { QLORA__TEXT_MAX_STOPS = QLORA__MAX_STOP_IDS + 2 };
 
 static const char qlora__text_alpaca_system[] =
     "Below is an instruction that describes a task. Write a response that appropriately completes "
@@ -19989,7 +19993,110 @@ static const char qlora__text_alpaca_system[] =
 static const char qlora__text_alpaca_system_input[] =
     "Below is an instruction that describes a task, paired with an input that provides further "
     "context. Write a response that appropriately completes the request.";
-static const char qlora__text_think[] = "<think>\n\n</think>\n\n";
+
+typedef struct qlora__text_format {
+    const char* name;
+    const char* end; // tokens that a tokenizer for this format has
+    const char* marker;
+    const char* source;
+} qlora__text_format;
+
+// Every template starts with this: only three roles have a place in these formats.
+#define QLORA__TEXT_ROLES                                                                          \
+    "{%- for m in messages %}"                                                                     \
+    "{%- if m.role not in ['system', 'user', 'assistant'] %}"                                      \
+    "{{- raise_exception('the role \"' ~ m.role ~ '\" is not supported; use system, user or "      \
+    "assistant') }}"                                                                               \
+    "{%- endif %}"                                                                                 \
+    "{%- endfor %}"
+// A format without system messages puts them before the next user message.
+#define QLORA__TEXT_MERGED "{%- set ns = namespace(system='') %}"
+#define QLORA__TEXT_MERGE                                                                          \
+    "{%- if m.role == 'system' %}{%- set ns.system = m.content ~ '\n\n' if m.content else '' %}"
+#define QLORA__TEXT_EOS "{{- eos_token if eos_token is defined else '' }}"
+
+static const qlora__text_format qlora__text_formats[] = {
+    {"chatml", "<|im_end|>", "<|im_start|>",
+     QLORA__TEXT_ROLES
+     "{%- for m in messages %}{{- '<|im_start|>' ~ m.role ~ '\n' }}"
+     "{%- if m.role == 'assistant' %}"
+     "{%- generation %}{{- m.content ~ '<|im_end|>' }}{%- endgeneration %}"
+     "{%- else %}{{- m.content ~ '<|im_end|>' }}{%- endif %}{{- '\n' }}"
+     "{%- endfor %}"
+     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"},
+    {"llama3", "<|eot_id|>", "<|start_header_id|>",
+     QLORA__TEXT_ROLES "{%- for m in messages %}"
+                       "{{- '<|start_header_id|>' ~ m.role ~ '<|end_header_id|>\n\n' }}"
+                       "{%- if m.role == 'assistant' %}"
+                       "{%- generation %}{{- m.content | trim ~ '<|eot_id|>' }}{%- endgeneration %}"
+                       "{%- else %}{{- m.content | trim ~ '<|eot_id|>' }}{%- endif %}{%- endfor %}"
+                       "{%- if add_generation_prompt %}"
+                       "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"},
+    {"mistral", NULL, NULL,
+     QLORA__TEXT_ROLES QLORA__TEXT_MERGED
+     "{%- for m in messages %}" QLORA__TEXT_MERGE "{%- elif m.role == 'user' %}"
+     "{{- '[INST] ' ~ ns.system ~ m.content ~ ' [/INST]' }}{%- set ns.system = '' %}"
+     "{%- else %}{%- generation %}{{- ' ' ~ m.content }}" QLORA__TEXT_EOS
+     "{%- endgeneration %}{%- endif %}{%- endfor %}"},
+    {"gemma", NULL, NULL,
+     QLORA__TEXT_ROLES QLORA__TEXT_MERGED
+     "{%- for m in messages %}" QLORA__TEXT_MERGE "{%- elif m.role == 'user' %}"
+     "{{- '<start_of_turn>user\n' ~ ns.system ~ m.content | trim ~ '<end_of_turn>\n' }}"
+     "{%- set ns.system = '' %}"
+     "{%- else %}{{- '<start_of_turn>model\n' }}"
+     "{%- generation %}{{- m.content | trim ~ '<end_of_turn>' }}{%- endgeneration %}{{- '\n' }}"
+     "{%- endif %}{%- endfor %}"
+     "{%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{%- endif %}"},
+    {"phi3", NULL, NULL,
+     QLORA__TEXT_ROLES "{%- for m in messages %}{{- '<|' ~ m.role ~ '|>\n' }}"
+                       "{%- if m.role == 'assistant' %}"
+                       "{%- generation %}{{- m.content ~ '<|end|>' }}{%- endgeneration %}"
+                       "{%- else %}{{- m.content ~ '<|end|>' }}{%- endif %}{{- '\n' }}{%- endfor %}"
+                       "{%- if add_generation_prompt %}{{- '<|assistant|>\n' }}{%- endif %}"},
+    {"zephyr", NULL, NULL,
+     QLORA__TEXT_ROLES
+     "{%- for m in messages %}{{- '<|' ~ m.role ~ '|>\n' }}{%- if m.role == 'assistant' %}"
+     "{%- generation %}{{- m.content }}" QLORA__TEXT_EOS
+     "{%- endgeneration %}{%- else %}{{- m.content }}" QLORA__TEXT_EOS
+     "{%- endif %}{{- '\n' }}{%- endfor %}"
+     "{%- if add_generation_prompt %}{{- '<|assistant|>\n' }}{%- endif %}"},
+    {"alpaca", NULL, NULL,
+     QLORA__TEXT_ROLES
+     "{%- if not messages or messages[0].role != 'system' %}"
+     "{{- 'Below is an instruction that describes a task. Write a response that appropriately "
+     "completes the request.\n\n' }}{%- endif %}"
+     "{%- for m in messages %}{%- if m.role == 'system' %}{{- m.content ~ '\n\n' }}"
+     "{%- elif m.role == 'user' %}{{- '### Instruction:\n' ~ m.content ~ '\n\n' }}"
+     "{%- else %}{{- '### Response:\n' }}{%- generation %}{{- m.content }}" QLORA__TEXT_EOS
+     "{%- endgeneration %}{{- '\n\n' }}{%- endif %}{%- endfor %}"
+     "{%- if add_generation_prompt %}{{- '### Response:\n' }}{%- endif %}"},
+    {"plain", NULL, NULL,
+     QLORA__TEXT_ROLES "{%- for m in messages %}{%- if m.role == 'assistant' %}"
+                       "{%- generation %}{{- m.content }}" QLORA__TEXT_EOS
+                       "{%- endgeneration %}{%- else %}{{- m.content }}{%- endif %}{{- '\n' }}"
+                       "{%- endfor %}"}};
+
+enum { QLORA__TEXT_ALPACA = 6 };
+
+static const char* qlora__text_find(const char* text, size_t size, const char* what) {
+    size_t length = strlen(what);
+    while (size >= length) {
+        const char* hit = (const char*)memchr(text, what[0], size - length + 1);
+        if (hit == NULL) {
+            return NULL;
+        }
+        if (memcmp(hit, what, length) == 0) {
+            return hit;
+        }
+        size -= (size_t)(hit + 1 - text);
+        text = hit + 1;
+    }
+    return NULL;
+}
+
+//@@ src/text/chat.h
+
+// Chats: which template a model has, and its special tokens.
 
 // A string that is freed with the chat.
 typedef struct qlora__text_owned {
@@ -20000,19 +20107,27 @@ typedef struct qlora__text_owned {
 struct qlora_text_chat {
     qlora_text* text;
     qlora_text_tok* tok;
-    qlora__text_format format; // a row of the table, changed where the model's template differs
+    qlora_text_template* template_;  // renders conversations
+    qlora_text_template* with_tools; // for those with tools, where the model has one; may be NULL
+    const char* name;                // of a built-in format, or "model"
     const char* source;
-    qlora__text_owned user_open; // from a template
-    qlora__text_owned user_close;
-    qlora__text_owned default_system;
-    qlora__text_owned date;
-    bool dated; // the system message starts with two dates
-    bool think; // an empty thought precedes the last answers
+    bool built_in;
+    bool keeps_strings;          // the template asks whether arguments are a string
+    qlora__text_owned tokens[4]; // the texts of bos_token, eos_token, pad_token, unk_token
+    int64_t clock;
     int32_t bos;
     int32_t eos;
     int32_t stops[QLORA__TEXT_MAX_STOPS];
     size_t stop_count;
+    qlora__json* parsed; // arguments that were strings, during a rendering
+    size_t parsed_count;
+    size_t parsed_capacity;
 };
+
+static const char* const qlora__text_token_names[4] = {"bos_token", "eos_token", "pad_token",
+                                                       "unk_token"};
+// 2024-07-26T12:00:00. A fixed day, so that training does not depend on when it happens.
+#define QLORA__TEXT_CLOCK 1721995200
 
 static void qlora__text_owned_free(qlora__env* env, qlora__text_owned* owned) {
     qlora__env_free(env, owned->data, owned->size + 1);
@@ -20025,10 +20140,16 @@ static qlora_result qlora__text_owned_set(qlora__env* env, qlora__text_owned* ow
 }
 
 static void qlora__text_chat_free(qlora__env* env, qlora_text_chat* chat) {
-    qlora__text_owned_free(env, &chat->user_open);
-    qlora__text_owned_free(env, &chat->user_close);
-    qlora__text_owned_free(env, &chat->default_system);
-    qlora__text_owned_free(env, &chat->date);
+    for (size_t i = 0; i < 4; i++) {
+        qlora__text_owned_free(env, &chat->tokens[i]);
+    }
+    if (chat->template_ != NULL) {
+        qlora__jin_template_free(env, chat->template_);
+    }
+    if (chat->with_tools != NULL) {
+        qlora__jin_template_free(env, chat->with_tools);
+    }
+    qlora__env_free(env, chat->parsed, chat->parsed_capacity * sizeof *chat->parsed);
     qlora__env_free(env, chat, sizeof *chat);
 }
 
@@ -20049,191 +20170,105 @@ static void qlora__text_chat_add_stop(qlora_text_chat* chat, int64_t id) {
     }
 }
 
-// ---- the model's template: searched, not executed
-
-static const char* qlora__text_find(const char* text, size_t size, const char* what) {
-    size_t length = strlen(what);
-    while (size >= length) {
-        const char* hit = (const char*)memchr(text, what[0], size - length + 1);
-        if (hit == NULL) {
-            return NULL;
+// Whether a template asks if arguments of a tool call are a string: then they stay one.
+static bool qlora__text_asks_string(const qlora__jin_node* first) {
+    for (const qlora__jin_node* n = first; n != NULL; n = n->next) {
+        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, n->d, n->e};
+        if (n->kind == QLORA__JIN_N_TEST && qlora__jin_named("string", n->name, n->size) &&
+            n->a != NULL) {
+            const qlora__jin_node* of = n->a;
+            bool item = of->kind == QLORA__JIN_N_GETITEM && of->b->kind == QLORA__JIN_N_CONST &&
+                        qlora__jin_is(of->b->value, "arguments", 9);
+            bool named = (of->kind == QLORA__JIN_N_GETATTR || of->kind == QLORA__JIN_N_NAME) &&
+                         qlora__jin_named("arguments", of->name, of->size);
+            if (item || named) {
+                return true;
+            }
         }
-        if (memcmp(hit, what, length) == 0) {
-            return hit;
+        for (size_t i = 0; i < 5; i++) {
+            if (qlora__text_asks_string(parts[i])) {
+                return true;
+            }
         }
-        size -= (size_t)(hit + 1 - text);
-        text = hit + 1;
     }
-    return NULL;
+    return false;
 }
 
-static qlora_result qlora__text_unescape(qlora__env* env, const char* text, size_t size,
-                                         qlora_text_bytes* out) {
-    for (size_t i = 0; i < size; i++) {
-        char c = text[i];
-        if (c == '\\' && i + 1 < size) {
-            i++;
-            c = text[i] == 'n' ? '\n' : text[i] == 't' ? '\t' : text[i];
-        }
-        QLORA__TRY(qlora__text_bytes_add(env, out, &c, 1));
-    }
+static qlora_result qlora__text_chat_compile(qlora_text_chat* chat, const char* source,
+                                             const char* text, size_t size) {
+    chat->source = source;
+    chat->name = "model";
+    QLORA__TRY(qlora__jin_compile(chat->text, source, text, size, &chat->template_));
+    chat->keeps_strings = qlora__text_asks_string(chat->template_->root->c);
     return QLORA_OK;
 }
 
-static qlora_result qlora__text_owned_unescape(qlora__env* env, qlora__text_owned* owned,
-                                               const char* text, size_t size) {
-    qlora_text_bytes work;
-    memset(&work, 0, sizeof(work));
-    qlora_result r = qlora__text_unescape(env, text, size, &work);
-    r = r == QLORA_OK ? qlora__text_owned_set(env, owned, work.data, work.count) : r;
-    qlora__text_bytes_free(env, &work);
-    return r;
-}
-
-// ChatML: a system message that is spelt out in the template is the model's default.
-static qlora_result qlora__text_chat_find_system(qlora__env* env, qlora_text_chat* chat,
-                                                 const char* text, size_t size) {
-    static const char open[] = "<|im_start|>system";
-    const char* end = text + size;
-    const char* at = text;
-    while ((at = qlora__text_find(at, (size_t)(end - at), open)) != NULL) {
-        at += sizeof(open) - 1;
-        size_t newline = end - at >= 2 && memcmp(at, "\\n", 2) == 0 ? 2
-                         : end - at >= 1 && *at == '\n'             ? 1
-                                                                    : 0;
-        const char* close = qlora__text_find(at, (size_t)(end - at), "<|im_end|>");
-        if (newline == 0 || close == NULL) {
-            continue;
-        }
-        const char* start = at + newline;
-        bool literal = close > start;
-        for (const char* p = start; p < close; p++) {
-            literal = literal && *p != '{' && *p != '}' && *p != '"' && *p != '\'';
-        }
-        if (literal) {
-            return qlora__text_owned_unescape(env, &chat->default_system, start,
-                                              (size_t)(close - start));
-        }
-    }
+static qlora_result qlora__text_chat_built_in(qlora_text_chat* chat,
+                                              const qlora__text_format* format,
+                                              const char* source) {
+    QLORA__TRY(qlora__jin_compile(chat->text, format->name, format->source, strlen(format->source),
+                                  &chat->template_));
+    chat->name = format->name;
+    chat->source = source;
+    chat->built_in = true;
     return QLORA_OK;
-}
-
-// The quoted string of the template that contains `what`.
-static qlora_result qlora__text_find_literal(qlora__env* env, const char* text, size_t size,
-                                             const char* what, qlora__text_owned* out) {
-    const char* hit = qlora__text_find(text, size, what);
-    const char* start = hit;
-    while (start > text && start[-1] != '\'' && start[-1] != '"' && start[-1] != '\n') {
-        start--;
-    }
-    if (start == text || start[-1] == '\n') {
-        return QLORA_OK;
-    }
-    const char* stop = hit;
-    while (stop < text + size && *stop != start[-1] && *stop != '\n') {
-        stop++;
-    }
-    bool closed = stop < text + size && *stop == start[-1];
-    return closed ? qlora__text_owned_unescape(env, out, start, (size_t)(stop - start)) : QLORA_OK;
-}
-
-// Mistral's versions differ in the spaces around [INST].
-static qlora_result qlora__text_chat_find_spaces(qlora__env* env, qlora_text_chat* chat,
-                                                 const char* text, size_t size) {
-    static const char* const leads[] = {"' ' + message", "\" \" + message", "' ' + content",
-                                        "\" \" + content"};
-    if (qlora__text_find(text, size, "[/INST]") != NULL) {
-        QLORA__TRY(qlora__text_find_literal(env, text, size, "[INST]", &chat->user_open));
-        QLORA__TRY(qlora__text_find_literal(env, text, size, "[/INST]", &chat->user_close));
-    }
-    chat->format.lead = "";
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(leads); i++) {
-        if (qlora__text_find(text, size, leads[i]) != NULL) {
-            chat->format.lead = " ";
-        }
-    }
-    if (chat->user_open.data != NULL && chat->user_close.data != NULL) {
-        chat->format.user_open = chat->user_open.data;
-        chat->format.user_close = chat->user_close.data;
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__text_chat_recognise(qlora__env* env, qlora_text_chat* chat,
-                                               const char* text, size_t size) {
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_formats); i++) {
-        const char* marker = qlora__text_formats[i].marker;
-        if (marker == NULL || qlora__text_find(text, size, marker) == NULL) {
-            continue;
-        }
-        chat->format = qlora__text_formats[i];
-        if (strcmp(chat->format.name, "chatml") == 0) {
-            chat->think = qlora__text_find(text, size, "reasoning_content") != NULL &&
-                          qlora__text_find(text, size, "enable_thinking") != NULL;
-            return qlora__text_chat_find_system(env, chat, text, size);
-        }
-        if (strcmp(chat->format.name, "llama3") == 0) {
-            chat->dated =
-                qlora__text_find(text, size, "Cutting Knowledge Date: December 2023") != NULL;
-            return QLORA_OK;
-        }
-        return strcmp(chat->format.name, "mistral") == 0
-                   ? qlora__text_chat_find_spaces(env, chat, text, size)
-                   : QLORA_OK;
-    }
-    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                           "the model's chat_template is not recognised; choose a format "
-                           "(chatml, llama3, mistral, alpaca, plain, ...)");
 }
 
 // ---- the model's folder
 
-// A token given as "x" or {"content": "x"}: its id, or -1.
-static int32_t qlora__text_config_token(const qlora_text_tok* tok, const qlora__json* json,
-                                        const char* name) {
+// A token given as "x" or {"content": "x"}: its text, or NULL.
+static const char* qlora__text_config_text(const qlora__json* json, const char* name) {
     const qlora__json_token* value = qlora__text_json_get(json, json->tokens, name);
     if (value != NULL && value->kind == QLORA__JSON_OBJECT) {
         value = qlora__text_json_get(json, value, "content");
     }
-    const char* token = qlora__text_json_cstring(json, value);
-    return token != NULL ? qlora__text_tok_find(tok, token) : -1;
+    return qlora__text_json_cstring(json, value);
 }
 
-// chat_template: a string, or [{"name", "template"}]: the one named default, or the first.
-static const qlora__json_token* qlora__text_config_template(const qlora__json* json) {
+// chat_template: a string, or [{"name", "template"}]: the one with that name, or NULL. `any`: else
+// the first.
+static const qlora__json_token* qlora__text_config_template(const qlora__json* json,
+                                                            const char* wanted, bool any) {
     const qlora__json_token* value = qlora__text_json_get(json, json->tokens, "chat_template");
-    const qlora__json_token* found = value;
-    if (value != NULL && value->kind == QLORA__JSON_ARRAY) {
-        const qlora__json_token* item = value + 1;
-        found = NULL;
-        for (uint32_t i = 0; i < value->count; i++) {
-            const qlora__json_token* name = qlora__text_json_get(json, item, "name");
-            if (found == NULL || qlora__text_json_is(json, name, "default")) {
-                found = qlora__text_json_get(json, item, "template");
-            }
-            item = qlora__text_json_next(json, item);
+    if (value == NULL || value->kind != QLORA__JSON_ARRAY) {
+        return any && qlora__text_json_string(value) ? value : NULL;
+    }
+    const qlora__json_token* item = value + 1;
+    const qlora__json_token* found = NULL;
+    for (uint32_t i = 0; i < value->count; i++) {
+        const qlora__json_token* name = qlora__text_json_get(json, item, "name");
+        if ((found == NULL && any) || qlora__text_json_is(json, name, wanted)) {
+            found = qlora__text_json_get(json, item, "template");
         }
+        item = qlora__text_json_next(json, item);
     }
     return qlora__text_json_string(found) ? found : NULL;
 }
 
-// tokenizer_config.json: the EOS token, and the template unless it has a file of its own.
+// tokenizer_config.json (or chat_template.json): special tokens, and the template unless it has a
+// file of its own.
 static qlora_result qlora__text_config_tokenizer(qlora__env* env, qlora_text_chat* chat,
-                                                 const qlora__json* json, bool recognise) {
-    int32_t eos = qlora__text_config_token(chat->tok, json, "eos_token");
-    chat->eos = eos >= 0 ? eos : chat->eos;
-    const qlora__json_token* found = qlora__text_config_template(json);
-    if (found == NULL || chat->source != NULL || !recognise) {
+                                                 const qlora__json* json, const char* source,
+                                                 bool wanted) {
+    for (size_t i = 0; i < 4; i++) {
+        const char* token = qlora__text_config_text(json, qlora__text_token_names[i]);
+        if (token != NULL) {
+            qlora__text_owned_free(env, &chat->tokens[i]);
+            QLORA__TRY(qlora__text_owned_set(env, &chat->tokens[i], token, strlen(token)));
+        }
+    }
+    const qlora__json_token* found = qlora__text_config_template(json, "default", true);
+    if (found == NULL || chat->template_ != NULL || !wanted) {
         return QLORA_OK;
     }
-    const char* text = qlora__text_json_text(json, found);
-    size_t size = qlora__text_json_size(found);
-    chat->source = "the chat_template in tokenizer_config.json";
-    QLORA__TRY(qlora__text_chat_recognise(env, chat, text, size));
-    if (chat->bos < 0 && qlora__text_find(text, size, "bos_token") != NULL) {
-        chat->bos = qlora__text_config_token(chat->tok, json, "bos_token");
+    QLORA__TRY(qlora__text_chat_compile(chat, source, qlora__text_json_text(json, found),
+                                        qlora__text_json_size(found)));
+    const qlora__json_token* tools = qlora__text_config_template(json, "tool_use", false);
+    if (tools == NULL) {
+        return QLORA_OK;
     }
-    return QLORA_OK;
+    return qlora__jin_compile(chat->text, source, qlora__text_json_text(json, tools),
+                              qlora__text_json_size(tools), &chat->with_tools);
 }
 
 // config.json and generation_config.json, read in this order: see formats/stop_ids.h.
@@ -20247,39 +20282,43 @@ static qlora_result qlora__text_config_stops(qlora__env* env, const qlora__json*
 typedef struct qlora__text_folder {
     qlora_text_chat* chat;
     const char* path;
-    bool recognise; // take the format from the template
+    bool wanted; // take the template
     qlora__stop_ids stops;
 } qlora__text_folder;
 
 enum {
     QLORA__TEXT_FILE_TEMPLATE,
+    QLORA__TEXT_FILE_TEMPLATE_JSON,
     QLORA__TEXT_FILE_TOKENIZER,
-    QLORA__TEXT_FILE_CONFIG,
-    QLORA__TEXT_FILE_GENERATION
+    QLORA__TEXT_FILE_CONFIG
 };
 
 static qlora_result qlora__text_folder_file(qlora__env* env, qlora__text_folder* folder, int which,
                                             const char* name, const qlora_text_bytes* file) {
     qlora_text_chat* chat = folder->chat;
     if (which == QLORA__TEXT_FILE_TEMPLATE) {
-        if (!folder->recognise) {
-            return QLORA_OK;
-        }
-        chat->source = "chat_template.jinja";
-        return qlora__text_chat_recognise(env, chat, file->data, file->count);
+        return folder->wanted
+                   ? qlora__text_chat_compile(chat, "chat_template.jinja", file->data, file->count)
+                   : QLORA_OK;
     }
     qlora__json json;
     QLORA__TRY(qlora__text_json(env, name, file->data, file->count, &json));
-    qlora_result r = which == QLORA__TEXT_FILE_TOKENIZER
-                         ? qlora__text_config_tokenizer(env, chat, &json, folder->recognise)
-                         : qlora__text_config_stops(env, &json, &folder->stops);
+    qlora_result r =
+        which >= QLORA__TEXT_FILE_CONFIG
+            ? qlora__text_config_stops(env, &json, &folder->stops)
+            : qlora__text_config_tokenizer(env, chat, &json,
+                                           which == QLORA__TEXT_FILE_TOKENIZER
+                                               ? "the chat_template in tokenizer_config.json"
+                                               : "chat_template.json",
+                                           folder->wanted);
     qlora__json_free(env, &json);
     return r;
 }
 
 static qlora_result qlora__text_folder_load(qlora__env* env, qlora__text_folder* folder) {
-    static const char* const names[] = {"chat_template.jinja", "tokenizer_config.json",
-                                        "config.json", "generation_config.json"};
+    static const char* const names[] = {"chat_template.jinja", "chat_template.json",
+                                        "tokenizer_config.json", "config.json",
+                                        "generation_config.json"};
     qlora_result r = QLORA_OK;
     for (size_t i = 0; r == QLORA_OK && i < QLORA__TEXT_COUNT(names); i++) {
         qlora_text_bytes file;
@@ -20297,41 +20336,27 @@ static qlora_result qlora__text_folder_load(qlora__env* env, qlora__text_folder*
     return r;
 }
 
-// Neither the caller nor the model names a format: the tokens of the tokenizer decide.
-static void qlora__text_chat_guess(qlora_text_chat* chat) {
-    chat->format = qlora__text_formats[QLORA__TEXT_ALPACA];
-    chat->source = "the default";
+// ---- opening
+
+// Neither the caller nor the model has a template: the tokens of the tokenizer decide.
+static qlora_result qlora__text_chat_guess(qlora_text_chat* chat) {
+    const qlora__text_format* format = &qlora__text_formats[QLORA__TEXT_ALPACA];
+    const char* source = "the default";
     for (size_t i = 0; i < 2; i++) {
         if (qlora__text_tok_find(chat->tok, qlora__text_formats[i].end) >= 0 &&
             qlora__text_tok_find(chat->tok, qlora__text_formats[i].marker) >= 0) {
-            chat->format = qlora__text_formats[i];
-            chat->source = "the tokens of the tokenizer";
+            format = &qlora__text_formats[i];
+            source = "the tokens of the tokenizer";
         }
     }
-}
-
-static void qlora__text_chat_finish(qlora_text_chat* chat) {
-    static const char* const names[] = {"</s>",       "<|end_of_text|>", "<|endoftext|>",
-                                        "<|im_end|>", "<eos>",           "<|eot_id|>"};
-    if (chat->eos < 0 && chat->stop_count > 0) {
-        chat->eos = chat->stops[0];
-    }
-    for (size_t i = 0; chat->eos < 0 && i < QLORA__TEXT_COUNT(names); i++) {
-        chat->eos = qlora__text_tok_find(chat->tok, names[i]);
-    }
-    qlora__text_chat_add_stop(chat, chat->eos);
-    if (chat->format.end[0] != 1) {
-        qlora__text_chat_add_stop(chat, qlora__text_tok_find(chat->tok, chat->format.end));
-    }
+    return qlora__text_chat_built_in(chat, format, source);
 }
 
 static qlora_result qlora__text_chat_named(qlora__env* env, qlora_text_chat* chat,
                                            const char* name) {
     for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_formats); i++) {
         if (strcmp(name, qlora__text_formats[i].name) == 0) {
-            chat->format = qlora__text_formats[i];
-            chat->source = "asked for";
-            return QLORA_OK;
+            return qlora__text_chat_built_in(chat, &qlora__text_formats[i], "asked for");
         }
     }
     return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
@@ -20340,26 +20365,683 @@ static qlora_result qlora__text_chat_named(qlora__env* env, qlora_text_chat* cha
                            name);
 }
 
+// The text of a special token that the configuration does not name: as the tokenizer spells it.
+static qlora_result qlora__text_chat_spell(qlora__env* env, qlora_text_chat* chat, size_t which,
+                                           int32_t id) {
+    const qlora_text_tok* tok = chat->tok;
+    if (chat->tokens[which].data != NULL || !qlora__text_tok_has(tok, id, QLORA__TEXT_K_EXISTS)) {
+        return QLORA_OK;
+    }
+    return qlora__text_owned_set(env, &chat->tokens[which], tok->names.data + tok->spans[id].at,
+                                 tok->spans[id].size);
+}
+
+// The EOS token: the configuration's, else the first stop id, else one with a usual name.
+static qlora_result qlora__text_chat_finish(qlora__env* env, qlora_text_chat* chat) {
+    static const char* const names[] = {"</s>",       "<|end_of_text|>", "<|endoftext|>",
+                                        "<|im_end|>", "<eos>",           "<|eot_id|>"};
+    if (chat->tokens[1].data != NULL) {
+        chat->eos = qlora__text_tok_find(chat->tok, chat->tokens[1].data);
+    }
+    if (chat->eos < 0 && chat->stop_count > 0) {
+        chat->eos = chat->stops[0];
+    }
+    for (size_t i = 0; chat->eos < 0 && i < QLORA__TEXT_COUNT(names); i++) {
+        chat->eos = qlora__text_tok_find(chat->tok, names[i]);
+    }
+    qlora__text_chat_add_stop(chat, chat->eos);
+    QLORA__TRY(qlora__text_chat_spell(env, chat, 0, chat->bos));
+    return qlora__text_chat_spell(env, chat, 1, chat->eos);
+}
+
+// The template of the caller's own file.
+static qlora_result qlora__text_chat_file(qlora__env* env, qlora_text_chat* chat,
+                                          const char* path) {
+    qlora_text_bytes file;
+    memset(&file, 0, sizeof file);
+    qlora_result r = qlora__text_file_read(env, path, &file, NULL);
+    r = r == QLORA_OK ? qlora__text_chat_compile(chat, "a file of its own", file.data, file.count)
+                      : r;
+    qlora__text_bytes_free(env, &file);
+    return r;
+}
+
 static qlora_result qlora__text_chat_fill(qlora__env* env, qlora_text_chat* chat,
                                           const qlora_text_chat_desc* desc) {
     qlora__text_folder folder;
     memset(&folder, 0, sizeof(folder));
     folder.chat = chat;
     folder.path = desc->folder;
-    folder.recognise = desc->name == NULL;
-    if (desc->name != NULL) {
+    folder.wanted = desc->name == NULL && desc->template_file == NULL;
+    if (desc->template_file != NULL) {
+        QLORA__TRY(qlora__text_chat_file(env, chat, desc->template_file));
+    } else if (desc->name != NULL) {
         QLORA__TRY(qlora__text_chat_named(env, chat, desc->name));
     }
     if (desc->folder != NULL) {
         QLORA__TRY(qlora__text_folder_load(env, &folder));
     }
-    const char* date = desc->date != NULL ? desc->date : "26 Jul 2024"; // as in Llama's template
-    QLORA__TRY(qlora__text_owned_set(env, &chat->date, date, strlen(date)));
-    if (chat->source == NULL) {
-        qlora__text_chat_guess(chat);
+    if (chat->template_ == NULL) {
+        QLORA__TRY(qlora__text_chat_guess(chat));
     }
-    qlora__text_chat_finish(chat);
+    return qlora__text_chat_finish(env, chat);
+}
+
+//@@ src/text/chat_encode.h
+
+// From a conversation to ids, and what of it is trained.
+//
+// With generation blocks, the template says what the assistant wrote. Otherwise a turn is what the
+// rendering up to it has more than the rendering before it with the generation prompt: what a model
+// continues. A template that changes earlier turns when later ones follow (it drops their thoughts,
+// say) cannot be trained on one text: then each turn is a sample of its own, as inference sees it.
+
+// One message of a conversation. `node` is the whole message in `json`, or NULL: then it has only a
+// role and a content.
+typedef struct qlora__text_turn {
+    const char* role;
+    const char* content; // NULL: null
+    size_t length;
+    bool masked; // an assistant turn that is not trained
+    bool parts;  // the content is not in place yet
+    const qlora__json_token* node;
+} qlora__text_turn;
+
+typedef struct qlora__text_talk {
+    qlora_text_chat* chat;
+    const qlora__text_turn* turns;
+    size_t count;
+    const qlora__json* json;         // of the nodes, and of:
+    const qlora__json_token* record; // other keys are variables of the template; may be NULL
+    bool literal; // nothing is changed: neither roles, nor contents, nor arguments
+    // work, reused from turn to turn
+    qlora_text_bytes whole;
+    qlora_text_bytes before;
+    qlora_text_bytes after;
+    qlora_text_bytes next;
+    qlora_text_spans spans;
+    bool asks;   // a question follows the turns
+    bool stable; // one text has all turns
+} qlora__text_talk;
+
+static void qlora__text_talk_free(qlora__env* env, qlora__text_talk* talk) {
+    qlora__text_bytes_free(env, &talk->whole);
+    qlora__text_bytes_free(env, &talk->before);
+    qlora__text_bytes_free(env, &talk->after);
+    qlora__text_bytes_free(env, &talk->next);
+    qlora__env_free(env, talk->spans.data, talk->spans.capacity * sizeof(qlora_text_span));
+}
+
+// ---- values of a conversation
+
+// Arguments that are a string become what the string says, if it is JSON.
+static qlora_result qlora__text_arguments(qlora__jin_machine* m, qlora_text_chat* chat,
+                                          qlora__jin_value* arguments) {
+    const qlora__jin_string* s = arguments->as.string;
+    void* data = chat->parsed;
+    qlora__json json;
+    qlora_result r = qlora__text_reserve(m->env, &data, &chat->parsed_capacity, chat->parsed_count,
+                                         1, sizeof(qlora__json));
+    chat->parsed = (qlora__json*)data;
+    QLORA__TRY(r);
+    r = qlora__text_json(m->env, "arguments", s->data, s->bytes, &json);
+    if (r != QLORA_OK) {
+        return r == QLORA_ERR_MEMORY ? r : QLORA_OK; // not JSON: it stays the string
+    }
+    chat->parsed[chat->parsed_count++] = json;
+    return qlora__jin_from_json(m, &json, json.tokens, arguments);
+}
+
+static qlora_result qlora__text_tool_calls(qlora__jin_machine* m, qlora_text_chat* chat,
+                                           qlora__jin_value calls) {
+    for (size_t i = 0; calls.kind == QLORA__JIN_LIST && i < calls.as.list->count; i++) {
+        qlora__jin_value call = calls.as.list->items[i];
+        if (call.kind != QLORA__JIN_DICT) {
+            continue;
+        }
+        size_t at = qlora__jin_dict_at(call.as.dict, "function", 8);
+        bool inner = at < call.as.dict->count && call.as.dict->values[at].kind == QLORA__JIN_DICT;
+        qlora__jin_dict* function = inner ? call.as.dict->values[at].as.dict : call.as.dict;
+        at = qlora__jin_dict_at(function, "arguments", 9);
+        if (at < function->count && function->values[at].kind == QLORA__JIN_STRING) {
+            QLORA__TRY(qlora__text_arguments(m, chat, &function->values[at]));
+        }
+    }
     return QLORA_OK;
+}
+
+// The message as the template sees it.
+static qlora_result qlora__text_turn_value(qlora__jin_machine* m, const qlora__text_talk* talk,
+                                           const qlora__text_turn* turn, qlora__jin_value* out) {
+    qlora__jin_value content = qlora__jin_none();
+    qlora__jin_value role;
+    if (talk->literal && turn->node != NULL) {
+        return qlora__jin_from_json(m, talk->json, turn->node, out);
+    }
+    QLORA__TRY(qlora__jin_string_of(m, turn->role, &role));
+    if (turn->content != NULL) {
+        QLORA__TRY(qlora__jin_string_share(m, turn->content, turn->length, &content));
+    }
+    QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 4, out));
+    QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "role", role));
+    QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "content", content));
+    if (turn->node == NULL) {
+        return QLORA_OK;
+    }
+    static const char* const ours[] = {"role", "content", "from", "value", "weight", "train"};
+    qlora__jin_value all;
+    QLORA__TRY(qlora__jin_from_json(m, talk->json, turn->node, &all));
+    for (size_t i = 0; all.kind == QLORA__JIN_DICT && i < all.as.dict->count; i++) {
+        qlora__jin_value key = all.as.dict->keys[i];
+        bool known = false;
+        for (size_t k = 0; k < QLORA__TEXT_COUNT(ours); k++) {
+            known = known || qlora__jin_is(key, ours[k], strlen(ours[k]));
+        }
+        if (!known) {
+            QLORA__TRY(qlora__jin_dict_add(m, out->as.dict, key, all.as.dict->values[i]));
+        }
+        if (qlora__jin_is(key, "tool_calls", 10) && !talk->chat->keeps_strings) {
+            QLORA__TRY(qlora__text_tool_calls(m, talk->chat, all.as.dict->values[i]));
+        }
+    }
+    return QLORA_OK;
+}
+
+// Keys of a record that are variables of the template. chat_template_kwargs has them in an object.
+static qlora_result qlora__text_talk_extras(qlora__jin_machine* m, const qlora__text_talk* talk,
+                                            bool* tools) {
+    static const char* const used[] = {"tools", "documents", "enable_thinking", "thinking"};
+    qlora__jin_value all;
+    *tools = false;
+    if (talk->record == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__jin_from_json(m, talk->json, talk->record, &all));
+    for (size_t i = 0; i < all.as.dict->count; i++) {
+        qlora__jin_value key = all.as.dict->keys[i];
+        qlora__jin_value value = all.as.dict->values[i];
+        bool known = talk->literal;
+        for (size_t k = 0; k < QLORA__TEXT_COUNT(used); k++) {
+            known = known || qlora__jin_is(key, used[k], strlen(used[k]));
+        }
+        if (known && !qlora__jin_is(key, "messages", 8)) {
+            QLORA__TRY(qlora__jin_dict_set(m, m->globals, key, value));
+        }
+        *tools = *tools || (qlora__jin_is(key, "tools", 5) && qlora__jin_truth(value));
+        if (qlora__jin_is(key, "chat_template_kwargs", 20) && value.kind == QLORA__JIN_DICT) {
+            for (size_t k = 0; k < value.as.dict->count; k++) {
+                QLORA__TRY(qlora__jin_dict_set(m, m->globals, value.as.dict->keys[k],
+                                               value.as.dict->values[k]));
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+// The variables of a rendering of the first `count` turns.
+static qlora_result qlora__text_talk_set(qlora__jin_machine* m, const qlora__text_talk* talk,
+                                         size_t count, bool prompt) {
+    qlora__jin_value list;
+    bool tools = false;
+    QLORA__TRY(qlora__jin_set(m, "tools", qlora__jin_none()));
+    QLORA__TRY(qlora__jin_set(m, "documents", qlora__jin_none()));
+    for (size_t i = 0; i < 4; i++) {
+        QLORA__TRY(qlora__jin_set_text(m, qlora__text_token_names[i], talk->chat->tokens[i].data));
+    }
+    QLORA__TRY(qlora__text_talk_extras(m, talk, &tools));
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, count, &list));
+    for (size_t i = 0; i < count; i++) {
+        qlora__jin_value turn;
+        QLORA__TRY(qlora__text_turn_value(m, talk, &talk->turns[i], &turn));
+        QLORA__TRY(qlora__jin_list_add(m, list.as.list, turn));
+    }
+    if (talk->asks) {
+        qlora__text_turn question;
+        qlora__jin_value turn;
+        memset(&question, 0, sizeof question);
+        question.role = "user";
+        question.content = "a";
+        question.length = 1;
+        QLORA__TRY(qlora__text_turn_value(m, talk, &question, &turn));
+        QLORA__TRY(qlora__jin_list_add(m, list.as.list, turn));
+    }
+    QLORA__TRY(qlora__jin_set(m, "messages", list));
+    return qlora__jin_set(m, "add_generation_prompt", qlora__jin_bool(prompt));
+}
+
+static bool qlora__text_talk_has_tools(const qlora__text_talk* talk) {
+    const qlora__json_token* tools =
+        talk->record != NULL ? qlora__text_json_get(talk->json, talk->record, "tools") : NULL;
+    return tools != NULL && tools->kind == QLORA__JSON_ARRAY && tools->count > 0;
+}
+
+static qlora_text_template* qlora__text_talk_template(const qlora__text_talk* talk) {
+    bool tools = talk->chat->with_tools != NULL && qlora__text_talk_has_tools(talk);
+    return tools ? talk->chat->with_tools : talk->chat->template_;
+}
+
+// Renders the first `count` turns into `out`, which is emptied first.
+static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_talk* talk,
+                                            size_t count, bool prompt, qlora_text_bytes* out,
+                                            qlora_text_spans* spans) {
+    qlora_text_chat* chat = talk->chat;
+    qlora_text_template* source = qlora__text_talk_template(talk);
+    qlora__jin_machine m;
+    qlora__jin_buffer text;
+    uint64_t input = 4096;
+    memset(&text, 0, sizeof text);
+    out->count = 0;
+    for (size_t i = 0; i < count; i++) {
+        const qlora__text_turn* turn = &talk->turns[i];
+        input += turn->node != NULL ? turn->node->end - turn->node->begin : 0;
+        input += turn->length;
+    }
+    qlora_result r = qlora__jin_begin(source, input, &m);
+    m.clock = chat->clock;
+    r = r == QLORA_OK ? qlora__text_talk_set(&m, talk, count, prompt) : r;
+    r = r == QLORA_OK ? qlora__jin_execute(source, &m, &text) : r;
+    r = r == QLORA_OK ? qlora__text_bytes_add(env, out, text.data, text.count) : r;
+    for (size_t i = 0; r == QLORA_OK && spans != NULL && i < m.span_count; i++) {
+        r = qlora__jin_spans_add(env, spans, m.spans[i].begin, m.spans[i].end);
+    }
+    qlora__jin_end(source, &m);
+    while (chat->parsed_count > 0) {
+        qlora__json_free(env, &chat->parsed[--chat->parsed_count]);
+    }
+    return r;
+}
+
+// ---- text to ids
+
+typedef struct qlora__text_output {
+    qlora_text_ids* ids;
+    qlora_text_ids* labels; // may be NULL
+    size_t start;           // of this sample, in both
+    size_t labels_start;
+} qlora__text_output;
+
+static qlora__text_output qlora__text_output_start(qlora_text_ids* ids, qlora_text_ids* labels) {
+    qlora__text_output o;
+    o.ids = ids;
+    o.labels = labels;
+    o.start = ids->count;
+    o.labels_start = labels != NULL ? labels->count : 0;
+    return o;
+}
+
+static qlora_result qlora__text_output_label(qlora__env* env, const qlora__text_output* o,
+                                             bool trained) {
+    while (o->labels != NULL && o->labels->count - o->labels_start < o->ids->count - o->start) {
+        int32_t id = o->ids->data[o->start + (o->labels->count - o->labels_start)];
+        QLORA__TRY(qlora__text_ids_add(env, o->labels, trained ? id : -100));
+    }
+    return QLORA_OK;
+}
+
+static bool qlora__text_is_marker(const qlora_text_tok* tok, int32_t id) {
+    return qlora__text_tok_has(tok, id, QLORA__TEXT_K_ADDED | QLORA__TEXT_K_SPECIAL);
+}
+
+// One piece of the text, all trained or all not.
+static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_output* o,
+                                             const qlora_text_chat* chat, const char* text,
+                                             size_t size, bool trained) {
+    qlora_text_tok* tok = chat->tok;
+    size_t from = o->ids->count;
+    if (size > 0) {
+        // Text that follows plain text continues it: no space is prepended.
+        bool fresh = from == o->start || qlora__text_is_marker(tok, o->ids->data[from - 1]);
+        QLORA__TRY(qlora__text_encode(env, tok, text, size,
+                                      fresh ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
+    }
+    bool first = from == o->start;
+    if (first && chat->bos >= 0 && (o->ids->count == from || o->ids->data[from] != chat->bos)) {
+        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
+        memmove(o->ids->data + from + 1, o->ids->data + from,
+                (o->ids->count - from - 1) * sizeof(int32_t));
+        o->ids->data[from] = chat->bos;
+    }
+    if (first && trained && o->ids->count > from && o->ids->data[from] == chat->bos &&
+        o->labels != NULL) {
+        QLORA__TRY(qlora__text_ids_add(env, o->labels, -100)); // BOS is never generated
+    }
+    // a built-in format may end with a marker that this tokenizer does not have
+    size_t count = o->ids->count;
+    if (trained && chat->built_in && chat->eos >= 0 &&
+        (count == from || !qlora__text_is_marker(tok, o->ids->data[count - 1]))) {
+        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->eos));
+    }
+    return qlora__text_output_label(env, o, trained);
+}
+
+// The markers in a text: how many, whether there is nothing else but whitespace, whether it ends
+// with one, and the first one if the text starts with it.
+typedef struct qlora__text_marks_seen {
+    size_t count;
+    bool alone;
+    bool last;
+    int32_t first; // -1: something else comes first
+} qlora__text_marks_seen;
+
+static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_chat* chat,
+                                            const char* text, size_t size,
+                                            qlora__text_marks_seen* seen) {
+    const qlora_text_tok* tok = chat->tok;
+    qlora_text_ids ids;
+    size_t at = 0;
+    memset(&ids, 0, sizeof ids);
+    memset(seen, 0, sizeof *seen);
+    seen->first = -1;
+    seen->alone = true;
+    qlora_result r = size == 0 ? QLORA_OK
+                               : qlora__text_encode(env, chat->tok, text, size,
+                                                    (uint32_t)QLORA_TEXT_CONTINUE, &ids);
+    for (size_t i = 0; r == QLORA_OK && i < ids.count; i++) {
+        if (!qlora__text_is_marker(tok, ids.data[i])) {
+            continue;
+        }
+        qlora__text_span name = tok->spans[ids.data[i]];
+        size_t hit = qlora__jin_find_bytes(text, size, at, tok->names.data + name.at, name.size);
+        if (hit == SIZE_MAX) {
+            continue;
+        }
+        seen->alone = seen->alone && qlora__jin_skip_space(text, hit, at) == hit;
+        seen->first = seen->count == 0 && hit == 0 ? ids.data[i] : seen->first;
+        seen->count++;
+        at = hit + name.size;
+    }
+    seen->alone = seen->alone && qlora__jin_skip_space(text, size, at) == size;
+    seen->last = seen->count > 0 && at == size;
+    qlora__text_ids_free(env, &ids);
+    return r;
+}
+
+// A whole text. Spans are in order and do not overlap.
+static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_output* o,
+                                            const qlora_text_chat* chat,
+                                            const qlora_text_bytes* text,
+                                            const qlora_text_spans* spans) {
+    size_t at = 0;
+    for (size_t i = 0; i < spans->count; i++) {
+        size_t begin = spans->data[i].begin;
+        size_t end = spans->data[i].end;
+        if (begin < at || end > text->count) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "the template's generation blocks overlap");
+        }
+        QLORA__TRY(qlora__text_output_piece(env, o, chat, text->data + at, begin - at, false));
+        if (end > begin) {
+            QLORA__TRY(
+                qlora__text_output_piece(env, o, chat, text->data + begin, end - begin, true));
+        }
+        at = end;
+    }
+    size_t last = text->count;
+    if (o->labels != NULL && spans->count == 0 && last > 0) { // no whitespace after the last marker
+        qlora__text_marks_seen seen;
+        size_t cut = qlora__jin_back_space(text->data, 0, last);
+        QLORA__TRY(qlora__text_see_markers(env, chat, text->data, cut, &seen));
+        last = seen.last ? cut : last;
+    }
+    if (at < last || o->ids->count == o->start) {
+        QLORA__TRY(qlora__text_output_piece(env, o, chat, text->data + at, last - at, false));
+    }
+    // what follows the last trained token teaches nothing
+    size_t count = o->ids->count - o->start;
+    while (o->labels != NULL && count > 0 && o->labels->data[o->labels_start + count - 1] == -100) {
+        count--;
+    }
+    if (o->labels != NULL && count > 0) {
+        o->ids->count = o->start + count;
+        o->labels->count = o->labels_start + count;
+    }
+    return QLORA_OK;
+}
+
+// ---- what is trained
+
+static size_t qlora__text_common(const qlora_text_bytes* a, const qlora_text_bytes* b) {
+    size_t same = 0;
+    while (same < a->count && same < b->count && a->data[same] == b->data[same]) {
+        same++;
+    }
+    while (same > 0 && same < a->count && ((unsigned char)a->data[same] & 0xC0) == 0x80) {
+        same--; // not inside a character
+    }
+    return same;
+}
+
+static bool qlora__text_starts(const qlora_text_bytes* text, const qlora_text_bytes* start,
+                               size_t size) {
+    return text->count >= size && start->count >= size &&
+           (size == 0 || memcmp(text->data, start->data, size) == 0);
+}
+
+// Where the answer ends in talk->after. What follows its end marker is not generated: whitespace,
+// and what the template writes only at the end of a conversation (such as EOS). A template that
+// writes the end marker only when something follows gets it here. `next` is a longer rendering.
+static qlora_result qlora__text_answer_end(qlora__env* env, qlora__text_talk* talk, size_t begin,
+                                           const qlora_text_bytes* next, size_t* end) {
+    const qlora_text_chat* chat = talk->chat;
+    qlora_text_bytes* after = &talk->after;
+    qlora__text_marks_seen seen;
+    size_t same = qlora__text_common(after, next);
+    *end = after->count;
+    // two markers may start alike, so the difference may begin inside one
+    for (size_t back = 0; back < 24 && same > begin + back && same < after->count; back++) {
+        size_t from = same - back;
+        QLORA__TRY(
+            qlora__text_see_markers(env, chat, after->data + from, after->count - from, &seen));
+        if (seen.alone) {
+            *end = from;
+            break;
+        }
+    }
+    size_t cut = qlora__jin_back_space(after->data, begin, *end);
+    QLORA__TRY(qlora__text_see_markers(env, chat, after->data + begin, cut - begin, &seen));
+    if (seen.last) {
+        *end = cut;
+        return QLORA_OK;
+    }
+    if (same < after->count || next->count == same) {
+        *end = after->count;
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__text_see_markers(env, chat, next->data + same, next->count - same, &seen));
+    if (seen.first >= 0 && seen.count > 1) {
+        qlora__text_span name = chat->tok->spans[seen.first];
+        QLORA__TRY(qlora__text_bytes_add(env, after, chat->tok->names.data + name.at, name.size));
+        *end = after->count;
+    }
+    return QLORA_OK;
+}
+
+// A rendering that goes on after turn k: the whole conversation, or with a question added.
+static qlora_result qlora__text_talk_next(qlora__env* env, qlora__text_talk* talk, size_t k,
+                                          const qlora_text_bytes** out) {
+    *out = &talk->whole;
+    if (k + 1 < talk->count) {
+        return QLORA_OK;
+    }
+    char error[QLORA__ERROR_SIZE];
+    memcpy(error, env->error, sizeof error);
+    talk->asks = true;
+    qlora_result r = qlora__text_talk_render(env, talk, k + 1, false, &talk->next, NULL);
+    talk->asks = false;
+    *out = &talk->next;
+    if (r == QLORA_ERR_FORMAT) { // not every turn may be followed by a question
+        memcpy(env->error, error, sizeof error);
+        talk->next.count = 0;
+        return QLORA_OK;
+    }
+    return r;
+}
+
+// A template that ignores tool calls would train an empty answer.
+static qlora_result qlora__text_turn_calls(qlora__env* env, const qlora__text_talk* talk, size_t k,
+                                           size_t begin, size_t end) {
+    const qlora__json_token* node = talk->turns[k].node;
+    const qlora__json_token* calls =
+        node != NULL ? qlora__text_json_get(talk->json, node, "tool_calls") : NULL;
+    qlora__text_marks_seen seen;
+    if (calls == NULL || calls->kind != QLORA__JSON_ARRAY || calls->count == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(
+        qlora__text_see_markers(env, talk->chat, talk->after.data + begin, end - begin, &seen));
+    return seen.alone && talk->turns[k].length == 0
+               ? qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                 "message %lu has tool_calls, which the template does not render",
+                                 (unsigned long)k + 1)
+               : QLORA_OK;
+}
+
+// The answer of turn k: talk->after is the text up to it, *begin and *end its place there.
+static qlora_result qlora__text_turn_span(qlora__env* env, qlora__text_talk* talk, size_t k,
+                                          size_t* begin, size_t* end) {
+    const qlora_text_bytes* next = NULL;
+    QLORA__TRY(qlora__text_talk_render(env, talk, k, true, &talk->before, NULL));
+    QLORA__TRY(qlora__text_talk_render(env, talk, k + 1, false, &talk->after, NULL));
+    size_t size = talk->before.count;
+    if (!qlora__text_starts(&talk->after, &talk->before, size)) {
+        size_t same = qlora__text_common(&talk->before, &talk->after);
+        size_t shown = size - same < 40 ? size - same : 40;
+        return qlora__env_fail(
+            env, QLORA_ERR_UNSUPPORTED,
+            "message %lu: the template's generation prompt goes on with \"%.*s\", but its answer "
+            "does not start like that, so what to train is unclear; use a template with "
+            "{%% generation %%} blocks (--chat-template)",
+            (unsigned long)k + 1, (int)shown, talk->before.data + same);
+    }
+    *begin = size;
+    QLORA__TRY(qlora__text_talk_next(env, talk, k, &next));
+    QLORA__TRY(qlora__text_answer_end(env, talk, size, next, end));
+    return qlora__text_turn_calls(env, talk, k, *begin, *end);
+}
+
+static bool qlora__text_is_trained(const qlora__text_turn* turn) {
+    return strcmp(turn->role, "assistant") == 0 && !turn->masked;
+}
+
+// Generation blocks: one span for each assistant turn, unless nothing has to be left out.
+static qlora_result qlora__text_talk_blocks(qlora__env* env, qlora__text_talk* talk) {
+    size_t answers = 0;
+    size_t masked = 0;
+    size_t kept = 0;
+    size_t at = 0;
+    for (size_t i = 0; i < talk->count; i++) {
+        bool assistant = strcmp(talk->turns[i].role, "assistant") == 0;
+        answers += assistant ? 1 : 0;
+        masked += assistant && talk->turns[i].masked ? 1 : 0;
+    }
+    if (masked > 0 && talk->spans.count != answers) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "the template has %lu generation blocks for %lu answers, so it is "
+                               "unclear which of them are not to be trained",
+                               (unsigned long)talk->spans.count, (unsigned long)answers);
+    }
+    for (size_t i = 0; masked > 0 && i < talk->count; i++) {
+        if (strcmp(talk->turns[i].role, "assistant") == 0) {
+            if (!talk->turns[i].masked) {
+                talk->spans.data[kept++] = talk->spans.data[at];
+            }
+            at++;
+        }
+    }
+    talk->spans.count = masked > 0 ? kept : talk->spans.count;
+    return QLORA_OK;
+}
+
+// Renders the whole conversation and finds its trained spans; talk->stable is false when one text
+// cannot have them all.
+static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* talk) {
+    bool blocks = qlora__text_talk_template(talk)->generation;
+    talk->spans.count = 0;
+    talk->stable = true;
+    QLORA__TRY(qlora__text_talk_render(env, talk, talk->count, false, &talk->whole,
+                                       blocks ? &talk->spans : NULL));
+    if (blocks) {
+        return qlora__text_talk_blocks(env, talk);
+    }
+    for (size_t k = 0; k < talk->count && talk->stable; k++) {
+        size_t begin = 0;
+        size_t end = 0;
+        if (!qlora__text_is_trained(&talk->turns[k])) {
+            continue;
+        }
+        QLORA__TRY(qlora__text_turn_span(env, talk, k, &begin, &end));
+        if (k + 1 == talk->count &&
+            qlora__text_starts(&talk->after, &talk->whole, talk->whole.count)) {
+            // the last answer may have got its end marker
+            QLORA__TRY(qlora__text_bytes_add(env, &talk->whole,
+                                             talk->after.data + talk->whole.count,
+                                             talk->after.count - talk->whole.count));
+        }
+        talk->stable = qlora__text_starts(&talk->whole, &talk->after, end);
+        QLORA__TRY(qlora__jin_spans_add(env, &talk->spans, begin, end));
+    }
+    return QLORA_OK;
+}
+
+// The sample of turn k alone, for templates that change earlier turns.
+static qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* talk, size_t k,
+                                          const qlora__text_output* o) {
+    size_t begin = 0;
+    size_t end = 0;
+    QLORA__TRY(qlora__text_turn_span(env, talk, k, &begin, &end));
+    talk->spans.count = 0;
+    QLORA__TRY(qlora__jin_spans_add(env, &talk->spans, begin, end));
+    return qlora__text_output_text(env, o, talk->chat, &talk->after, &talk->spans);
+}
+
+// Appends ids and labels of the whole conversation.
+static qlora_result qlora__text_talk_encode(qlora__env* env, qlora__text_talk* talk, bool prompt,
+                                            qlora_text_ids* ids, qlora_text_ids* labels) {
+    qlora__text_output o = qlora__text_output_start(ids, labels);
+    if (prompt || labels == NULL) {
+        talk->spans.count = 0;
+        QLORA__TRY(qlora__text_talk_render(env, talk, talk->count, prompt, &talk->whole, NULL));
+        return qlora__text_output_text(env, &o, talk->chat, &talk->whole, &talk->spans);
+    }
+    QLORA__TRY(qlora__text_talk_plan(env, talk));
+    if (!talk->stable) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "the template renders earlier turns differently when later ones "
+                               "follow, so one text cannot train them all");
+    }
+    return qlora__text_output_text(env, &o, talk->chat, &talk->whole, &talk->spans);
+}
+
+// ---- the public functions
+
+// The marker that ends an answer also ends generation: found by rendering one.
+static qlora_result qlora__text_chat_probe(qlora__env* env, qlora_text_chat* chat) {
+    qlora__text_turn turns[2];
+    qlora__text_talk talk;
+    qlora_text_ids ids;
+    qlora_text_ids labels;
+    memset(turns, 0, sizeof turns);
+    memset(&talk, 0, sizeof talk);
+    memset(&ids, 0, sizeof ids);
+    memset(&labels, 0, sizeof labels);
+    for (int i = 0; i < 2; i++) {
+        turns[i].role = i == 0 ? "user" : "assistant";
+        turns[i].content = "a";
+        turns[i].length = 1;
+    }
+    talk.chat = chat;
+    talk.turns = turns;
+    talk.count = 2;
+    qlora_result r = qlora__text_talk_encode(env, &talk, false, &ids, &labels);
+    if (r == QLORA_OK && ids.count > 0 && labels.data[ids.count - 1] != -100 &&
+        qlora__text_is_marker(chat->tok, ids.data[ids.count - 1])) {
+        qlora__text_chat_add_stop(chat, ids.data[ids.count - 1]);
+    }
+    qlora__text_talk_free(env, &talk);
+    qlora__text_ids_free(env, &ids);
+    qlora__text_ids_free(env, &labels);
+    // a template that cannot render this may well render others
+    return r == QLORA_ERR_MEMORY ? r : QLORA_OK;
 }
 
 qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* desc,
@@ -20387,12 +21069,14 @@ qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* 
     chat->tok = desc->tok;
     chat->eos = -1;
     chat->bos = qlora__text_tok_bos(desc->tok);
+    chat->clock = desc->clock != 0 ? desc->clock : QLORA__TEXT_CLOCK;
     qlora_result r = qlora__text_chat_fill(env, chat, desc);
+    r = r == QLORA_OK ? qlora__text_chat_probe(env, chat) : r;
     if (r != QLORA_OK) {
         qlora__text_chat_free(env, chat);
         return r;
     }
-    QLORA__TEXT_LOG(env, INFO, "chat format %s (%s)", chat->format.name, chat->source);
+    QLORA__TEXT_LOG(env, INFO, "chat format %s (%s)", chat->name, chat->source);
     text->chats++;
     chat->tok->users++;
     *out = chat;
@@ -20420,7 +21104,7 @@ qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* 
     }
     qlora__text_enter(chat->text, "qlora_text_chat_query");
     QLORA__TEXT_NEED(&chat->text->env, out);
-    out->name = chat->format.name;
+    out->name = chat->name;
     out->source = chat->source;
     out->eos = chat->eos;
     out->stops = chat->stops;
@@ -20428,236 +21112,13 @@ qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* 
     return QLORA_OK;
 }
 
-qlora_result qlora_text_chat_set_date(qlora_text_chat* chat, const char* date) {
+qlora_result qlora_text_chat_set_clock(qlora_text_chat* chat, int64_t clock) {
     if (chat == NULL) {
         return QLORA_ERR_ARGUMENT;
     }
-    qlora__text_enter(chat->text, "qlora_text_chat_set_date");
-    QLORA__TEXT_NEED(&chat->text->env, date);
-    return qlora__text_owned_set(&chat->text->env, &chat->date, date, strlen(date));
-}
-
-// ---- from messages to ids
-
-// Text of the same kind (trained or not) is collected and encoded at once.
-typedef struct qlora__text_render {
-    qlora_text_chat* chat;
-    qlora_text_tok* tok;
-    qlora_text_ids* ids;
-    qlora_text_ids* labels;
-    size_t start; // where this sample starts in ids
-    qlora_text_bytes text;
-    bool trained;
-} qlora__text_render;
-
-static qlora_result qlora__text_render_label(qlora__env* env, qlora__text_render* r, size_t from,
-                                             bool trained) {
-    for (size_t i = from; r->labels != NULL && i < r->ids->count; i++) {
-        QLORA__TRY(qlora__text_ids_add(env, r->labels, trained ? r->ids->data[i] : -100));
-    }
+    qlora__text_enter(chat->text, "qlora_text_chat_set_clock");
+    chat->clock = clock;
     return QLORA_OK;
-}
-
-static qlora_result qlora__text_render_flush(qlora__env* env, qlora__text_render* r) {
-    size_t from = r->ids->count;
-    if (r->text.count == 0) {
-        return QLORA_OK;
-    }
-    // Text that follows plain text continues it: no space is prepended.
-    bool fresh =
-        from == r->start || qlora__text_tok_has(r->tok, r->ids->data[from - 1],
-                                                QLORA__TEXT_K_ADDED | QLORA__TEXT_K_SPECIAL);
-    QLORA__TRY(qlora__text_encode(env, r->tok, r->text.data, r->text.count,
-                                  fresh ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, r->ids));
-    r->text.count = 0;
-    return qlora__text_render_label(env, r, from, r->trained);
-}
-
-static qlora_result qlora__text_render_text(qlora__env* env, qlora__text_render* r,
-                                            const char* text, size_t size, bool trained) {
-    if (size == 0) {
-        return QLORA_OK;
-    }
-    if (r->trained != trained) {
-        QLORA__TRY(qlora__text_render_flush(env, r));
-        r->trained = trained;
-    }
-    return qlora__text_bytes_add(env, &r->text, text, size);
-}
-
-static qlora_result qlora__text_render_id(qlora__env* env, qlora__text_render* r, int32_t id,
-                                          bool trained) {
-    QLORA__TRY(qlora__text_render_flush(env, r));
-    if (id < 0) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__text_ids_add(env, r->ids, id));
-    return qlora__text_render_label(env, r, r->ids->count - 1, trained);
-}
-
-// A string of the format; "\1" is the EOS token.
-static qlora_result qlora__text_render_put(qlora__env* env, qlora__text_render* r, const char* text,
-                                           bool trained) {
-    while (*text != 0) {
-        size_t length = strcspn(text, "\1");
-        QLORA__TRY(qlora__text_render_text(env, r, text, length, trained));
-        text += length;
-        if (*text != 0) {
-            QLORA__TRY(qlora__text_render_id(env, r, r->chat->eos, trained));
-            text++;
-        }
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__text_render_content(qlora__env* env, qlora__text_render* r,
-                                               const qlora_text_message* message, bool trained) {
-    size_t begin = 0;
-    size_t end = message->length;
-    if (r->chat->format.trim && end > 0) {
-        qlora__text_view view = qlora__text_view_of(r->tok, message->content, end);
-        begin = qlora__text_run(&view, 0, QLORA__TEXT_WS);
-        end = qlora__text_space_before(r->tok, message->content, begin, end);
-    }
-    return end <= begin
-               ? QLORA_OK
-               : qlora__text_render_text(env, r, message->content + begin, end - begin, trained);
-}
-
-static bool qlora__text_role_is(const qlora_text_message* message, const char* role) {
-    return strcmp(message->role, role) == 0;
-}
-
-static qlora_result qlora__text_render_system(qlora__env* env, qlora__text_render* r,
-                                              const qlora_text_message* message) {
-    const qlora__text_format* format = &r->chat->format;
-    if (format->system_open == NULL) {
-        return QLORA_OK; // it goes with the next user message
-    }
-    QLORA__TRY(qlora__text_render_put(env, r, format->system_open, false));
-    if (message != NULL) {
-        QLORA__TRY(qlora__text_render_content(env, r, message, false));
-    }
-    return qlora__text_render_put(env, r, format->system_close, false);
-}
-
-// What precedes the first message: BOS, and the system message that the model gets by default.
-static qlora_result qlora__text_render_start(qlora__env* env, qlora__text_render* r,
-                                             const qlora_text_message* first) {
-    const qlora_text_chat* chat = r->chat;
-    QLORA__TRY(qlora__text_render_id(env, r, chat->bos, false));
-    bool given = first != NULL && qlora__text_role_is(first, "system");
-    if (chat->dated) {
-        QLORA__TRY(qlora__text_render_put(env, r, chat->format.system_open, false));
-        QLORA__TRY(qlora__text_render_put(
-            env, r, "Cutting Knowledge Date: December 2023\nToday Date: ", false));
-        QLORA__TRY(qlora__text_render_put(env, r, chat->date.data, false));
-        QLORA__TRY(qlora__text_render_put(env, r, "\n\n", false));
-        if (given) {
-            QLORA__TRY(qlora__text_render_content(env, r, first, false));
-        }
-        return qlora__text_render_put(env, r, chat->format.system_close, false);
-    }
-    const char* system = chat->default_system.data;
-    if (strcmp(chat->format.name, "alpaca") == 0) {
-        system = qlora__text_alpaca_system;
-    }
-    if (given || system == NULL) {
-        return given ? qlora__text_render_system(env, r, first) : QLORA_OK;
-    }
-    qlora_text_message message;
-    memset(&message, 0, sizeof(message));
-    message.content = system;
-    message.length = strlen(system);
-    return qlora__text_render_system(env, r, &message);
-}
-
-static qlora_result qlora__text_render_user(qlora__env* env, qlora__text_render* r,
-                                            const qlora_text_message* message,
-                                            const qlora_text_message* system) {
-    const qlora__text_format* format = &r->chat->format;
-    QLORA__TRY(qlora__text_render_put(env, r, format->user_open, false));
-    if (system != NULL && format->system_open == NULL && system->length > 0) {
-        QLORA__TRY(qlora__text_render_content(env, r, system, false));
-        QLORA__TRY(qlora__text_render_put(env, r, "\n\n", false));
-    }
-    QLORA__TRY(qlora__text_render_content(env, r, message, false));
-    return qlora__text_render_put(env, r, format->user_close, false);
-}
-
-static qlora_result qlora__text_render_assistant(qlora__env* env, qlora__text_render* r,
-                                                 const qlora_text_message* message, bool last) {
-    const qlora__text_format* format = &r->chat->format;
-    bool trained = message != NULL && !message->masked;
-    QLORA__TRY(qlora__text_render_put(env, r, format->assistant_open, false));
-    bool thought = message != NULL && message->length > 0 &&
-                   qlora__text_find(message->content, message->length, "</think>") != NULL;
-    if (r->chat->think && last && !thought) {
-        QLORA__TRY(qlora__text_render_put(env, r, qlora__text_think, false));
-    }
-    if (message == NULL) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__text_render_put(env, r, format->lead, trained));
-    QLORA__TRY(qlora__text_render_content(env, r, message, trained));
-    QLORA__TRY(qlora__text_render_put(env, r, format->end, trained));
-    if (format->end[0] != 1 && qlora__text_tok_find(r->tok, format->end) < 0) {
-        QLORA__TRY(qlora__text_render_id(env, r, r->chat->eos, trained));
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__text_render_all(qlora__env* env, qlora__text_render* r,
-                                           const qlora_text_message* messages, size_t count,
-                                           bool prompt) {
-    size_t last_user = 0;
-    const qlora_text_message* system = NULL;
-    for (size_t i = 0; i < count; i++) {
-        last_user = qlora__text_role_is(&messages[i], "user") ? i : last_user;
-    }
-    QLORA__TRY(qlora__text_render_start(env, r, count > 0 ? &messages[0] : NULL));
-    for (size_t i = 0; i < count; i++) {
-        const qlora_text_message* message = &messages[i];
-        if (qlora__text_role_is(message, "system")) {
-            system = message;
-            if (i > 0) {
-                QLORA__TRY(qlora__text_render_system(env, r, message));
-            }
-        } else if (qlora__text_role_is(message, "user")) {
-            QLORA__TRY(qlora__text_render_user(env, r, message, system));
-            system = NULL;
-        } else if (qlora__text_role_is(message, "assistant")) {
-            QLORA__TRY(qlora__text_render_assistant(env, r, message, i > last_user));
-            if (i + 1 < count || prompt) { // no untrained text at the very end
-                QLORA__TRY(qlora__text_render_put(env, r, r->chat->format.tail, false));
-            }
-        } else {
-            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                   "the role \"%.60s\" is not supported; use system, user or "
-                                   "assistant",
-                                   message->role);
-        }
-    }
-    if (prompt) {
-        QLORA__TRY(qlora__text_render_assistant(env, r, NULL, true));
-    }
-    return qlora__text_render_flush(env, r);
-}
-
-static qlora_result qlora__text_chat_encode(qlora__env* env, qlora_text_chat* chat,
-                                            const qlora_text_message* messages, size_t count,
-                                            bool prompt, qlora_text_ids* ids,
-                                            qlora_text_ids* labels) {
-    qlora__text_render render;
-    memset(&render, 0, sizeof(render));
-    render.chat = chat;
-    render.tok = chat->tok;
-    render.ids = ids;
-    render.labels = labels;
-    render.start = ids->count;
-    qlora_result r = qlora__text_render_all(env, &render, messages, count, prompt);
-    qlora__text_bytes_free(env, &render.text);
-    return r;
 }
 
 qlora_result qlora_text_chat_encode(qlora_text_chat* chat, const qlora_text_message* messages,
@@ -20681,7 +21142,90 @@ qlora_result qlora_text_chat_encode(qlora_text_chat* chat, const qlora_text_mess
     }
     size_t before = ids->count;
     size_t labels_before = labels != NULL ? labels->count : 0;
-    qlora_result r = qlora__text_chat_encode(env, chat, messages, count, prompt, ids, labels);
+    qlora__text_talk talk;
+    void* memory = NULL;
+    memset(&talk, 0, sizeof talk);
+    memory = qlora__text_zalloc(env, count, sizeof(qlora__text_turn));
+    if (memory == NULL && count > 0) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__text_turn* turns = (qlora__text_turn*)memory;
+    for (size_t i = 0; i < count; i++) {
+        turns[i].role = messages[i].role;
+        turns[i].content = messages[i].content != NULL ? messages[i].content : "";
+        turns[i].length = messages[i].length;
+        turns[i].masked = messages[i].masked;
+    }
+    talk.chat = chat;
+    talk.turns = turns;
+    talk.count = count;
+    qlora_result r = qlora__text_talk_encode(env, &talk, prompt, ids, labels);
+    qlora__text_talk_free(env, &talk);
+    qlora__env_free(env, turns, count * sizeof(qlora__text_turn));
+    if (r != QLORA_OK) {
+        ids->count = before;
+        if (labels != NULL) {
+            labels->count = labels_before;
+        }
+    }
+    return r;
+}
+
+// The messages of a conversation in JSON, as they are.
+static qlora_result qlora__text_json_turns(qlora__env* env, const qlora__json* json,
+                                           qlora__text_turn** out, size_t* count) {
+    const qlora__json_token* list = qlora__text_json_get(json, json->tokens, "messages");
+    if (list == NULL || list->kind != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the conversation must be an object {\"messages\": [...]}");
+    }
+    qlora__text_turn* turns =
+        (qlora__text_turn*)qlora__text_zalloc(env, list->count, sizeof(qlora__text_turn));
+    if (turns == NULL && list->count > 0) {
+        return QLORA_ERR_MEMORY;
+    }
+    const qlora__json_token* node = list + 1;
+    for (uint32_t i = 0; i < list->count; i++) {
+        const char* role = qlora__text_json_cstring(json, qlora__text_json_get(json, node, "role"));
+        turns[i].role = role != NULL ? role : "";
+        turns[i].node = node;
+        node = qlora__text_json_next(json, node);
+    }
+    *out = turns;
+    *count = list->count;
+    return QLORA_OK;
+}
+
+qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conversation,
+                                         size_t size, bool prompt, qlora_text_bytes* text,
+                                         qlora_text_ids* ids, qlora_text_ids* labels) {
+    if (chat == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &chat->text->env;
+    qlora__text_talk talk;
+    qlora__json json;
+    qlora__text_turn* turns = NULL;
+    memset(&talk, 0, sizeof talk);
+    qlora__text_enter(chat->text, "qlora_text_chat_encode_json");
+    QLORA__TEXT_NEED(env, conversation);
+    QLORA__TEXT_NEED(env, ids);
+    size_t before = ids->count;
+    size_t labels_before = labels != NULL ? labels->count : 0;
+    QLORA__TRY(qlora__text_json(env, "the conversation", conversation, size, &json));
+    qlora_result r = qlora__text_json_turns(env, &json, &turns, &talk.count);
+    talk.chat = chat;
+    talk.turns = turns;
+    talk.json = &json;
+    talk.record = json.tokens;
+    talk.literal = true;
+    r = r == QLORA_OK ? qlora__text_talk_encode(env, &talk, prompt, ids, labels) : r;
+    if (r == QLORA_OK && text != NULL) {
+        r = qlora__text_bytes_add(env, text, talk.whole.data, talk.whole.count);
+    }
+    qlora__env_free(env, turns, talk.count * sizeof(qlora__text_turn));
+    qlora__text_talk_free(env, &talk);
+    qlora__json_free(env, &json);
     if (r != QLORA_OK) {
         ids->count = before;
         if (labels != NULL) {
@@ -20719,9 +21263,12 @@ typedef struct qlora__text_loader {
     const char* name; // of the file
     const char* form; // the only form of record that is read, or NULL
     qlora__json* json;
-    qlora_text_message* messages;
+    qlora__text_turn* messages;
     size_t message_count;
     size_t message_capacity;
+    const qlora__json_token* record; // what the messages belong to
+    size_t begin;                    // where its sample starts in the ids
+    size_t line;
     qlora_text_bytes work;  // contents that were joined from parts, one after another
     qlora_text_ids numbers; // a list that belongs to the ids of one record
 } qlora__text_loader;
@@ -20818,10 +21365,12 @@ static qlora_result qlora__text_message_add(qlora__env* env, qlora__text_loader*
                                             bool masked) {
     void* data = loader->messages;
     qlora_result r = qlora__text_reserve(env, &data, &loader->message_capacity,
-                                         loader->message_count, 1, sizeof(qlora_text_message));
-    loader->messages = (qlora_text_message*)data;
+                                         loader->message_count, 1, sizeof(qlora__text_turn));
+    loader->messages = (qlora__text_turn*)data;
     QLORA__TRY(r);
-    qlora_text_message* message = &loader->messages[loader->message_count++];
+    qlora__text_turn* message = &loader->messages[loader->message_count++];
+    memset(message, 0, sizeof *message);
+    message->parts = content == NULL;
     message->role = role;
     message->content = content;
     message->length = length;
@@ -20831,11 +21380,12 @@ static qlora_result qlora__text_message_add(qlora__env* env, qlora__text_loader*
 
 // The names that data sets use.
 static const char* qlora__text_role_of(const char* name) {
-    static const char* const names[][2] = {{"system", "system"}, {"developer", "system"},
-                                           {"user", "user"},     {"human", "user"},
-                                           {"prompter", "user"}, {"assistant", "assistant"},
-                                           {"gpt", "assistant"}, {"model", "assistant"},
-                                           {"bot", "assistant"}, {"chatgpt", "assistant"}};
+    static const char* const names[][2] = {
+        {"system", "system"},     {"developer", "system"}, {"user", "user"},
+        {"human", "user"},        {"prompter", "user"},    {"assistant", "assistant"},
+        {"gpt", "assistant"},     {"model", "assistant"},  {"bot", "assistant"},
+        {"chatgpt", "assistant"}, {"tool", "tool"},        {"observation", "tool"},
+        {"ipython", "tool"},      {"function", "tool"}};
     for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
         if (strcmp(name, names[i][0]) == 0) {
             return names[i][1];
@@ -20940,11 +21490,15 @@ static qlora_result qlora__text_switch(qlora__env* env, const qlora__json* json,
 
 // Refuses what would change the text or its training, and lists the names that have no effect.
 static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loader* loader,
-                                              const qlora__json_token* node) {
+                                              const qlora__json_token* node, bool* extra) {
     static const char* const used[] = {"role", "from", "content", "value", "weight", "train"};
+    // names that a model's own template knows what to do with; a built-in one does not
+    static const char* const passed[] = {"reasoning_content", "reasoning", "thinking",
+                                         "tool_calls",        "name",      "tool_call_id"};
     static const char* const refused[] = {
         "reasoning_content", "reasoning",    "thinking", "tool_calls", "function_call",
         "tool_call_id",      "train_detail", "images",   "audio",      "videos"};
+    bool built_in = loader->desc->chat->built_in;
     const qlora__json* json = loader->json;
     const qlora__json_token* key = node + 1;
     for (uint32_t i = 0; node->kind == QLORA__JSON_OBJECT && i < node->count; i++) {
@@ -20953,6 +21507,10 @@ static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loade
         bool known = !qlora__text_is_filled(value);
         for (size_t k = 0; k < QLORA__TEXT_COUNT(used); k++) {
             known = known || strcmp(name, used[k]) == 0;
+        }
+        for (size_t k = 0; k < QLORA__TEXT_COUNT(passed) && !built_in && !known; k++) {
+            known = strcmp(name, passed[k]) == 0;
+            *extra = *extra || known;
         }
         for (size_t k = 0; k < QLORA__TEXT_COUNT(refused) && !known; k++) {
             if (strcmp(name, refused[k]) == 0) {
@@ -20980,24 +21538,33 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
     }
     const char* known = qlora__text_role_of(name);
-    if (known == NULL) {
+    bool tool = known != NULL && strcmp(known, "tool") == 0;
+    if (known == NULL || (tool && loader->desc->chat->built_in)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "has the role \"%.60s\", which is not supported", name);
     }
-    QLORA__TRY(qlora__text_message_names(env, loader, node));
+    bool extra = false;
+    QLORA__TRY(qlora__text_message_names(env, loader, node, &extra));
     QLORA__TRY(qlora__text_switch(env, json, node, "weight", &masked));
     QLORA__TRY(qlora__text_switch(env, json, node, "train", &masked));
+    size_t at = 0;
     if (qlora__text_json_string(content)) {
-        return qlora__text_message_add(env, loader, known, qlora__text_json_text(json, content),
-                                       qlora__text_json_size(content), masked);
-    }
-    if (content == NULL || content->kind != QLORA__JSON_ARRAY) {
+        QLORA__TRY(qlora__text_message_add(env, loader, known, qlora__text_json_text(json, content),
+                                           qlora__text_json_size(content), masked));
+    } else if (content != NULL && content->kind == QLORA__JSON_ARRAY) {
+        QLORA__TRY(qlora__text_message_parts(env, loader, content, &at));
+        // the parts may still move: their place is known when all messages are read
+        QLORA__TRY(
+            qlora__text_message_add(env, loader, known, NULL, loader->work.count - at, masked));
+    } else if (qlora__text_json_absent(content) &&
+               qlora__text_is_filled(qlora__text_json_get(json, node, "tool_calls"))) {
+        QLORA__TRY(qlora__text_message_add(env, loader, known, "", 0, masked));
+        loader->messages[loader->message_count - 1].content = NULL; // None, as it is given
+    } else {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no text in \"content\" (or \"value\")");
     }
-    size_t at = 0;
-    QLORA__TRY(qlora__text_message_parts(env, loader, content, &at));
-    // the parts may still move: NULL until all messages are read, and the size in `length`
-    return qlora__text_message_add(env, loader, known, NULL, loader->work.count - at, masked);
+    loader->messages[loader->message_count - 1].node = extra ? node : NULL;
+    return QLORA_OK;
 }
 
 static qlora_result qlora__text_messages_read(qlora__env* env, qlora__text_loader* loader,
@@ -21017,35 +21584,77 @@ static qlora_result qlora__text_messages_read(qlora__env* env, qlora__text_loade
     return QLORA_OK;
 }
 
-// Makes the sample from the collected messages.
-static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* loader) {
-    const qlora_text_data_desc* desc = loader->desc;
-    qlora_text_data* data = loader->data;
+// Where the contents in parts are, and which turns are trained.
+static void qlora__text_data_turns(const qlora__text_loader* loader) {
     size_t at = 0;
     size_t last = 0;
     for (size_t i = 0; i < loader->message_count; i++) {
-        qlora_text_message* message = &loader->messages[i];
-        if (message->content == NULL) {
+        qlora__text_turn* message = &loader->messages[i];
+        if (message->parts) {
             message->content = message->length > 0 ? loader->work.data + at : "";
             at += message->length;
         }
         last = strcmp(message->role, "assistant") == 0 ? i : last;
     }
     for (size_t i = 0; i < loader->message_count; i++) {
-        qlora_text_message* message = &loader->messages[i];
-        message->masked = message->masked || (desc->last_turn_only && i != last);
+        qlora__text_turn* message = &loader->messages[i];
+        message->masked = message->masked || (loader->desc->last_turn_only && i != last);
     }
+}
+
+static void qlora__text_data_train_all(const qlora__text_loader* loader, size_t begin) {
+    qlora_text_data* data = loader->data;
+    for (size_t i = begin; loader->desc->train_prompt && i < data->ids.count; i++) {
+        bool bos = i == begin && data->ids.data[i] == loader->desc->chat->bos;
+        data->labels.data[i] = bos ? -100 : data->ids.data[i];
+    }
+}
+
+// A template that changes earlier turns: one sample for each turn that is trained.
+static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader* loader,
+                                             qlora__text_talk* talk) {
+    qlora_text_data* data = loader->data;
+    bool first = true;
+    for (size_t k = 0; k < talk->count; k++) {
+        if (!qlora__text_is_trained(&talk->turns[k])) {
+            continue;
+        }
+        if (!first) {
+            QLORA__TRY(qlora__text_data_close_record(env, data, loader->begin, loader->line));
+            loader->begin = data->ids.count;
+        }
+        first = false;
+        qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
+        QLORA__TRY(qlora__text_talk_turn(env, talk, k, &o));
+        qlora__text_data_train_all(loader, o.start);
+    }
+    return QLORA_OK;
+}
+
+// Makes the sample, or the samples, from the collected messages.
+static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* loader) {
+    qlora_text_data* data = loader->data;
+    qlora__text_talk talk;
+    memset(&talk, 0, sizeof talk);
     if (loader->message_count == 0) {
         return QLORA_OK;
     }
-    size_t begin = data->ids.count;
-    QLORA__TRY(qlora__text_chat_encode(env, desc->chat, loader->messages, loader->message_count,
-                                       false, &data->ids, &data->labels));
-    for (size_t i = begin; desc->train_prompt && i < data->ids.count; i++) {
-        bool bos = i == begin && data->ids.data[i] == desc->chat->bos;
-        data->labels.data[i] = bos ? -100 : data->ids.data[i];
+    qlora__text_data_turns(loader);
+    talk.chat = loader->desc->chat;
+    talk.turns = loader->messages;
+    talk.count = loader->message_count;
+    talk.json = loader->json;
+    talk.record = loader->record;
+    qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
+    qlora_result r = qlora__text_talk_plan(env, &talk);
+    if (r == QLORA_OK && talk.stable) {
+        r = qlora__text_output_text(env, &o, talk.chat, &talk.whole, &talk.spans);
+        qlora__text_data_train_all(loader, o.start);
+    } else if (r == QLORA_OK) {
+        r = qlora__text_data_by_turn(env, loader, &talk);
     }
-    return QLORA_OK;
+    qlora__text_talk_free(env, &talk);
+    return r;
 }
 
 //@@ src/text/records.h
@@ -21092,7 +21701,12 @@ static const struct {
     {"system", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PAIR},
     {"input", QLORA__TEXT_R_PAIR},
     {"context", QLORA__TEXT_R_PAIR},
-    {"history", QLORA__TEXT_R_PAIR}};
+    {"history", QLORA__TEXT_R_PAIR},
+    {"tools", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
+    {"documents", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
+    {"enable_thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
+    {"thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
+    {"chat_template_kwargs", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION}};
 
 // Names that say which tokens are trained, in ways that are not read here.
 static const char* const qlora__text_masks[] = {"loss_mask", "completion_mask", "assistant_masks",
@@ -21202,7 +21816,7 @@ static qlora_result qlora__text_record_pair(qlora__env* env, qlora__text_loader*
     QLORA__TRY(qlora__text_record_string(env, loader, record, form->second, &answer));
     QLORA__TRY(
         qlora__text_record_input(env, loader, record, strcmp(form->first, "input") == 0, &input));
-    bool alpaca = strcmp(loader->desc->chat->format.name, "alpaca") == 0;
+    bool alpaca = strcmp(loader->desc->chat->name, "alpaca") == 0;
     QLORA__TRY(qlora__text_record_system(env, loader, record));
     if (alpaca && input != NULL && loader->message_count == 0) {
         QLORA__TRY(qlora__text_message_add(env, loader, "system", qlora__text_alpaca_system_input,
@@ -21479,8 +22093,12 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
     if (record->kind != QLORA__JSON_OBJECT) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "a record must be an object {...}");
     }
-    if (qlora__text_is_filled(qlora__text_json_get(json, record, "tools"))) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"tools\" are not supported");
+    loader->record = record;
+    if (loader->desc->chat->built_in &&
+        qlora__text_is_filled(qlora__text_json_get(json, record, "tools"))) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "\"tools\" are not supported by the chat format %s",
+                               loader->desc->chat->name);
     }
     QLORA__TRY(qlora__text_form_find(env, loader, record, &form));
     if (form == NULL) {
@@ -21505,14 +22123,15 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
 
 static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader* loader,
                                             const qlora__json_token* record, size_t line) {
-    size_t begin = loader->data->ids.count;
+    loader->begin = loader->data->ids.count;
+    loader->line = line;
     loader->message_count = 0;
     loader->work.count = 0;
     qlora_result r = qlora__text_record_read(env, loader, record);
     if (r != QLORA_OK) {
         return qlora__env_wrap(env, r, "%s:%lu: ", loader->name, (unsigned long)line);
     }
-    return qlora__text_data_close_record(env, loader->data, begin, line);
+    return qlora__text_data_close_record(env, loader->data, loader->begin, line);
 }
 
 //@@ src/text/data_files.h
@@ -22014,4 +22633,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 0e3d1dcaff738202
+//@@ end 62e7416c4ab92b56

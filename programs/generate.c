@@ -33,6 +33,7 @@ typedef struct options {
     const char* prompt_file;
     const char* system;
     const char* template_name;
+    const char* chat_template;
     option_texts stops;
     double temperature;
     double top_p;
@@ -75,6 +76,8 @@ static const option option_table[] = {
     {"system", OPT_ANY_TEXT, AT(system), false, 0, 0, "TEXT", "system message for --chat"},
     {"template", OPT_TEXT, AT(template_name), false, 0, 0, "NAME",
         "chat format (default: the model's own)"},
+    {"chat-template", OPT_TEXT, AT(chat_template), false, 0, 0, "FILE",
+        "Jinja template of the chat (default: the model's own)"},
     {"context", OPT_WHOLE, AT(context), false, 16, 1e6, "N",
         "maximum tokens in a conversation (default 2048, or the model's limit if lower)"},
     {"max-tokens", OPT_WHOLE, AT(max_tokens), false, 1, 1e6, "N",
@@ -538,6 +541,20 @@ static bool turn(app* a, talk* t, const qlora_text_bytes* line, qlora_text_ids* 
     return talk_add(t, "assistant", a->answer.data, a->answer.count);
 }
 
+// What strftime_now prints in a template: seconds of local time since 1970, 0 without a clock.
+static int64_t local_clock(void) {
+    time_t now = time(NULL);
+    const struct tm* utc = gmtime(&now);
+    struct tm copy;
+    if (utc == NULL) {
+        return 0;
+    }
+    copy = *utc;
+    copy.tm_isdst = -1;
+    time_t shifted = mktime(&copy); // what the clock would be if local time were UTC
+    return shifted == (time_t)-1 ? (int64_t)now : (int64_t)now + (int64_t)(now - shifted);
+}
+
 // Opens the chat format and starts the conversation with --system.
 static bool chat_open(app* a, talk* t) {
     qlora_text_chat_desc desc;
@@ -545,6 +562,8 @@ static bool chat_open(app* a, talk* t) {
     desc.tok = a->tok;
     desc.folder = a->o.model;
     desc.name = a->o.template_name;
+    desc.template_file = a->o.chat_template;
+    desc.clock = local_clock();
     if (qlora_text_chat_open(a->text, &desc, &a->chat) != QLORA_OK) {
         return text_fail(a, "the chat format (see --template): ");
     }
@@ -640,7 +659,8 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     if (o->adapter != NULL && file_is_gguf(o->adapter)) {
         return fail("--adapter %s is a GGUF file; a folder with safetensors is needed", o->adapter);
     }
-    if (!o->chat && (o->system != NULL || o->template_name != NULL)) {
+    bool formed = o->template_name != NULL || o->chat_template != NULL;
+    if (!o->chat && (o->system != NULL || formed)) {
         return fail("--%s can only be used with --chat", o->system != NULL ? "system" : "template");
     }
     if (model_fault(o->model) != NULL) {

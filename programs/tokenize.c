@@ -290,10 +290,63 @@ static bool chat_text(const options* o, work* w, const blob* conversation) {
     return good;
 }
 
+static bool out_ids(work* w, const qlora_text_ids* ids, const qlora_text_ids* labels) {
+    for (size_t i = 0; i < ids->count; i++) {
+        char number[24];
+        int value = labels == NULL ? (int)ids->data[i] : labels->data[i] != -100 ? 1 : 0;
+        int size = snprintf(number, sizeof(number), "%s%d", i > 0 ? ", " : "[", value);
+        if (!out_add(w, number, (size_t)size)) {
+            return false;
+        }
+    }
+    return out_add(w, ids->count > 0 ? "]\n" : "[]\n", ids->count > 0 ? 2 : 3);
+}
+
+// With a tokenizer: the text as a JSON string, its ids, and 1 where it is trained.
+static bool chat_ids(const options* o, work* w, const blob* conversation) {
+    qlora_text_chat* chat = NULL;
+    qlora_text_chat_desc desc;
+    qlora_text_ids labels;
+    char folder[1024];
+    memset(&desc, 0, sizeof(desc));
+    memset(&labels, 0, sizeof(labels));
+    snprintf(folder, sizeof(folder), "%s", o->tokenizer);
+    char* slash = strrchr(folder, '/');
+    const char* ending = strrchr(folder, '.');
+    bool file = ending != NULL && (strcmp(ending, ".json") == 0 || strcmp(ending, ".bin") == 0);
+    if (file && slash != NULL) {
+        *slash = '\0';
+    }
+    desc.tok = w->tok;
+    desc.folder = file && slash == NULL ? "." : folder;
+    desc.template_file = o->chat_template;
+    if (o->bos != NULL || o->eos != NULL || o->pad != NULL || o->unk != NULL) {
+        return wrong(w, "--bos, --eos, --pad and --unk are for --text; with TOKENIZER, the special "
+                        "tokens are the model's");
+    }
+    bool good =
+        clock_read(o, w, &desc.clock) && text_ok(w, qlora_text_chat_open(w->text, &desc, &chat)) &&
+        text_ok(w, qlora_text_chat_encode_json(chat, conversation->data, conversation->count,
+                                               o->generation_prompt, &w->bytes, &w->ids, &labels));
+    if (good && o->text) {
+        good = out_add(w, w->bytes.data, w->bytes.count);
+    } else if (good) {
+        good = (json_quote(w->bytes.data, w->bytes.count, &w->out) || wrong(w, "out of memory")) &&
+               out_add(w, "\n", 1) && out_ids(w, &w->ids, NULL) &&
+               (o->generation_prompt || out_ids(w, &w->ids, &labels));
+    }
+    qlora_text_ids_free(w->text, &labels);
+    qlora_text_chat_close(chat);
+    return good;
+}
+
 static bool chat_run(const options* o, work* w) {
     blob conversation;
     memset(&conversation, 0, sizeof(conversation));
-    bool good = file_read(w, o->chat, &conversation) && chat_text(o, w, &conversation);
+    bool good = file_read(w, o->chat, &conversation) &&
+                (o->tokenizer != NULL ? chat_ids(o, w, &conversation)
+                 : o->text            ? chat_text(o, w, &conversation)
+                                      : wrong(w, "without TOKENIZER, --chat needs --text"));
     blob_free(&conversation);
     return good;
 }

@@ -38,6 +38,7 @@ static bool tokenizer_open(app* a) {
     desc.tok = a->tok;
     desc.folder = a->o.demo ? NULL : a->o.model;
     desc.name = a->o.template_name;
+    desc.template_file = a->o.chat_template;
     return qlora_text_chat_open(a->text, &desc, &a->chat) == QLORA_OK ||
            text_fail(a, "the chat format (see --template): ");
 }

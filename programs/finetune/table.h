@@ -10,6 +10,7 @@ typedef struct options {
     const char* config;
     const char* adapter;
     const char* template_name;
+    const char* chat_template;
     const char* format;
     const char* base_name;
     const char* prompt;
@@ -74,7 +75,9 @@ static const option option_table[] = {
     {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
         "output folder for the adapter, checkpoint, log and plot (required)"},
     {"template", OPT_TEXT, AT(template_name), true, 0, 0, "NAME",
-        "chat format, see below (default: taken from the model)"},
+        "built-in chat format, see below (default: the model's own template)"},
+    {"chat-template", OPT_TEXT, AT(chat_template), true, 0, 0, "FILE",
+        "Jinja template of the chat (default: the model's own)"},
     {"adapter", OPT_TEXT, AT(adapter), true, 0, 0, "DIR",
         "start from this PEFT adapter, or that of a run; sets rank, alpha, targets and rslora"},
     {"base-name", OPT_TEXT, AT(base_name), false, 0, 0, "NAME",

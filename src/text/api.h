@@ -167,13 +167,15 @@ typedef struct qlora_text_message {
 typedef struct qlora_text_chat_desc {
     uint32_t reserved_must_be_zero0;
     qlora_text_tok* tok; // required; must stay open as long as the chat
-    // The model's folder: tokenizer_config.json, chat_template.jinja, generation_config.json and
-    // config.json are read if they exist. Or a GGUF file, which has the same inside. NULL = none.
+    // The model's folder: chat_template.jinja, chat_template.json, tokenizer_config.json,
+    // generation_config.json and config.json are read if they exist. Or a GGUF file, which has the
+    // same inside. NULL = none.
     const char* folder;
-    // chatml, llama3, mistral, alpaca, plain, ...; NULL = recognised from the model's template,
-    // else from the tokens that the tokenizer has, else alpaca.
+    // A built-in format: chatml, llama3, mistral, alpaca, plain, ...; NULL = the model's template,
+    // else a format whose tokens the tokenizer has, else alpaca.
     const char* name;
-    const char* date; // for templates that print today's date; NULL = the template's own default
+    const char* template_file; // a Jinja template in a file; NULL = as `name` says
+    int64_t clock; // for strftime_now: seconds since 1970 in local time; 0 = 2024-07-26
     uint32_t reserved_must_be_zero1;
 } qlora_text_chat_desc;
 
@@ -181,10 +183,10 @@ QLORA_API qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_c
                                             qlora_text_chat** out);
 QLORA_API qlora_result qlora_text_chat_close(qlora_text_chat* chat); // NULL is fine
 QLORA_API const char* qlora_text_chat_names(size_t index); // every name; NULL after the last one
-QLORA_API qlora_result qlora_text_chat_set_date(qlora_text_chat* chat, const char* date);
+QLORA_API qlora_result qlora_text_chat_set_clock(qlora_text_chat* chat, int64_t clock);
 
 typedef struct qlora_text_chat_info {
-    const char* name;     // of the format
+    const char* name;     // of the built-in format, or "model"
     const char* source;   // where the choice came from, in words
     int32_t eos;          // ends a text; -1 when the model has none
     const int32_t* stops; // ids that end generation; valid until the chat is closed
@@ -198,6 +200,12 @@ QLORA_API qlora_result qlora_text_chat_encode(qlora_text_chat* chat,
                                               const qlora_text_message* messages, size_t count,
                                               bool prompt, qlora_text_ids* ids,
                                               qlora_text_ids* labels);
+
+// The same for a conversation as JSON: an object with "messages", perhaps "tools", and any other
+// variable of the template. Appends the rendering to `text` as well; text and labels may be NULL.
+QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conversation,
+                                                   size_t size, bool prompt, qlora_text_bytes* text,
+                                                   qlora_text_ids* ids, qlora_text_ids* labels);
 
 // ---- training data ------------------------------------------------------------------------------
 

@@ -24,9 +24,12 @@ typedef struct qlora__text_loader {
     const char* name; // of the file
     const char* form; // the only form of record that is read, or NULL
     qlora__json* json;
-    qlora_text_message* messages;
+    qlora__text_turn* messages;
     size_t message_count;
     size_t message_capacity;
+    const qlora__json_token* record; // what the messages belong to
+    size_t begin;                    // where its sample starts in the ids
+    size_t line;
     qlora_text_bytes work;  // contents that were joined from parts, one after another
     qlora_text_ids numbers; // a list that belongs to the ids of one record
 } qlora__text_loader;
@@ -123,10 +126,12 @@ static qlora_result qlora__text_message_add(qlora__env* env, qlora__text_loader*
                                             bool masked) {
     void* data = loader->messages;
     qlora_result r = qlora__text_reserve(env, &data, &loader->message_capacity,
-                                         loader->message_count, 1, sizeof(qlora_text_message));
-    loader->messages = (qlora_text_message*)data;
+                                         loader->message_count, 1, sizeof(qlora__text_turn));
+    loader->messages = (qlora__text_turn*)data;
     QLORA__TRY(r);
-    qlora_text_message* message = &loader->messages[loader->message_count++];
+    qlora__text_turn* message = &loader->messages[loader->message_count++];
+    memset(message, 0, sizeof *message);
+    message->parts = content == NULL;
     message->role = role;
     message->content = content;
     message->length = length;
@@ -136,11 +141,12 @@ static qlora_result qlora__text_message_add(qlora__env* env, qlora__text_loader*
 
 // The names that data sets use.
 static const char* qlora__text_role_of(const char* name) {
-    static const char* const names[][2] = {{"system", "system"}, {"developer", "system"},
-                                           {"user", "user"},     {"human", "user"},
-                                           {"prompter", "user"}, {"assistant", "assistant"},
-                                           {"gpt", "assistant"}, {"model", "assistant"},
-                                           {"bot", "assistant"}, {"chatgpt", "assistant"}};
+    static const char* const names[][2] = {
+        {"system", "system"},     {"developer", "system"}, {"user", "user"},
+        {"human", "user"},        {"prompter", "user"},    {"assistant", "assistant"},
+        {"gpt", "assistant"},     {"model", "assistant"},  {"bot", "assistant"},
+        {"chatgpt", "assistant"}, {"tool", "tool"},        {"observation", "tool"},
+        {"ipython", "tool"},      {"function", "tool"}};
     for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
         if (strcmp(name, names[i][0]) == 0) {
             return names[i][1];
@@ -245,11 +251,15 @@ static qlora_result qlora__text_switch(qlora__env* env, const qlora__json* json,
 
 // Refuses what would change the text or its training, and lists the names that have no effect.
 static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loader* loader,
-                                              const qlora__json_token* node) {
+                                              const qlora__json_token* node, bool* extra) {
     static const char* const used[] = {"role", "from", "content", "value", "weight", "train"};
+    // names that a model's own template knows what to do with; a built-in one does not
+    static const char* const passed[] = {"reasoning_content", "reasoning", "thinking",
+                                         "tool_calls",        "name",      "tool_call_id"};
     static const char* const refused[] = {
         "reasoning_content", "reasoning",    "thinking", "tool_calls", "function_call",
         "tool_call_id",      "train_detail", "images",   "audio",      "videos"};
+    bool built_in = loader->desc->chat->built_in;
     const qlora__json* json = loader->json;
     const qlora__json_token* key = node + 1;
     for (uint32_t i = 0; node->kind == QLORA__JSON_OBJECT && i < node->count; i++) {
@@ -258,6 +268,10 @@ static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loade
         bool known = !qlora__text_is_filled(value);
         for (size_t k = 0; k < QLORA__TEXT_COUNT(used); k++) {
             known = known || strcmp(name, used[k]) == 0;
+        }
+        for (size_t k = 0; k < QLORA__TEXT_COUNT(passed) && !built_in && !known; k++) {
+            known = strcmp(name, passed[k]) == 0;
+            *extra = *extra || known;
         }
         for (size_t k = 0; k < QLORA__TEXT_COUNT(refused) && !known; k++) {
             if (strcmp(name, refused[k]) == 0) {
@@ -285,24 +299,33 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
     }
     const char* known = qlora__text_role_of(name);
-    if (known == NULL) {
+    bool tool = known != NULL && strcmp(known, "tool") == 0;
+    if (known == NULL || (tool && loader->desc->chat->built_in)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "has the role \"%.60s\", which is not supported", name);
     }
-    QLORA__TRY(qlora__text_message_names(env, loader, node));
+    bool extra = false;
+    QLORA__TRY(qlora__text_message_names(env, loader, node, &extra));
     QLORA__TRY(qlora__text_switch(env, json, node, "weight", &masked));
     QLORA__TRY(qlora__text_switch(env, json, node, "train", &masked));
+    size_t at = 0;
     if (qlora__text_json_string(content)) {
-        return qlora__text_message_add(env, loader, known, qlora__text_json_text(json, content),
-                                       qlora__text_json_size(content), masked);
-    }
-    if (content == NULL || content->kind != QLORA__JSON_ARRAY) {
+        QLORA__TRY(qlora__text_message_add(env, loader, known, qlora__text_json_text(json, content),
+                                           qlora__text_json_size(content), masked));
+    } else if (content != NULL && content->kind == QLORA__JSON_ARRAY) {
+        QLORA__TRY(qlora__text_message_parts(env, loader, content, &at));
+        // the parts may still move: their place is known when all messages are read
+        QLORA__TRY(
+            qlora__text_message_add(env, loader, known, NULL, loader->work.count - at, masked));
+    } else if (qlora__text_json_absent(content) &&
+               qlora__text_is_filled(qlora__text_json_get(json, node, "tool_calls"))) {
+        QLORA__TRY(qlora__text_message_add(env, loader, known, "", 0, masked));
+        loader->messages[loader->message_count - 1].content = NULL; // None, as it is given
+    } else {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no text in \"content\" (or \"value\")");
     }
-    size_t at = 0;
-    QLORA__TRY(qlora__text_message_parts(env, loader, content, &at));
-    // the parts may still move: NULL until all messages are read, and the size in `length`
-    return qlora__text_message_add(env, loader, known, NULL, loader->work.count - at, masked);
+    loader->messages[loader->message_count - 1].node = extra ? node : NULL;
+    return QLORA_OK;
 }
 
 static qlora_result qlora__text_messages_read(qlora__env* env, qlora__text_loader* loader,
@@ -322,33 +345,75 @@ static qlora_result qlora__text_messages_read(qlora__env* env, qlora__text_loade
     return QLORA_OK;
 }
 
-// Makes the sample from the collected messages.
-static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* loader) {
-    const qlora_text_data_desc* desc = loader->desc;
-    qlora_text_data* data = loader->data;
+// Where the contents in parts are, and which turns are trained.
+static void qlora__text_data_turns(const qlora__text_loader* loader) {
     size_t at = 0;
     size_t last = 0;
     for (size_t i = 0; i < loader->message_count; i++) {
-        qlora_text_message* message = &loader->messages[i];
-        if (message->content == NULL) {
+        qlora__text_turn* message = &loader->messages[i];
+        if (message->parts) {
             message->content = message->length > 0 ? loader->work.data + at : "";
             at += message->length;
         }
         last = strcmp(message->role, "assistant") == 0 ? i : last;
     }
     for (size_t i = 0; i < loader->message_count; i++) {
-        qlora_text_message* message = &loader->messages[i];
-        message->masked = message->masked || (desc->last_turn_only && i != last);
+        qlora__text_turn* message = &loader->messages[i];
+        message->masked = message->masked || (loader->desc->last_turn_only && i != last);
     }
+}
+
+static void qlora__text_data_train_all(const qlora__text_loader* loader, size_t begin) {
+    qlora_text_data* data = loader->data;
+    for (size_t i = begin; loader->desc->train_prompt && i < data->ids.count; i++) {
+        bool bos = i == begin && data->ids.data[i] == loader->desc->chat->bos;
+        data->labels.data[i] = bos ? -100 : data->ids.data[i];
+    }
+}
+
+// A template that changes earlier turns: one sample for each turn that is trained.
+static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader* loader,
+                                             qlora__text_talk* talk) {
+    qlora_text_data* data = loader->data;
+    bool first = true;
+    for (size_t k = 0; k < talk->count; k++) {
+        if (!qlora__text_is_trained(&talk->turns[k])) {
+            continue;
+        }
+        if (!first) {
+            QLORA__TRY(qlora__text_data_close_record(env, data, loader->begin, loader->line));
+            loader->begin = data->ids.count;
+        }
+        first = false;
+        qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
+        QLORA__TRY(qlora__text_talk_turn(env, talk, k, &o));
+        qlora__text_data_train_all(loader, o.start);
+    }
+    return QLORA_OK;
+}
+
+// Makes the sample, or the samples, from the collected messages.
+static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* loader) {
+    qlora_text_data* data = loader->data;
+    qlora__text_talk talk;
+    memset(&talk, 0, sizeof talk);
     if (loader->message_count == 0) {
         return QLORA_OK;
     }
-    size_t begin = data->ids.count;
-    QLORA__TRY(qlora__text_chat_encode(env, desc->chat, loader->messages, loader->message_count,
-                                       false, &data->ids, &data->labels));
-    for (size_t i = begin; desc->train_prompt && i < data->ids.count; i++) {
-        bool bos = i == begin && data->ids.data[i] == desc->chat->bos;
-        data->labels.data[i] = bos ? -100 : data->ids.data[i];
+    qlora__text_data_turns(loader);
+    talk.chat = loader->desc->chat;
+    talk.turns = loader->messages;
+    talk.count = loader->message_count;
+    talk.json = loader->json;
+    talk.record = loader->record;
+    qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
+    qlora_result r = qlora__text_talk_plan(env, &talk);
+    if (r == QLORA_OK && talk.stable) {
+        r = qlora__text_output_text(env, &o, talk.chat, &talk.whole, &talk.spans);
+        qlora__text_data_train_all(loader, o.start);
+    } else if (r == QLORA_OK) {
+        r = qlora__text_data_by_turn(env, loader, &talk);
     }
-    return QLORA_OK;
+    qlora__text_talk_free(env, &talk);
+    return r;
 }

@@ -1,4 +1,4 @@
-/* qlora_text.h - v0.2.0 - tokenizers, chat formats and training data - SPDX: MIT-0 OR Unlicense
+/* qlora_text.h - v0.2.0 - tokenizers, chat templates and training data - SPDX: MIT-0 OR Unlicense
 
    Do this in ONE C or C++ file:
 
@@ -54,7 +54,9 @@
        text/jinja_eval       expressions
        text/jinja_run        statements and macros
        text/jinja_api        templates as objects
-       text/chat            chat formats
+       text/chat_formats    built-in chat templates
+       text/chat            which template a model has
+       text/chat_encode     conversations to ids, and what is trained
        text/data            samples, messages
        text/records         one record of a JSON file to a sample
        text/data_files      training files to samples
@@ -97,7 +99,8 @@
        {"text"}                            all of it is trained
        {"prompt", "completion"}            two strings, joined as they are; the completion is
                                            trained (two lists of messages: see messages)
-       {"messages": [{"role", "content"}]} in the chat format; assistant turns are trained
+       {"messages": [{"role", "content"}]} rendered by the chat template; assistant turns are
+                                           trained
        {"conversations": [{"from", "value"}]}                 the same (ShareGPT)
        {"instruction", "input", "output", "history"}          the same (Alpaca)
        {"question", "answer"}, {"input", "output"}            the same
@@ -109,18 +112,42 @@
        dropped. null is the same as no value. A name above with another type is an error, and so is
        a record that fits two forms, unless desc.format names one of them; all other names have no
        effect and are listed by qlora_text_data_query. What would change the text or its training
-       but is not supported (tool_calls, reasoning_content, other weights, images) is an error.
+       but is not supported (other weights, images) is an error.
+       With a model's own template, messages may have tool_calls, tool_call_id, name,
+       reasoning_content and thinking, roles may be "tool", and "tools", "documents",
+       "enable_thinking" and "chat_template_kwargs" of a record are variables of the template.
+       Arguments of a tool call that are a string are parsed before rendering, unless the template
+       itself asks whether they are a string. Contents in parts are joined.
 
        .txt: documents are separated by lines that contain only <|endoftext|>; a file without
        such a line is one document. A document longer than desc.chunk_tokens is split into
        samples of that length, and no token is lost.
 
-       A sample gets BOS exactly once, where the tokenizer's post-processor adds it. Its end is
-       always trained: the end-of-turn token of the chat format, otherwise EOS.
+       A sample gets BOS exactly once: from the template, or where the tokenizer's post-processor
+       adds it. Its end is trained: the end marker of the template, otherwise EOS.
+
+   CHAT TEMPLATES
+       A conversation is rendered by the Jinja template that the model brings, in
+       chat_template.jinja, chat_template.json, tokenizer_config.json or a GGUF file, as
+       transformers executes it; a built-in one is used on request, or when there is none.
+       Statements: if, for (not recursive), set, macro, call, filter, with, break, continue, print,
+       raw, generation. Filters, tests and methods are those of jinja2 and Python's str, list and
+       dict. What is not supported is an error that names it: include, import, block, extends,
+       autoescape; the filters filesizeformat, pprint, random, striptags, urlize, wordwrap and
+       xmlattr; integers beyond 64 bits, unless they are only printed; printing an object that
+       Python shows with its address. A template stops with an error at limits for steps, memory
+       and depth. strftime_now prints desc.clock.
+
+       What is trained is derived. With {% generation %} blocks it is what they write. Otherwise an
+       answer is what the rendering up to it has more than the rendering before it with the
+       generation prompt, up to its end marker. If a template renders earlier turns differently
+       when later ones follow (it drops their thoughts), each turn becomes a sample of its own, as
+       inference sees it. If an answer does not continue its prompt, the record is refused. Text is
+       split into tokens where an answer begins and ends, as in generation.
 
    STOP IDS
        As in transformers: those of generation_config.json if it has an "eos_token_id", else those
-       of config.json; also EOS and the end-of-turn token of the chat format.
+       of config.json; also EOS and the marker with which the template ends an answer.
 
    ERRORS
        Every call that can fail returns a qlora_result and writes its outputs only on success;

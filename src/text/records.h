@@ -40,7 +40,12 @@ static const struct {
     {"system", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PAIR},
     {"input", QLORA__TEXT_R_PAIR},
     {"context", QLORA__TEXT_R_PAIR},
-    {"history", QLORA__TEXT_R_PAIR}};
+    {"history", QLORA__TEXT_R_PAIR},
+    {"tools", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
+    {"documents", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
+    {"enable_thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
+    {"thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
+    {"chat_template_kwargs", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION}};
 
 // Names that say which tokens are trained, in ways that are not read here.
 static const char* const qlora__text_masks[] = {"loss_mask", "completion_mask", "assistant_masks",
@@ -150,7 +155,7 @@ static qlora_result qlora__text_record_pair(qlora__env* env, qlora__text_loader*
     QLORA__TRY(qlora__text_record_string(env, loader, record, form->second, &answer));
     QLORA__TRY(
         qlora__text_record_input(env, loader, record, strcmp(form->first, "input") == 0, &input));
-    bool alpaca = strcmp(loader->desc->chat->format.name, "alpaca") == 0;
+    bool alpaca = strcmp(loader->desc->chat->name, "alpaca") == 0;
     QLORA__TRY(qlora__text_record_system(env, loader, record));
     if (alpaca && input != NULL && loader->message_count == 0) {
         QLORA__TRY(qlora__text_message_add(env, loader, "system", qlora__text_alpaca_system_input,
@@ -427,8 +432,12 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
     if (record->kind != QLORA__JSON_OBJECT) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "a record must be an object {...}");
     }
-    if (qlora__text_is_filled(qlora__text_json_get(json, record, "tools"))) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"tools\" are not supported");
+    loader->record = record;
+    if (loader->desc->chat->built_in &&
+        qlora__text_is_filled(qlora__text_json_get(json, record, "tools"))) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "\"tools\" are not supported by the chat format %s",
+                               loader->desc->chat->name);
     }
     QLORA__TRY(qlora__text_form_find(env, loader, record, &form));
     if (form == NULL) {
@@ -453,12 +462,13 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
 
 static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader* loader,
                                             const qlora__json_token* record, size_t line) {
-    size_t begin = loader->data->ids.count;
+    loader->begin = loader->data->ids.count;
+    loader->line = line;
     loader->message_count = 0;
     loader->work.count = 0;
     qlora_result r = qlora__text_record_read(env, loader, record);
     if (r != QLORA_OK) {
         return qlora__env_wrap(env, r, "%s:%lu: ", loader->name, (unsigned long)line);
     }
-    return qlora__text_data_close_record(env, loader->data, begin, line);
+    return qlora__text_data_close_record(env, loader->data, loader->begin, line);
 }

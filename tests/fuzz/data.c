@@ -1,4 +1,4 @@
-// data.c - libFuzzer target: any bytes as a data file, and as the configuration of a model.
+// data.c - libFuzzer target: any bytes as a data file.
 //
 // The first byte selects the kind of file, the chat format and the options. Run it in the root of
 // the repository: it uses the small tokenizers in tests/golden.
@@ -50,18 +50,6 @@ static qlora_text_chat* chat_open(qlora_text_tok* tok, const char* name) {
     return chat;
 }
 
-static void fuzz_template(qlora_text_tok* tok, const char* text, size_t size) {
-    qlora_text_chat* chat = chat_open(tok, "chatml");
-    qlora__env* env = &lib()->env;
-    if (qlora__text_chat_recognise(env, chat, text, size) == QLORA_OK) {
-        qlora_text_message message = {"user", text, size, false};
-        qlora_text_ids ids = {0};
-        must(qlora_text_chat_encode(chat, &message, 1, true, &ids, NULL));
-        qlora_text_ids_free(lib(), &ids);
-    }
-    must(qlora_text_chat_close(chat));
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static qlora_text_tok* toks[2];
     static const char* const files[2] = {"tests/golden/text_byte.json",
@@ -76,10 +64,6 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     const char* text = (const char*)data + 2;
     size -= 2;
-    if (data[0] / 2 % 8 == 7) {
-        fuzz_template(toks[which], text, size);
-        return 0;
-    }
     qlora_text_data_desc desc;
     qlora_text_data* out = NULL;
     memset(&desc, 0, sizeof(desc));

@@ -377,6 +377,179 @@ TEST golden_templates(void) {
     PASS();
 }
 
+// ---- what is trained
+
+// The tokenizer of the golden data with the markers of several models.
+static qlora_text_tok* marked_tok(void) {
+    static const char* const markers[] = {"<|eot_id|>",
+                                          "<|start_header_id|>",
+                                          "<|end_header_id|>",
+                                          "<end_of_turn>",
+                                          "<start_of_turn>",
+                                          "<|end|>",
+                                          "<|user|>",
+                                          "<|assistant|>",
+                                          "[INST]",
+                                          "[/INST]",
+                                          "<tool_call>",
+                                          "</tool_call>",
+                                          "<think>",
+                                          "</think>"};
+    size_t size = 0;
+    char* data = file_read("tests/golden/text_byte.json", &size);
+    char* more = data != NULL ? (char*)malloc(size + 4096) : NULL;
+    char* list = data != NULL ? strstr(data, "\"added_tokens\"") : NULL;
+    qlora_text_tok* tok = NULL;
+    qlora_text_tok_info info;
+    if (more == NULL || list == NULL ||
+        qlora_text_tok_load(lib, "golden", data, size, &tok) != QLORA_OK ||
+        qlora_text_tok_query(tok, &info) != QLORA_OK) {
+        return NULL;
+    }
+    qlora_text_tok_close(tok);
+    tok = NULL;
+    size_t head = (size_t)(strchr(list, '[') + 1 - data);
+    size_t used = head;
+    memcpy(more, data, head);
+    for (size_t i = 0; i < sizeof markers / sizeof markers[0]; i++) {
+        used += (size_t)snprintf(more + used, size + 4096 - used,
+                                 "{\"id\":%d,\"content\":\"%s\",\"single_word\":false,\"lstrip\":"
+                                 "false,\"rstrip\":false,\"normalized\":false,\"special\":true},",
+                                 (int)info.count + (int)i, markers[i]);
+    }
+    memcpy(more + used, data + head, size - head);
+    used += size - head;
+    qlora_text_tok_load(lib, "marked", more, used, &tok);
+    free(more);
+    free(data);
+    return tok;
+}
+
+// A sample as text, with what is trained in [[ ]].
+static void sample_show(qlora_text_tok* tok, const qlora_text_sample* sample, char* out,
+                        size_t room) {
+    qlora_text_bytes text = {0};
+    bool open = false;
+    for (size_t i = 0; i <= sample->count; i++) {
+        bool trained = i < sample->count && sample->labels[i] != -100;
+        if (trained != open) {
+            qlora_text_bytes_add(lib, &text, open ? "]]" : "[[", 2);
+            open = trained;
+        }
+        if (i < sample->count) {
+            qlora_text_decode(tok, sample->ids + i, 1, 0, &text);
+        }
+    }
+    snprintf(out, room, "%.*s", (int)text.count, text.count > 0 ? text.data : "");
+    qlora_text_bytes_free(lib, &text);
+}
+
+#define TURNS                                                                                      \
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"content\":"   \
+    "\"yo\"},{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"bye\"}]}"
+#define CALLS(answer)                                                                              \
+    "{\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get\",\"parameters\":{}}}],"      \
+    "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"content\":"    \
+    "\"\",\"tool_calls\":[{\"type\":\"function\",\"id\":\"123456789\",\"function\":{\"name\":"     \
+    "\"get\",\"arguments\":\"{\\\"a\\\": 1}\"}}]},{\"role\":\"tool\",\"tool_call_id\":"            \
+    "\"123456789\",\"name\":\"get\",\"content\":\"5\"},{\"role\":\"assistant\"," answer "}]}"
+
+// Each row: a template, a record, which sample, and how it ends; with a "!", part of the error.
+static const struct {
+    const char* name;
+    const char* record;
+    size_t count;
+    size_t sample;
+    const char* want;
+} mask_rows[] = {
+    {"chatml", TURNS, 1, 0,
+     "<s><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n[[yo<|im_end|>]]\n"
+     "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n[[bye<|im_end|>]]"},
+    {"llama-3", TURNS, 1, 0,
+     "<s><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant"
+     "<|end_header_id|>\n\n[[yo<|eot_id|>]]<|start_header_id|>user<|end_header_id|>\n\nq<|eot_id|>"
+     "<|start_header_id|>assistant<|end_header_id|>\n\n[[bye<|eot_id|>]]"},
+    {"llama-3.1", CALLS("\"content\":\"five\""), 1, 0,
+     "<|start_header_id|>assistant<|end_header_id|>\n\n[[{\"name\": \"get\", \"parameters\": "
+     "{\"a\": 1}}<|eot_id|>]]<|start_header_id|>ipython<|end_header_id|>\n\n\"5\"<|eot_id|>"
+     "<|start_header_id|>assistant<|end_header_id|>\n\n[[five<|eot_id|>]]"},
+    {"mistral-v3", TURNS, 1, 0, "<s>[INST] hi[/INST][[ yo</s>]][INST] q[/INST][[ bye</s>]]"},
+    {"gemma-3", TURNS, 1, 0,
+     "<start_of_turn>model\n[[yo<end_of_turn>]]\n<start_of_turn>user\nq<end_of_turn>\n"
+     "<start_of_turn>model\n[[bye<end_of_turn>]]"},
+    {"phi-3.5-mini", TURNS, 1, 0,
+     "<s><|user|>\nhi<|end|>\n<|assistant|>\n[[yo<|end|>]]\n<|user|>\nq<|end|>\n<|assistant|>\n"
+     "[[bye<|end|>]]"},
+    {"phi-4-mini", TURNS, 1, 0,
+     "<|user|>hi<|end|><|assistant|>[[yo<|end|>]]<|user|>q<|end|><|assistant|>[[bye<|end|>]]"},
+    {"smollm3", TURNS, 1, 0,
+     "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n[[yo<|im_end|>]]\n<|im_start|>user\n"
+     "q<|im_end|>\n<|im_start|>assistant\n[[bye<|im_end|>]]"},
+    {"smollm3", CALLS("\"content\":\"five\""), 0, 0, "!message 2 has tool_calls"},
+    // earlier thoughts are dropped: a sample for each turn
+    {"qwen3", TURNS, 2, 0,
+     "<s><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n[[<think>\n\n</think>\n\nyo"
+     "<|im_end|>]]"},
+    {"qwen3", TURNS, 2, 1,
+     "<s><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n<|im_start|>user\n"
+     "q<|im_end|>\n<|im_start|>assistant\n[[<think>\n\n</think>\n\nbye<|im_end|>]]"},
+    {"qwen3", CALLS("\"reasoning_content\":\"hm\",\"content\":\"five\""), 2, 0,
+     "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n[[<think>\n\n</think>\n\n<tool_call>\n"
+     "{\"name\": \"get\", \"arguments\": {\"a\": 1}}\n</tool_call><|im_end|>]]"},
+    {"qwen3", CALLS("\"reasoning_content\":\"hm\",\"content\":\"five\""), 2, 1,
+     "<|im_start|>assistant\n<tool_call>\n{\"name\": \"get\", \"arguments\": {\"a\": 1}}\n"
+     "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n"
+     "<|im_start|>assistant\n[[<think>\nhm\n</think>\n\nfive<|im_end|>]]"},
+    {"laguna-s-2.1", TURNS, 1, 0,
+     "<user>hi</user>\n[[<assistant><think></think>yo</assistant>\n]]<user>q</user>\n"
+     "[[<assistant><think></think>bye</assistant>\n]]"},
+    {"deepseek-r1-distill-qwen", TURNS, 0, 0, "!generation prompt goes on with \"<think>"}};
+
+TEST masks(size_t index) {
+    char path[300];
+    char got[8192];
+    qlora_text_chat_desc chat_desc;
+    qlora_text_data_desc data_desc;
+    qlora_text_chat* chat = NULL;
+    qlora_text_data* data = NULL;
+    qlora_text_sample sample;
+    const char* want = mask_rows[index].want;
+    const char* record = mask_rows[index].record;
+    memset(&chat_desc, 0, sizeof chat_desc);
+    memset(&data_desc, 0, sizeof data_desc);
+    snprintf(path, sizeof path, SHARED "%s.jinja", mask_rows[index].name);
+    size_t size = 0;
+    char* there = file_read(path, &size);
+    free(there);
+    if (there == NULL) {
+        SKIPm("no " SHARED);
+    }
+    qlora_text_tok* tok = marked_tok();
+    ASSERT(tok != NULL);
+    chat_desc.tok = tok;
+    chat_desc.template_file = path;
+    ASSERT_EQm(qlora_text_last_error(lib), QLORA_OK, qlora_text_chat_open(lib, &chat_desc, &chat));
+    data_desc.chat = chat;
+    data_desc.path = "x.jsonl";
+    qlora_result r = qlora_text_data_load(lib, &data_desc, record, strlen(record), &data);
+    if (want[0] == '!') {
+        ASSERTm(qlora_text_last_error(lib),
+                r != QLORA_OK && strstr(qlora_text_last_error(lib), want + 1) != NULL);
+    } else {
+        ASSERT_EQm(qlora_text_last_error(lib), QLORA_OK, r);
+        ASSERT_EQ(mask_rows[index].count, qlora_text_data_count(data));
+        ASSERT_EQ(QLORA_OK, qlora_text_sample_read(data, mask_rows[index].sample, &sample));
+        sample_show(tok, &sample, got, sizeof got);
+        size_t length = strlen(got);
+        size_t wanted = strlen(want);
+        ASSERT_STR_EQ(want, length >= wanted ? got + length - wanted : got);
+    }
+    qlora_text_data_close(data);
+    qlora_text_chat_close(chat);
+    qlora_text_tok_close(tok);
+    PASS();
+}
+
 SUITE(templates_suite) {
     if (qlora_text_create(NULL, &lib) != QLORA_OK) {
         return;
@@ -386,6 +559,9 @@ SUITE(templates_suite) {
     RUN_TEST(deep_source);
     RUN_TEST(generation_spans);
     RUN_TEST(golden_templates);
+    for (size_t i = 0; i < sizeof mask_rows / sizeof mask_rows[0]; i++) {
+        RUN_TESTp(masks, i);
+    }
     qlora_text_destroy(lib);
     lib = NULL;
 }

@@ -1,0 +1,805 @@
+// From a conversation to ids, and what of it is trained.
+//
+// With generation blocks, the template says what the assistant wrote. Otherwise a turn is what the
+// rendering up to it has more than the rendering before it with the generation prompt: what a model
+// continues. A template that changes earlier turns when later ones follow (it drops their thoughts,
+// say) cannot be trained on one text: then each turn is a sample of its own, as inference sees it.
+
+// One message of a conversation. `node` is the whole message in `json`, or NULL: then it has only a
+// role and a content.
+typedef struct qlora__text_turn {
+    const char* role;
+    const char* content; // NULL: null
+    size_t length;
+    bool masked; // an assistant turn that is not trained
+    bool parts;  // the content is not in place yet
+    const qlora__json_token* node;
+} qlora__text_turn;
+
+typedef struct qlora__text_talk {
+    qlora_text_chat* chat;
+    const qlora__text_turn* turns;
+    size_t count;
+    const qlora__json* json;         // of the nodes, and of:
+    const qlora__json_token* record; // other keys are variables of the template; may be NULL
+    bool literal; // nothing is changed: neither roles, nor contents, nor arguments
+    // work, reused from turn to turn
+    qlora_text_bytes whole;
+    qlora_text_bytes before;
+    qlora_text_bytes after;
+    qlora_text_bytes next;
+    qlora_text_spans spans;
+    bool asks;   // a question follows the turns
+    bool stable; // one text has all turns
+} qlora__text_talk;
+
+static void qlora__text_talk_free(qlora__env* env, qlora__text_talk* talk) {
+    qlora__text_bytes_free(env, &talk->whole);
+    qlora__text_bytes_free(env, &talk->before);
+    qlora__text_bytes_free(env, &talk->after);
+    qlora__text_bytes_free(env, &talk->next);
+    qlora__env_free(env, talk->spans.data, talk->spans.capacity * sizeof(qlora_text_span));
+}
+
+// ---- values of a conversation
+
+// Arguments that are a string become what the string says, if it is JSON.
+static qlora_result qlora__text_arguments(qlora__jin_machine* m, qlora_text_chat* chat,
+                                          qlora__jin_value* arguments) {
+    const qlora__jin_string* s = arguments->as.string;
+    void* data = chat->parsed;
+    qlora__json json;
+    qlora_result r = qlora__text_reserve(m->env, &data, &chat->parsed_capacity, chat->parsed_count,
+                                         1, sizeof(qlora__json));
+    chat->parsed = (qlora__json*)data;
+    QLORA__TRY(r);
+    r = qlora__text_json(m->env, "arguments", s->data, s->bytes, &json);
+    if (r != QLORA_OK) {
+        return r == QLORA_ERR_MEMORY ? r : QLORA_OK; // not JSON: it stays the string
+    }
+    chat->parsed[chat->parsed_count++] = json;
+    return qlora__jin_from_json(m, &json, json.tokens, arguments);
+}
+
+static qlora_result qlora__text_tool_calls(qlora__jin_machine* m, qlora_text_chat* chat,
+                                           qlora__jin_value calls) {
+    for (size_t i = 0; calls.kind == QLORA__JIN_LIST && i < calls.as.list->count; i++) {
+        qlora__jin_value call = calls.as.list->items[i];
+        if (call.kind != QLORA__JIN_DICT) {
+            continue;
+        }
+        size_t at = qlora__jin_dict_at(call.as.dict, "function", 8);
+        bool inner = at < call.as.dict->count && call.as.dict->values[at].kind == QLORA__JIN_DICT;
+        qlora__jin_dict* function = inner ? call.as.dict->values[at].as.dict : call.as.dict;
+        at = qlora__jin_dict_at(function, "arguments", 9);
+        if (at < function->count && function->values[at].kind == QLORA__JIN_STRING) {
+            QLORA__TRY(qlora__text_arguments(m, chat, &function->values[at]));
+        }
+    }
+    return QLORA_OK;
+}
+
+// The message as the template sees it.
+static qlora_result qlora__text_turn_value(qlora__jin_machine* m, const qlora__text_talk* talk,
+                                           const qlora__text_turn* turn, qlora__jin_value* out) {
+    qlora__jin_value content = qlora__jin_none();
+    qlora__jin_value role;
+    if (talk->literal && turn->node != NULL) {
+        return qlora__jin_from_json(m, talk->json, turn->node, out);
+    }
+    QLORA__TRY(qlora__jin_string_of(m, turn->role, &role));
+    if (turn->content != NULL) {
+        QLORA__TRY(qlora__jin_string_share(m, turn->content, turn->length, &content));
+    }
+    QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 4, out));
+    QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "role", role));
+    QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "content", content));
+    if (turn->node == NULL) {
+        return QLORA_OK;
+    }
+    static const char* const ours[] = {"role", "content", "from", "value", "weight", "train"};
+    qlora__jin_value all;
+    QLORA__TRY(qlora__jin_from_json(m, talk->json, turn->node, &all));
+    for (size_t i = 0; all.kind == QLORA__JIN_DICT && i < all.as.dict->count; i++) {
+        qlora__jin_value key = all.as.dict->keys[i];
+        bool known = false;
+        for (size_t k = 0; k < QLORA__TEXT_COUNT(ours); k++) {
+            known = known || qlora__jin_is(key, ours[k], strlen(ours[k]));
+        }
+        if (!known) {
+            QLORA__TRY(qlora__jin_dict_add(m, out->as.dict, key, all.as.dict->values[i]));
+        }
+        if (qlora__jin_is(key, "tool_calls", 10) && !talk->chat->keeps_strings) {
+            QLORA__TRY(qlora__text_tool_calls(m, talk->chat, all.as.dict->values[i]));
+        }
+    }
+    return QLORA_OK;
+}
+
+// Keys of a record that are variables of the template. chat_template_kwargs has them in an object.
+static qlora_result qlora__text_talk_extras(qlora__jin_machine* m, const qlora__text_talk* talk,
+                                            bool* tools) {
+    static const char* const used[] = {"tools", "documents", "enable_thinking", "thinking"};
+    qlora__jin_value all;
+    *tools = false;
+    if (talk->record == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__jin_from_json(m, talk->json, talk->record, &all));
+    for (size_t i = 0; i < all.as.dict->count; i++) {
+        qlora__jin_value key = all.as.dict->keys[i];
+        qlora__jin_value value = all.as.dict->values[i];
+        bool known = talk->literal;
+        for (size_t k = 0; k < QLORA__TEXT_COUNT(used); k++) {
+            known = known || qlora__jin_is(key, used[k], strlen(used[k]));
+        }
+        if (known && !qlora__jin_is(key, "messages", 8)) {
+            QLORA__TRY(qlora__jin_dict_set(m, m->globals, key, value));
+        }
+        *tools = *tools || (qlora__jin_is(key, "tools", 5) && qlora__jin_truth(value));
+        if (qlora__jin_is(key, "chat_template_kwargs", 20) && value.kind == QLORA__JIN_DICT) {
+            for (size_t k = 0; k < value.as.dict->count; k++) {
+                QLORA__TRY(qlora__jin_dict_set(m, m->globals, value.as.dict->keys[k],
+                                               value.as.dict->values[k]));
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+// The variables of a rendering of the first `count` turns.
+static qlora_result qlora__text_talk_set(qlora__jin_machine* m, const qlora__text_talk* talk,
+                                         size_t count, bool prompt) {
+    qlora__jin_value list;
+    bool tools = false;
+    QLORA__TRY(qlora__jin_set(m, "tools", qlora__jin_none()));
+    QLORA__TRY(qlora__jin_set(m, "documents", qlora__jin_none()));
+    for (size_t i = 0; i < 4; i++) {
+        QLORA__TRY(qlora__jin_set_text(m, qlora__text_token_names[i], talk->chat->tokens[i].data));
+    }
+    QLORA__TRY(qlora__text_talk_extras(m, talk, &tools));
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, count, &list));
+    for (size_t i = 0; i < count; i++) {
+        qlora__jin_value turn;
+        QLORA__TRY(qlora__text_turn_value(m, talk, &talk->turns[i], &turn));
+        QLORA__TRY(qlora__jin_list_add(m, list.as.list, turn));
+    }
+    if (talk->asks) {
+        qlora__text_turn question;
+        qlora__jin_value turn;
+        memset(&question, 0, sizeof question);
+        question.role = "user";
+        question.content = "a";
+        question.length = 1;
+        QLORA__TRY(qlora__text_turn_value(m, talk, &question, &turn));
+        QLORA__TRY(qlora__jin_list_add(m, list.as.list, turn));
+    }
+    QLORA__TRY(qlora__jin_set(m, "messages", list));
+    return qlora__jin_set(m, "add_generation_prompt", qlora__jin_bool(prompt));
+}
+
+static bool qlora__text_talk_has_tools(const qlora__text_talk* talk) {
+    const qlora__json_token* tools =
+        talk->record != NULL ? qlora__text_json_get(talk->json, talk->record, "tools") : NULL;
+    return tools != NULL && tools->kind == QLORA__JSON_ARRAY && tools->count > 0;
+}
+
+static qlora_text_template* qlora__text_talk_template(const qlora__text_talk* talk) {
+    bool tools = talk->chat->with_tools != NULL && qlora__text_talk_has_tools(talk);
+    return tools ? talk->chat->with_tools : talk->chat->template_;
+}
+
+// Renders the first `count` turns into `out`, which is emptied first.
+static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_talk* talk,
+                                            size_t count, bool prompt, qlora_text_bytes* out,
+                                            qlora_text_spans* spans) {
+    qlora_text_chat* chat = talk->chat;
+    qlora_text_template* source = qlora__text_talk_template(talk);
+    qlora__jin_machine m;
+    qlora__jin_buffer text;
+    uint64_t input = 4096;
+    memset(&text, 0, sizeof text);
+    out->count = 0;
+    for (size_t i = 0; i < count; i++) {
+        const qlora__text_turn* turn = &talk->turns[i];
+        input += turn->node != NULL ? turn->node->end - turn->node->begin : 0;
+        input += turn->length;
+    }
+    qlora_result r = qlora__jin_begin(source, input, &m);
+    m.clock = chat->clock;
+    r = r == QLORA_OK ? qlora__text_talk_set(&m, talk, count, prompt) : r;
+    r = r == QLORA_OK ? qlora__jin_execute(source, &m, &text) : r;
+    r = r == QLORA_OK ? qlora__text_bytes_add(env, out, text.data, text.count) : r;
+    for (size_t i = 0; r == QLORA_OK && spans != NULL && i < m.span_count; i++) {
+        r = qlora__jin_spans_add(env, spans, m.spans[i].begin, m.spans[i].end);
+    }
+    qlora__jin_end(source, &m);
+    while (chat->parsed_count > 0) {
+        qlora__json_free(env, &chat->parsed[--chat->parsed_count]);
+    }
+    return r;
+}
+
+// ---- text to ids
+
+typedef struct qlora__text_output {
+    qlora_text_ids* ids;
+    qlora_text_ids* labels; // may be NULL
+    size_t start;           // of this sample, in both
+    size_t labels_start;
+} qlora__text_output;
+
+static qlora__text_output qlora__text_output_start(qlora_text_ids* ids, qlora_text_ids* labels) {
+    qlora__text_output o;
+    o.ids = ids;
+    o.labels = labels;
+    o.start = ids->count;
+    o.labels_start = labels != NULL ? labels->count : 0;
+    return o;
+}
+
+static qlora_result qlora__text_output_label(qlora__env* env, const qlora__text_output* o,
+                                             bool trained) {
+    while (o->labels != NULL && o->labels->count - o->labels_start < o->ids->count - o->start) {
+        int32_t id = o->ids->data[o->start + (o->labels->count - o->labels_start)];
+        QLORA__TRY(qlora__text_ids_add(env, o->labels, trained ? id : -100));
+    }
+    return QLORA_OK;
+}
+
+static bool qlora__text_is_marker(const qlora_text_tok* tok, int32_t id) {
+    return qlora__text_tok_has(tok, id, QLORA__TEXT_K_ADDED | QLORA__TEXT_K_SPECIAL);
+}
+
+// One piece of the text, all trained or all not.
+static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_output* o,
+                                             const qlora_text_chat* chat, const char* text,
+                                             size_t size, bool trained) {
+    qlora_text_tok* tok = chat->tok;
+    size_t from = o->ids->count;
+    if (size > 0) {
+        // Text that follows plain text continues it: no space is prepended.
+        bool fresh = from == o->start || qlora__text_is_marker(tok, o->ids->data[from - 1]);
+        QLORA__TRY(qlora__text_encode(env, tok, text, size,
+                                      fresh ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
+    }
+    bool first = from == o->start;
+    if (first && chat->bos >= 0 && (o->ids->count == from || o->ids->data[from] != chat->bos)) {
+        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
+        memmove(o->ids->data + from + 1, o->ids->data + from,
+                (o->ids->count - from - 1) * sizeof(int32_t));
+        o->ids->data[from] = chat->bos;
+    }
+    if (first && trained && o->ids->count > from && o->ids->data[from] == chat->bos &&
+        o->labels != NULL) {
+        QLORA__TRY(qlora__text_ids_add(env, o->labels, -100)); // BOS is never generated
+    }
+    // a built-in format may end with a marker that this tokenizer does not have
+    size_t count = o->ids->count;
+    if (trained && chat->built_in && chat->eos >= 0 &&
+        (count == from || !qlora__text_is_marker(tok, o->ids->data[count - 1]))) {
+        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->eos));
+    }
+    return qlora__text_output_label(env, o, trained);
+}
+
+// The markers in a text: how many, whether there is nothing else but whitespace, whether it ends
+// with one, and the first one if the text starts with it.
+typedef struct qlora__text_marks_seen {
+    size_t count;
+    bool alone;
+    bool last;
+    int32_t first; // -1: something else comes first
+} qlora__text_marks_seen;
+
+static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_chat* chat,
+                                            const char* text, size_t size,
+                                            qlora__text_marks_seen* seen) {
+    const qlora_text_tok* tok = chat->tok;
+    qlora_text_ids ids;
+    size_t at = 0;
+    memset(&ids, 0, sizeof ids);
+    memset(seen, 0, sizeof *seen);
+    seen->first = -1;
+    seen->alone = true;
+    qlora_result r = size == 0 ? QLORA_OK
+                               : qlora__text_encode(env, chat->tok, text, size,
+                                                    (uint32_t)QLORA_TEXT_CONTINUE, &ids);
+    for (size_t i = 0; r == QLORA_OK && i < ids.count; i++) {
+        if (!qlora__text_is_marker(tok, ids.data[i])) {
+            continue;
+        }
+        qlora__text_span name = tok->spans[ids.data[i]];
+        size_t hit = qlora__jin_find_bytes(text, size, at, tok->names.data + name.at, name.size);
+        if (hit == SIZE_MAX) {
+            continue;
+        }
+        seen->alone = seen->alone && qlora__jin_skip_space(text, hit, at) == hit;
+        seen->first = seen->count == 0 && hit == 0 ? ids.data[i] : seen->first;
+        seen->count++;
+        at = hit + name.size;
+    }
+    seen->alone = seen->alone && qlora__jin_skip_space(text, size, at) == size;
+    seen->last = seen->count > 0 && at == size;
+    qlora__text_ids_free(env, &ids);
+    return r;
+}
+
+// A whole text. Spans are in order and do not overlap.
+static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_output* o,
+                                            const qlora_text_chat* chat,
+                                            const qlora_text_bytes* text,
+                                            const qlora_text_spans* spans) {
+    size_t at = 0;
+    for (size_t i = 0; i < spans->count; i++) {
+        size_t begin = spans->data[i].begin;
+        size_t end = spans->data[i].end;
+        if (begin < at || end > text->count) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "the template's generation blocks overlap");
+        }
+        QLORA__TRY(qlora__text_output_piece(env, o, chat, text->data + at, begin - at, false));
+        if (end > begin) {
+            QLORA__TRY(
+                qlora__text_output_piece(env, o, chat, text->data + begin, end - begin, true));
+        }
+        at = end;
+    }
+    size_t last = text->count;
+    if (o->labels != NULL && spans->count == 0 && last > 0) { // no whitespace after the last marker
+        qlora__text_marks_seen seen;
+        size_t cut = qlora__jin_back_space(text->data, 0, last);
+        QLORA__TRY(qlora__text_see_markers(env, chat, text->data, cut, &seen));
+        last = seen.last ? cut : last;
+    }
+    if (at < last || o->ids->count == o->start) {
+        QLORA__TRY(qlora__text_output_piece(env, o, chat, text->data + at, last - at, false));
+    }
+    // what follows the last trained token teaches nothing
+    size_t count = o->ids->count - o->start;
+    while (o->labels != NULL && count > 0 && o->labels->data[o->labels_start + count - 1] == -100) {
+        count--;
+    }
+    if (o->labels != NULL && count > 0) {
+        o->ids->count = o->start + count;
+        o->labels->count = o->labels_start + count;
+    }
+    return QLORA_OK;
+}
+
+// ---- what is trained
+
+static size_t qlora__text_common(const qlora_text_bytes* a, const qlora_text_bytes* b) {
+    size_t same = 0;
+    while (same < a->count && same < b->count && a->data[same] == b->data[same]) {
+        same++;
+    }
+    while (same > 0 && same < a->count && ((unsigned char)a->data[same] & 0xC0) == 0x80) {
+        same--; // not inside a character
+    }
+    return same;
+}
+
+static bool qlora__text_starts(const qlora_text_bytes* text, const qlora_text_bytes* start,
+                               size_t size) {
+    return text->count >= size && start->count >= size &&
+           (size == 0 || memcmp(text->data, start->data, size) == 0);
+}
+
+// Where the answer ends in talk->after. What follows its end marker is not generated: whitespace,
+// and what the template writes only at the end of a conversation (such as EOS). A template that
+// writes the end marker only when something follows gets it here. `next` is a longer rendering.
+static qlora_result qlora__text_answer_end(qlora__env* env, qlora__text_talk* talk, size_t begin,
+                                           const qlora_text_bytes* next, size_t* end) {
+    const qlora_text_chat* chat = talk->chat;
+    qlora_text_bytes* after = &talk->after;
+    qlora__text_marks_seen seen;
+    size_t same = qlora__text_common(after, next);
+    *end = after->count;
+    // two markers may start alike, so the difference may begin inside one
+    for (size_t back = 0; back < 24 && same > begin + back && same < after->count; back++) {
+        size_t from = same - back;
+        QLORA__TRY(
+            qlora__text_see_markers(env, chat, after->data + from, after->count - from, &seen));
+        if (seen.alone) {
+            *end = from;
+            break;
+        }
+    }
+    size_t cut = qlora__jin_back_space(after->data, begin, *end);
+    QLORA__TRY(qlora__text_see_markers(env, chat, after->data + begin, cut - begin, &seen));
+    if (seen.last) {
+        *end = cut;
+        return QLORA_OK;
+    }
+    if (same < after->count || next->count == same) {
+        *end = after->count;
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__text_see_markers(env, chat, next->data + same, next->count - same, &seen));
+    if (seen.first >= 0 && seen.count > 1) {
+        qlora__text_span name = chat->tok->spans[seen.first];
+        QLORA__TRY(qlora__text_bytes_add(env, after, chat->tok->names.data + name.at, name.size));
+        *end = after->count;
+    }
+    return QLORA_OK;
+}
+
+// A rendering that goes on after turn k: the whole conversation, or with a question added.
+static qlora_result qlora__text_talk_next(qlora__env* env, qlora__text_talk* talk, size_t k,
+                                          const qlora_text_bytes** out) {
+    *out = &talk->whole;
+    if (k + 1 < talk->count) {
+        return QLORA_OK;
+    }
+    char error[QLORA__ERROR_SIZE];
+    memcpy(error, env->error, sizeof error);
+    talk->asks = true;
+    qlora_result r = qlora__text_talk_render(env, talk, k + 1, false, &talk->next, NULL);
+    talk->asks = false;
+    *out = &talk->next;
+    if (r == QLORA_ERR_FORMAT) { // not every turn may be followed by a question
+        memcpy(env->error, error, sizeof error);
+        talk->next.count = 0;
+        return QLORA_OK;
+    }
+    return r;
+}
+
+// A template that ignores tool calls would train an empty answer.
+static qlora_result qlora__text_turn_calls(qlora__env* env, const qlora__text_talk* talk, size_t k,
+                                           size_t begin, size_t end) {
+    const qlora__json_token* node = talk->turns[k].node;
+    const qlora__json_token* calls =
+        node != NULL ? qlora__text_json_get(talk->json, node, "tool_calls") : NULL;
+    qlora__text_marks_seen seen;
+    if (calls == NULL || calls->kind != QLORA__JSON_ARRAY || calls->count == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(
+        qlora__text_see_markers(env, talk->chat, talk->after.data + begin, end - begin, &seen));
+    return seen.alone && talk->turns[k].length == 0
+               ? qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                 "message %lu has tool_calls, which the template does not render",
+                                 (unsigned long)k + 1)
+               : QLORA_OK;
+}
+
+// The answer of turn k: talk->after is the text up to it, *begin and *end its place there.
+static qlora_result qlora__text_turn_span(qlora__env* env, qlora__text_talk* talk, size_t k,
+                                          size_t* begin, size_t* end) {
+    const qlora_text_bytes* next = NULL;
+    QLORA__TRY(qlora__text_talk_render(env, talk, k, true, &talk->before, NULL));
+    QLORA__TRY(qlora__text_talk_render(env, talk, k + 1, false, &talk->after, NULL));
+    size_t size = talk->before.count;
+    if (!qlora__text_starts(&talk->after, &talk->before, size)) {
+        size_t same = qlora__text_common(&talk->before, &talk->after);
+        size_t shown = size - same < 40 ? size - same : 40;
+        return qlora__env_fail(
+            env, QLORA_ERR_UNSUPPORTED,
+            "message %lu: the template's generation prompt goes on with \"%.*s\", but its answer "
+            "does not start like that, so what to train is unclear; use a template with "
+            "{%% generation %%} blocks (--chat-template)",
+            (unsigned long)k + 1, (int)shown, talk->before.data + same);
+    }
+    *begin = size;
+    QLORA__TRY(qlora__text_talk_next(env, talk, k, &next));
+    QLORA__TRY(qlora__text_answer_end(env, talk, size, next, end));
+    return qlora__text_turn_calls(env, talk, k, *begin, *end);
+}
+
+static bool qlora__text_is_trained(const qlora__text_turn* turn) {
+    return strcmp(turn->role, "assistant") == 0 && !turn->masked;
+}
+
+// Generation blocks: one span for each assistant turn, unless nothing has to be left out.
+static qlora_result qlora__text_talk_blocks(qlora__env* env, qlora__text_talk* talk) {
+    size_t answers = 0;
+    size_t masked = 0;
+    size_t kept = 0;
+    size_t at = 0;
+    for (size_t i = 0; i < talk->count; i++) {
+        bool assistant = strcmp(talk->turns[i].role, "assistant") == 0;
+        answers += assistant ? 1 : 0;
+        masked += assistant && talk->turns[i].masked ? 1 : 0;
+    }
+    if (masked > 0 && talk->spans.count != answers) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "the template has %lu generation blocks for %lu answers, so it is "
+                               "unclear which of them are not to be trained",
+                               (unsigned long)talk->spans.count, (unsigned long)answers);
+    }
+    for (size_t i = 0; masked > 0 && i < talk->count; i++) {
+        if (strcmp(talk->turns[i].role, "assistant") == 0) {
+            if (!talk->turns[i].masked) {
+                talk->spans.data[kept++] = talk->spans.data[at];
+            }
+            at++;
+        }
+    }
+    talk->spans.count = masked > 0 ? kept : talk->spans.count;
+    return QLORA_OK;
+}
+
+// Renders the whole conversation and finds its trained spans; talk->stable is false when one text
+// cannot have them all.
+static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* talk) {
+    bool blocks = qlora__text_talk_template(talk)->generation;
+    talk->spans.count = 0;
+    talk->stable = true;
+    QLORA__TRY(qlora__text_talk_render(env, talk, talk->count, false, &talk->whole,
+                                       blocks ? &talk->spans : NULL));
+    if (blocks) {
+        return qlora__text_talk_blocks(env, talk);
+    }
+    for (size_t k = 0; k < talk->count && talk->stable; k++) {
+        size_t begin = 0;
+        size_t end = 0;
+        if (!qlora__text_is_trained(&talk->turns[k])) {
+            continue;
+        }
+        QLORA__TRY(qlora__text_turn_span(env, talk, k, &begin, &end));
+        if (k + 1 == talk->count &&
+            qlora__text_starts(&talk->after, &talk->whole, talk->whole.count)) {
+            // the last answer may have got its end marker
+            QLORA__TRY(qlora__text_bytes_add(env, &talk->whole,
+                                             talk->after.data + talk->whole.count,
+                                             talk->after.count - talk->whole.count));
+        }
+        talk->stable = qlora__text_starts(&talk->whole, &talk->after, end);
+        QLORA__TRY(qlora__jin_spans_add(env, &talk->spans, begin, end));
+    }
+    return QLORA_OK;
+}
+
+// The sample of turn k alone, for templates that change earlier turns.
+static qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* talk, size_t k,
+                                          const qlora__text_output* o) {
+    size_t begin = 0;
+    size_t end = 0;
+    QLORA__TRY(qlora__text_turn_span(env, talk, k, &begin, &end));
+    talk->spans.count = 0;
+    QLORA__TRY(qlora__jin_spans_add(env, &talk->spans, begin, end));
+    return qlora__text_output_text(env, o, talk->chat, &talk->after, &talk->spans);
+}
+
+// Appends ids and labels of the whole conversation.
+static qlora_result qlora__text_talk_encode(qlora__env* env, qlora__text_talk* talk, bool prompt,
+                                            qlora_text_ids* ids, qlora_text_ids* labels) {
+    qlora__text_output o = qlora__text_output_start(ids, labels);
+    if (prompt || labels == NULL) {
+        talk->spans.count = 0;
+        QLORA__TRY(qlora__text_talk_render(env, talk, talk->count, prompt, &talk->whole, NULL));
+        return qlora__text_output_text(env, &o, talk->chat, &talk->whole, &talk->spans);
+    }
+    QLORA__TRY(qlora__text_talk_plan(env, talk));
+    if (!talk->stable) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "the template renders earlier turns differently when later ones "
+                               "follow, so one text cannot train them all");
+    }
+    return qlora__text_output_text(env, &o, talk->chat, &talk->whole, &talk->spans);
+}
+
+// ---- the public functions
+
+// The marker that ends an answer also ends generation: found by rendering one.
+static qlora_result qlora__text_chat_probe(qlora__env* env, qlora_text_chat* chat) {
+    qlora__text_turn turns[2];
+    qlora__text_talk talk;
+    qlora_text_ids ids;
+    qlora_text_ids labels;
+    memset(turns, 0, sizeof turns);
+    memset(&talk, 0, sizeof talk);
+    memset(&ids, 0, sizeof ids);
+    memset(&labels, 0, sizeof labels);
+    for (int i = 0; i < 2; i++) {
+        turns[i].role = i == 0 ? "user" : "assistant";
+        turns[i].content = "a";
+        turns[i].length = 1;
+    }
+    talk.chat = chat;
+    talk.turns = turns;
+    talk.count = 2;
+    qlora_result r = qlora__text_talk_encode(env, &talk, false, &ids, &labels);
+    if (r == QLORA_OK && ids.count > 0 && labels.data[ids.count - 1] != -100 &&
+        qlora__text_is_marker(chat->tok, ids.data[ids.count - 1])) {
+        qlora__text_chat_add_stop(chat, ids.data[ids.count - 1]);
+    }
+    qlora__text_talk_free(env, &talk);
+    qlora__text_ids_free(env, &ids);
+    qlora__text_ids_free(env, &labels);
+    // a template that cannot render this may well render others
+    return r == QLORA_ERR_MEMORY ? r : QLORA_OK;
+}
+
+qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* desc,
+                                  qlora_text_chat** out) {
+    if (text == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &text->env;
+    qlora__text_enter(text, "qlora_text_chat_open");
+    QLORA__TEXT_NEED(env, desc);
+    QLORA__TEXT_NEED(env, out);
+    QLORA__TEXT_NEED(env, desc->tok);
+    if (desc->reserved_must_be_zero0 != 0 || desc->reserved_must_be_zero1 != 0) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "desc was not zeroed: a reserved field is set");
+    }
+    if (desc->tok->text != text) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "desc->tok belongs to another text object");
+    }
+    qlora_text_chat* chat = (qlora_text_chat*)qlora__text_zalloc(env, 1, sizeof(qlora_text_chat));
+    if (chat == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    chat->text = text;
+    chat->tok = desc->tok;
+    chat->eos = -1;
+    chat->bos = qlora__text_tok_bos(desc->tok);
+    chat->clock = desc->clock != 0 ? desc->clock : QLORA__TEXT_CLOCK;
+    qlora_result r = qlora__text_chat_fill(env, chat, desc);
+    r = r == QLORA_OK ? qlora__text_chat_probe(env, chat) : r;
+    if (r != QLORA_OK) {
+        qlora__text_chat_free(env, chat);
+        return r;
+    }
+    QLORA__TEXT_LOG(env, INFO, "chat format %s (%s)", chat->name, chat->source);
+    text->chats++;
+    chat->tok->users++;
+    *out = chat;
+    return QLORA_OK;
+}
+
+qlora_result qlora_text_chat_close(qlora_text_chat* chat) {
+    if (chat != NULL) {
+        qlora_text* text = chat->text;
+        qlora__text_enter(text, "qlora_text_chat_close");
+        chat->tok->users--;
+        text->chats--;
+        qlora__text_chat_free(&text->env, chat);
+    }
+    return QLORA_OK;
+}
+
+const char* qlora_text_chat_names(size_t index) {
+    return index < QLORA__TEXT_COUNT(qlora__text_formats) ? qlora__text_formats[index].name : NULL;
+}
+
+qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* out) {
+    if (chat == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(chat->text, "qlora_text_chat_query");
+    QLORA__TEXT_NEED(&chat->text->env, out);
+    out->name = chat->name;
+    out->source = chat->source;
+    out->eos = chat->eos;
+    out->stops = chat->stops;
+    out->stop_count = chat->stop_count;
+    return QLORA_OK;
+}
+
+qlora_result qlora_text_chat_set_clock(qlora_text_chat* chat, int64_t clock) {
+    if (chat == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__text_enter(chat->text, "qlora_text_chat_set_clock");
+    chat->clock = clock;
+    return QLORA_OK;
+}
+
+qlora_result qlora_text_chat_encode(qlora_text_chat* chat, const qlora_text_message* messages,
+                                    size_t count, bool prompt, qlora_text_ids* ids,
+                                    qlora_text_ids* labels) {
+    if (chat == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &chat->text->env;
+    qlora__text_enter(chat->text, "qlora_text_chat_encode");
+    QLORA__TEXT_NEED(env, ids);
+    for (size_t i = 0; i < count; i++) {
+        if (messages == NULL || messages[i].role == NULL ||
+            (messages[i].content == NULL && messages[i].length > 0)) {
+            return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "message %lu: %s is NULL",
+                                   (unsigned long)i,
+                                   messages == NULL           ? "messages"
+                                   : messages[i].role == NULL ? "role"
+                                                              : "content");
+        }
+    }
+    size_t before = ids->count;
+    size_t labels_before = labels != NULL ? labels->count : 0;
+    qlora__text_talk talk;
+    void* memory = NULL;
+    memset(&talk, 0, sizeof talk);
+    memory = qlora__text_zalloc(env, count, sizeof(qlora__text_turn));
+    if (memory == NULL && count > 0) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__text_turn* turns = (qlora__text_turn*)memory;
+    for (size_t i = 0; i < count; i++) {
+        turns[i].role = messages[i].role;
+        turns[i].content = messages[i].content != NULL ? messages[i].content : "";
+        turns[i].length = messages[i].length;
+        turns[i].masked = messages[i].masked;
+    }
+    talk.chat = chat;
+    talk.turns = turns;
+    talk.count = count;
+    qlora_result r = qlora__text_talk_encode(env, &talk, prompt, ids, labels);
+    qlora__text_talk_free(env, &talk);
+    qlora__env_free(env, turns, count * sizeof(qlora__text_turn));
+    if (r != QLORA_OK) {
+        ids->count = before;
+        if (labels != NULL) {
+            labels->count = labels_before;
+        }
+    }
+    return r;
+}
+
+// The messages of a conversation in JSON, as they are.
+static qlora_result qlora__text_json_turns(qlora__env* env, const qlora__json* json,
+                                           qlora__text_turn** out, size_t* count) {
+    const qlora__json_token* list = qlora__text_json_get(json, json->tokens, "messages");
+    if (list == NULL || list->kind != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the conversation must be an object {\"messages\": [...]}");
+    }
+    qlora__text_turn* turns =
+        (qlora__text_turn*)qlora__text_zalloc(env, list->count, sizeof(qlora__text_turn));
+    if (turns == NULL && list->count > 0) {
+        return QLORA_ERR_MEMORY;
+    }
+    const qlora__json_token* node = list + 1;
+    for (uint32_t i = 0; i < list->count; i++) {
+        const char* role = qlora__text_json_cstring(json, qlora__text_json_get(json, node, "role"));
+        turns[i].role = role != NULL ? role : "";
+        turns[i].node = node;
+        node = qlora__text_json_next(json, node);
+    }
+    *out = turns;
+    *count = list->count;
+    return QLORA_OK;
+}
+
+qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conversation,
+                                         size_t size, bool prompt, qlora_text_bytes* text,
+                                         qlora_text_ids* ids, qlora_text_ids* labels) {
+    if (chat == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &chat->text->env;
+    qlora__text_talk talk;
+    qlora__json json;
+    qlora__text_turn* turns = NULL;
+    memset(&talk, 0, sizeof talk);
+    qlora__text_enter(chat->text, "qlora_text_chat_encode_json");
+    QLORA__TEXT_NEED(env, conversation);
+    QLORA__TEXT_NEED(env, ids);
+    size_t before = ids->count;
+    size_t labels_before = labels != NULL ? labels->count : 0;
+    QLORA__TRY(qlora__text_json(env, "the conversation", conversation, size, &json));
+    qlora_result r = qlora__text_json_turns(env, &json, &turns, &talk.count);
+    talk.chat = chat;
+    talk.turns = turns;
+    talk.json = &json;
+    talk.record = json.tokens;
+    talk.literal = true;
+    r = r == QLORA_OK ? qlora__text_talk_encode(env, &talk, prompt, ids, labels) : r;
+    if (r == QLORA_OK && text != NULL) {
+        r = qlora__text_bytes_add(env, text, talk.whole.data, talk.whole.count);
+    }
+    qlora__env_free(env, turns, talk.count * sizeof(qlora__text_turn));
+    qlora__text_talk_free(env, &talk);
+    qlora__json_free(env, &json);
+    if (r != QLORA_OK) {
+        ids->count = before;
+        if (labels != NULL) {
+            labels->count = labels_before;
+        }
+    }
+    return r;
+}
