@@ -15,6 +15,9 @@ BINDIR ?= $(PREFIX)/bin
 INCLUDEDIR ?= $(PREFIX)/include
 LIBDIR ?= $(PREFIX)/lib
 FUZZ_SECONDS ?= 600
+PYTHON ?= python3# with torch, transformers and peft, for the comparison in make soak
+SEED ?= 1# of that comparison
+CASES ?= 200
 B ?= build# set it to use a separate folder for another compiler or sanitizer
 
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wundef -Wcast-align \
@@ -99,10 +102,11 @@ check: ## run all gates (warnings, style, layers, sanitizers, PTX, ...); report 
 mutants: $(B)/tests $(FAKES) ## inject known bugs into the shipped PTX; the tests must detect all
 	LD_LIBRARY_PATH=$(B)/fake $(B)/tests -v -s mutant
 
-soak: $(B)/tests $(FAKES) $(FUZZERS) ## run long tests: fuzzers (FUZZ_SECONDS each), kills, gates
+soak: $(B)/tests $(FAKES) $(FUZZERS) $(B)/peft_side ## run long tests: fuzzers, PEFT, kills, gates
 	@for program in $(FUZZERS); do echo "== $$program"; mkdir -p $$program.corpus; \
-		$$program -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=$$program. $$program.corpus \
-		|| exit 1; done
+		$$program -max_total_time=$(FUZZ_SECONDS) -timeout=5 -artifact_prefix=$$program. \
+		$$program.corpus || exit 1; done
+	@echo "== tests/peft_diff.py"; B=$(B) $(PYTHON) tests/peft_diff.py --seed $(SEED) --count $(CASES)
 	@for script in $(wildcard tests/gates/soak*.sh) tests/gates/gates.sh; do echo "== $$script"; \
 		B=$(B) $$script || exit 1; done
 
@@ -158,7 +162,8 @@ $(B)/bench: tests/bench/bench.c $(B)/obj/qlora.o
 $(B)/soak_kill: tests/gates/soak_kill.c $(B)/obj/qlora.o
 	$(COMPILE) -o $@ $< $(B)/obj/qlora.o $(LIBS)
 
-$(B)/golden $(B)/adapter_dump $(B)/outputs $(B)/logprobs: $(B)/%: tests/golden/%.c | $(HEADERS)
+$(B)/golden $(B)/adapter_dump $(B)/outputs $(B)/logprobs $(B)/peft_side: $(B)/%: tests/golden/%.c \
+		| $(HEADERS)
 	$(COMPILE) -o $@ $< $(LIBS)
 
 $(B)/ptx_test: tests/fakecuda/ptx_test.c $(B)/obj/fakecuda/ptx.o

@@ -1035,9 +1035,12 @@ typedef struct qlora_merge_desc {
 // Writes the model with the adapter merged into its weights, as safetensors shards with config.json
 // and the tokenizer files. Holds one tensor in memory at a time. config.json is written last, so
 // that an interrupted export is not mistaken for a model; a folder that already contains one is
-// rejected. The model must have been opened from a folder. A model that was opened from a GGUF file
-// is written as one: metadata, tokenizer and names are those of its file, vectors are F32, and with
-// Q4_0 the embedding and the head are Q8_0. An existing file is rejected.
+// rejected. The model must have been opened from files.
+//
+// If dir ends in .gguf, one GGUF file is written: metadata, tokenizer and names are those of the
+// model's own GGUF file, or made from config.json and tokenizer.json of its folder. Vectors are
+// F32, and with Q4_0 the embedding and the head are Q8_0. What llama.cpp would compute differently
+// is refused, an existing file as well.
 QLORA_API qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc);
 
 //@@ src/qlora.h
@@ -21569,12 +21572,19 @@ qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_conf
 #define QLORA__IDENTITY_BLOCK 4096
 
 static void qlora__identity_rope(qlora__hash* h, const qlora_rope_desc* r) {
-    const double numbers[] = {(double)r->type,     r->theta,
-                              r->factor,           r->low_freq_factor,
-                              r->high_freq_factor, r->original_max_position,
-                              r->beta_fast,        r->beta_slow,
-                              r->attention_factor, r->mscale,
-                              r->mscale_all_dim,   r->no_truncate ? 1.0 : 0.0};
+    const double numbers[] = {(double)r->type,
+                              r->theta,
+                              r->factor,
+                              r->low_freq_factor,
+                              r->high_freq_factor,
+                              r->original_max_position,
+                              r->beta_fast,
+                              r->beta_slow,
+                              r->attention_factor,
+                              r->mscale,
+                              r->mscale_all_dim,
+                              r->no_truncate ? 1.0 : 0.0,
+                              r->use_long ? 1.0 : 0.0};
     qlora__hash_add(h, numbers, sizeof numbers);
     qlora__hash_add(h, r->short_factor, sizeof r->short_factor);
     qlora__hash_add(h, r->long_factor, sizeof r->long_factor);
@@ -24979,7 +24989,7 @@ static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
     }
     QLORA__TRY(qlora__merge_plan(g, shard_bytes));
     // A GGUF file may need the rows of a whole head at a time.
-    int64_t rows = g->folder.gguf.count > 0 ? g->m->plan.config.head_dim : 1;
+    int64_t rows = qlora__gguf_path(g->dir) ? g->m->plan.config.head_dim : 1;
     g->elements = (size_t)qlora__max((int64_t)1 << 20, g->most_cols * rows);
     g->values = (float*)qlora__alloc(ctx, g->elements * 4);
     g->packed = g->values != NULL ? (uint8_t*)qlora__alloc(ctx, g->elements * 2) : NULL;
@@ -25069,12 +25079,18 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
 
 // ---- export of merged models as GGUF ------------------------------------------------------------
 
-// One tensor of the file: an item of the merge, or a tensor that is copied as it is.
+// One tensor of the file: rows of an item of the merge, or bytes that are copied.
 typedef struct qlora__merge_part {
     const qlora__merge_item* item;
-    const qlora__gguf_tensor* source;
-    const qlora__gguf_view* view; // of the item
-    const qlora__gguf_type* type;
+    const void* raw;              // if item is NULL
+    const qlora__gguf_type* type; // in the file
+    char name[QLORA__GGUF_NAME];
+    uint32_t rank;
+    int64_t rows; // a vector is a matrix of one column
+    int64_t cols;
+    int64_t first;    // row of the item where the part begins
+    int64_t head_dim; // > 0: rows of q or k, which the file orders for pairs of neighbours
+    bool plus_one;    // the file holds w + 1
     uint64_t bytes;
 } qlora__merge_part;
 
@@ -25084,7 +25100,10 @@ typedef struct qlora__merge_file {
     qlora__merge_part* parts;
     uint32_t count;
     uint32_t room;
-    uint8_t* buffer; // packed rows that are not written yet
+    qlora__string values; // the metadata
+    uint64_t value_count;
+    float factors[2][QLORA_MAX_ROPE_FACTORS]; // of the rotation
+    uint8_t* buffer;                          // packed rows that are not written yet
     size_t room_bytes;
     size_t filled;
     qlora__out out;
@@ -25093,59 +25112,81 @@ typedef struct qlora__merge_file {
 // Vectors stay F32, as llama.cpp expects. A matrix whose rows are no multiple of the block becomes
 // F16; with Q4_0, the embedding and the head become Q8_0, because they suffer most.
 static const qlora__gguf_type* qlora__merge_type_for(const qlora__merge_file* f,
-                                                     const qlora__gguf_tensor* t) {
+                                                     const qlora__merge_part* part) {
     const qlora__gguf_type* type = f->type;
-    bool outer = strcmp(t->name, "token_embd.weight") == 0 || strcmp(t->name, "output.weight") == 0;
-    if (t->rank == 1) {
+    bool outer =
+        strcmp(part->name, "token_embd.weight") == 0 || strcmp(part->name, "output.weight") == 0;
+    if (part->rank == 1) {
         return qlora__gguf_type_named("F32");
     }
     if (outer && strcmp(type->name, "Q4_0") == 0) {
         type = qlora__gguf_type_named("Q8_0");
     }
-    return t->shape[0] % type->block == 0 ? type : qlora__gguf_type_named("F16");
+    return part->cols % type->block == 0 ? type : qlora__gguf_type_named("F16");
 }
 
-static void qlora__merge_part_add(qlora__merge_file* f, const qlora__merge_item* item,
-                                  const qlora__gguf_view* view, const qlora__gguf_tensor* source) {
+// Adds a part; the caller sets what is not the default: head_dim, plus_one, first.
+static qlora__merge_part* qlora__merge_part_add(qlora__merge_file* f, const char* name,
+                                                const qlora__merge_item* item, uint32_t rank,
+                                                int64_t rows, int64_t cols) {
     qlora__merge_part* part = &f->parts[f->count++];
+    memset(part, 0, sizeof *part);
+    snprintf(part->name, sizeof part->name, "%s", name);
     part->item = item;
-    part->view = view;
-    part->source = source;
-    part->type = item != NULL ? qlora__merge_type_for(f, source) : source->type;
-    part->bytes = source->elements / part->type->block * part->type->bytes;
+    part->rank = rank;
+    part->rows = rows;
+    part->cols = cols;
+    part->type = qlora__merge_type_for(f, part);
+    part->bytes = (uint64_t)(rows * cols) / part->type->block * part->type->bytes;
+    return part;
 }
 
-// Lists the tensors of the source file, in its order, each with its item.
-static qlora_result qlora__merge_parts(qlora__merge_file* f) {
+// A tensor of the source file, with the item that was made from it.
+static qlora_result qlora__merge_part_copy(qlora__merge_file* f, const qlora__gguf_tensor* t) {
     const qlora__merge* g = f->g;
-    const qlora__gguf_model* files = &g->folder.gguf;
+    for (uint32_t n = 0; n < g->count; n++) {
+        const qlora__folder_made* made = (const qlora__folder_made*)(const void*)g->items[n].tensor;
+        if (made->view.parts[0] != t) {
+            continue;
+        }
+        if (made->view.rows != qlora__gguf_rows(t)) {
+            return qlora__fail(g->ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s holds several matrices in one tensor; such a file cannot "
+                               "be merged",
+                               g->m->dir, t->name);
+        }
+        qlora__merge_part* part = qlora__merge_part_add(f, t->name, &g->items[n], t->rank,
+                                                        made->view.rows, made->view.cols);
+        part->head_dim = made->view.head_dim;
+        part->plus_one = made->view.minus_one;
+        return QLORA_OK;
+    }
+    qlora__merge_part* part = qlora__merge_part_add(f, t->name, NULL, t->rank, qlora__gguf_rows(t),
+                                                    t->rank == 1 ? 1 : (int64_t)t->shape[0]);
+    part->type = t->type;
+    part->bytes = t->bytes;
+    part->raw = t->data;
+    return QLORA_OK;
+}
+
+// At most this many tensors: a fused matrix may become two, and the rotation needs two.
+static qlora_result qlora__merge_parts_reserve(qlora__merge_file* f, uint64_t count) {
+    f->parts = (qlora__merge_part*)qlora__alloc(f->g->ctx, (size_t)count * sizeof *f->parts);
+    f->room = f->parts != NULL ? (uint32_t)count : 0;
+    return f->parts != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+}
+
+// The tensors of the source file, in its order.
+static qlora_result qlora__merge_parts_copy(qlora__merge_file* f) {
+    const qlora__gguf_model* files = &f->g->folder.gguf;
     uint64_t count = 0;
     for (uint32_t i = 0; i < files->count; i++) {
         count += files->files[i].count;
     }
-    f->parts = (qlora__merge_part*)qlora__alloc(g->ctx, (size_t)count * sizeof *f->parts);
-    if (f->parts == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    f->room = (uint32_t)count;
+    QLORA__TRY(qlora__merge_parts_reserve(f, count));
     for (uint32_t i = 0; i < files->count; i++) {
         for (uint32_t k = 0; k < files->files[i].count; k++) {
-            const qlora__gguf_tensor* t = &files->files[i].tensors[k];
-            const qlora__merge_item* item = NULL;
-            const qlora__gguf_view* view = NULL;
-            for (uint32_t n = 0; n < g->count && item == NULL; n++) {
-                const qlora__folder_made* made =
-                    (const qlora__folder_made*)(const void*)g->items[n].tensor;
-                item = made->view.parts[0] == t ? &g->items[n] : NULL;
-                view = item != NULL ? &made->view : NULL;
-            }
-            if (view != NULL && view->rows != qlora__gguf_rows(t)) {
-                return qlora__fail(g->ctx, QLORA_ERR_UNSUPPORTED,
-                                   "%s: %s holds several matrices in one tensor; such a file "
-                                   "cannot be merged",
-                                   g->m->dir, t->name);
-            }
-            qlora__merge_part_add(f, item, view, t);
+            QLORA__TRY(qlora__merge_part_copy(f, &files->files[i].tensors[k]));
         }
     }
     return QLORA_OK;
@@ -25165,7 +25206,19 @@ static bool qlora__merge_skips_key(const qlora__gguf_value* v) {
     return v->key_size > 6 && memcmp(v->key, "split.", 6) == 0;
 }
 
-static void qlora__merge_put_value(qlora__string* t, const qlora__gguf_value* v) {
+static void qlora__merge_key(qlora__merge_file* f, const char* key, qlora__gguf_kind kind) {
+    qlora__gguf_string(&f->values, key);
+    qlora__gguf_u32(&f->values, (uint32_t)kind);
+    f->value_count++;
+}
+
+static void qlora__merge_put_u32(qlora__merge_file* f, const char* key, int64_t value) {
+    qlora__merge_key(f, key, QLORA__GGUF_U32);
+    qlora__gguf_u32(&f->values, (uint32_t)value);
+}
+
+static void qlora__merge_copy_value(qlora__merge_file* f, const qlora__gguf_value* v) {
+    qlora__string* t = &f->values;
     qlora__gguf_u64(t, v->key_size);
     qlora__string_add(t, v->key, v->key_size);
     qlora__gguf_u32(t, (uint32_t)v->kind);
@@ -25176,12 +25229,17 @@ static void qlora__merge_put_value(qlora__string* t, const qlora__gguf_value* v)
         qlora__gguf_u64(t, v->bytes);
     }
     qlora__string_add(t, v->data, (size_t)v->bytes);
+    f->value_count++;
 }
 
-static void qlora__merge_put_u32(qlora__string* t, const char* key, uint32_t value) {
-    qlora__gguf_string(t, key);
-    qlora__gguf_u32(t, (uint32_t)QLORA__GGUF_U32);
-    qlora__gguf_u32(t, value);
+// The metadata of the source file.
+static void qlora__merge_values_copy(qlora__merge_file* f) {
+    const qlora__gguf* g = &f->g->folder.gguf.files[0].meta;
+    for (uint32_t i = 0; i < g->count; i++) {
+        if (!qlora__merge_skips_key(&g->values[i])) {
+            qlora__merge_copy_value(f, &g->values[i]);
+        }
+    }
 }
 
 // general.file_type of a type.
@@ -25198,32 +25256,25 @@ static uint32_t qlora__merge_file_type(const qlora__gguf_type* type) {
     return 0;
 }
 
-static void qlora__merge_put_header(const qlora__merge_file* f, qlora__string* t) {
-    const qlora__gguf* g = &f->g->folder.gguf.files[0].meta;
-    uint64_t values = 3;
+static void qlora__merge_put_header(qlora__merge_file* f, qlora__string* t) {
     uint64_t at = 0;
-    for (uint32_t i = 0; i < g->count; i++) {
-        values += qlora__merge_skips_key(&g->values[i]) ? 0 : 1;
-    }
+    qlora__merge_put_u32(f, "general.file_type", qlora__merge_file_type(f->type));
+    qlora__merge_put_u32(f, "general.quantization_version", 2);
+    qlora__merge_put_u32(f, "general.alignment", QLORA__GGUF_ALIGN);
     qlora__string_puts(t, "GGUF");
     qlora__gguf_u32(t, 3);
     qlora__gguf_u64(t, f->count);
-    qlora__gguf_u64(t, values);
-    for (uint32_t i = 0; i < g->count; i++) {
-        if (!qlora__merge_skips_key(&g->values[i])) {
-            qlora__merge_put_value(t, &g->values[i]);
-        }
-    }
-    qlora__merge_put_u32(t, "general.file_type", qlora__merge_file_type(f->type));
-    qlora__merge_put_u32(t, "general.quantization_version", 2);
-    qlora__merge_put_u32(t, "general.alignment", QLORA__GGUF_ALIGN);
+    qlora__gguf_u64(t, f->value_count);
+    qlora__string_add(t, f->values.data, f->values.size);
+    t->result = t->result == QLORA_OK ? f->values.result : t->result;
     for (uint32_t i = 0; i < f->count; i++) {
         const qlora__merge_part* part = &f->parts[i];
-        qlora__gguf_string(t, part->source->name);
-        qlora__gguf_u32(t, part->source->rank);
-        for (uint32_t d = 0; d < part->source->rank; d++) {
-            qlora__gguf_u64(t, part->source->shape[d]);
+        qlora__gguf_string(t, part->name);
+        qlora__gguf_u32(t, part->rank);
+        if (part->rank == 2) {
+            qlora__gguf_u64(t, (uint64_t)part->cols);
         }
+        qlora__gguf_u64(t, (uint64_t)part->rows);
         qlora__gguf_u32(t, part->type->id);
         qlora__gguf_u64(t, at);
         at += qlora__gguf_padded(part->bytes);
@@ -25245,21 +25296,20 @@ static qlora_result qlora__merge_flush(qlora__merge_file* f) {
 // `first` of the model.
 static qlora_result qlora__merge_write_row(qlora__merge_file* f, const qlora__merge_part* part,
                                            int64_t first, int64_t row) {
-    int64_t cols = part->view->cols;
+    int64_t cols = part->cols;
     int64_t from = row;
-    if (part->view->head_dim > 0) {
-        // the inverse of qlora__gguf_stored_row
-        int64_t in_head = row % part->view->head_dim;
-        from = row - in_head + in_head % 2 * (part->view->head_dim / 2) + in_head / 2;
+    if (part->head_dim > 0) { // the inverse of qlora__gguf_stored_row
+        int64_t in_head = row % part->head_dim;
+        from = row - in_head + in_head % 2 * (part->head_dim / 2) + in_head / 2;
     }
     float* values = f->g->values + (from - first) * cols;
     for (int64_t i = 0; i < cols; i++) {
-        values[i] = part->view->minus_one ? values[i] + 1.0f : values[i];
+        values[i] = part->plus_one ? values[i] + 1.0f : values[i];
         bool too_large = part->type->id == 1 && fabsf(values[i]) > 65504.0f;
         if (too_large) {
             return qlora__fail(f->g->ctx, QLORA_ERR_LIMIT,
                                "%s contains %g, which F16 cannot represent; export as BF16 or F32",
-                               part->source->name, (double)values[i]);
+                               part->name, (double)values[i]);
         }
     }
     size_t bytes = (size_t)((uint64_t)cols / part->type->block * part->type->bytes);
@@ -25276,10 +25326,10 @@ static qlora_result qlora__merge_write_item(qlora__merge_file* f, const qlora__m
     qlora__merge_module module;
     memset(&module, 0, sizeof module);
     // Rows move only within a head, so that whole heads are made at a time.
-    int64_t unit = part->view->head_dim > 0 ? part->view->head_dim : 1;
-    int64_t most = (int64_t)g->elements / (part->view->cols * unit) * unit;
-    int64_t all = part->view->rows;
-    if (part->source->rank == 1) { // the merge sees one row, the view one column
+    int64_t unit = part->head_dim > 0 ? part->head_dim : 1;
+    int64_t most = (int64_t)g->elements / (part->cols * unit) * unit;
+    int64_t all = part->rows;
+    if (part->rank == 1) { // one row of the merge, one column here
         most = all;
     }
     qlora_result r = part->item->projection != NULL
@@ -25287,7 +25337,8 @@ static qlora_result qlora__merge_write_item(qlora__merge_file* f, const qlora__m
                          : QLORA_OK;
     for (int64_t row = 0; row < all && r == QLORA_OK; row += most) {
         int64_t rows = qlora__min(most, all - row);
-        r = qlora__merge_rows_make(g, part->item, &module, row, part->source->rank == 1 ? 1 : rows);
+        r = qlora__merge_rows_make(g, part->item, &module, part->first + row,
+                                   part->rank == 1 ? 1 : rows);
         for (int64_t i = row; i < row + rows && r == QLORA_OK; i++) {
             r = qlora__merge_write_row(f, part, row, i);
         }
@@ -25302,9 +25353,9 @@ static qlora_result qlora__merge_write_parts(qlora__merge_file* f) {
     memset(zeros, 0, sizeof zeros);
     for (uint32_t i = 0; i < f->count; i++) {
         const qlora__merge_part* part = &f->parts[i];
-        QLORA__TRY(part->item != NULL ? qlora__merge_write_item(f, part)
-                                      : qlora__out_write(env, &f->out, part->source->data,
-                                                         (size_t)part->source->bytes));
+        QLORA__TRY(part->item != NULL
+                       ? qlora__merge_write_item(f, part)
+                       : qlora__out_write(env, &f->out, part->raw, (size_t)part->bytes));
         QLORA__TRY(qlora__out_write(env, &f->out, zeros,
                                     (size_t)(qlora__gguf_padded(part->bytes) - part->bytes)));
         f->g->done += part->item != NULL ? part->item->bytes : 0;
@@ -25316,7 +25367,6 @@ static qlora_result qlora__merge_write_parts(qlora__merge_file* f) {
 static qlora_result qlora__merge_file_write(qlora__merge_file* f, const char* path) {
     qlora__env* env = &f->g->ctx->env;
     qlora__string text;
-    QLORA__TRY(qlora__merge_parts(f));
     qlora__string_begin(env, &text);
     qlora__merge_put_header(f, &text);
     qlora_result r = text.result;
@@ -25332,6 +25382,728 @@ static qlora_result qlora__merge_file_write(qlora__merge_file* f, const char* pa
     return qlora__out_commit(env, &f->out);
 }
 
+//@@ src/adapter/merge_tokens.h
+
+// ---- the tokenizer of a model folder in a GGUF file ---------------------------------------------
+
+typedef struct qlora__merge_token {
+    const char* name;
+    uint32_t size;
+    int32_t type; // as tokenizer.ggml.token_type; 0 = the id has no token
+    float score;
+} qlora__merge_token;
+
+typedef struct qlora__merge_vocab {
+    qlora__merge_file* f;
+    const qlora__json* json; // decoded
+    uint32_t model;          // its object in tokenizer.json
+    bool pieces;             // SentencePiece: byte fallback instead of bytes
+    qlora__merge_token* tokens;
+    uint32_t* by_name;
+    uint32_t count; // of the model
+    uint32_t named; // entries of by_name
+} qlora__merge_vocab;
+
+static qlora_result qlora__merge_vocab_refuse(const qlora__merge_vocab* v, const char* what) {
+    return qlora__fail(v->f->g->ctx, QLORA_ERR_UNSUPPORTED,
+                       "%s: %s; make the file with llama.cpp's converter instead", v->json->label,
+                       what);
+}
+
+static const char* qlora__merge_text(const qlora__json* json, uint32_t token, uint32_t* size) {
+    const qlora__json_token* t = &json->tokens[token];
+    *size = t->kind == QLORA__JSON_STRING ? t->end - t->begin : 0;
+    return t->kind == QLORA__JSON_STRING ? json->strings + t->begin : "";
+}
+
+static bool qlora__merge_true(const qlora__json* json, uint32_t value) {
+    return value != 0 && qlora__json_kind_of(json, value) == QLORA__JSON_TRUE;
+}
+
+// Gives an id its text. Added tokens come last and win.
+static qlora_result qlora__merge_vocab_set(const qlora__merge_vocab* v, uint32_t id_token,
+                                           uint32_t name_token, int32_t type) {
+    int64_t id = -1;
+    uint32_t size = 0;
+    if (id_token == 0 || name_token == 0 || !qlora__json_int(v->json, id_token, &id) || id < 0 ||
+        id >= (int64_t)v->count) {
+        return qlora__fail(v->f->g->ctx, QLORA_ERR_FORMAT,
+                           "%s: a token has id %lld; the model has ids 0 to %u", v->json->label,
+                           (long long)id, v->count - 1);
+    }
+    qlora__merge_token* token = &v->tokens[id];
+    token->name = qlora__merge_text(v->json, name_token, &size);
+    token->size = size;
+    token->type = type;
+    return QLORA_OK;
+}
+
+// <0x00> to <0xFF>
+static bool qlora__merge_is_byte(const char* name, uint32_t size) {
+    return size == 6 && memcmp(name, "<0x", 3) == 0 && name[5] == '>';
+}
+
+static qlora_result qlora__merge_vocab_read(qlora__merge_vocab* v) {
+    const qlora__json* json = v->json;
+    uint32_t vocab = qlora__json_find(json, v->model, "vocab");
+    uint32_t added = qlora__json_find(json, 0, "added_tokens");
+    uint32_t unknown = qlora__json_find(json, v->model, "unk_token");
+    if (vocab == 0 || qlora__json_kind_of(json, vocab) != QLORA__JSON_OBJECT) {
+        return qlora__merge_vocab_refuse(v, "model.vocab is not an object");
+    }
+    for (uint32_t k = vocab + 1; k < json->tokens[vocab].next; k = json->tokens[k + 1].next) {
+        uint32_t size = 0;
+        const char* name = qlora__merge_text(json, k, &size);
+        bool byte = v->pieces && qlora__merge_is_byte(name, size);
+        bool is_unknown = unknown != 0 && qlora__json_is(json, unknown, name);
+        QLORA__TRY(qlora__merge_vocab_set(v, k + 1, k, is_unknown ? 2 : byte ? 6 : 1));
+    }
+    bool list = added != 0 && qlora__json_kind_of(json, added) == QLORA__JSON_ARRAY;
+    for (uint32_t i = list ? added + 1 : 0; list && i < json->tokens[added].next;
+         i = json->tokens[i].next) {
+        bool special = qlora__merge_true(json, qlora__json_find(json, i, "special"));
+        uint32_t content = qlora__json_find(json, i, "content");
+        bool is_unknown =
+            content != 0 && unknown != 0 &&
+            qlora__json_is(json, unknown, json->strings + json->tokens[content].begin);
+        QLORA__TRY(qlora__merge_vocab_set(v, qlora__json_find(json, i, "id"), content,
+                                          is_unknown ? 2
+                                          : special  ? 3
+                                                     : 4));
+    }
+    return QLORA_OK;
+}
+
+// ---- merges and scores --------------------------------------------------------------------------
+
+static int qlora__merge_name_order(const qlora__merge_token* t, const char* name, size_t size) {
+    size_t n = t->size < size ? t->size : size;
+    int order = memcmp(t->name, name, n);
+    return order != 0 ? order : t->size < size ? -1 : t->size > size ? 1 : 0;
+}
+
+static bool qlora__merge_name_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__merge_token* t = (const qlora__merge_token*)user;
+    int order = qlora__merge_name_order(&t[a], t[b].name, t[b].size);
+    return order != 0 ? order < 0 : a < b;
+}
+
+static qlora__merge_token* qlora__merge_find_token(const qlora__merge_vocab* v, const char* name,
+                                                   size_t size) {
+    uint32_t low = 0;
+    uint32_t high = v->named;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        qlora__merge_token* t = &v->tokens[v->by_name[middle]];
+        int order = qlora__merge_name_order(t, name, size);
+        if (order == 0) {
+            return t;
+        }
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return NULL;
+}
+
+// A merge as "left right": a string, or a pair of strings. With `joined`, without the blank.
+static void qlora__merge_rule(const qlora__json* json, uint32_t merge, bool joined,
+                              qlora__string* out) {
+    uint32_t size = 0;
+    const char* text = qlora__merge_text(json, merge, &size);
+    const char* blank = size > 1 ? (const char*)memchr(text + 1, ' ', size - 1) : NULL;
+    uint32_t right = 0;
+    out->size = 0;
+    if (qlora__json_kind_of(json, merge) == QLORA__JSON_ARRAY && json->tokens[merge].count == 2) {
+        text = qlora__merge_text(json, merge + 1, &size);
+        qlora__string_add(out, text, size);
+        text = qlora__merge_text(json, json->tokens[merge + 1].next, &right);
+    } else if (blank != NULL) {
+        qlora__string_add(out, text, (size_t)(blank - text));
+        right = size - (uint32_t)(blank - text) - 1;
+        text = blank + 1;
+    }
+    qlora__string_add(out, " ", joined ? 0 : 1);
+    qlora__string_add(out, text, right);
+}
+
+// Byte-level: the merges themselves. SentencePiece: the token that an earlier merge makes has a
+// higher score.
+static qlora_result qlora__merge_put_merges(qlora__merge_vocab* v) {
+    const qlora__json* json = v->json;
+    uint32_t merges = qlora__json_find(json, v->model, "merges");
+    qlora__string rule;
+    if (merges == 0 || qlora__json_kind_of(json, merges) != QLORA__JSON_ARRAY) {
+        return qlora__merge_vocab_refuse(v, "model.merges is not an array");
+    }
+    if (!v->pieces) {
+        qlora__merge_key(v->f, "tokenizer.ggml.merges", QLORA__GGUF_ARRAY);
+        qlora__gguf_u32(&v->f->values, (uint32_t)QLORA__GGUF_STRING);
+        qlora__gguf_u64(&v->f->values, json->tokens[merges].count);
+    }
+    qlora__string_begin(&v->f->g->ctx->env, &rule);
+    float rank = 0.0f;
+    for (uint32_t i = merges + 1; i < json->tokens[merges].next; i = json->tokens[i].next) {
+        qlora__merge_rule(json, i, v->pieces, &rule);
+        if (!v->pieces) {
+            qlora__gguf_u64(&v->f->values, rule.size);
+            qlora__string_add(&v->f->values, rule.data, rule.size);
+            continue;
+        }
+        qlora__merge_token* token = qlora__merge_find_token(v, rule.data, rule.size);
+        rank -= 1.0f;
+        if (token != NULL && token->score >= 0.0f) { // the first merge that makes it
+            token->score = rank;
+        }
+    }
+    qlora_result r = rule.result;
+    qlora__string_free(&rule);
+    return r;
+}
+
+static void qlora__merge_put_tokens(const qlora__merge_vocab* v) {
+    qlora__string* t = &v->f->values;
+    qlora__merge_key(v->f, "tokenizer.ggml.tokens", QLORA__GGUF_ARRAY);
+    qlora__gguf_u32(t, (uint32_t)QLORA__GGUF_STRING);
+    qlora__gguf_u64(t, v->count);
+    for (uint32_t i = 0; i < v->count; i++) {
+        char none[24];
+        snprintf(none, sizeof none, "[PAD%u]", i);
+        const qlora__merge_token* token = &v->tokens[i];
+        size_t size = token->type != 0 ? token->size : strlen(none);
+        qlora__gguf_u64(t, size);
+        qlora__string_add(t, token->type != 0 ? token->name : none, size);
+    }
+    qlora__merge_key(v->f, "tokenizer.ggml.token_type", QLORA__GGUF_ARRAY);
+    qlora__gguf_u32(t, (uint32_t)QLORA__GGUF_I32);
+    qlora__gguf_u64(t, v->count);
+    for (uint32_t i = 0; i < v->count; i++) {
+        qlora__gguf_u32(t, v->tokens[i].type != 0 ? (uint32_t)v->tokens[i].type : 5u);
+    }
+    if (!v->pieces) {
+        return;
+    }
+    qlora__merge_key(v->f, "tokenizer.ggml.scores", QLORA__GGUF_ARRAY);
+    qlora__gguf_u32(t, (uint32_t)QLORA__GGUF_F32);
+    qlora__gguf_u64(t, v->count);
+    for (uint32_t i = 0; i < v->count; i++) {
+        qlora__gguf_u32(t, qlora__bits(v->tokens[i].score));
+    }
+}
+
+// ---- the steps around the model -----------------------------------------------------------------
+
+#define QLORA__MERGE_WORDS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
+#define QLORA__MERGE_REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+// The name that llama.cpp has for a pre-tokenizer; NULL if none is known.
+static const char* qlora__merge_pre(const qlora__json* json, bool ignore_merges) {
+    static const char* const any = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
+    uint32_t root = qlora__json_find(json, 0, "pre_tokenizer");
+    bool regex = false;
+    bool bytes = false;
+    bool digits = false;
+    const char* found = NULL;
+    for (uint32_t i = root; root != 0 && i < json->tokens[root].next; i++) {
+        if (qlora__json_kind_of(json, i) != QLORA__JSON_OBJECT) {
+            continue;
+        }
+        uint32_t type = qlora__json_find(json, i, "type");
+        uint32_t pattern = qlora__json_find(json, i, "Regex");
+        uint32_t use = qlora__json_find(json, i, "use_regex");
+        if (type != 0 && qlora__json_is(json, type, "ByteLevel")) {
+            bytes = use == 0 || qlora__merge_true(json, use);
+        }
+        digits = digits || (type != 0 && qlora__json_is(json, type, "Digits"));
+        if (pattern != 0) {
+            uint32_t size = 0;
+            const char* text = qlora__merge_text(json, pattern, &size);
+            size_t skip = strncmp(text, any, strlen(any)) == 0 ? strlen(any) : 0;
+            bool three =
+                strcmp(text + skip, QLORA__MERGE_WORDS "\\p{N}{1,3}" QLORA__MERGE_REST) == 0;
+            bool one = strcmp(text + skip, QLORA__MERGE_WORDS "\\p{N}" QLORA__MERGE_REST) == 0;
+            regex = true;
+            found = skip == 0 ? NULL
+                    : three   ? (ignore_merges ? "llama-bpe" : "smaug-bpe")
+                    : one     ? "qwen2"
+                              : NULL;
+        }
+    }
+    return regex ? found : !bytes ? NULL : digits ? "smollm" : "gpt-2";
+}
+
+// Whether any object below `root` has a member of this name and value.
+static bool qlora__merge_has(const qlora__json* json, uint32_t root, const char* key,
+                             const char* value) {
+    for (uint32_t i = root; root != 0 && i < json->tokens[root].next; i++) {
+        if (qlora__json_kind_of(json, i) == QLORA__JSON_OBJECT) {
+            uint32_t found = qlora__json_find(json, i, key);
+            if (found != 0 && (value == NULL || qlora__json_is(json, found, value))) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static void qlora__merge_put_bool(qlora__merge_file* f, const char* key, bool value) {
+    char byte = value ? 1 : 0;
+    qlora__merge_key(f, key, QLORA__GGUF_BOOL);
+    qlora__string_add(&f->values, &byte, 1);
+}
+
+static void qlora__merge_put_ids(const qlora__merge_vocab* v) {
+    const qlora_model_config* c = &v->f->g->m->plan.config;
+    const qlora__json* json = v->json;
+    const struct {
+        const char* key;
+        int32_t id;
+    } ids[] = {{"tokenizer.ggml.bos_token_id", c->bos_id},
+               {"tokenizer.ggml.eos_token_id", c->stop_count > 0 ? c->stop_ids[0] : -1},
+               {"tokenizer.ggml.eot_token_id", c->stop_count > 1 ? c->stop_ids[1] : -1},
+               {"tokenizer.ggml.padding_token_id", c->pad_id}};
+    for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
+        if (ids[i].id >= 0) {
+            qlora__merge_put_u32(v->f, ids[i].key, ids[i].id);
+        }
+    }
+    uint32_t post = qlora__json_find(json, 0, "post_processor");
+    bool bos = c->bos_id >= 0 && qlora__merge_has(json, post, "SpecialToken", NULL);
+    qlora__merge_put_bool(v->f, "tokenizer.ggml.add_bos_token", bos);
+    if (v->pieces) {
+        uint32_t normal = qlora__json_find(json, 0, "normalizer");
+        uint32_t before = qlora__json_find(json, 0, "pre_tokenizer");
+        bool prefix = qlora__merge_has(json, normal, "type", "Prepend") ||
+                      qlora__merge_has(json, before, "prepend_scheme", "first") ||
+                      qlora__merge_has(json, before, "prepend_scheme", "always");
+        qlora__merge_put_bool(v->f, "tokenizer.ggml.add_space_prefix", prefix);
+    }
+}
+
+static qlora_result qlora__merge_put_vocab(qlora__merge_vocab* v) {
+    const qlora__json* json = v->json;
+    v->model = qlora__json_find(json, 0, "model");
+    uint32_t type = v->model != 0 ? qlora__json_find(json, v->model, "type") : 0;
+    if (v->model == 0 || (type != 0 && !qlora__json_is(json, type, "BPE"))) {
+        return qlora__merge_vocab_refuse(v, "the model of the tokenizer is not BPE");
+    }
+    v->pieces = qlora__merge_true(json, qlora__json_find(json, v->model, "byte_fallback"));
+    bool ignore = qlora__merge_true(json, qlora__json_find(json, v->model, "ignore_merges"));
+    const char* pre = v->pieces ? "default" : qlora__merge_pre(json, ignore);
+    if (pre == NULL) {
+        return qlora__merge_vocab_refuse(v, "llama.cpp has no name for this pre-tokenizer");
+    }
+    QLORA__TRY(qlora__merge_vocab_read(v));
+    for (uint32_t i = 0; i < v->count; i++) {
+        if (v->tokens[i].type != 0) {
+            v->by_name[v->named++] = i;
+        }
+    }
+    qlora__sort(v->by_name, v->named, qlora__merge_name_less, v->tokens);
+    qlora__merge_key(v->f, "tokenizer.ggml.model", QLORA__GGUF_STRING);
+    qlora__gguf_string(&v->f->values, v->pieces ? "llama" : "gpt2");
+    qlora__merge_key(v->f, "tokenizer.ggml.pre", QLORA__GGUF_STRING);
+    qlora__gguf_string(&v->f->values, pre);
+    QLORA__TRY(qlora__merge_put_merges(v));
+    qlora__merge_put_tokens(v);
+    qlora__merge_put_ids(v);
+    return QLORA_OK;
+}
+
+// chat_template.jinja, or chat_template of tokenizer_config.json if that is a string.
+static qlora_result qlora__merge_put_template(qlora__merge_file* f) {
+    static const char* const names[] = {"chat_template.jinja", "tokenizer_config.json"};
+    qlora__env* env = &f->g->ctx->env;
+    for (int i = 0; i < 2; i++) {
+        char path[QLORA__PATH_ROOM];
+        bool exists = false;
+        qlora__map map;
+        qlora__json json;
+        QLORA__TRY(qlora__path_join(env, f->g->m->dir, names[i], path));
+        QLORA__TRY(qlora__file_exists(env, path, &exists));
+        if (!exists) {
+            continue;
+        }
+        QLORA__TRY(qlora__map_open(env, path, &map));
+        qlora_result r = QLORA_OK;
+        const char* text = (const char*)map.data;
+        uint32_t size = (uint32_t)map.size;
+        memset(&json, 0, sizeof json);
+        if (i == 1) {
+            r = qlora__json_parse(env, path, map.data, map.size, 0, &json);
+            r = r == QLORA_OK ? qlora__json_decode(env, &json) : r;
+            uint32_t value = r == QLORA_OK ? qlora__json_find(&json, 0, "chat_template") : 0;
+            text = value != 0 ? qlora__merge_text(&json, value, &size) : NULL;
+            size = value != 0 ? size : 0;
+        }
+        if (r == QLORA_OK && size > 0) {
+            qlora__merge_key(f, "tokenizer.chat_template", QLORA__GGUF_STRING);
+            qlora__gguf_u64(&f->values, size);
+            qlora__string_add(&f->values, text, size);
+            i = 2;
+        }
+        qlora__json_free(env, &json);
+        qlora__map_close(env, &map);
+        QLORA__TRY(r);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__merge_parse_tokenizer(qlora__merge_file* f, const char* path,
+                                                 const qlora__map* map) {
+    qlora_ctx* ctx = f->g->ctx;
+    qlora__merge_vocab v;
+    qlora__json json;
+    memset(&v, 0, sizeof v);
+    v.f = f;
+    v.json = &json;
+    v.count = (uint32_t)f->g->m->plan.config.vocab;
+    size_t bytes = v.count * (sizeof *v.tokens + sizeof *v.by_name);
+    QLORA__TRY(qlora__json_parse(&ctx->env, path, map->data, map->size, 0, &json));
+    qlora_result r = qlora__json_decode(&ctx->env, &json);
+    v.tokens = r == QLORA_OK ? (qlora__merge_token*)qlora__alloc_zero(ctx, bytes) : NULL;
+    r = r == QLORA_OK && v.tokens == NULL ? QLORA_ERR_MEMORY : r;
+    if (r == QLORA_OK) {
+        v.by_name = (uint32_t*)(void*)(v.tokens + v.count);
+        r = qlora__merge_put_vocab(&v);
+    }
+    qlora__free(ctx, v.tokens, bytes);
+    qlora__json_free(&ctx->env, &json);
+    return r;
+}
+
+// The tokenizer of the folder. Without one, the file says so: llama.cpp then takes ids, but no
+// text.
+static qlora_result qlora__merge_put_tokenizer(qlora__merge_file* f) {
+    qlora__env* env = &f->g->ctx->env;
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    qlora__map map;
+    QLORA__TRY(qlora__path_join(env, f->g->m->dir, "tokenizer.json", path));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
+    if (!exists) {
+        QLORA__LOG(f->g->ctx, WARN, MODEL, "%s does not exist: the GGUF file has no tokenizer",
+                   path);
+        qlora__merge_key(f, "tokenizer.ggml.model", QLORA__GGUF_STRING);
+        qlora__gguf_string(&f->values, "no_vocab");
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__map_open(env, path, &map));
+    qlora_result r = qlora__merge_parse_tokenizer(f, path, &map);
+    qlora__map_close(env, &map);
+    return r == QLORA_OK ? qlora__merge_put_template(f) : r;
+}
+
+//@@ src/adapter/merge_folder.h
+
+// ---- a GGUF file from a model folder ------------------------------------------------------------
+
+static void qlora__merge_put_f32(qlora__merge_file* f, const char* key, double value) {
+    uint32_t bits = qlora__bits((float)value);
+    qlora__merge_key(f, key, QLORA__GGUF_F32);
+    qlora__gguf_u32(&f->values, bits);
+}
+
+// The name of a key of the architecture.
+static const char* qlora__merge_arch_key(const qlora__merge_file* f, const char* name,
+                                         char out[128]) {
+    snprintf(out, 128, "%s.%s", f->g->m->arch->gguf, name);
+    return out;
+}
+
+// What qlora__gguf_config_sizes and its neighbours read. A number that is 0 is left out.
+static void qlora__merge_put_config(qlora__merge_file* f) {
+    const qlora_model_config* c = &f->g->m->plan.config;
+    char key[128];
+    const struct {
+        const char* name;
+        int64_t value;
+    } sizes[] = {{"block_count", c->layers},
+                 {"context_length", c->max_positions},
+                 {"embedding_length", c->hidden},
+                 {"feed_forward_length", c->intermediate},
+                 {"attention.head_count", c->heads},
+                 {"attention.head_count_kv", c->kv_heads},
+                 {"attention.key_length", c->head_dim},
+                 {"attention.value_length", c->head_dim},
+                 {"vocab_size", c->vocab},
+                 {"rope.dimension_count", c->rope_dims},
+                 {"attention.sliding_window", c->window}};
+    bool scaled = (f->g->m->arch->reads & QLORA__READS_MULTIPLIERS) != 0;
+    const struct {
+        const char* name;
+        double value;
+    } numbers[] = {{"attention.layer_norm_rms_epsilon", c->rms_eps},
+                   {"rope.freq_base", c->rope.theta},
+                   {"attn_logit_softcapping", c->attention_cap},
+                   {"final_logit_softcapping", c->logits_cap},
+                   {"attention.temperature_scale", c->query_beta},
+                   {"attention.scale", scaled ? c->attention_scale : 0.0},
+                   {"embedding_scale", scaled ? c->embedding_scale : 0.0},
+                   {"residual_scale", scaled ? c->residual_scale : 0.0},
+                   {"logit_scale", scaled ? c->logits_divisor : 0.0}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i].value > 0) {
+            qlora__merge_put_u32(f, qlora__merge_arch_key(f, sizes[i].name, key), sizes[i].value);
+        }
+    }
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        if (numbers[i].value > 0.0) {
+            qlora__merge_put_f32(f, qlora__merge_arch_key(f, numbers[i].name, key),
+                                 numbers[i].value);
+        }
+    }
+    if (c->window > 0 && f->g->m->arch->window == QLORA__WINDOW_PATTERN) {
+        qlora__merge_key(f, qlora__merge_arch_key(f, "attention.sliding_window_pattern", key),
+                         QLORA__GGUF_ARRAY);
+        qlora__gguf_u32(&f->values, (uint32_t)QLORA__GGUF_BOOL);
+        qlora__gguf_u64(&f->values, (uint64_t)c->layers);
+        qlora__string_add(&f->values, c->sliding, (size_t)c->layers);
+    }
+}
+
+// A tensor of divisors of the frequencies.
+static void qlora__merge_add_factors(qlora__merge_file* f, int which, const char* name) {
+    qlora__merge_part* part =
+        qlora__merge_part_add(f, name, NULL, 1, f->g->m->plan.config.rope_dims / 2, 1);
+    part->raw = f->factors[which];
+}
+
+static void qlora__merge_put_rope(qlora__merge_file* f) {
+    const qlora_model_config* c = &f->g->m->plan.config;
+    const qlora_rope_desc* rope = &c->rope;
+    char key[128];
+    bool yarn = rope->type == QLORA_ROPE_YARN;
+    if (yarn || rope->type == QLORA_ROPE_LINEAR) {
+        qlora__merge_key(f, qlora__merge_arch_key(f, "rope.scaling.type", key), QLORA__GGUF_STRING);
+        qlora__gguf_string(&f->values, yarn ? "yarn" : "linear");
+        qlora__merge_put_f32(f, qlora__merge_arch_key(f, "rope.scaling.factor", key), rope->factor);
+    }
+    if (rope->original_max_position > 0.0) {
+        qlora__merge_put_u32(f,
+                             qlora__merge_arch_key(f, "rope.scaling.original_context_length", key),
+                             (int64_t)rope->original_max_position);
+    }
+    if (yarn) {
+        qlora__merge_put_f32(f, qlora__merge_arch_key(f, "rope.scaling.yarn_beta_fast", key),
+                             rope->beta_fast > 0.0 ? rope->beta_fast : 32.0);
+        qlora__merge_put_f32(f, qlora__merge_arch_key(f, "rope.scaling.yarn_beta_slow", key),
+                             rope->beta_slow > 0.0 ? rope->beta_slow : 1.0);
+        if (rope->mscale > 0.0 && rope->mscale_all_dim > 0.0) {
+            qlora__merge_put_f32(f,
+                                 qlora__merge_arch_key(f, "rope.scaling.yarn_log_multiplier", key),
+                                 rope->mscale_all_dim);
+        }
+    }
+    if (c->family == QLORA_FAMILY_GEMMA3) {
+        qlora__merge_put_f32(f, qlora__merge_arch_key(f, "rope.freq_base_swa", key),
+                             c->rope_sliding.theta);
+    }
+    for (int64_t i = 0; rope->type == QLORA_ROPE_LLAMA3 && i < c->rope_dims / 2; i++) {
+        qlora_rope_desc plain = *rope;
+        plain.type = QLORA_ROPE_DEFAULT;
+        f->factors[0][i] = qlora__rope_frequency(&plain, i, c->rope_dims) /
+                           qlora__rope_frequency(rope, i, c->rope_dims);
+    }
+    if (rope->type == QLORA_ROPE_LLAMA3) {
+        qlora__merge_add_factors(f, 0, "rope_freqs.weight");
+    }
+    if (rope->type == QLORA_ROPE_LONGROPE) {
+        memcpy(f->factors[0], rope->short_factor, sizeof f->factors[0]);
+        memcpy(f->factors[1], rope->long_factor, sizeof f->factors[1]);
+        qlora__merge_put_f32(f, qlora__merge_arch_key(f, "rope.scaling.attn_factor", key),
+                             (double)qlora__rope_attention_factor(rope));
+        qlora__merge_add_factors(f, 0, "rope_factors_short.weight");
+        qlora__merge_add_factors(f, 1, "rope_factors_long.weight");
+    }
+}
+
+// ---- tensors ------------------------------------------------------------------------------------
+
+static qlora_result qlora__merge_unknown(const qlora__merge_file* f,
+                                         const qlora__merge_item* item) {
+    return qlora__fail(f->g->ctx, QLORA_ERR_UNSUPPORTED,
+                       "%s: %s has no place in a GGUF file of architecture %s", f->g->m->dir,
+                       item->tensor->name, f->g->m->arch->gguf);
+}
+
+// A tensor of a layer: `rest` is its name after the number, such as "mlp.up_proj.weight".
+static qlora_result qlora__merge_add_layer(qlora__merge_file* f, const qlora__merge_item* item,
+                                           uint32_t rank, long layer, const char* rest) {
+    const qlora__arch* arch = f->g->m->arch;
+    const qlora_model_config* c = &f->g->m->plan.config;
+    const char* last = strrchr(rest, '.');
+    size_t size = last != NULL ? (size_t)(last - rest) : 0;
+    int64_t rows = rank == 1 ? item->rows * item->cols : item->rows;
+    int64_t cols = rank == 1 ? 1 : item->cols;
+    char name[QLORA__GGUF_NAME];
+    for (int i = 0; i < arch->layout->count; i++) {
+        const qlora__projection_row* row = &arch->layout->rows[i];
+        if (!qlora__gguf_is(rest, size, row->module)) {
+            continue;
+        }
+        bool rotated = row->bit < 2 && (arch->has & QLORA__HAS_PERMUTED_GGUF) != 0; // q or k
+        int halves = row->gguf_second != NULL ? 2 : 1;
+        for (int h = 0; h < halves; h++) {
+            snprintf(name, sizeof name, "blk.%ld.%s%s", layer,
+                     h == 0 ? row->gguf : row->gguf_second, last);
+            qlora__merge_part* part =
+                qlora__merge_part_add(f, name, item, rank, rows / halves, cols);
+            part->first = h * (rows / halves);
+            part->head_dim = rotated ? c->head_dim : 0;
+        }
+        return QLORA_OK;
+    }
+    const char* norm = NULL;
+    for (int i = 0; i < 4; i++) {
+        bool is =
+            arch->norms->module[i] != NULL && qlora__gguf_is(rest, size, arch->norms->module[i]);
+        norm = is ? arch->norms->gguf[i] : norm;
+    }
+    norm = qlora__gguf_is(rest, size, "self_attn.q_norm")   ? "attn_q_norm"
+           : qlora__gguf_is(rest, size, "self_attn.k_norm") ? "attn_k_norm"
+                                                            : norm;
+    if (norm == NULL) {
+        return qlora__merge_unknown(f, item);
+    }
+    snprintf(name, sizeof name, "blk.%ld.%s%s", layer, norm, last);
+    qlora__merge_part* part = qlora__merge_part_add(f, name, item, rank, rows, cols);
+    part->plus_one = (arch->has & QLORA__HAS_NORM_OFFSET) != 0;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__merge_add_item(qlora__merge_file* f, const qlora__merge_item* item) {
+    static const char* const names[][2] = {{"embed_tokens.weight", "token_embd.weight"},
+                                           {"norm.weight", "output_norm.weight"},
+                                           {"lm_head.weight", "output.weight"}};
+    const char* plain = qlora__plain_name(item->tensor->name);
+    bool matrix = item->projection != NULL || item->tensor->rank == 2;
+    if (strncmp(plain, "layers.", 7) == 0) {
+        char* end = NULL;
+        long layer = strtol(plain + 7, &end, 10);
+        if (*end == '.' && layer >= 0 && layer < f->g->m->plan.config.layers) {
+            return qlora__merge_add_layer(f, item, matrix ? 2 : 1, layer, end + 1);
+        }
+    }
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(plain, names[i][0]) == 0) {
+            int64_t rows = matrix ? item->rows : item->rows * item->cols;
+            qlora__merge_part* part = qlora__merge_part_add(f, names[i][1], item, matrix ? 2 : 1,
+                                                            rows, matrix ? item->cols : 1);
+            part->plus_one = i == 1 && (f->g->m->arch->has & QLORA__HAS_NORM_OFFSET) != 0;
+            return QLORA_OK;
+        }
+    }
+    return qlora__merge_unknown(f, item);
+}
+
+static qlora_result qlora__merge_from_folder(qlora__merge_file* f) {
+    const qlora__merge* g = f->g;
+    const char* slash = strrchr(g->m->dir, '/');
+    QLORA__TRY(qlora__merge_parts_reserve(f, 2 * (uint64_t)g->count + 2));
+    qlora__merge_key(f, "general.architecture", QLORA__GGUF_STRING);
+    qlora__gguf_string(&f->values, g->m->arch->gguf);
+    qlora__merge_key(f, "general.type", QLORA__GGUF_STRING);
+    qlora__gguf_string(&f->values, "model");
+    qlora__merge_key(f, "general.name", QLORA__GGUF_STRING);
+    qlora__gguf_string(&f->values, slash != NULL && slash[1] != '\0' ? slash + 1 : g->m->dir);
+    qlora__merge_put_config(f);
+    qlora__merge_put_rope(f);
+    for (uint32_t i = 0; i < g->count; i++) {
+        QLORA__TRY(qlora__merge_add_item(f, &g->items[i]));
+    }
+    return qlora__merge_put_tokenizer(f);
+}
+
+// ---- what the file means ------------------------------------------------------------------------
+
+static bool qlora__merge_near(double a, double b) {
+    double most = fabs(a) > fabs(b) ? fabs(a) : fabs(b);
+    return fabs(a - b) <= 1e-6 * most;
+}
+
+static bool qlora__merge_same_rope(const qlora_rope_desc* a, const qlora_rope_desc* b,
+                                   int64_t dims) {
+    for (int i = 0; i < 2 * (int)(dims / 2); i++) {
+        qlora_rope_desc x = *a;
+        qlora_rope_desc y = *b;
+        x.use_long = i % 2 != 0;
+        y.use_long = i % 2 != 0;
+        if (!qlora__merge_near((double)qlora__rope_frequency(&x, i / 2, dims),
+                               (double)qlora__rope_frequency(&y, i / 2, dims))) {
+            return false;
+        }
+    }
+    return qlora__merge_near((double)qlora__rope_attention_factor(a),
+                             (double)qlora__rope_attention_factor(b));
+}
+
+// The file is read back: whatever GGUF cannot express would make another model of it. Returns what
+// differs, or NULL.
+static const char* qlora__merge_differs(const qlora_model* m, qlora_model_config* file) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__config_resolve(file);
+    double root = 1.0 / sqrt((double)c->head_dim);
+    const struct {
+        const char* name;
+        double ours;
+        double theirs;
+    } numbers[] = {{"the attention scale", c->attention_scale > 0.0 ? c->attention_scale : root,
+                    file->attention_scale > 0.0 ? file->attention_scale : root},
+                   {"the scale of embeddings", c->embedding_scale, file->embedding_scale},
+                   {"the scale of residuals", c->residual_scale, file->residual_scale},
+                   {"the scale of logits", c->logits_divisor, file->logits_divisor},
+                   {"the cap of scores", c->attention_cap, file->attention_cap},
+                   {"the cap of logits", c->logits_cap, file->logits_cap},
+                   {"the scale by position", c->query_beta, file->query_beta},
+                   {"the norm's epsilon", c->rms_eps, file->rms_eps},
+                   {"the rotated width", (double)c->rope_dims, (double)file->rope_dims},
+                   {"the head", c->tied ? 1.0 : 0.0, file->tied ? 1.0 : 0.0}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        if (!qlora__merge_near(numbers[i].ours, numbers[i].theirs)) {
+            return numbers[i].name;
+        }
+    }
+    for (int64_t l = 0; l < c->layers; l++) {
+        if (c->no_rope[l] != file->no_rope[l]) {
+            return "layers without rotation";
+        }
+        // llama.cpp ignores the windows of the other architectures; so does its converter
+        if (m->arch->window == QLORA__WINDOW_PATTERN && c->sliding[l] != file->sliding[l]) {
+            return "layers with a window";
+        }
+    }
+    if (!qlora__merge_same_rope(&c->rope, &file->rope, c->rope_dims) ||
+        (c->window > 0 && file->window > 0 &&
+         !qlora__merge_same_rope(&c->rope_sliding, &file->rope_sliding, c->rope_dims))) {
+        return "the rotation";
+    }
+    return NULL;
+}
+
+static qlora_result qlora__merge_check(const qlora__merge* g, const char* path) {
+    qlora_model_config* file =
+        (qlora_model_config*)qlora__alloc(g->ctx, sizeof(qlora_model_config));
+    if (file == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__config_read(&g->ctx->env, path, file);
+    const char* what = r == QLORA_OK ? qlora__merge_differs(g->m, file) : NULL;
+    if (what != NULL) {
+        r = qlora__fail(g->ctx, QLORA_ERR_UNSUPPORTED,
+                        "%s: llama.cpp would compute this model differently (%s), because a GGUF "
+                        "file cannot express it; nothing was written",
+                        g->m->dir, what);
+    }
+    qlora__free(g->ctx, file, sizeof *file);
+    if (r != QLORA_OK) {
+        g->ctx->env.files.remove(path, g->ctx->env.files.user);
+    }
+    return r;
+}
+
 // The whole export.
 static qlora_result qlora__merge_gguf(qlora__merge* g, const char* path,
                                       const qlora__gguf_type* type) {
@@ -25340,17 +26112,22 @@ static qlora_result qlora__merge_gguf(qlora__merge* g, const char* path,
     memset(&f, 0, sizeof f);
     f.g = g;
     f.type = type;
-    if (g->folder.gguf.count == 0) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: a GGUF file can only be written from a model in a GGUF file, whose "
-                           "metadata and tokenizer it takes over",
-                           g->m->dir);
-    }
     QLORA__TRY(qlora__merge_open(g, UINT64_MAX));
     QLORA__TRY(qlora__merge_tell(g));
     f.room_bytes = (size_t)qlora__max(4 * g->most_cols, (int64_t)1 << 20);
     f.buffer = (uint8_t*)qlora__alloc(ctx, f.room_bytes);
-    qlora_result r = f.buffer != NULL ? qlora__merge_file_write(&f, path) : QLORA_ERR_MEMORY;
+    qlora_result r = f.buffer != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    qlora__string_begin(&ctx->env, &f.values);
+    bool copied = g->folder.gguf.count > 0;
+    if (r == QLORA_OK && copied) {
+        qlora__merge_values_copy(&f);
+        r = qlora__merge_parts_copy(&f);
+    } else if (r == QLORA_OK) {
+        r = qlora__merge_from_folder(&f);
+    }
+    r = r == QLORA_OK ? qlora__merge_file_write(&f, path) : r;
+    r = r == QLORA_OK && !copied ? qlora__merge_check(g, path) : r;
+    qlora__string_free(&f.values);
     qlora__free(ctx, f.buffer, f.room_bytes);
     qlora__free(ctx, f.parts, f.room * sizeof *f.parts);
     return r;
@@ -27332,4 +28109,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 75d557188e715009
+//@@ end e8ce9d0667730949

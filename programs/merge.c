@@ -42,7 +42,7 @@ static const option option_table[] = {
     {"adapter", OPT_TEXT, AT(adapter), false, 0, 0, "DIR",
         "folder of the PEFT adapter, or of a finetune run (required)"},
     {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
-        "output folder, without a model in it; FILE.gguf if --model is GGUF"},
+        "output folder without a model in it, or a new FILE.gguf"},
     {"gguf", OPT_TEXT, AT(gguf), false, 0, 0, "FILE",
         "write a GGUF adapter for llama.cpp (--lora) instead"},
     {"base", OPT_CHOICE, AT(base), false, 0, 0, "original|trained",
@@ -249,6 +249,20 @@ static bool out_end(const options* o) {
 
 // ---- merging ----------------------------------------------------------------------------------
 
+// A merged GGUF file is never written over another file.
+static bool file_check(const options* o) {
+    bool file = o->out != NULL && name_ends(o->out, ".gguf");
+    if (!file && o->dtype >= 3) {
+        return fail("--dtype %s needs --out FILE.gguf", o->dtype == 3 ? "q8_0" : "q4_0");
+    }
+    if (!file && o->out != NULL && file_is_gguf(o->model)) {
+        return fail("--model %s is a GGUF file; it can only be merged into --out FILE.gguf",
+                    o->model);
+    }
+    return !file || !path_is_file(o->out) ||
+           fail("--out %s already exists; choose another name", o->out);
+}
+
 static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     if (o->model == NULL || o->adapter == NULL) {
         return fail("%s DIR is required; see --help", o->model == NULL ? "--model" : "--adapter");
@@ -271,7 +285,7 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
         return fail("--adapter %s: adapter_config.json not found", o->adapter);
     }
     o->adapter = adapter;
-    return true;
+    return file_check(o);
 }
 
 static bool run(const options* o, qlora_ctx* ctx) {
@@ -313,7 +327,12 @@ static bool run(const options* o, qlora_ctx* ctx) {
         d.shard_bytes = (uint64_t)o->shard;
         d.progress = on_progress;
         d.progress_user = &p;
-        ok = out_begin(o) && lib(ctx, qlora_merge_save(model, &d)) && out_end(o);
+        bool file = name_ends(o->out, ".gguf");
+        if (file) {
+            folder_parents(o->out);
+        }
+        ok =
+            (file || out_begin(o)) && lib(ctx, qlora_merge_save(model, &d)) && (file || out_end(o));
     }
     ok = lib(ctx, qlora_model_close(model)) && ok;
     if (ok) {
@@ -323,11 +342,12 @@ static bool run(const options* o, qlora_ctx* ctx) {
 }
 
 static void help_print(const option_set* set) {
-    printf("usage: merge --model DIR --adapter DIR --out DIR | --gguf FILE [options]\n\n");
+    printf("usage: merge --model PATH --adapter DIR --out PATH | --gguf FILE [options]\n\n");
     options_print(set, 31);
     printf("\n--base original merges into the weights in --model; --base trained merges into\n"
            "the dequantised 4-bit weights that the adapter was trained on.\n"
            "An interrupted merge has no config.json; run the same command again.\n"
+           "--out FILE.gguf writes one file for llama.cpp, from a folder or a GGUF file.\n"
            "Exit status: 0 on success, 1 on error.\n");
 }
 

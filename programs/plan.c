@@ -203,14 +203,14 @@ static bool largest_batch(app* a, int64_t length, int64_t* best, char* how) {
 // The table of all models: the largest batch for each sequence length.
 static bool all_table(app* a) {
     heading(a, "largest batch");
-    printf("  %-16s", "model \\ seq");
+    printf("  %-22s", "model \\ seq");
     for (int j = 0; j < LENGTHS; j++) {
         printf("%9lld", (long long)lengths[j]);
     }
     printf("\n");
     for (int i = 0; i < MODEL_SHAPES; i++) {
         a->config = shape_config(&model_shapes[i]);
-        printf("  %-16s", model_shapes[i].name);
+        printf("  %-22s", model_shapes[i].name);
         for (int j = 0; j < LENGTHS; j++) {
             int64_t best = 0;
             char how = ' ';
@@ -258,8 +258,8 @@ static bool one_plan(app* a) {
     return true;
 }
 
-// Fills in the free memory of this machine unless --memory was given: that of its GPU, or of its CPU
-// if it has none.
+// Fills in the free memory of this machine unless --memory was given: that of its GPU, or of its
+// CPU if it has none.
 static bool budget_fill(app* a) {
     qlora_ctx_desc d;
     qlora_ctx* gpu = NULL;

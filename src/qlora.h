@@ -149,6 +149,8 @@ extern "C" {
 #include "adapter/save.h"
 #include "adapter/merge.h"
 #include "adapter/merge_gguf.h"
+#include "adapter/merge_tokens.h"
+#include "adapter/merge_folder.h"
 #include "train/trainer.h"
 #include "train/step.h"
 #include "train/slice.h"

@@ -30,11 +30,14 @@ def read_logits(path):
 
 def open_base(fixture):
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForCausalLM.from_pretrained(
-        os.path.join(fixture, "model"), dtype=torch.float32, attn_implementation="eager"
-    )
+    path = os.path.join(fixture, "model")
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, **options)
+    except ValueError:  # a vision-language model
+        return AutoModelForImageTextToText.from_pretrained(path, **options)
 
 
 def make_pattern(fixture, out):
@@ -44,7 +47,9 @@ def make_pattern(fixture, out):
     config = LoraConfig(
         r=4,
         lora_alpha=6,
-        target_modules=r".*layers\.(0\.self_attn\.(q|k|o)_proj|1\.(self_attn\.q|mlp\.down)_proj)",
+        target_modules=r".*layers\.(0\.self_attn\.(q|k|o|qkv)_proj|1\.(self_attn\.(q|qkv)_proj|"
+        r"mlp\.down_proj|shared_mlp\.output_linear))",
+        exclude_modules=r".*(vision_tower|visual)\..*",
         rank_pattern={"1.mlp.down_proj": 2},
         alpha_pattern={"k_proj": 5, "down_proj": 9},
         use_rslora=True,

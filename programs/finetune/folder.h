@@ -309,10 +309,13 @@ static void weights_take(void* user, const char* name) {
     }
 }
 
-// A hash of the weights in a folder, whatever its path is. 0: no folder.
-static bool folder_identity(app* a, const char* dir, uint64_t* out) {
+// A hash of the weights in a folder or a GGUF file, whatever its path is. 0: no path. Of a GGUF
+// file in several parts only the first is read; the checkpoint knows all of them.
+static bool weights_identity(app* a, const char* dir, uint64_t* out) {
     weights_search s = {a, dir, 0, true};
-    if (dir != NULL && folder_names(dir, weights_take, &s) != 0) {
+    if (dir != NULL && ends_in(dir, ".gguf")) {
+        s.ok = file_identity(&a->files, dir, &s.sum);
+    } else if (dir != NULL && folder_names(dir, weights_take, &s) != 0) {
         s.ok = false;
     }
     *out = s.sum;
@@ -430,8 +433,8 @@ static bool settings_hash_make(app* a) {
 // Takes the output folder and decides whether a run is resumed.
 static bool settings_check(app* a) {
     char path[PATH_SIZE];
-    if (!folder_identity(a, a->o.model, &a->identity.model) ||
-        !folder_identity(a, a->o.adapter, &a->identity.adapter) || !settings_hash_make(a)) {
+    if (!weights_identity(a, a->o.model, &a->identity.model) ||
+        !weights_identity(a, a->o.adapter, &a->identity.adapter) || !settings_hash_make(a)) {
         return false;
     }
     out_path(a, "checkpoint", path);

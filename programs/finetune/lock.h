@@ -42,8 +42,8 @@ static void lock_parse(const char* text, lock_owner* out) {
     }
 }
 
-// Opens and locks the file without waiting. Returns 0, EAGAIN if another process has it, LOCK_MOVED,
-// or another errno. *file is open after 0 only.
+// Opens and locks the file without waiting. Returns 0, EAGAIN if another process has it,
+// LOCK_MOVED, or another errno. *file is open after 0 only.
 #ifdef _WIN32
 static int lock_open(const char* path, int* file, lock_owner* owner) {
     char text[512] = "";

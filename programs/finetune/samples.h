@@ -329,7 +329,8 @@ static void counts_print(app* a) {
         problems_print(a, &a->counted);
     }
     if (a->eval.count > 0) {
-        samples_print(a, a->o.eval_data.count > 0 ? "evaluation data" : "held out", &a->eval);
+        bool given = a->o.eval_data.count > 0 || a->o.eval_only;
+        samples_print(a, given ? "evaluation data" : "held out", &a->eval);
         problems_print(a, &a->eval_counted);
     }
     if (a->shared > 0) {

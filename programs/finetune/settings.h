@@ -75,6 +75,8 @@ static const char* setting_text(const option_set* set, const option* row, char r
             word = strchr(word, '|') + 1;
         }
         snprintf(room, 256, "%.*s", (int)strcspn(word, "|"), word);
+    } else if (row->kind == OPT_TARGETS && number == QLORA_TARGET_ALL) {
+        snprintf(room, 256, "all");
     } else if (row->kind == OPT_TARGETS) {
         for (int i = 0; i < OPTION_TARGETS; i++) {
             if ((number >> i & 1) != 0) {

@@ -496,7 +496,7 @@ static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
     }
     QLORA__TRY(qlora__merge_plan(g, shard_bytes));
     // A GGUF file may need the rows of a whole head at a time.
-    int64_t rows = g->folder.gguf.count > 0 ? g->m->plan.config.head_dim : 1;
+    int64_t rows = qlora__gguf_path(g->dir) ? g->m->plan.config.head_dim : 1;
     g->elements = (size_t)qlora__max((int64_t)1 << 20, g->most_cols * rows);
     g->values = (float*)qlora__alloc(ctx, g->elements * 4);
     g->packed = g->values != NULL ? (uint8_t*)qlora__alloc(ctx, g->elements * 2) : NULL;

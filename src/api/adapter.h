@@ -55,7 +55,10 @@ typedef struct qlora_merge_desc {
 // Writes the model with the adapter merged into its weights, as safetensors shards with config.json
 // and the tokenizer files. Holds one tensor in memory at a time. config.json is written last, so
 // that an interrupted export is not mistaken for a model; a folder that already contains one is
-// rejected. The model must have been opened from a folder. A model that was opened from a GGUF file
-// is written as one: metadata, tokenizer and names are those of its file, vectors are F32, and with
-// Q4_0 the embedding and the head are Q8_0. An existing file is rejected.
+// rejected. The model must have been opened from files.
+//
+// If dir ends in .gguf, one GGUF file is written: metadata, tokenizer and names are those of the
+// model's own GGUF file, or made from config.json and tokenizer.json of its folder. Vectors are
+// F32, and with Q4_0 the embedding and the head are Q8_0. What llama.cpp would compute differently
+// is refused, an existing file as well.
 QLORA_API qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc);

@@ -27,7 +27,8 @@
 // ---- shapes -------------------------------------------------------------------------------------
 
 // To check that everything runs.
-static const model_shape step_tiny_shape = {"tiny", true, 64, 2, 4, 2, 16, 96, 128, true, 1e4, 0};
+static const model_shape step_tiny_shape = {
+    "tiny", QLORA_FAMILY_QWEN2, 64, 2, 4, 2, 16, 96, 128, true, 1e4, 0, 0, 0};
 
 // ---- options ------------------------------------------------------------------------------------
 
@@ -54,8 +55,8 @@ typedef struct step_options {
 
 static const char step_help[] =
     "usage: bench step --shape NAME --batch B --seq S [options]\n"
-    "  --shape NAME              qwen2.5-0.5b, qwen2.5-1.5b, llama-3.2-1b, qwen2.5-7b,\n"
-    "                            llama-3.1-8b, llama-3.1-70b or tiny (required)\n"
+    "  --shape NAME              a shape that `plan --help` names, such as llama-3.1-8b or\n"
+    "                            gemma-3-4b, or tiny (required)\n"
     "  --batch B, --seq S        sequences per step and tokens per sequence (required)\n"
     "  --rank R                  LoRA rank (default 16)\n"
     "  --recompute auto|none|full\n"

@@ -72,7 +72,10 @@ notes() {
         --device 5 --out o
     refuses "a device and the CPU" "--device 5 needs a GPU" "${few[@]}" --model model --steps 1 \
         --device 5 --out o
-    refuses "a GGUF model" "model.gguf is a GGUF file" --model model.gguf --data sums.jsonl --out o
+    refuses "a GGUF adapter" "x.gguf is a GGUF file" "${one[@]:0:4}" --data sums.jsonl --out o \
+        --adapter x.gguf
+    refuses "a GGUF model that is missing" "--model none.gguf: no such file" --model none.gguf \
+        --data sums.jsonl --out o
     refuses "nearest option" "unknown option --modle; did you mean --model" --modle model
     refuses "too little memory for anything" "not enough memory: .*; it would not fit with" \
         "${few[@]}" --model model --memory 1M --out o
@@ -95,6 +98,16 @@ notes() {
 
 resuming() {
     local common=(--tokens 256 --rank 2 --steps 6 --eval 0 --backend cpu --threads 1)
+    local file=$root/../shared/gguf/models/llama-q8_0.gguf
+    if [[ -e $file ]]; then
+        rm -rf again
+        works "a GGUF model" --model "$file" --template plain --data sums.jsonl "${common[@]}" \
+            --out again
+        cp "$file" copied.gguf
+        works "a copy of it" --model copied.gguf --template plain --data sums.jsonl \
+            "${common[@]}" --out again
+        check "is the same model" grep -q "resumed after step 6 of 6" out
+    fi
     rm -rf again elsewhere other
     works "a run" --model model --data sums.jsonl "${common[@]}" --out again
     works "another spelling" --model ./model --data "$PWD/sums.jsonl" "${common[@]}" --out ./again
@@ -109,9 +122,8 @@ resuming() {
     check "before the data is read" [ "$(grep -c '^data:' out)" -eq 0 ]
     run "$finetune" --model model --data nowhere.jsonl "${common[@]}" --out again --rank 3 \
         --schedule linear --targets q,v --rslora
-    check "every difference at once" grep -qF -- "it used --rank 2 --targets \
-q,k,v,o,gate,up,down no --rslora --schedule cosine, this command has --rank 3 --targets q,v \
---rslora --schedule linear; use the same" err
+    check "every difference at once" grep -qF -- "it used --rank 2 --targets all no --rslora \
+--schedule cosine, this command has --rank 3 --targets q,v --rslora --schedule linear; use the" err
 }
 
 extending() {
@@ -254,10 +266,10 @@ evaluations() {
     works "a run to evaluate" "${few[@]}" --model model --steps 60 --lr 1e-2 --out learnt
     works "the model itself" --model model --data held.jsonl --tokens 256 --eval-only
     check "prints a loss" grep -qE "^loss [0-9.]+, perplexity [0-9.]+ over 30 samples" out
-    sed 's/^loss \([0-9.]*\).*/\1/;t;d' out >before
+    sed 's/^loss \([0-9.]*\).*/\1/;t;d' out >untrained
     works "the adapter" --model model --adapter learnt --data held.jsonl --tokens 256 --eval-only
-    sed 's/^loss \([0-9.]*\).*/\1/;t;d' out >after
-    check "has learnt" awk 'NR == 1 { a = $1 } NR == 2 { exit !($1 < a) }' before after
+    sed 's/^loss \([0-9.]*\).*/\1/;t;d' out >trained
+    check "has learnt" awk 'NR == 1 { a = $1 } NR == 2 { exit !($1 < a) }' untrained trained
     works "as JSON" --model model --adapter learnt --eval-data held.jsonl --eval-only --json
     check "one line" grep -qE '^\{"loss": [0-9.]+, .*"samples": 30,' out
     check "nothing is created" [ ! -e o ]

@@ -369,8 +369,8 @@ own_folders() {
     works "a run" "${few[@]}" --steps 2 --model model --out theirs/run
     cp -r model broken
     truncate -s -2000 broken/model.safetensors
-    keeps "failed start, --resume never" "loading the model: " --model broken --out theirs/run \
-        --resume never
+    keeps "failed start, --resume never" "model.safetensors: .*truncated" --model broken \
+        --out theirs/run --resume never
     works "start over" "${few[@]}" --steps 3 --model model --out theirs/run --resume never
 }
 

@@ -168,7 +168,7 @@ plans() {
     note $? "plan explains +"
     refuses "--mode bf16 needs compute capability 8.0 or higher; --capability is 7.5" plan \
         --memory 8G --mode bf16 --capability 7.5
-    refuses "--model base.gguf is a GGUF file" plan --model base.gguf
+    refuses "base.gguf: GGUF version 808464432 is not supported" plan --model base.gguf
     says "CPU\)$|[0-9] [GM]iB$" plan # for this machine, whatever it has
     mkdir -p config-only
     cat >config-only/config.json <<END
@@ -214,6 +214,33 @@ texts() {
         --gguf merged.gguf
     [[ $(head -c 4 merged.gguf) == GGUF ]]
     note $? "the GGUF file starts as one"
+    rm -rf whole.gguf small.gguf spoken spoken.gguf
+    says "^wrote whole.gguf$" merge --model "$fixture/model" --adapter "$fixture/adapter20" \
+        --out whole.gguf --base trained --dtype f32
+    says "Once" generate --model whole.gguf --base 32bit "${greedy[@]}"
+    [[ $(cat out) == "$text" ]]
+    note $? "the merged GGUF file generates the same text"
+    says "^wrote small.gguf$" merge --model whole.gguf --adapter "$fixture/adapter20" \
+        --out small.gguf --dtype q8_0
+    refuses "small.gguf already exists" merge --model whole.gguf --adapter "$fixture/adapter20" \
+        --out small.gguf
+    refuses "it can only be merged into --out FILE.gguf" merge --model whole.gguf \
+        --adapter "$fixture/adapter20" --out o
+    refuses "--dtype q4_0 needs --out FILE.gguf" merge --model "$fixture/model" \
+        --adapter "$fixture/adapter20" --out o --dtype q4_0
+    says "[GM]iB" plan --model whole.gguf --memory 8G
+    for words in byte spm; do # a folder with a tokenizer: its file gives the same ids
+        rm -rf spoken spoken.gguf
+        cp -r "${fixture%/*}/qwen2/model" spoken # it has more ids than these tokenizers
+        chmod -R u+w spoken
+        cp "$root/tests/golden/text_$words.json" spoken/tokenizer.json
+        says "^wrote spoken.gguf$" merge --model spoken --adapter "${fixture%/*}/qwen2/adapter20" \
+            --out spoken.gguf
+        printf 'Once upon a time, 1234 dogs  and\ta cat.\n' >words
+        "$root/$B/tokenize" spoken/tokenizer.json <words >ids1 &&
+            "$root/$B/tokenize" spoken.gguf <words >ids2 && cmp -s ids1 ids2
+        note $? "the tokenizer ($words) in the file gives the same ids"
+    done
     rm -rf run missing precious
     mkdir run
     cp -r "$fixture/adapter20" run/adapter

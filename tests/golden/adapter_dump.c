@@ -20,6 +20,21 @@ static int fail(qlora_ctx* ctx, const char* what) {
     return 1;
 }
 
+// One projection of each stack: the first, but the last of gate and up.
+static uint32_t some_targets(qlora_ctx* ctx, const char* dir) {
+    qlora_model_config config;
+    uint32_t targets = 0;
+    if (qlora_config_read(ctx, dir, &config) != QLORA_OK) {
+        return 0;
+    }
+    const qlora__layout* layout = qlora__arch_of(config.family)->layout;
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        int last = g == QLORA__GATE_UP ? layout->groups[g].count - 1 : 0;
+        targets |= 1u << layout->rows[layout->groups[g].first + last].bit;
+    }
+    return targets;
+}
+
 static bool train(qlora_trainer* t, const qlora_batch* b) {
     for (int i = 0; i < 5; i++) {
         if (qlora_train_micro(t, b, qlora_batch_labels(b)) != QLORA_OK ||
@@ -91,8 +106,7 @@ int main(int argc, char** argv) {
     model.rank = rslora ? 6 : 8;
     model.alpha = rslora ? 3.5f : 16.0f;
     model.rslora = rslora;
-    model.targets =
-        rslora ? QLORA_TARGET_Q | QLORA_TARGET_O | QLORA_TARGET_UP | QLORA_TARGET_DOWN : 0;
+    model.targets = rslora ? some_targets(ctx, path) : 0;
     model.tokens = MOST;
     training.lr = 0.02;
     qlora_model* m = NULL;

@@ -1,6 +1,11 @@
 #!/usr/bin/env python3
-"""Creates tests/golden/tiny, a golden folder small enough to be committed, with transformers, PEFT
-and bitsandbytes (a CPU is enough):  python3 tests/golden/make_tiny.py tests/golden/tiny
+"""Creates a golden folder small enough to be committed, with transformers, PEFT and bitsandbytes (a
+CPU is enough):
+
+    python3 tests/golden/make_tiny.py tests/golden/tiny
+    python3 tests/golden/make_tiny.py tests/golden/granite4 granite4
+
+The second argument names one of FAMILIES below; the first is the default.
 
 The folder has the layout that build/golden reads: model/ in bf16, model-bnb4/ as written by
 save_pretrained, adapter0/ and adapter20/ as written by PEFT, golden.safetensors, golden.json. The
@@ -20,26 +25,89 @@ import transformers
 from safetensors.torch import save_file
 
 BATCH, SEQ, STEPS, VOCAB = 2, 24, 20, 96
-LORA = dict(r=4, lora_alpha=8, use_rslora=True,
-            target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
-                            "down_proj"])
 OPTIMIZER = dict(lr=2e-3, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.02)
 
 
-def make_model():
+IDS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+TEXT_SEVEN = r".*language_model.*\.(" + "|".join(SEVEN) + ")"
+
+
+def qwen3():
     config = transformers.Qwen3Config(
         vocab_size=VOCAB, hidden_size=64, intermediate_size=104, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=24, max_position_embeddings=256,
-        rms_norm_eps=1e-6, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
-        pad_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+        rms_norm_eps=1e-6, tie_word_embeddings=False, rope_parameters=ROPE, **IDS)
+    return transformers.Qwen3ForCausalLM, config, SEVEN
+
+
+def granite4():
+    """The dense form: all layers have attention, there are no experts."""
+    config = transformers.GraniteMoeHybridConfig(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, shared_intermediate_size=72,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        layer_types=["attention"] * 2, num_local_experts=0, num_experts_per_tok=0,
+        position_embedding_type="rope", max_position_embeddings=256, rms_norm_eps=1e-5,
+        tie_word_embeddings=True, rope_parameters=ROPE, embedding_multiplier=6.0,
+        residual_multiplier=0.4, attention_multiplier=0.15, logits_scaling=3.0,
+        mamba_n_heads=4, mamba_d_head=32, **IDS)
+    config._attn_implementation = "eager"
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "input_linear", "output_linear"]
+    return transformers.GraniteMoeHybridForCausalLM, config, targets
+
+
+def mistral3():
+    """A multimodal folder whose text part is Ministral 3."""
+    text = transformers.Ministral3Config(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=104, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=24, max_position_embeddings=256,
+        rms_norm_eps=1e-5, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0,
+                         "original_max_position_embeddings": 16, "beta_fast": 32.0,
+                         "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                         "llama_4_scaling_beta": 0.1}, **IDS)
+    vision = dict(model_type="pixtral", hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                  num_attention_heads=2, head_dim=16, image_size=28, patch_size=14)
+    config = transformers.Mistral3Config(text_config=text, vision_config=vision,
+                                         tie_word_embeddings=False, image_token_index=5,
+                                         spatial_merge_size=1)
+    config._attn_implementation = "eager"
+    return transformers.Mistral3ForConditionalGeneration, config, TEXT_SEVEN
+
+
+def qwen3_vl():
+    """A multimodal folder whose text part is Qwen3."""
+    rope = dict(ROPE, mrope_section=[4, 4, 4], mrope_interleaved=True)
+    text = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=104, num_hidden_layers=2,
+                num_attention_heads=4, num_key_value_heads=2, head_dim=24,
+                max_position_embeddings=256, rms_norm_eps=1e-6, rope_parameters=rope, **IDS)
+    vision = dict(depth=2, hidden_size=32, intermediate_size=48, num_heads=2, out_hidden_size=64,
+                  patch_size=4, spatial_merge_size=2, temporal_patch_size=2,
+                  num_position_embeddings=16, deepstack_visual_indexes=[0])
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision,
+                                        tie_word_embeddings=True, image_token_id=90,
+                                        video_token_id=91, vision_start_token_id=92,
+                                        vision_end_token_id=93)
+    config._attn_implementation = "eager"
+    return transformers.Qwen3VLForConditionalGeneration, config, TEXT_SEVEN
+
+
+FAMILIES = {"qwen3": qwen3, "granite4": granite4, "mistral3": mistral3, "qwen3_vl": qwen3_vl}
+FAMILY = FAMILIES[sys.argv[2] if len(sys.argv) > 2 else "qwen3"]
+LORA = dict(r=4, lora_alpha=8, use_rslora=True, target_modules=FAMILY()[2])
+
+
+def make_model():
+    kind, config, _ = FAMILY()
     config.dtype = torch.bfloat16
-    model = transformers.Qwen3ForCausalLM(config)
+    model = kind(config)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "norm" in name:
                 p.copy_(1.0 + 0.2 * torch.randn_like(p))
             else:
-                scale = 1.0 if "embed" in name else 1.5 * p.shape[1] ** -0.5
+                scale = 1.0 if "embed" in name else 1.5 * p.shape[-1] ** -0.5
                 p.copy_(torch.randn_like(p) * scale)
             p.copy_(p.to(torch.bfloat16))
     return model  # in float32: a cast would also round the frequencies of the rope
@@ -47,13 +115,16 @@ def make_model():
 
 def scales_are_nearest(weight, state):
     """Unlike the CUDA build, the CPU build of bitsandbytes does not always choose the nearest 8-bit
-    code for a scale; this checks that it does for the chosen seed."""
+    code for a scale; this checks that it does for the chosen seed, and that no scale is so close to
+    the middle between two codes that rounding decides."""
     absmax = weight.reshape(-1, 64).abs().amax(1)
     y = absmax - absmax.mean()
     scaled = y / y.reshape(1, -1).abs().amax()  # fewer than 256 blocks: one second-level block
     code = state.state2.code
-    nearest = torch.bucketize(scaled, (code[1:] + code[:-1]) / 2).to(torch.uint8)
-    return torch.equal(nearest, state.absmax)
+    middles = (code[1:] + code[:-1]) / 2
+    gaps = (scaled[scaled.abs() > 0.01].unsqueeze(1) - middles).abs()
+    nearest = torch.bucketize(scaled, middles).to(torch.uint8)
+    return torch.equal(nearest, state.absmax) and gaps.min().item() > 1e-6
 
 
 def dequantised(plain, path):
@@ -61,13 +132,15 @@ def dequantised(plain, path):
     config = transformers.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16)
-    quantised = transformers.AutoModelForCausalLM.from_pretrained(
+    quantised = FAMILY()[0].from_pretrained(
         path + "/model", quantization_config=config, dtype=torch.bfloat16, device_map="cpu")
     quantised.save_pretrained(path + "/model-bnb4")
     result = copy.deepcopy(plain)
     for name, module in quantised.named_modules():
         if isinstance(module, bitsandbytes.nn.Linear4bit):
-            if not scales_are_nearest(plain.get_submodule(name).weight, module.weight.quant_state):
+            text = "layers" in name and "visual" not in name and "vision" not in name
+            if text and not scales_are_nearest(plain.get_submodule(name).weight,
+                                               module.weight.quant_state):
                 return None
             weight = bitsandbytes.functional.dequantize_4bit(module.weight.data,
                                                              module.weight.quant_state)
@@ -144,7 +217,8 @@ def main(path):
         plain = make_model()
         copy.deepcopy(plain).to(torch.bfloat16).save_pretrained(path + "/model")
         nf4 = dequantised(plain, path)
-    ids = torch.randint(3, VOCAB, (STEPS, BATCH, SEQ))
+    lowest, highest = (6, 90) if FAMILY in (mistral3, qwen3_vl) else (3, VOCAB)  # no image tokens
+    ids = torch.randint(lowest, highest, (STEPS, BATCH, SEQ))
     labels = ids.clone()
     labels[torch.rand(labels.shape) < 0.2] = -100
     model = with_adapters(copy.deepcopy(nf4).float())

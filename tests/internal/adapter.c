@@ -1550,6 +1550,7 @@ TEST every_field_of_the_config_counts(void) {
     memset(&c, 0, sizeof c);
     c.layers = 3;
     uint64_t want = qlora__identity_config(&c);
+    ASSERT_EQ_FMT((size_t)3008, sizeof c, "%zu");
     const size_t fields[][2] = {
 #define FIELD(name) {offsetof(qlora_model_config, name), sizeof c.name}
         FIELD(family),
@@ -1572,6 +1573,20 @@ TEST every_field_of_the_config_counts(void) {
         FIELD(rope.no_truncate),
         FIELD(rope_sliding.type),
         FIELD(sliding),
+        FIELD(no_rope),
+        FIELD(rope.short_factor),
+        FIELD(rope_sliding.long_factor),
+        FIELD(rope.use_long),
+        FIELD(rope_dims),
+        FIELD(embedding_scale),
+        FIELD(residual_scale),
+        FIELD(attention_scale),
+        FIELD(logits_divisor),
+        FIELD(attention_cap),
+        FIELD(logits_cap),
+        FIELD(query_beta),
+        FIELD(query_period),
+        FIELD(norm_offset),
 #undef FIELD
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
@@ -1804,6 +1819,39 @@ static float* fixture_logits(session* s, size_t* count) {
     return qlora_eval_logits(s->model, &b, out) == QLORA_OK ? out : NULL;
 }
 
+// Every tensor of the merged folder that is also in the 16-bit folder has its shape and, but for what
+// 4 bits lose and the adapter adds, its values: those of a vision part too.
+static bool merged_resembles(qlora_ctx* ctx, const char* merged, const char* original) {
+    static qlora__folder a;
+    static qlora__folder b;
+    bool good = qlora__folder_open(&ctx->env, merged, &a) == QLORA_OK &&
+                qlora__folder_open(&ctx->env, original, &b) == QLORA_OK && a.count == b.count;
+    for (uint32_t i = 0; good && i < a.count; i++) {
+        const qlora__st_tensor* x = a.entries[i].tensor;
+        const qlora__st_tensor* y = qlora__folder_find(&b, a.entries[i].name);
+        good = y != NULL && x->dtype == QLORA__ST_F32 && x->rank == y->rank &&
+               memcmp(x->shape, y->shape, x->rank * sizeof x->shape[0]) == 0;
+        double difference = 0.0;
+        double size = 1e-30;
+        for (uint64_t k = 0; good && k < qlora__st_elements(x); k++) {
+            float p = 0.0f;
+            float q = 0.0f;
+            qlora__st_read_f32(x, k, 1, &p);
+            qlora__st_read_f32(y, k, 1, &q);
+            difference += ((double)p - (double)q) * ((double)p - (double)q);
+            size += (double)q * (double)q;
+        }
+        bool adapted = strncmp(a.entries[i].name, "layers.", 7) == 0;
+        good = good && (adapted || difference <= 0.04 * size);
+        if (!good) {
+            fprintf(stderr, "%s\n", a.entries[i].name);
+        }
+    }
+    qlora__folder_close(&ctx->env, &a);
+    qlora__folder_close(&ctx->env, &b);
+    return good;
+}
+
 // bitsandbytes' 4-bit weights are exported as plain ones; the result is the same for either base.
 TEST fixture_merges(const char* dir) {
     static stage s;
@@ -1827,6 +1875,9 @@ TEST fixture_merges(const char* dir) {
     ASSERT_EQ(QLORA_OK,
               merge_save(a.model, "o", QLORA_F32, QLORA_MERGE_ORIGINAL, 100000, NULL, NULL));
     ASSERT(session_close(&a));
+    char original[512];
+    snprintf(original, sizeof original, "%s/model", dir);
+    ASSERT(merged_resembles(s.ctx, "t", original));
     for (int i = 0; i < 2; i++) {
         opening merged = {0};
         merged.dir = i == 0 ? "t" : "o";

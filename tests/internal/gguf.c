@@ -739,6 +739,82 @@ TEST gguf_models_are_merged(void) {
     PASS();
 }
 
+// A folder becomes a file that gives the same logits, or is refused because GGUF cannot express it.
+TEST gguf_files_from_folders(void) {
+    static const struct {
+        const char* folder;
+        const char* refusal; // NULL: none
+    } rows[] = {{"llama", NULL},
+                {"llama3-rope", NULL},
+                {"stories260K", NULL},
+                {"qwen2", NULL},
+                {"qwen3", NULL},
+                {"gemma", NULL},
+                {"phi3-longrope", NULL},
+                {"smollm3", NULL},
+                {"olmo2", NULL},
+                {"olmo3", "(the rotation)"},
+                {"granite", NULL},
+                {"glm4", NULL},
+                {"glm", NULL},
+                {"ministral3", NULL},
+                {"seed_oss", NULL},
+                {"gemma2", "(the attention scale)"},
+                {"gemma3", "(the attention scale)"}};
+    static const char* const out = "build/test_folder.gguf";
+    qlora_ctx_desc machine;
+    qlora_ctx* ctx = NULL;
+    world w;
+    static qlora__st golden;
+    memset(&machine, 0, sizeof machine);
+    machine.require_backend = QLORA_BACKEND_CPU;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&machine, &ctx));
+    world_real(&w);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char name[200];
+        char path[512];
+        bool exists = false;
+        qlora_model_desc desc;
+        qlora_model* model = NULL;
+        qlora_merge_desc merge;
+        snprintf(name, sizeof name, "fixtures/%s/golden.safetensors", rows[i].folder);
+        shared_path(path, sizeof path, name);
+        ASSERT_EQ(QLORA_OK, qlora__file_exists(&w.env, path, &exists));
+        if (!exists) {
+            qlora_ctx_destroy(ctx);
+            SKIPm("the shared folder was not found");
+        }
+        ASSERT_EQ(QLORA_OK, qlora__st_open(&w.env, path, &golden));
+        snprintf(name, sizeof name, "fixtures/%s/model", rows[i].folder);
+        gguf_eval_desc(&desc, shared_path(path, sizeof path, name));
+        ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, qlora_model_open(ctx, &desc, &model));
+        memset(&merge, 0, sizeof merge);
+        merge.dir = out;
+        remove(out);
+        qlora_result r = qlora_merge_save(model, &merge);
+        if (rows[i].refusal) {
+            ASSERTm(rows[i].folder, r == QLORA_ERR_UNSUPPORTED);
+            ASSERTm(qlora_last_error(ctx), strstr(qlora_last_error(ctx), rows[i].refusal));
+            ASSERTm(rows[i].folder, fopen(out, "rb") == NULL);
+        } else {
+            ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, r);
+            const qlora__st_tensor* want = qlora__st_find(&golden, "base_logits");
+            double error = gguf_logits_error(ctx, out, qlora__st_find(&golden, "input_ids"), want,
+                                             want->shape[0]);
+            if (!(error >= 0.0 && error <= 1e-5)) {
+                printf("\n%s: error %g\n", rows[i].folder, error);
+            }
+            ASSERTm(rows[i].folder, error >= 0.0 && error <= 1e-5);
+        }
+        ASSERT_EQ(QLORA_OK, qlora_model_close(model));
+        qlora__st_close(&w.env, &golden);
+    }
+    remove(out);
+    qlora_ctx_destroy(ctx);
+    ASSERT(world_end(&w));
+    PASS();
+}
+
 // Everything that opening a model reads.
 static qlora_result gguf_open_all(qlora_ctx* ctx, const char* path) {
     qlora_model_desc desc;
@@ -813,6 +889,7 @@ SUITE(gguf_suite) {
     RUN_TEST(gguf_blocks_equal_the_reference);
     RUN_TEST(gguf_models_give_the_golden_logits);
     RUN_TEST(gguf_models_are_merged);
+    RUN_TEST(gguf_files_from_folders);
     RUN_TEST(gguf_hostile_files);
 #endif
 }

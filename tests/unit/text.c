@@ -726,6 +726,30 @@ TEST gguf_model_tokens(const char* name) {
     PASS();
 }
 
+// Files whose tokenizer is broken; those of the list that the library may read are left out.
+TEST gguf_hostile_tokenizers(void) {
+    static const char* const rows[][2] = {
+        {"scores-short", "tokenizer.ggml.scores must be an array with one number for each"},
+        {"scores-nan", "is not a finite number"},
+        {"tokens-numbers", "tokenizer.ggml.tokens has type ARRAY of"},
+        {"token-type", "is 77; it must be 1 to 6"},
+        {"tokenizer-unknown", "tokenizer.ggml.model \"rwkv\" is not supported"},
+        {"merges-broken", "tokenizer.ggml.merges"},
+        {"key-length", "a key has 18446744073709551615 bytes"},
+        {"array-nested", "is an array of arrays"}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        qlora_text_tok* tok = NULL;
+        char name[100];
+        snprintf(name, sizeof(name), "gguf/hostile/%s.gguf", rows[i][0]);
+        if (!shared_is_there(name)) {
+            SKIPm("no shared folder");
+        }
+        ASSERT_FALSEm(rows[i][0], OK(qlora_text_tok_open(lib, shared_path(name), &tok)));
+        ASSERTm(WHY, strstr(WHY, rows[i][1]) != NULL);
+    }
+    PASS();
+}
+
 // ---- round trips ----
 
 static bool round_trips(qlora_text_tok* tok, const char* text, size_t size) {
@@ -1445,8 +1469,8 @@ TEST children_first(void) {
     ASSERT(world_open(&w, "text_byte", NULL, "plain"));
     ASSERT(world_load(&w, "x.txt", "text"));
     ASSERT_EQ(QLORA_ERR_STATE, qlora_text_destroy(lib));
-    ASSERT_STR_EQ("qlora_text_destroy: still open: tokenizers 1, chats 1, data files 1, templates "
-                  "0; close them first",
+    ASSERT_STR_EQ("qlora_text_destroy: still open: tokenizers 1, chats 1, data files 1, "
+                  "templates 0; close them first",
                   WHY);
     ASSERT_EQ(QLORA_ERR_STATE, qlora_text_tok_close(w.tok));
     ASSERT_STR_EQ(
@@ -1709,6 +1733,7 @@ SUITE(text_suite) {
     RUN_TESTp(gguf_vocabulary, "qwen2");
     RUN_TESTp(gguf_vocabulary, "deepseek-llm");
     RUN_TESTp(gguf_vocabulary, "starcoder");
+    RUN_TEST(gguf_hostile_tokenizers);
     RUN_TESTp(gguf_model_tokens, "llama-q8_0");
     RUN_TESTp(gguf_model_tokens, "phi3-longrope-bf16");
     RUN_TESTp(gguf_model_tokens, "llama3-rope-bf16");

@@ -395,12 +395,7 @@ static void spm_file(bytes* b, const char* without, uint32_t score_kind) {
 }
 
 static void bpe_file(bytes* b, const char* pre, const char* const* merges, size_t count) {
-    static const char* const tokens[] = {"a",
-                                         "b",
-                                         "ab",
-                                         "\xC4\xA0",
-                                         "\xC4\xA0"
-                                         "ab",
+    static const char* const tokens[] = {"a",         "b", "ab", "\xC4\xA0", "\xC4\xA0\141\142",
                                          "<|im_end|>"};
     static const float types[] = {1, 1, 1, 1, 1, 3};
     put_begin(b);
