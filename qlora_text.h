@@ -11429,7 +11429,6 @@ struct qlora__jin_machine {
     qlora__jin_span* spans; // of generation blocks
     size_t span_count;
     size_t span_capacity;
-    bool tested_string; // the template asked whether tool-call arguments are a string
 };
 
 enum { QLORA__JIN_NO_JUMP, QLORA__JIN_BREAK, QLORA__JIN_CONTINUE };
@@ -18269,6 +18268,7 @@ typedef struct qlora__jin_test_row {
 QLORA__JIN_KIND_TEST(defined, v.kind != QLORA__JIN_UNDEFINED)
 QLORA__JIN_KIND_TEST(undefined, v.kind == QLORA__JIN_UNDEFINED)
 QLORA__JIN_KIND_TEST(none, v.kind == QLORA__JIN_NONE)
+QLORA__JIN_KIND_TEST(string, v.kind == QLORA__JIN_STRING)
 QLORA__JIN_KIND_TEST(boolean, v.kind == QLORA__JIN_BOOL)
 QLORA__JIN_KIND_TEST(is_true, v.kind == QLORA__JIN_BOOL && v.as.truth)
 QLORA__JIN_KIND_TEST(is_false, v.kind == QLORA__JIN_BOOL && !v.as.truth)
@@ -18288,14 +18288,6 @@ QLORA__JIN_KIND_TEST(sameas, v.kind == other.kind &&
                                  (qlora__jin_is_integer(v)
                                       ? qlora__jin_integer_of(v) == qlora__jin_integer_of(other)
                                       : v.kind == QLORA__JIN_NONE || v.as.list == other.as.list))
-
-// A template that asks this decides itself what to do with arguments in a string.
-QLORA__JIN_TEST(string) {
-    (void)other;
-    *out = v.kind == QLORA__JIN_STRING;
-    m->tested_string = true;
-    return QLORA_OK;
-}
 
 QLORA__JIN_TEST(eq) {
     return qlora__jin_equal(m, v, other, out);
@@ -19987,9 +19979,7 @@ qlora_result qlora_text_template_render(qlora_text_template* source,
 
 enum { QLORA__TEXT_MAX_STOPS = QLORA__MAX_STOP_IDS + 2 };
 
-static const char qlora__text_alpaca_system[] =
-    "Below is an instruction that describes a task. Write a response that appropriately completes "
-    "the request.";
+// For records of the form alpaca with an input.
 static const char qlora__text_alpaca_system_input[] =
     "Below is an instruction that describes a task, paired with an input that provides further "
     "context. Write a response that appropriately completes the request.";
@@ -22633,4 +22623,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 62e7416c4ab92b56
+//@@ end 75a411789a8996a4

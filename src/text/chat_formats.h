@@ -3,9 +3,7 @@
 
 enum { QLORA__TEXT_MAX_STOPS = QLORA__MAX_STOP_IDS + 2 };
 
-static const char qlora__text_alpaca_system[] =
-    "Below is an instruction that describes a task. Write a response that appropriately completes "
-    "the request.";
+// For records of the form alpaca with an input.
 static const char qlora__text_alpaca_system_input[] =
     "Below is an instruction that describes a task, paired with an input that provides further "
     "context. Write a response that appropriately completes the request.";

@@ -274,7 +274,6 @@ struct qlora__jin_machine {
     qlora__jin_span* spans; // of generation blocks
     size_t span_count;
     size_t span_capacity;
-    bool tested_string; // the template asked whether tool-call arguments are a string
 };
 
 enum { QLORA__JIN_NO_JUMP, QLORA__JIN_BREAK, QLORA__JIN_CONTINUE };

@@ -115,6 +115,7 @@ typedef struct qlora__jin_test_row {
 QLORA__JIN_KIND_TEST(defined, v.kind != QLORA__JIN_UNDEFINED)
 QLORA__JIN_KIND_TEST(undefined, v.kind == QLORA__JIN_UNDEFINED)
 QLORA__JIN_KIND_TEST(none, v.kind == QLORA__JIN_NONE)
+QLORA__JIN_KIND_TEST(string, v.kind == QLORA__JIN_STRING)
 QLORA__JIN_KIND_TEST(boolean, v.kind == QLORA__JIN_BOOL)
 QLORA__JIN_KIND_TEST(is_true, v.kind == QLORA__JIN_BOOL && v.as.truth)
 QLORA__JIN_KIND_TEST(is_false, v.kind == QLORA__JIN_BOOL && !v.as.truth)
@@ -134,14 +135,6 @@ QLORA__JIN_KIND_TEST(sameas, v.kind == other.kind &&
                                  (qlora__jin_is_integer(v)
                                       ? qlora__jin_integer_of(v) == qlora__jin_integer_of(other)
                                       : v.kind == QLORA__JIN_NONE || v.as.list == other.as.list))
-
-// A template that asks this decides itself what to do with arguments in a string.
-QLORA__JIN_TEST(string) {
-    (void)other;
-    *out = v.kind == QLORA__JIN_STRING;
-    m->tested_string = true;
-    return QLORA_OK;
-}
 
 QLORA__JIN_TEST(eq) {
     return qlora__jin_equal(m, v, other, out);
