@@ -1819,8 +1819,8 @@ static float* fixture_logits(session* s, size_t* count) {
     return qlora_eval_logits(s->model, &b, out) == QLORA_OK ? out : NULL;
 }
 
-// Every tensor of the merged folder that is also in the 16-bit folder has its shape and, but for what
-// 4 bits lose and the adapter adds, its values: those of a vision part too.
+// Every tensor of the merged folder has the shape of that in the 16-bit folder and, but for what 4
+// bits lose and the adapter adds, its values: those of a vision part too.
 static bool merged_resembles(qlora_ctx* ctx, const char* merged, const char* original) {
     static qlora__folder a;
     static qlora__folder b;
