@@ -59,11 +59,16 @@ static void qlora__jin_arena_reset(qlora__jin_arena* arena) {
     arena->total = kept != NULL ? kept->size : 0;
 }
 
+static qlora_result qlora__jin_exhausted(const qlora__jin_arena* arena) {
+    (void)qlora__env_fail(arena->env, QLORA_ERR_FORMAT,
+                          "the template needs more than %llu MiB of memory",
+                          (unsigned long long)(arena->limit >> 20));
+    return QLORA_ERR_FORMAT; // a constant, so that compilers know it from success
+}
+
 static qlora_result qlora__jin_alloc(qlora__jin_arena* arena, size_t size, void** out) {
     if (size > arena->limit) { // also keeps the sums below from wrapping
-        return qlora__env_fail(arena->env, QLORA_ERR_FORMAT,
-                               "the template needs more than %llu MiB of memory",
-                               (unsigned long long)(arena->limit >> 20));
+        return qlora__jin_exhausted(arena);
     }
     size = (size + 15) & ~(size_t)15;
     qlora__jin_chunk* chunk = arena->first;
@@ -71,9 +76,7 @@ static qlora_result qlora__jin_alloc(qlora__jin_arena* arena, size_t size, void*
         size_t head = (sizeof(qlora__jin_chunk) + 15) & ~(size_t)15;
         size_t wanted = head + size > QLORA__JIN_CHUNK ? head + size : (size_t)QLORA__JIN_CHUNK;
         if (wanted > arena->limit - (arena->total < arena->limit ? arena->total : arena->limit)) {
-            return qlora__env_fail(arena->env, QLORA_ERR_FORMAT,
-                                   "the template needs more than %llu MiB of memory",
-                                   (unsigned long long)(arena->limit >> 20));
+            return qlora__jin_exhausted(arena);
         }
         chunk = (qlora__jin_chunk*)qlora__env_alloc(arena->env, wanted);
         if (chunk == NULL) {
@@ -311,7 +314,7 @@ static qlora_result qlora__jin_enter(qlora__jin_machine* m) {
 static qlora_result qlora__jin_get(qlora__jin_machine* m, size_t size, void** out) {
     qlora_result r = qlora__jin_alloc(&m->arena, size, out);
     if (r == QLORA_ERR_FORMAT) {
-        return qlora__env_wrap(m->env, r, "%s, line %lu: ", m->name, (unsigned long)m->line);
+        (void)qlora__env_wrap(m->env, r, "%s, line %lu: ", m->name, (unsigned long)m->line);
     }
     return r;
 }
