@@ -560,8 +560,8 @@ typedef struct qlora_rope_desc {
     double mscale;                // yarn; 0 = not given
     double mscale_all_dim;        // yarn; 0 = not given
     bool no_truncate;             // yarn: "truncate": false
-    bool use_long;                // longrope: long_factor; a model sets it if its max_length is
-                                  // greater than original_max_position
+    bool use_long;                // longrope: long_factor; a model sets it if its max_length or
+                                  // generate_tokens is greater than original_max_position
     float short_factor[QLORA_MAX_ROPE_FACTORS]; // longrope: divisors of the frequencies
     float long_factor[QLORA_MAX_ROPE_FACTORS];
 } qlora_rope_desc;
@@ -994,7 +994,8 @@ QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // state is left unchanged.
 QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
 // Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms,
-// which PEFT's LoRA adapters cannot contain, are written to trained_norms.safetensors next to them.
+// which PEFT's LoRA adapters cannot contain, are written to trained_norms.safetensors next to them,
+// as factors: for Gemma, the base stores them minus 1, this file does not.
 // The folder is one unit: files of an earlier adapter that the new one does not have are removed,
 // and a crash leaves the old adapter, the new one, or a folder without a config, which does not
 // load. Waits for the device. desc NULL = all defaults, here and below.
@@ -4053,15 +4054,15 @@ static const qlora__arch qlora__archs[] = {
     {QLORA_FAMILY_MISTRAL, "mistral", "MistralForCausalLM", "llama",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      0, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
-     {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+     {QLORA__SIZES_NONE, 0, 2048, 4096, 0, 1e4, 0, 1e-6, 1, false}},
     {QLORA_FAMILY_QWEN2, "qwen2", "Qwen2ForCausalLM", "qwen2",
      &qlora__layout_seven, &qlora__norms_before, 0,
      QLORA__READS_QKV_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
-     {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+     {QLORA__SIZES_NONE, 0, 2048, 4096, 0, 1e4, 0, 1e-6, 1, false}},
     {QLORA_FAMILY_QWEN3, "qwen3", "Qwen3ForCausalLM", "qwen3",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_QK_NORM,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
-     {QLORA__SIZES_NONE, 128, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+     {QLORA__SIZES_NONE, 128, 2048, 4096, 0, 1e4, 0, 1e-6, 1, false}},
     {QLORA_FAMILY_GEMMA, "gemma", "GemmaForCausalLM", "gemma",
      &qlora__layout_seven, &qlora__norms_before,
      QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
@@ -6126,6 +6127,9 @@ static void qlora__gguf_pack_bf16(const float* in, uint8_t* out) {
 }
 
 // The codes use the scale before it is rounded to half precision, as in llama.cpp.
+// The least normal number. The reciprocal of a smaller scale may be infinite; as a half it is 0.
+#define QLORA__GGUF_LEAST 1.17549435e-38f
+
 static void qlora__gguf_pack_q8_0(const float* in, uint8_t* out) {
     float most = 0.0f;
     for (int e = 0; e < 32; e++) {
@@ -6133,7 +6137,7 @@ static void qlora__gguf_pack_q8_0(const float* in, uint8_t* out) {
         most = size > most ? size : most;
     }
     float d = most / 127.0f;
-    float inverse = d > 0.0f ? 1.0f / d : 0.0f;
+    float inverse = d >= QLORA__GGUF_LEAST ? 1.0f / d : 0.0f;
     qlora__gguf_put16(out, qlora__f16_from(d));
     for (int e = 0; e < 32; e++) {
         out[2 + e] = (uint8_t)(int8_t)roundf(in[e] * inverse);
@@ -6146,7 +6150,7 @@ static void qlora__gguf_pack_q4_0(const float* in, uint8_t* out) {
         most = fabsf(in[e]) > fabsf(most) ? in[e] : most;
     }
     float d = most / -8.0f;
-    float inverse = d < 0.0f || d > 0.0f ? 1.0f / d : 0.0f;
+    float inverse = fabsf(d) >= QLORA__GGUF_LEAST ? 1.0f / d : 0.0f;
     qlora__gguf_put16(out, qlora__f16_from(d));
     for (int e = 0; e < 16; e++) {
         int low = (int)(in[e] * inverse + 8.5f);
@@ -8979,7 +8983,9 @@ typedef struct qlora__gguf_facts {
     int64_t heads;
     int64_t kv_heads;
     int64_t head_dim;
+    int64_t layers;
     bool permuted;
+    bool bias[QLORA__GROUPS]; // of the stacks; only with the tensors
 } qlora__gguf_facts;
 
 // The full name of a key of the architecture: "llama" and "block_count" give "llama.block_count".
@@ -9056,6 +9062,8 @@ static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
     }
     QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "embedding_length").text, -1,
                                    1, 1 << 20, &hidden));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "block_count").text, -1, 1,
+                                   QLORA_MAX_LAYERS, &facts->layers));
     QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "attention.head_count").text,
                                    -1, 1, 1 << 14, &facts->heads));
     QLORA__TRY(qlora__gguf_get_int(env, g,
@@ -9072,6 +9080,15 @@ static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
                                g->label, (long long)facts->head_dim, (long long)value);
     }
     return QLORA_OK;
+}
+
+// Which stacks have biases: those whose tensors the first layer has.
+static void qlora__gguf_get_biases(const qlora__gguf_model* m, qlora__gguf_facts* facts) {
+    facts->bias[QLORA__QKV] = qlora__gguf_model_find(m, "blk.0.attn_q.bias") != NULL ||
+                              qlora__gguf_model_find(m, "blk.0.attn_qkv.bias") != NULL;
+    facts->bias[QLORA__O] = qlora__gguf_model_find(m, "blk.0.attn_output.bias") != NULL;
+    facts->bias[QLORA__DOWN] = qlora__gguf_model_find(m, "blk.0.ffn_down.bias") != NULL;
+    facts->bias[QLORA__GATE_UP] = facts->bias[QLORA__DOWN];
 }
 
 // ---- names --------------------------------------------------------------------------------------
@@ -9144,6 +9161,32 @@ static void qlora__gguf_entry_end(qlora__folder* f, qlora__folder_made* made) {
     qlora__folder_add(f, out);
 }
 
+// Refuses a tensor of a layer that the model would not use.
+static qlora_result qlora__gguf_check_use(qlora__env* env, const qlora__folder* f,
+                                          const qlora__gguf_facts* facts, const char* tensor,
+                                          const char* module, int64_t layer, bool bias) {
+    static const char* const first[QLORA__GROUPS] = {"attn_q.bias", "attn_output.bias",
+                                                     "ffn_down.bias", "ffn_down.bias"};
+    if (layer >= facts->layers) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: the tensor %s: block_count is %lld",
+                               f->dir, tensor, (long long)facts->layers);
+    }
+    int group = -1;
+    for (int i = 0; i < facts->arch->layout->count; i++) {
+        const qlora__projection_row* row = &facts->arch->layout->rows[i];
+        group = strcmp(row->module, module) == 0 ? row->group : group;
+    }
+    if (bias && group < 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: the tensor %s: norms have no bias",
+                               f->dir, tensor);
+    }
+    if (bias && !facts->bias[group]) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: the tensor %s: blk.0 has no %s",
+                               f->dir, tensor, first[group]);
+    }
+    return QLORA_OK;
+}
+
 // A tensor of a layer: "blk.N.NAME.weight" or ".bias".
 static qlora_result qlora__gguf_add_layer(qlora__env* env, qlora__folder* f,
                                           const qlora__gguf_facts* facts,
@@ -9174,6 +9217,7 @@ static qlora_result qlora__gguf_add_layer(qlora__env* env, qlora__folder* f,
         if (module == NULL) {
             return qlora__gguf_unknown(env, f, facts, t->name);
         }
+        QLORA__TRY(qlora__gguf_check_use(env, f, facts, t->name, module, layer, bias));
         bool is_q = strcmp(module, "self_attn.q_proj") == 0;
         bool rotated = is_q || strcmp(module, "self_attn.k_proj") == 0;
         int64_t all = qlora__gguf_rows(t);
@@ -9231,6 +9275,7 @@ static qlora_result qlora__gguf_fill(qlora__env* env, qlora__folder* f) {
     qlora__gguf_facts facts;
     uint64_t count = 0;
     QLORA__TRY(qlora__gguf_get_facts(env, &f->gguf.files[0].meta, &facts));
+    qlora__gguf_get_biases(&f->gguf, &facts);
     for (uint32_t i = 0; i < f->gguf.count; i++) {
         count += f->gguf.files[i].count;
     }
@@ -9337,12 +9382,12 @@ static qlora_result qlora__gguf_config_sizes(const qlora__gguf_reader* r, qlora_
         int64_t* out;
     } sizes[] = {{"embedding_length", -1, 1 << 20, &c->hidden},
                  {"feed_forward_length", -1, 1 << 22, &c->intermediate},
-                 {"block_count", -1, QLORA_MAX_LAYERS, &c->layers},
                  {"context_length", -1, INT32_MAX, &c->max_positions}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         QLORA__TRY(qlora__gguf_config_int(r, sizes[i].name, sizes[i].fallback, 1, sizes[i].most,
                                           sizes[i].out));
     }
+    c->layers = r->facts.layers;
     c->heads = r->facts.heads;
     c->kv_heads = r->facts.kv_heads;
     c->head_dim = r->facts.head_dim;
@@ -9517,30 +9562,68 @@ static qlora_result qlora__gguf_config_sliding(const qlora__gguf_reader* r, qlor
                : QLORA_OK;
 }
 
-// Which layers have a window: all but every n-th, or as a list of booleans says.
+// A list of booleans instead of a period. llama.cpp does not read it and keeps its own pattern.
+static qlora_result qlora__gguf_config_listed(const qlora__gguf_reader* r,
+                                              const qlora_model_config* c, const char* key,
+                                              const qlora__gguf_value* list) {
+    int64_t period = r->facts.arch->defaults.pattern;
+    if (list->element != QLORA__GGUF_BOOL || list->count < (uint64_t)c->layers) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s must be a number, or a BOOL for each layer", r->g->label,
+                               key);
+    }
+    for (int64_t i = 0; i < c->layers && c->window > 0; i++) {
+        if ((list->data[i] != 0) != ((i + 1) % period != 0)) {
+            return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: %s[%lld] is %s; llama.cpp does not read the list: all "
+                                   "layers but every %lld-th have a window",
+                                   r->g->label, key, (long long)i,
+                                   list->data[i] != 0 ? "true" : "false", (long long)period);
+        }
+    }
+    return QLORA_OK;
+}
+
+// llama.cpp ignores the window of architectures without a pattern.
+static qlora_result qlora__gguf_config_ignored(const qlora__gguf_reader* r,
+                                               const qlora_model_config* c) {
+    int64_t window = 0;
+    QLORA__TRY(qlora__gguf_config_int(r, "attention.sliding_window", 0, 0, INT32_MAX, &window));
+    if (window > 0 && window < c->max_positions) {
+        qlora__env_log(r->env, QLORA_LOG_WARN, QLORA_LOG_ITEM_MODEL, "qlora.h", __LINE__,
+                       "%s: its window of %lld tokens is ignored, as llama.cpp does; longer texts "
+                       "are computed differently than by the original model",
+                       r->g->label, (long long)window);
+    }
+    return QLORA_OK;
+}
+
+// Which layers have a window: all but every n-th.
 static qlora_result qlora__gguf_config_window(const qlora__gguf_reader* r, qlora_model_config* c) {
     const qlora__arch* arch = r->facts.arch;
     qlora__gguf_key key = qlora__gguf_key_of(&r->facts, "attention.sliding_window_pattern");
     const qlora__gguf_value* list = qlora__gguf_find(r->g, key.text);
     bool listed = list != NULL && list->kind == QLORA__GGUF_ARRAY;
-    int64_t period = 0;
-    // llama.cpp ignores the window of other architectures, and EXAONE 4 has one in its large form.
-    if (arch->window != QLORA__WINDOW_PATTERN ||
-        (arch->family == QLORA_FAMILY_EXAONE4 && c->layers != 64)) {
+    int64_t period = arch->defaults.pattern;
+    bool exaone4 = arch->family == QLORA_FAMILY_EXAONE4; // with windows only in its large form
+    if (arch->window != QLORA__WINDOW_PATTERN) {
+        return qlora__gguf_config_ignored(r, c);
+    }
+    if (exaone4 && c->layers != 64) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__gguf_config_int(r, "attention.sliding_window", 0, 0, INT32_MAX, &c->window));
-    if (listed && (list->element != QLORA__GGUF_BOOL || list->count < (uint64_t)c->layers)) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: %s must be a number, or a BOOL for each layer", r->g->label,
-                               key.text);
-    }
-    if (!listed) {
-        QLORA__TRY(qlora__gguf_get_int(r->env, r->g, key.text, arch->defaults.pattern, 1, INT32_MAX,
-                                       &period));
+    // llama.cpp has a default of its own for these two
+    bool has_default = exaone4 || arch->family == QLORA_FAMILY_GEMMA2;
+    QLORA__TRY(qlora__gguf_config_int(r, "attention.sliding_window",
+                                      has_default ? arch->defaults.window : 0, 0, INT32_MAX,
+                                      &c->window));
+    if (listed) {
+        QLORA__TRY(qlora__gguf_config_listed(r, c, key.text, list));
+    } else {
+        QLORA__TRY(qlora__gguf_get_int(r->env, r->g, key.text, period, 1, INT32_MAX, &period));
     }
     for (int64_t i = 0; i < c->layers && c->window > 0; i++) {
-        c->sliding[i] = listed ? list->data[i] : (i + 1) % period != 0;
+        c->sliding[i] = (i + 1) % period != 0 ? 1 : 0;
         if (arch->nope == QLORA__NOPE_FULL) {
             c->no_rope[i] = c->sliding[i] == 0 ? 1 : 0;
         }
@@ -9638,12 +9721,12 @@ static qlora_result qlora__gguf_config_ids(const qlora__gguf_reader* r, qlora_mo
 }
 
 // What the presence of tensors says.
-static void qlora__gguf_config_tensors(const qlora__gguf_reader* r, qlora_model_config* c) {
+static void qlora__gguf_config_tensors(qlora__gguf_reader* r, qlora_model_config* c) {
+    qlora__gguf_get_biases(r->m, &r->facts);
     c->tied = qlora__gguf_model_find(r->m, "output.weight") == NULL;
-    c->qkv_bias = qlora__gguf_model_find(r->m, "blk.0.attn_q.bias") != NULL ||
-                  qlora__gguf_model_find(r->m, "blk.0.attn_qkv.bias") != NULL;
-    c->o_bias = qlora__gguf_model_find(r->m, "blk.0.attn_output.bias") != NULL;
-    c->mlp_bias = qlora__gguf_model_find(r->m, "blk.0.ffn_down.bias") != NULL;
+    c->qkv_bias = r->facts.bias[QLORA__QKV];
+    c->o_bias = r->facts.bias[QLORA__O];
+    c->mlp_bias = r->facts.bias[QLORA__DOWN];
     c->qk_norm = (r->facts.arch->has & QLORA__HAS_QK_NORM) != 0;
     c->dtype = -1;
 }
@@ -20990,6 +21073,28 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     }
 }
 
+// What describes a rotation besides its factors, which of them are used being a matter of the plan.
+#define QLORA__ROPE_NUMBERS 12
+static void qlora__rope_numbers(const qlora_rope_desc* r, double out[QLORA__ROPE_NUMBERS]) {
+    const double numbers[QLORA__ROPE_NUMBERS] = {(double)r->type,     r->theta,
+                                                 r->factor,           r->low_freq_factor,
+                                                 r->high_freq_factor, r->original_max_position,
+                                                 r->beta_fast,        r->beta_slow,
+                                                 r->attention_factor, r->mscale,
+                                                 r->mscale_all_dim,   r->no_truncate ? 1.0 : 0.0};
+    memcpy(out, numbers, sizeof numbers);
+}
+
+static bool qlora__rope_same(const qlora_rope_desc* a, const qlora_rope_desc* b) {
+    double x[QLORA__ROPE_NUMBERS];
+    double y[QLORA__ROPE_NUMBERS];
+    qlora__rope_numbers(a, x);
+    qlora__rope_numbers(b, y);
+    return memcmp(x, y, sizeof x) == 0 &&
+           memcmp(a->short_factor, b->short_factor, sizeof a->short_factor) == 0 &&
+           memcmp(a->long_factor, b->long_factor, sizeof a->long_factor) == 0;
+}
+
 // Checks what a family adds to Llama's block.
 static qlora_result qlora__config_check_family(qlora_ctx* ctx, const qlora_model_config* c) {
     const qlora__arch* arch = qlora__arch_of(c->family);
@@ -21017,6 +21122,12 @@ static qlora_result qlora__config_check_family(qlora_ctx* ctx, const qlora_model
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "config.query_period is %g; with query_beta it must be positive",
                            c->query_period);
+    }
+    if (c->query_beta > 0.0 && c->window > 0 && !qlora__rope_same(&c->rope, &c->rope_sliding)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "config.query_beta is %g; with windows it needs a rope_sliding that is "
+                           "equal to rope",
+                           c->query_beta);
     }
     bool scaled = c->residual_scale < 1.0 || c->residual_scale > 1.0;
     if (c->residual_scale > 0.0 && scaled && arch->norms->module[QLORA__NORM_MLP_OUT] != NULL) {
@@ -21222,9 +21333,10 @@ static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t c
 // Longrope has two sets of factors. transformers chooses between them in every pass; a model does
 // it once, by the longest sequence it is planned for, so that a text does not change its meaning
 // while it grows.
-static void qlora__rope_choose(qlora_rope_desc* rope, int64_t max_length) {
-    rope->use_long =
-        rope->type == QLORA_ROPE_LONGROPE && (double)max_length > rope->original_max_position;
+static void qlora__rope_choose(qlora_rope_desc* rope, int64_t longest) {
+    rope->use_long = rope->type == QLORA_ROPE_LONGROPE &&
+                     (double)longest > rope->original_max_position &&
+                     memcmp(rope->short_factor, rope->long_factor, sizeof rope->long_factor) != 0;
 }
 
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
@@ -21246,8 +21358,9 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->arch = qlora__arch_of(c->family);
     qlora__config_resolve(c);
     QLORA__TRY(qlora__capacity_resolve(ctx, c, &m->desc));
-    qlora__rope_choose(&c->rope, m->desc.max_length);
-    qlora__rope_choose(&c->rope_sliding, m->desc.max_length);
+    m->positions = qlora__max(m->desc.max_length, m->desc.generate_tokens);
+    qlora__rope_choose(&c->rope, m->positions);
+    qlora__rope_choose(&c->rope_sliding, m->positions);
     m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
     QLORA__TRY(qlora__targets_resolve(ctx, m));
@@ -21261,7 +21374,6 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->plan.max_sequences = m->desc.max_sequences;
     m->plan.max_length = m->desc.max_length;
     m->plan.head_chunk = m->desc.head_chunk;
-    m->positions = qlora__max(m->desc.max_length, m->desc.generate_tokens);
     size_t bytes = (size_t)c->layers * sizeof *m->layers;
     m->layers = (qlora__layer*)qlora__alloc_zero(ctx, bytes);
     if (m->layers == NULL) {
@@ -21572,19 +21684,9 @@ qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_conf
 #define QLORA__IDENTITY_BLOCK 4096
 
 static void qlora__identity_rope(qlora__hash* h, const qlora_rope_desc* r) {
-    const double numbers[] = {(double)r->type,
-                              r->theta,
-                              r->factor,
-                              r->low_freq_factor,
-                              r->high_freq_factor,
-                              r->original_max_position,
-                              r->beta_fast,
-                              r->beta_slow,
-                              r->attention_factor,
-                              r->mscale,
-                              r->mscale_all_dim,
-                              r->no_truncate ? 1.0 : 0.0,
-                              r->use_long ? 1.0 : 0.0};
+    double numbers[QLORA__ROPE_NUMBERS + 1]; // the last is 0: the hashes of checkpoints contain it
+    qlora__rope_numbers(r, numbers);
+    numbers[QLORA__ROPE_NUMBERS] = 0.0;
     qlora__hash_add(h, numbers, sizeof numbers);
     qlora__hash_add(h, r->short_factor, sizeof r->short_factor);
     qlora__hash_add(h, r->long_factor, sizeof r->long_factor);
@@ -24447,6 +24549,12 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
     return QLORA_OK;
 }
 
+// The architecture of the GGUF file of the base, with which llama.cpp compares that of the adapter.
+static const char* qlora__gguf_base(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    return c->wrapped && c->family == QLORA_FAMILY_MISTRAL ? "mistral3" : m->arch->gguf;
+}
+
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
@@ -24466,7 +24574,7 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
         qlora__gguf_writer w;
         qlora__adapter_defaults(m, &rank, &alpha);
         alpha = qlora__gguf_alpha(alpha, rank, m->desc.rslora);
-        r = qlora__gguf_begin(&ctx->env, path, m->arch->gguf, alpha, entries, count, &w);
+        r = qlora__gguf_begin(&ctx->env, path, qlora__gguf_base(m), alpha, entries, count, &w);
         if (r == QLORA_OK) {
             r = qlora__gguf_save_tensors(ctx, m, alpha, buffers, &w);
             if (r == QLORA_OK) {
@@ -25654,9 +25762,9 @@ static void qlora__merge_put_bool(qlora__merge_file* f, const char* key, bool va
     qlora__string_add(&f->values, &byte, 1);
 }
 
-static void qlora__merge_put_ids(const qlora__merge_vocab* v) {
-    const qlora_model_config* c = &v->f->g->m->plan.config;
-    const qlora__json* json = v->json;
+// The ids that the config names.
+static void qlora__merge_put_ids(qlora__merge_file* f) {
+    const qlora_model_config* c = &f->g->m->plan.config;
     const struct {
         const char* key;
         int32_t id;
@@ -25666,9 +25774,15 @@ static void qlora__merge_put_ids(const qlora__merge_vocab* v) {
                {"tokenizer.ggml.padding_token_id", c->pad_id}};
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
         if (ids[i].id >= 0) {
-            qlora__merge_put_u32(v->f, ids[i].key, ids[i].id);
+            qlora__merge_put_u32(f, ids[i].key, ids[i].id);
         }
     }
+}
+
+// What is added to a text.
+static void qlora__merge_put_added(const qlora__merge_vocab* v) {
+    const qlora_model_config* c = &v->f->g->m->plan.config;
+    const qlora__json* json = v->json;
     uint32_t post = qlora__json_find(json, 0, "post_processor");
     bool bos = c->bos_id >= 0 && qlora__merge_has(json, post, "SpecialToken", NULL);
     qlora__merge_put_bool(v->f, "tokenizer.ggml.add_bos_token", bos);
@@ -25708,7 +25822,8 @@ static qlora_result qlora__merge_put_vocab(qlora__merge_vocab* v) {
     qlora__gguf_string(&v->f->values, pre);
     QLORA__TRY(qlora__merge_put_merges(v));
     qlora__merge_put_tokens(v);
-    qlora__merge_put_ids(v);
+    qlora__merge_put_ids(v->f);
+    qlora__merge_put_added(v);
     return QLORA_OK;
 }
 
@@ -25788,6 +25903,7 @@ static qlora_result qlora__merge_put_tokenizer(qlora__merge_file* f) {
                    path);
         qlora__merge_key(f, "tokenizer.ggml.model", QLORA__GGUF_STRING);
         qlora__gguf_string(&f->values, "no_vocab");
+        qlora__merge_put_ids(f); // generation stops at them all the same
         return QLORA_OK;
     }
     QLORA__TRY(qlora__map_open(env, path, &map));
@@ -25811,6 +25927,24 @@ static const char* qlora__merge_arch_key(const qlora__merge_file* f, const char*
                                          char out[128]) {
     snprintf(out, 128, "%s.%s", f->g->m->arch->gguf, name);
     return out;
+}
+
+// The period n of a pattern in which all layers but every n-th have a window, which is the only
+// form of it that llama.cpp reads; 0 if there is none. Without one, the file is refused when it is
+// read back, unless the pattern is llama.cpp's own.
+static int64_t qlora__merge_period(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    bool pattern = c->window > 0 && m->arch->window == QLORA__WINDOW_PATTERN;
+    for (int64_t n = 1; pattern && n <= c->layers + 1; n++) {
+        bool fits = true;
+        for (int64_t i = 0; i < c->layers; i++) {
+            fits = fits && (c->sliding[i] != 0) == ((i + 1) % n != 0);
+        }
+        if (fits) {
+            return n;
+        }
+    }
+    return 0;
 }
 
 // What qlora__gguf_config_sizes and its neighbours read. A number that is 0 is left out.
@@ -25855,12 +25989,10 @@ static void qlora__merge_put_config(qlora__merge_file* f) {
                                  numbers[i].value);
         }
     }
-    if (c->window > 0 && f->g->m->arch->window == QLORA__WINDOW_PATTERN) {
-        qlora__merge_key(f, qlora__merge_arch_key(f, "attention.sliding_window_pattern", key),
-                         QLORA__GGUF_ARRAY);
-        qlora__gguf_u32(&f->values, (uint32_t)QLORA__GGUF_BOOL);
-        qlora__gguf_u64(&f->values, (uint64_t)c->layers);
-        qlora__string_add(&f->values, c->sliding, (size_t)c->layers);
+    int64_t period = qlora__merge_period(f->g->m);
+    if (period > 0) {
+        qlora__merge_put_u32(f, qlora__merge_arch_key(f, "attention.sliding_window_pattern", key),
+                             period);
     }
 }
 
@@ -25881,10 +26013,12 @@ static void qlora__merge_put_rope(qlora__merge_file* f) {
         qlora__gguf_string(&f->values, yarn ? "yarn" : "linear");
         qlora__merge_put_f32(f, qlora__merge_arch_key(f, "rope.scaling.factor", key), rope->factor);
     }
-    if (rope->original_max_position > 0.0) {
+    // one key for both; if they differ, the file is refused when it is read back
+    double original = c->query_period > 0.0 ? c->query_period : rope->original_max_position;
+    if (original > 0.0) {
         qlora__merge_put_u32(f,
                              qlora__merge_arch_key(f, "rope.scaling.original_context_length", key),
-                             (int64_t)rope->original_max_position);
+                             (int64_t)original);
     }
     if (yarn) {
         qlora__merge_put_f32(f, qlora__merge_arch_key(f, "rope.scaling.yarn_beta_fast", key),
@@ -26011,6 +26145,12 @@ static qlora_result qlora__merge_from_folder(qlora__merge_file* f) {
     qlora__gguf_string(&f->values, slash != NULL && slash[1] != '\0' ? slash + 1 : g->m->dir);
     qlora__merge_put_config(f);
     qlora__merge_put_rope(f);
+    if (g->m->plan.config.window > 0 && g->m->arch->window != QLORA__WINDOW_PATTERN) {
+        QLORA__LOG(g->ctx, WARN, MODEL,
+                   "llama.cpp ignores the window of %lld tokens of this architecture (%s): it "
+                   "computes longer texts differently",
+                   (long long)g->m->plan.config.window, g->m->arch->gguf);
+    }
     for (uint32_t i = 0; i < g->count; i++) {
         QLORA__TRY(qlora__merge_add_item(f, &g->items[i]));
     }
@@ -26058,6 +26198,8 @@ static const char* qlora__merge_differs(const qlora_model* m, qlora_model_config
                    {"the cap of scores", c->attention_cap, file->attention_cap},
                    {"the cap of logits", c->logits_cap, file->logits_cap},
                    {"the scale by position", c->query_beta, file->query_beta},
+                   {"the period of that scale", c->query_beta > 0.0 ? c->query_period : 0.0,
+                    file->query_period},
                    {"the norm's epsilon", c->rms_eps, file->rms_eps},
                    {"the rotated width", (double)c->rope_dims, (double)file->rope_dims},
                    {"the head", c->tied ? 1.0 : 0.0, file->tied ? 1.0 : 0.0}};
@@ -28109,4 +28251,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end e8ce9d0667730949
+//@@ end f391eaed5cfc6d78

@@ -13,6 +13,24 @@ static const char* qlora__merge_arch_key(const qlora__merge_file* f, const char*
     return out;
 }
 
+// The period n of a pattern in which all layers but every n-th have a window, which is the only
+// form of it that llama.cpp reads; 0 if there is none. Without one, the file is refused when it is
+// read back, unless the pattern is llama.cpp's own.
+static int64_t qlora__merge_period(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    bool pattern = c->window > 0 && m->arch->window == QLORA__WINDOW_PATTERN;
+    for (int64_t n = 1; pattern && n <= c->layers + 1; n++) {
+        bool fits = true;
+        for (int64_t i = 0; i < c->layers; i++) {
+            fits = fits && (c->sliding[i] != 0) == ((i + 1) % n != 0);
+        }
+        if (fits) {
+            return n;
+        }
+    }
+    return 0;
+}
+
 // What qlora__gguf_config_sizes and its neighbours read. A number that is 0 is left out.
 static void qlora__merge_put_config(qlora__merge_file* f) {
     const qlora_model_config* c = &f->g->m->plan.config;
@@ -55,12 +73,10 @@ static void qlora__merge_put_config(qlora__merge_file* f) {
                                  numbers[i].value);
         }
     }
-    if (c->window > 0 && f->g->m->arch->window == QLORA__WINDOW_PATTERN) {
-        qlora__merge_key(f, qlora__merge_arch_key(f, "attention.sliding_window_pattern", key),
-                         QLORA__GGUF_ARRAY);
-        qlora__gguf_u32(&f->values, (uint32_t)QLORA__GGUF_BOOL);
-        qlora__gguf_u64(&f->values, (uint64_t)c->layers);
-        qlora__string_add(&f->values, c->sliding, (size_t)c->layers);
+    int64_t period = qlora__merge_period(f->g->m);
+    if (period > 0) {
+        qlora__merge_put_u32(f, qlora__merge_arch_key(f, "attention.sliding_window_pattern", key),
+                             period);
     }
 }
 
@@ -81,10 +97,12 @@ static void qlora__merge_put_rope(qlora__merge_file* f) {
         qlora__gguf_string(&f->values, yarn ? "yarn" : "linear");
         qlora__merge_put_f32(f, qlora__merge_arch_key(f, "rope.scaling.factor", key), rope->factor);
     }
-    if (rope->original_max_position > 0.0) {
+    // one key for both; if they differ, the file is refused when it is read back
+    double original = c->query_period > 0.0 ? c->query_period : rope->original_max_position;
+    if (original > 0.0) {
         qlora__merge_put_u32(f,
                              qlora__merge_arch_key(f, "rope.scaling.original_context_length", key),
-                             (int64_t)rope->original_max_position);
+                             (int64_t)original);
     }
     if (yarn) {
         qlora__merge_put_f32(f, qlora__merge_arch_key(f, "rope.scaling.yarn_beta_fast", key),
@@ -211,6 +229,12 @@ static qlora_result qlora__merge_from_folder(qlora__merge_file* f) {
     qlora__gguf_string(&f->values, slash != NULL && slash[1] != '\0' ? slash + 1 : g->m->dir);
     qlora__merge_put_config(f);
     qlora__merge_put_rope(f);
+    if (g->m->plan.config.window > 0 && g->m->arch->window != QLORA__WINDOW_PATTERN) {
+        QLORA__LOG(g->ctx, WARN, MODEL,
+                   "llama.cpp ignores the window of %lld tokens of this architecture (%s): it "
+                   "computes longer texts differently",
+                   (long long)g->m->plan.config.window, g->m->arch->gguf);
+    }
     for (uint32_t i = 0; i < g->count; i++) {
         QLORA__TRY(qlora__merge_add_item(f, &g->items[i]));
     }
@@ -258,6 +282,8 @@ static const char* qlora__merge_differs(const qlora_model* m, qlora_model_config
                    {"the cap of scores", c->attention_cap, file->attention_cap},
                    {"the cap of logits", c->logits_cap, file->logits_cap},
                    {"the scale by position", c->query_beta, file->query_beta},
+                   {"the period of that scale", c->query_beta > 0.0 ? c->query_period : 0.0,
+                    file->query_period},
                    {"the norm's epsilon", c->rms_eps, file->rms_eps},
                    {"the rotated width", (double)c->rope_dims, (double)file->rope_dims},
                    {"the head", c->tied ? 1.0 : 0.0, file->tied ? 1.0 : 0.0}};

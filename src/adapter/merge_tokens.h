@@ -268,9 +268,9 @@ static void qlora__merge_put_bool(qlora__merge_file* f, const char* key, bool va
     qlora__string_add(&f->values, &byte, 1);
 }
 
-static void qlora__merge_put_ids(const qlora__merge_vocab* v) {
-    const qlora_model_config* c = &v->f->g->m->plan.config;
-    const qlora__json* json = v->json;
+// The ids that the config names.
+static void qlora__merge_put_ids(qlora__merge_file* f) {
+    const qlora_model_config* c = &f->g->m->plan.config;
     const struct {
         const char* key;
         int32_t id;
@@ -280,9 +280,15 @@ static void qlora__merge_put_ids(const qlora__merge_vocab* v) {
                {"tokenizer.ggml.padding_token_id", c->pad_id}};
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
         if (ids[i].id >= 0) {
-            qlora__merge_put_u32(v->f, ids[i].key, ids[i].id);
+            qlora__merge_put_u32(f, ids[i].key, ids[i].id);
         }
     }
+}
+
+// What is added to a text.
+static void qlora__merge_put_added(const qlora__merge_vocab* v) {
+    const qlora_model_config* c = &v->f->g->m->plan.config;
+    const qlora__json* json = v->json;
     uint32_t post = qlora__json_find(json, 0, "post_processor");
     bool bos = c->bos_id >= 0 && qlora__merge_has(json, post, "SpecialToken", NULL);
     qlora__merge_put_bool(v->f, "tokenizer.ggml.add_bos_token", bos);
@@ -322,7 +328,8 @@ static qlora_result qlora__merge_put_vocab(qlora__merge_vocab* v) {
     qlora__gguf_string(&v->f->values, pre);
     QLORA__TRY(qlora__merge_put_merges(v));
     qlora__merge_put_tokens(v);
-    qlora__merge_put_ids(v);
+    qlora__merge_put_ids(v->f);
+    qlora__merge_put_added(v);
     return QLORA_OK;
 }
 
@@ -402,6 +409,7 @@ static qlora_result qlora__merge_put_tokenizer(qlora__merge_file* f) {
                    path);
         qlora__merge_key(f, "tokenizer.ggml.model", QLORA__GGUF_STRING);
         qlora__gguf_string(&f->values, "no_vocab");
+        qlora__merge_put_ids(f); // generation stops at them all the same
         return QLORA_OK;
     }
     QLORA__TRY(qlora__map_open(env, path, &map));

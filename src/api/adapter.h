@@ -14,7 +14,8 @@ QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // state is left unchanged.
 QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
 // Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms,
-// which PEFT's LoRA adapters cannot contain, are written to trained_norms.safetensors next to them.
+// which PEFT's LoRA adapters cannot contain, are written to trained_norms.safetensors next to them,
+// as factors: for Gemma, the base stores them minus 1, this file does not.
 // The folder is one unit: files of an earlier adapter that the new one does not have are removed,
 // and a crash leaves the old adapter, the new one, or a folder without a config, which does not
 // load. Waits for the device. desc NULL = all defaults, here and below.

@@ -32,8 +32,8 @@ typedef struct qlora_rope_desc {
     double mscale;                // yarn; 0 = not given
     double mscale_all_dim;        // yarn; 0 = not given
     bool no_truncate;             // yarn: "truncate": false
-    bool use_long;                // longrope: long_factor; a model sets it if its max_length is
-                                  // greater than original_max_position
+    bool use_long;                // longrope: long_factor; a model sets it if its max_length or
+                                  // generate_tokens is greater than original_max_position
     float short_factor[QLORA_MAX_ROPE_FACTORS]; // longrope: divisors of the frequencies
     float long_factor[QLORA_MAX_ROPE_FACTORS];
 } qlora_rope_desc;

@@ -200,6 +200,9 @@ static void qlora__gguf_pack_bf16(const float* in, uint8_t* out) {
 }
 
 // The codes use the scale before it is rounded to half precision, as in llama.cpp.
+// The least normal number. The reciprocal of a smaller scale may be infinite; as a half it is 0.
+#define QLORA__GGUF_LEAST 1.17549435e-38f
+
 static void qlora__gguf_pack_q8_0(const float* in, uint8_t* out) {
     float most = 0.0f;
     for (int e = 0; e < 32; e++) {
@@ -207,7 +210,7 @@ static void qlora__gguf_pack_q8_0(const float* in, uint8_t* out) {
         most = size > most ? size : most;
     }
     float d = most / 127.0f;
-    float inverse = d > 0.0f ? 1.0f / d : 0.0f;
+    float inverse = d >= QLORA__GGUF_LEAST ? 1.0f / d : 0.0f;
     qlora__gguf_put16(out, qlora__f16_from(d));
     for (int e = 0; e < 32; e++) {
         out[2 + e] = (uint8_t)(int8_t)roundf(in[e] * inverse);
@@ -220,7 +223,7 @@ static void qlora__gguf_pack_q4_0(const float* in, uint8_t* out) {
         most = fabsf(in[e]) > fabsf(most) ? in[e] : most;
     }
     float d = most / -8.0f;
-    float inverse = d < 0.0f || d > 0.0f ? 1.0f / d : 0.0f;
+    float inverse = fabsf(d) >= QLORA__GGUF_LEAST ? 1.0f / d : 0.0f;
     qlora__gguf_put16(out, qlora__f16_from(d));
     for (int e = 0; e < 16; e++) {
         int low = (int)(in[e] * inverse + 8.5f);

@@ -29,12 +29,12 @@ static qlora_result qlora__gguf_config_sizes(const qlora__gguf_reader* r, qlora_
         int64_t* out;
     } sizes[] = {{"embedding_length", -1, 1 << 20, &c->hidden},
                  {"feed_forward_length", -1, 1 << 22, &c->intermediate},
-                 {"block_count", -1, QLORA_MAX_LAYERS, &c->layers},
                  {"context_length", -1, INT32_MAX, &c->max_positions}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         QLORA__TRY(qlora__gguf_config_int(r, sizes[i].name, sizes[i].fallback, 1, sizes[i].most,
                                           sizes[i].out));
     }
+    c->layers = r->facts.layers;
     c->heads = r->facts.heads;
     c->kv_heads = r->facts.kv_heads;
     c->head_dim = r->facts.head_dim;
@@ -209,30 +209,68 @@ static qlora_result qlora__gguf_config_sliding(const qlora__gguf_reader* r, qlor
                : QLORA_OK;
 }
 
-// Which layers have a window: all but every n-th, or as a list of booleans says.
+// A list of booleans instead of a period. llama.cpp does not read it and keeps its own pattern.
+static qlora_result qlora__gguf_config_listed(const qlora__gguf_reader* r,
+                                              const qlora_model_config* c, const char* key,
+                                              const qlora__gguf_value* list) {
+    int64_t period = r->facts.arch->defaults.pattern;
+    if (list->element != QLORA__GGUF_BOOL || list->count < (uint64_t)c->layers) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s must be a number, or a BOOL for each layer", r->g->label,
+                               key);
+    }
+    for (int64_t i = 0; i < c->layers && c->window > 0; i++) {
+        if ((list->data[i] != 0) != ((i + 1) % period != 0)) {
+            return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: %s[%lld] is %s; llama.cpp does not read the list: all "
+                                   "layers but every %lld-th have a window",
+                                   r->g->label, key, (long long)i,
+                                   list->data[i] != 0 ? "true" : "false", (long long)period);
+        }
+    }
+    return QLORA_OK;
+}
+
+// llama.cpp ignores the window of architectures without a pattern.
+static qlora_result qlora__gguf_config_ignored(const qlora__gguf_reader* r,
+                                               const qlora_model_config* c) {
+    int64_t window = 0;
+    QLORA__TRY(qlora__gguf_config_int(r, "attention.sliding_window", 0, 0, INT32_MAX, &window));
+    if (window > 0 && window < c->max_positions) {
+        qlora__env_log(r->env, QLORA_LOG_WARN, QLORA_LOG_ITEM_MODEL, "qlora.h", __LINE__,
+                       "%s: its window of %lld tokens is ignored, as llama.cpp does; longer texts "
+                       "are computed differently than by the original model",
+                       r->g->label, (long long)window);
+    }
+    return QLORA_OK;
+}
+
+// Which layers have a window: all but every n-th.
 static qlora_result qlora__gguf_config_window(const qlora__gguf_reader* r, qlora_model_config* c) {
     const qlora__arch* arch = r->facts.arch;
     qlora__gguf_key key = qlora__gguf_key_of(&r->facts, "attention.sliding_window_pattern");
     const qlora__gguf_value* list = qlora__gguf_find(r->g, key.text);
     bool listed = list != NULL && list->kind == QLORA__GGUF_ARRAY;
-    int64_t period = 0;
-    // llama.cpp ignores the window of other architectures, and EXAONE 4 has one in its large form.
-    if (arch->window != QLORA__WINDOW_PATTERN ||
-        (arch->family == QLORA_FAMILY_EXAONE4 && c->layers != 64)) {
+    int64_t period = arch->defaults.pattern;
+    bool exaone4 = arch->family == QLORA_FAMILY_EXAONE4; // with windows only in its large form
+    if (arch->window != QLORA__WINDOW_PATTERN) {
+        return qlora__gguf_config_ignored(r, c);
+    }
+    if (exaone4 && c->layers != 64) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__gguf_config_int(r, "attention.sliding_window", 0, 0, INT32_MAX, &c->window));
-    if (listed && (list->element != QLORA__GGUF_BOOL || list->count < (uint64_t)c->layers)) {
-        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
-                               "%s: %s must be a number, or a BOOL for each layer", r->g->label,
-                               key.text);
-    }
-    if (!listed) {
-        QLORA__TRY(qlora__gguf_get_int(r->env, r->g, key.text, arch->defaults.pattern, 1, INT32_MAX,
-                                       &period));
+    // llama.cpp has a default of its own for these two
+    bool has_default = exaone4 || arch->family == QLORA_FAMILY_GEMMA2;
+    QLORA__TRY(qlora__gguf_config_int(r, "attention.sliding_window",
+                                      has_default ? arch->defaults.window : 0, 0, INT32_MAX,
+                                      &c->window));
+    if (listed) {
+        QLORA__TRY(qlora__gguf_config_listed(r, c, key.text, list));
+    } else {
+        QLORA__TRY(qlora__gguf_get_int(r->env, r->g, key.text, period, 1, INT32_MAX, &period));
     }
     for (int64_t i = 0; i < c->layers && c->window > 0; i++) {
-        c->sliding[i] = listed ? list->data[i] : (i + 1) % period != 0;
+        c->sliding[i] = (i + 1) % period != 0 ? 1 : 0;
         if (arch->nope == QLORA__NOPE_FULL) {
             c->no_rope[i] = c->sliding[i] == 0 ? 1 : 0;
         }
@@ -330,12 +368,12 @@ static qlora_result qlora__gguf_config_ids(const qlora__gguf_reader* r, qlora_mo
 }
 
 // What the presence of tensors says.
-static void qlora__gguf_config_tensors(const qlora__gguf_reader* r, qlora_model_config* c) {
+static void qlora__gguf_config_tensors(qlora__gguf_reader* r, qlora_model_config* c) {
+    qlora__gguf_get_biases(r->m, &r->facts);
     c->tied = qlora__gguf_model_find(r->m, "output.weight") == NULL;
-    c->qkv_bias = qlora__gguf_model_find(r->m, "blk.0.attn_q.bias") != NULL ||
-                  qlora__gguf_model_find(r->m, "blk.0.attn_qkv.bias") != NULL;
-    c->o_bias = qlora__gguf_model_find(r->m, "blk.0.attn_output.bias") != NULL;
-    c->mlp_bias = qlora__gguf_model_find(r->m, "blk.0.ffn_down.bias") != NULL;
+    c->qkv_bias = r->facts.bias[QLORA__QKV];
+    c->o_bias = r->facts.bias[QLORA__O];
+    c->mlp_bias = r->facts.bias[QLORA__DOWN];
     c->qk_norm = (r->facts.arch->has & QLORA__HAS_QK_NORM) != 0;
     c->dtype = -1;
 }

@@ -8,7 +8,9 @@ typedef struct qlora__gguf_facts {
     int64_t heads;
     int64_t kv_heads;
     int64_t head_dim;
+    int64_t layers;
     bool permuted;
+    bool bias[QLORA__GROUPS]; // of the stacks; only with the tensors
 } qlora__gguf_facts;
 
 // The full name of a key of the architecture: "llama" and "block_count" give "llama.block_count".
@@ -85,6 +87,8 @@ static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
     }
     QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "embedding_length").text, -1,
                                    1, 1 << 20, &hidden));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "block_count").text, -1, 1,
+                                   QLORA_MAX_LAYERS, &facts->layers));
     QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "attention.head_count").text,
                                    -1, 1, 1 << 14, &facts->heads));
     QLORA__TRY(qlora__gguf_get_int(env, g,
@@ -101,6 +105,15 @@ static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
                                g->label, (long long)facts->head_dim, (long long)value);
     }
     return QLORA_OK;
+}
+
+// Which stacks have biases: those whose tensors the first layer has.
+static void qlora__gguf_get_biases(const qlora__gguf_model* m, qlora__gguf_facts* facts) {
+    facts->bias[QLORA__QKV] = qlora__gguf_model_find(m, "blk.0.attn_q.bias") != NULL ||
+                              qlora__gguf_model_find(m, "blk.0.attn_qkv.bias") != NULL;
+    facts->bias[QLORA__O] = qlora__gguf_model_find(m, "blk.0.attn_output.bias") != NULL;
+    facts->bias[QLORA__DOWN] = qlora__gguf_model_find(m, "blk.0.ffn_down.bias") != NULL;
+    facts->bias[QLORA__GATE_UP] = facts->bias[QLORA__DOWN];
 }
 
 // ---- names --------------------------------------------------------------------------------------
@@ -173,6 +186,32 @@ static void qlora__gguf_entry_end(qlora__folder* f, qlora__folder_made* made) {
     qlora__folder_add(f, out);
 }
 
+// Refuses a tensor of a layer that the model would not use.
+static qlora_result qlora__gguf_check_use(qlora__env* env, const qlora__folder* f,
+                                          const qlora__gguf_facts* facts, const char* tensor,
+                                          const char* module, int64_t layer, bool bias) {
+    static const char* const first[QLORA__GROUPS] = {"attn_q.bias", "attn_output.bias",
+                                                     "ffn_down.bias", "ffn_down.bias"};
+    if (layer >= facts->layers) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: the tensor %s: block_count is %lld",
+                               f->dir, tensor, (long long)facts->layers);
+    }
+    int group = -1;
+    for (int i = 0; i < facts->arch->layout->count; i++) {
+        const qlora__projection_row* row = &facts->arch->layout->rows[i];
+        group = strcmp(row->module, module) == 0 ? row->group : group;
+    }
+    if (bias && group < 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: the tensor %s: norms have no bias",
+                               f->dir, tensor);
+    }
+    if (bias && !facts->bias[group]) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: the tensor %s: blk.0 has no %s",
+                               f->dir, tensor, first[group]);
+    }
+    return QLORA_OK;
+}
+
 // A tensor of a layer: "blk.N.NAME.weight" or ".bias".
 static qlora_result qlora__gguf_add_layer(qlora__env* env, qlora__folder* f,
                                           const qlora__gguf_facts* facts,
@@ -203,6 +242,7 @@ static qlora_result qlora__gguf_add_layer(qlora__env* env, qlora__folder* f,
         if (module == NULL) {
             return qlora__gguf_unknown(env, f, facts, t->name);
         }
+        QLORA__TRY(qlora__gguf_check_use(env, f, facts, t->name, module, layer, bias));
         bool is_q = strcmp(module, "self_attn.q_proj") == 0;
         bool rotated = is_q || strcmp(module, "self_attn.k_proj") == 0;
         int64_t all = qlora__gguf_rows(t);
@@ -260,6 +300,7 @@ static qlora_result qlora__gguf_fill(qlora__env* env, qlora__folder* f) {
     qlora__gguf_facts facts;
     uint64_t count = 0;
     QLORA__TRY(qlora__gguf_get_facts(env, &f->gguf.files[0].meta, &facts));
+    qlora__gguf_get_biases(&f->gguf, &facts);
     for (uint32_t i = 0; i < f->gguf.count; i++) {
         count += f->gguf.files[i].count;
     }

@@ -9,19 +9,9 @@
 #define QLORA__IDENTITY_BLOCK 4096
 
 static void qlora__identity_rope(qlora__hash* h, const qlora_rope_desc* r) {
-    const double numbers[] = {(double)r->type,
-                              r->theta,
-                              r->factor,
-                              r->low_freq_factor,
-                              r->high_freq_factor,
-                              r->original_max_position,
-                              r->beta_fast,
-                              r->beta_slow,
-                              r->attention_factor,
-                              r->mscale,
-                              r->mscale_all_dim,
-                              r->no_truncate ? 1.0 : 0.0,
-                              r->use_long ? 1.0 : 0.0};
+    double numbers[QLORA__ROPE_NUMBERS + 1]; // the last is 0: the hashes of checkpoints contain it
+    qlora__rope_numbers(r, numbers);
+    numbers[QLORA__ROPE_NUMBERS] = 0.0;
     qlora__hash_add(h, numbers, sizeof numbers);
     qlora__hash_add(h, r->short_factor, sizeof r->short_factor);
     qlora__hash_add(h, r->long_factor, sizeof r->long_factor);

@@ -225,6 +225,28 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     }
 }
 
+// What describes a rotation besides its factors, which of them are used being a matter of the plan.
+#define QLORA__ROPE_NUMBERS 12
+static void qlora__rope_numbers(const qlora_rope_desc* r, double out[QLORA__ROPE_NUMBERS]) {
+    const double numbers[QLORA__ROPE_NUMBERS] = {(double)r->type,     r->theta,
+                                                 r->factor,           r->low_freq_factor,
+                                                 r->high_freq_factor, r->original_max_position,
+                                                 r->beta_fast,        r->beta_slow,
+                                                 r->attention_factor, r->mscale,
+                                                 r->mscale_all_dim,   r->no_truncate ? 1.0 : 0.0};
+    memcpy(out, numbers, sizeof numbers);
+}
+
+static bool qlora__rope_same(const qlora_rope_desc* a, const qlora_rope_desc* b) {
+    double x[QLORA__ROPE_NUMBERS];
+    double y[QLORA__ROPE_NUMBERS];
+    qlora__rope_numbers(a, x);
+    qlora__rope_numbers(b, y);
+    return memcmp(x, y, sizeof x) == 0 &&
+           memcmp(a->short_factor, b->short_factor, sizeof a->short_factor) == 0 &&
+           memcmp(a->long_factor, b->long_factor, sizeof a->long_factor) == 0;
+}
+
 // Checks what a family adds to Llama's block.
 static qlora_result qlora__config_check_family(qlora_ctx* ctx, const qlora_model_config* c) {
     const qlora__arch* arch = qlora__arch_of(c->family);
@@ -252,6 +274,12 @@ static qlora_result qlora__config_check_family(qlora_ctx* ctx, const qlora_model
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "config.query_period is %g; with query_beta it must be positive",
                            c->query_period);
+    }
+    if (c->query_beta > 0.0 && c->window > 0 && !qlora__rope_same(&c->rope, &c->rope_sliding)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "config.query_beta is %g; with windows it needs a rope_sliding that is "
+                           "equal to rope",
+                           c->query_beta);
     }
     bool scaled = c->residual_scale < 1.0 || c->residual_scale > 1.0;
     if (c->residual_scale > 0.0 && scaled && arch->norms->module[QLORA__NORM_MLP_OUT] != NULL) {
@@ -457,9 +485,10 @@ static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t c
 // Longrope has two sets of factors. transformers chooses between them in every pass; a model does
 // it once, by the longest sequence it is planned for, so that a text does not change its meaning
 // while it grows.
-static void qlora__rope_choose(qlora_rope_desc* rope, int64_t max_length) {
-    rope->use_long =
-        rope->type == QLORA_ROPE_LONGROPE && (double)max_length > rope->original_max_position;
+static void qlora__rope_choose(qlora_rope_desc* rope, int64_t longest) {
+    rope->use_long = rope->type == QLORA_ROPE_LONGROPE &&
+                     (double)longest > rope->original_max_position &&
+                     memcmp(rope->short_factor, rope->long_factor, sizeof rope->long_factor) != 0;
 }
 
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
@@ -481,8 +510,9 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->arch = qlora__arch_of(c->family);
     qlora__config_resolve(c);
     QLORA__TRY(qlora__capacity_resolve(ctx, c, &m->desc));
-    qlora__rope_choose(&c->rope, m->desc.max_length);
-    qlora__rope_choose(&c->rope_sliding, m->desc.max_length);
+    m->positions = qlora__max(m->desc.max_length, m->desc.generate_tokens);
+    qlora__rope_choose(&c->rope, m->positions);
+    qlora__rope_choose(&c->rope_sliding, m->positions);
     m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
     QLORA__TRY(qlora__targets_resolve(ctx, m));
@@ -496,7 +526,6 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->plan.max_sequences = m->desc.max_sequences;
     m->plan.max_length = m->desc.max_length;
     m->plan.head_chunk = m->desc.head_chunk;
-    m->positions = qlora__max(m->desc.max_length, m->desc.generate_tokens);
     size_t bytes = (size_t)c->layers * sizeof *m->layers;
     m->layers = (qlora__layer*)qlora__alloc_zero(ctx, bytes);
     if (m->layers == NULL) {

@@ -761,6 +761,35 @@ static bool gguf_partner(session* s, const char* name, qlora__trained* out) {
     return false;
 }
 
+// llama.cpp compares the architecture with that of the base file, which for a wrapper is its own.
+TEST gguf_of_a_wrapped_mistral(void) {
+    static stage s;
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    opening o = {0};
+    o.dir = "m";
+    o.base = QLORA_BASE_32BIT;
+    session a;
+    ASSERT(session_open(&s, &o, &a));
+    a.model->plan.config.family = QLORA_FAMILY_MISTRAL;
+    a.model->arch = qlora__arch_of(QLORA_FAMILY_MISTRAL);
+    for (int wrapped = 0; wrapped < 2; wrapped++) {
+        uint64_t tensors = 0;
+        char architecture[64] = "";
+        float alpha = 0.0f;
+        a.model->plan.config.wrapped = wrapped != 0;
+        ASSERT_EQ(QLORA_OK, qlora_adapter_save_gguf(a.model, "a.gguf", NULL));
+        const world_file* f = world_slot(s.w.files, "a.gguf");
+        ASSERT(f != NULL);
+        gguf_reader r = {f->data, f->size, 0, false};
+        ASSERT(gguf_head(&r, &tensors, architecture, &alpha));
+        ASSERT_STR_EQ(wrapped ? "mistral3" : "llama", architecture);
+    }
+    ASSERT(session_close(&a));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
 TEST gguf_is_what_llama_cpp_reads(const char* adapter) {
     static stage s;
     ASSERT(stage_begin(&s, NULL));
@@ -1576,7 +1605,6 @@ TEST every_field_of_the_config_counts(void) {
         FIELD(no_rope),
         FIELD(rope.short_factor),
         FIELD(rope_sliding.long_factor),
-        FIELD(rope.use_long),
         FIELD(rope_dims),
         FIELD(embedding_scale),
         FIELD(residual_scale),
@@ -1601,6 +1629,7 @@ TEST every_field_of_the_config_counts(void) {
     c.pad_id = 6;
     c.max_positions = 99;
     c.quantized = true;
+    c.rope.use_long = !c.rope.use_long; // of the plan; a row of its own in a checkpoint
     ASSERT(qlora__identity_config(&c) == want);
     PASS();
 }
@@ -1942,6 +1971,7 @@ SUITE(adapter_suite) {
         greatest_set_test_suffix(i == 0 ? "plain" : "pattern");
         RUN_TESTp(gguf_is_what_llama_cpp_reads, adapters[i]);
     }
+    RUN_TEST(gguf_of_a_wrapped_mistral);
     static const merge_case merges[] = {
         {QLORA_BASE_32BIT, QLORA_MERGE_ORIGINAL, false, 0},
         {QLORA_BASE_32BIT, QLORA_MERGE_TRAINED, true, 3000},

@@ -1075,6 +1075,9 @@ TEST config_knows_the_families(void) {
     mistral[5] = "null";
     ASSERT_EQ(QLORA_OK, config_try(&w, mistral, &c));
     ASSERT(c.window == 0 && !c.sliding[0]);
+    mistral[4] = NULL; // transformers' default, without the key
+    ASSERT_EQ(QLORA_OK, config_try(&w, mistral, &c));
+    ASSERT(c.window == 4096 && c.sliding[0]);
     const char* qwen2[] = {"model_type", "\"qwen2\"", "architectures", NULL, "sliding_window",
                            "16",         NULL};
     ASSERT_EQ(QLORA_OK, config_try(&w, qwen2, &c));
@@ -1104,6 +1107,15 @@ TEST config_knows_the_families(void) {
                             NULL};
     ASSERT_EQ(QLORA_OK, config_try(&w, window, &c));
     ASSERT(c.window == 16 && !c.sliding[1] && c.sliding[2]);
+    window[5] = "null";
+    ASSERT_EQ(QLORA_OK, config_try(&w, window, &c));
+    ASSERT(c.window == 0 && !c.sliding[2]);
+    window[4] = "use_cache";
+    ASSERT_EQ(QLORA_OK, config_try(&w, window, &c));
+    ASSERT(c.window == 4096 && !c.sliding[1] && c.sliding[2]);
+    window[1] = "\"qwen3\"";
+    ASSERT_EQ(QLORA_OK, config_try(&w, window, &c));
+    ASSERT(c.window == 4096 && !c.sliding[1] && c.sliding[2]);
     const char* heads[] = {"num_key_value_heads", NULL, "head_dim", "64", NULL};
     ASSERT_EQ(QLORA_OK, config_try(&w, heads, &c));
     ASSERT(c.kv_heads == 4 && c.head_dim == 64);

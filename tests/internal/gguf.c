@@ -373,6 +373,119 @@ static qlora_result do_read_split(world* w) {
     return QLORA_OK;
 }
 
+// ---- small models ----
+
+// A model of one head; `extra` holds `values` more values, and `tensor` is there besides the
+// embedding.
+static void gguf_small(world* w, const char* arch, uint64_t layers, const gguf_bytes* extra,
+                       uint64_t values, const char* tensor) {
+    static const char* const keys[] = {"embedding_length", "feed_forward_length", "context_length",
+                                       "attention.head_count", "block_count"};
+    const uint64_t numbers[] = {4, 4, 64, 1, layers};
+    static gguf_bytes b;
+    char key[64];
+    gguf_put_head(&b, tensor != NULL ? 2 : 1, 7 + values);
+    gguf_put_text(&b, "general.architecture");
+    gguf_put_number(&b, QLORA__GGUF_STRING, 4);
+    gguf_put_text(&b, arch);
+    for (int i = 0; i < 5; i++) {
+        snprintf(key, sizeof key, "%s.%s", arch, keys[i]);
+        gguf_put_value(&b, key, QLORA__GGUF_U32, numbers[i], 4);
+    }
+    snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", arch);
+    gguf_put_value(&b, key, QLORA__GGUF_F32, qlora__bits(1e-5f), 4);
+    if (values > 0) {
+        gguf_put(&b, extra->data, extra->size);
+    }
+    gguf_put_tensor(&b, "token_embd.weight", 4, 8, 0, 0);
+    if (tensor != NULL) {
+        gguf_put_tensor(&b, tensor, 4, 4, 0, 128);
+    }
+    gguf_pad(&b, 32);
+    for (int i = 0; i < 128 + 64; i++) {
+        gguf_put_number(&b, 0, 1);
+    }
+    world_put(w, "m.gguf", b.data, b.size);
+}
+
+// A tensor that no part of the model would read is refused, not left out.
+TEST gguf_tensors_without_a_use_are_refused(void) {
+    static const struct {
+        const char* tensor;
+        const char* refusal; // NULL: none
+    } rows[] = {{"blk.1.attn_q.weight", NULL},
+                {"blk.0.attn_q.bias", NULL},
+                {"blk.0.attn_output.bias", NULL},
+                {"blk.0.ffn_down.bias", NULL},
+                {"blk.2.attn_q.weight", "blk.2.attn_q.weight: block_count is 2"},
+                {"blk.0.attn_norm.bias", "blk.0.attn_norm.bias: norms have no bias"},
+                {"blk.0.attn_k.bias", "blk.0.attn_k.bias: blk.0 has no attn_q.bias"},
+                {"blk.1.attn_q.bias", "blk.1.attn_q.bias: blk.0 has no attn_q.bias"},
+                {"blk.1.attn_output.bias", "blk.0 has no attn_output.bias"},
+                {"blk.0.ffn_up.bias", "blk.0 has no ffn_down.bias"}};
+    world w;
+    qlora__folder f;
+    world_begin(&w);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        gguf_small(&w, "llama", 2, NULL, 0, rows[i].tensor);
+        qlora_result r = qlora__folder_open(&w.env, "m.gguf", &f);
+        if (rows[i].refusal == NULL) {
+            ASSERT_EQm(rows[i].tensor, QLORA_OK, r);
+            qlora__folder_close(&w.env, &f);
+        } else {
+            ASSERTm(rows[i].tensor, refused(&w, r, rows[i].refusal));
+        }
+    }
+    ASSERT(world_end(&w));
+    PASS();
+}
+
+// The pattern as a list of booleans.
+static void gguf_pattern(gguf_bytes* b, const char* arch, const char* slides) {
+    char key[64];
+    b->size = 0;
+    snprintf(key, sizeof key, "%s.attention.sliding_window_pattern", arch);
+    gguf_put_text(b, key);
+    gguf_put_number(b, QLORA__GGUF_ARRAY, 4);
+    gguf_put_number(b, QLORA__GGUF_BOOL, 4);
+    gguf_put_number(b, strlen(slides), 8);
+    for (const char* at = slides; *at != '\0'; at++) {
+        gguf_put_number(b, *at == '1', 1);
+    }
+}
+
+// llama.cpp has a window of its own where these files name none, and its own pattern, whatever a
+// list says.
+TEST gguf_windows_are_those_of_llama_cpp(void) {
+    world w;
+    qlora_model_config c;
+    static gguf_bytes extra;
+    world_begin(&w);
+    gguf_small(&w, "gemma2", 4, NULL, 0, NULL);
+    ASSERT_EQ(QLORA_OK, qlora__config_read(&w.env, "m.gguf", &c));
+    ASSERT_EQ(4096, c.window);
+    ASSERT(c.sliding[0] && !c.sliding[1] && c.sliding[2] && !c.sliding[3]);
+    gguf_small(&w, "exaone4", 64, NULL, 0, NULL);
+    ASSERT_EQ(QLORA_OK, qlora__config_read(&w.env, "m.gguf", &c));
+    ASSERT(c.window == 4096 && c.sliding[62] && !c.sliding[63] && c.no_rope[63]);
+    gguf_small(&w, "exaone4", 32, NULL, 0, NULL);
+    ASSERT_EQ(QLORA_OK, qlora__config_read(&w.env, "m.gguf", &c));
+    ASSERT_EQ(0, c.window);
+    gguf_small(&w, "gemma3", 4, NULL, 0, NULL);
+    ASSERT_EQ(QLORA_OK, qlora__config_read(&w.env, "m.gguf", &c));
+    ASSERT_EQ(0, c.window);
+    gguf_pattern(&extra, "gemma2", "1010");
+    gguf_small(&w, "gemma2", 4, &extra, 1, NULL);
+    ASSERT_EQ(QLORA_OK, qlora__config_read(&w.env, "m.gguf", &c));
+    ASSERT(c.sliding[0] && !c.sliding[1] && c.sliding[2] && !c.sliding[3]);
+    gguf_pattern(&extra, "gemma2", "1110");
+    gguf_small(&w, "gemma2", 4, &extra, 1, NULL);
+    ASSERT(refused(&w, qlora__config_read(&w.env, "m.gguf", &c),
+                   "gemma2.attention.sliding_window_pattern[1] is true"));
+    ASSERT(world_end(&w));
+    PASS();
+}
+
 // ---- tensor types ----
 
 // The same random blocks give the same values, bit for bit, with every compiler; the sums were
@@ -457,6 +570,18 @@ TEST gguf_blocks_are_packed(void) {
     qlora__gguf_pack(qlora__gguf_type_named("Q8_0"), in, 32, bytes);
     ASSERT_EQ(127, bytes[2 + 3]);
     ASSERT_EQ(-3, (int8_t)bytes[2 + 20]);
+    // The reciprocal of the scale of such values is no finite number.
+    for (int i = 0; i < 32; i++) {
+        in[i] = i == 0 ? 0.0f : 1e-38f;
+    }
+    qlora__gguf_pack(qlora__gguf_type_named("Q4_0"), in, 32, bytes);
+    for (int i = 0; i < 18; i++) {
+        ASSERT_EQ(i < 2 ? 0 : 0x88, bytes[i] & (i == 1 ? 0x7F : 0xFF)); // the sign of zero is free
+    }
+    qlora__gguf_pack(qlora__gguf_type_named("Q8_0"), in, 32, bytes);
+    for (int i = 0; i < 34; i++) {
+        ASSERT_EQ(0, bytes[i]);
+    }
     PASS();
 }
 
@@ -815,6 +940,134 @@ TEST gguf_files_from_folders(void) {
     PASS();
 }
 
+typedef struct gguf_log {
+    char text[4096];
+    char error[1024];
+} gguf_log;
+
+static void gguf_log_add(void* user, qlora_log_level level, qlora_log_item item, const char* text,
+                         const char* file, int line) {
+    gguf_log* log = (gguf_log*)user;
+    size_t used = strlen(log->text);
+    (void)item;
+    (void)file;
+    (void)line;
+    if (level == QLORA_LOG_WARN) {
+        snprintf(log->text + used, sizeof log->text - used, "%s\n", text);
+    }
+}
+
+// Opens a fixture, lets `change` change its config, merges it, and reads the config of the file.
+static qlora_result gguf_changed(qlora_ctx* ctx, const char* folder,
+                                 void (*change)(qlora_model_config*), qlora_model_config* got,
+                                 char* error, size_t size) {
+    static const char* const out = "build/test_changed.gguf";
+    char name[200];
+    char path[512];
+    qlora_model_desc desc;
+    qlora_model* model = NULL;
+    qlora_merge_desc merge;
+    snprintf(name, sizeof name, "fixtures/%s/model", folder);
+    gguf_eval_desc(&desc, shared_path(path, sizeof path, name));
+    QLORA__TRY(qlora_model_open(ctx, &desc, &model));
+    change(&model->plan.config);
+    memset(&merge, 0, sizeof merge);
+    merge.dir = out;
+    remove(out);
+    qlora_result r = qlora_merge_save(model, &merge);
+    r = r == QLORA_OK ? qlora__config_read(&ctx->env, out, got) : r;
+    snprintf(error, size, "%s", qlora_last_error(ctx));
+    qlora_model_close(model);
+    remove(out);
+    return r;
+}
+
+static void change_query_period(qlora_model_config* c) {
+    c->rope.type = QLORA_ROPE_DEFAULT;
+    c->rope.factor = 1.0;
+    c->rope.original_max_position = 0.0;
+    c->rope_sliding = c->rope;
+    c->query_period = 32.0;
+}
+
+static void change_windows(qlora_model_config* c) {
+    c->attention_scale = 1.0 / sqrt((double)c->head_dim);
+    memset(c->sliding, 1, (size_t)c->layers);
+}
+
+static void change_windows_oddly(qlora_model_config* c) {
+    change_windows(c);
+    c->sliding[0] = 0;
+}
+
+static void change_window(qlora_model_config* c) {
+    c->window = 7;
+    memset(c->sliding, 1, (size_t)c->layers);
+}
+
+static void change_stops(qlora_model_config* c) {
+    c->bos_id = 5;
+    c->stop_count = 2;
+    c->stop_ids[0] = 6;
+    c->stop_ids[1] = 9;
+}
+
+typedef struct gguf_change {
+    const char* name;
+    const char* folder;
+    void (*change)(qlora_model_config*);
+    bool (*holds)(const qlora_model_config*); // of the config of the file; NULL = no check
+    const char* refusal;                      // NULL: none
+    const char* warning;                      // NULL: none about windows
+} gguf_change;
+
+static bool has_query_period(const qlora_model_config* c) {
+    return fabs(c->query_period - 32.0) < 1e-9;
+}
+
+static bool has_windows_everywhere(const qlora_model_config* c) {
+    return c->window > 0 && memchr(c->sliding, 0, (size_t)c->layers) == NULL;
+}
+
+static bool has_stops(const qlora_model_config* c) {
+    return c->bos_id == 5 && c->stop_count == 2 && c->stop_ids[0] == 6 && c->stop_ids[1] == 9;
+}
+
+static const gguf_change gguf_changes[] = {
+    {"period", "ministral3", change_query_period, has_query_period, NULL, NULL},
+    {"windows", "gemma2", change_windows, has_windows_everywhere, NULL, NULL},
+    {"odd_windows", "gemma2", change_windows_oddly, NULL, "(layers with a window)", NULL},
+    {"stops", "llama", change_stops, has_stops, NULL, NULL},
+    {"ignored_window", "mistral", change_window, NULL, NULL, "ignores the window of 7 tokens"}};
+
+// What the config says is in the file, or the merge is refused, or it warns.
+TEST gguf_files_keep_the_config(const gguf_change* row) {
+    static gguf_log log;
+    char path[512];
+    qlora_ctx_desc machine;
+    qlora_ctx* ctx = NULL;
+    qlora_model_config c;
+    FILE* file = fopen(shared_path(path, sizeof path, "fixtures/llama/model/config.json"), "rb");
+    if (!file) {
+        SKIPm("the shared folder was not found");
+    }
+    fclose(file);
+    memset(&machine, 0, sizeof machine);
+    machine.require_backend = QLORA_BACKEND_CPU;
+    machine.log = gguf_log_add;
+    machine.log_user = &log;
+    memset(&log, 0, sizeof log);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&machine, &ctx));
+    qlora_result r = gguf_changed(ctx, row->folder, row->change, &c, log.error, sizeof log.error);
+    ASSERT_EQm(log.error, row->refusal == NULL ? QLORA_OK : QLORA_ERR_UNSUPPORTED, r);
+    ASSERTm(log.error, row->refusal == NULL || strstr(log.error, row->refusal));
+    ASSERT(row->holds == NULL || row->holds(&c));
+    ASSERTm(log.text, strstr(log.text, row->warning != NULL ? row->warning : "") != NULL);
+    ASSERTm(log.text, row->warning != NULL || strstr(log.text, "window") == NULL);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
 // Everything that opening a model reads.
 static qlora_result gguf_open_all(qlora_ctx* ctx, const char* path) {
     qlora_model_desc desc;
@@ -882,6 +1135,8 @@ SUITE(gguf_suite) {
     RUN_TEST(gguf_faults_are_named);
     RUN_TEST(gguf_duplicates_and_nesting_are_refused);
     RUN_TEST(gguf_split_models);
+    RUN_TEST(gguf_tensors_without_a_use_are_refused);
+    RUN_TEST(gguf_windows_are_those_of_llama_cpp);
     RUN_TESTp(faults_are_survived, "reading split GGUF", do_read_split, NULL);
     RUN_TEST(gguf_blocks_widen_the_same_everywhere);
     RUN_TEST(gguf_blocks_are_packed);
@@ -890,6 +1145,10 @@ SUITE(gguf_suite) {
     RUN_TEST(gguf_models_give_the_golden_logits);
     RUN_TEST(gguf_models_are_merged);
     RUN_TEST(gguf_files_from_folders);
+    for (size_t i = 0; i < sizeof gguf_changes / sizeof gguf_changes[0]; i++) {
+        greatest_set_test_suffix(gguf_changes[i].name);
+        RUN_TESTp(gguf_files_keep_the_config, &gguf_changes[i]);
+    }
     RUN_TEST(gguf_hostile_files);
 #endif
 }

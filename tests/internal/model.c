@@ -333,12 +333,109 @@ TEST trajectory_of_shakespeare(void) {
     PASS();
 }
 
+// ---- the rotation
+
+// A small Phi 3 with longrope factors for texts of more than 8 tokens.
+static void rotation_config(qlora_model_config* c) {
+    memset(c, 0, sizeof *c);
+    c->family = QLORA_FAMILY_PHI3;
+    c->vocab = 16;
+    c->hidden = 16;
+    c->intermediate = 16;
+    c->layers = 2;
+    c->heads = 2;
+    c->max_positions = 64;
+    c->rms_eps = 1e-5;
+    c->rope.type = QLORA_ROPE_LONGROPE;
+    c->rope.theta = 1e4;
+    c->rope.factor = 8.0;
+    c->rope.original_max_position = 8.0;
+    for (int i = 0; i < 4; i++) {
+        c->rope.short_factor[i] = 1.0f;
+        c->rope.long_factor[i] = 2.0f;
+    }
+}
+
+static qlora_result rotation_open(qlora_ctx* ctx, const qlora_model_config* c, int64_t length,
+                                  int64_t generated, bool* use_long) {
+    qlora_model_desc desc;
+    qlora_model* model = NULL;
+    qlora_model_info info;
+    memset(&desc, 0, sizeof desc);
+    desc.config = c;
+    desc.mode = QLORA_MODE_F32;
+    desc.base = QLORA_BASE_32BIT;
+    desc.rank = -1;
+    desc.purpose = QLORA_PURPOSE_EVALUATE;
+    desc.tokens = length;
+    desc.max_length = length;
+    desc.generate_tokens = generated;
+    qlora_result r = qlora_model_open(ctx, &desc, &model);
+    if (r == QLORA_OK) {
+        r = qlora_model_query(model, &info);
+        *use_long = info.plan->config.rope.use_long;
+        qlora_model_close(model);
+    }
+    return r;
+}
+
+// The longest text that is planned for decides, whether it is trained on or generated; factors
+// that are equal leave nothing to choose.
+TEST longrope_is_chosen_by_the_longest_text(void) {
+    static const struct {
+        int64_t length;
+        int64_t generated;
+        bool use_long;
+    } rows[] = {{8, 0, false}, {9, 0, true}, {4, 8, false}, {4, 9, true}, {12, 4, true}};
+    qlora_model_config c;
+    bool use_long = false;
+    qlora_ctx* ctx = plain_cpu();
+    ASSERT(ctx != NULL);
+    rotation_config(&c);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ASSERT_EQm(qlora_last_error(ctx), QLORA_OK,
+                   rotation_open(ctx, &c, rows[i].length, rows[i].generated, &use_long));
+        ASSERT_EQ_FMT((int)rows[i].use_long, (int)use_long, "%d");
+    }
+    memcpy(c.rope.long_factor, c.rope.short_factor, sizeof c.rope.long_factor);
+    ASSERT_EQ(QLORA_OK, rotation_open(ctx, &c, 12, 0, &use_long));
+    ASSERT_FALSE(use_long);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
+// There is one table for scaled queries.
+TEST scaled_queries_need_one_rotation(void) {
+    qlora_model_config c;
+    bool use_long = false;
+    qlora_ctx* ctx = plain_cpu();
+    ASSERT(ctx != NULL);
+    rotation_config(&c);
+    c.family = QLORA_FAMILY_MINISTRAL3;
+    c.rope.type = QLORA_ROPE_DEFAULT;
+    c.query_beta = 0.1;
+    c.query_period = 8.0;
+    c.rope_sliding = c.rope;
+    c.rope_sliding.theta = 2e4;
+    ASSERT_EQ(QLORA_OK, rotation_open(ctx, &c, 8, 0, &use_long)); // no layer has a window
+    c.window = 4;
+    c.sliding[1] = 1;
+    ASSERT_EQ(QLORA_ERR_UNSUPPORTED, rotation_open(ctx, &c, 8, 0, &use_long));
+    ASSERT(strstr(qlora_last_error(ctx), "config.query_beta is 0.1"));
+    c.rope_sliding = c.rope;
+    ASSERT_EQ(QLORA_OK, rotation_open(ctx, &c, 8, 0, &use_long));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
 SUITE(golden_suite) {
     static const char* const names[] = {"f32", "bf16"};
     if (test_wants("cpu")) {
         RUN_TEST(golden_on_the_cpu);
         RUN_TEST(stories_have_their_losses);
         RUN_TEST(trajectory_of_shakespeare);
+        RUN_TEST(longrope_is_chosen_by_the_longest_text);
+        RUN_TEST(scaled_queries_need_one_rotation);
     }
     const char* kind = fake_open() != NULL ? "fake" : "cuda";
     for (int i = 0; i < 2 && test_wants(kind); i++) {
