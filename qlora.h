@@ -20941,9 +20941,10 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
-    int64_t I = c->intermediate;
-    const int64_t outs[9] = {q, kv, kv, c->hidden, I, I, c->hidden, q + 2 * kv, 2 * I}; // by bit
-    const int64_t ins[QLORA__GROUPS] = {c->hidden, q, c->hidden, I};
+    int64_t h = c->hidden;
+    int64_t wide = c->intermediate;
+    const int64_t outs[9] = {q, kv, kv, h, wide, wide, h, q + 2 * kv, 2 * wide}; // by bit
+    const int64_t ins[QLORA__GROUPS] = {h, q, h, wide};
     for (int i = 0; i < m->arch->layout->count; i++) {
         qlora__projection* p = &layer->projections[i];
         int group = m->arch->layout->rows[i].group;
@@ -28109,4 +28110,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end e8ce9d0667730949
+//@@ end 9aff4492e29190ff
