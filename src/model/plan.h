@@ -335,7 +335,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.targets", d->targets, 0, QLORA_TARGET_ALL},
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_BF16},
-                  {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_EVALUATE},
+                  {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
                   {"desc.recompute", (int64_t)d->recompute, 0, QLORA_CHOICE_OFF},
                   {"desc.cache", (int64_t)d->cache, 0, QLORA_CHOICE_OFF},
                   {"desc.tokens", d->tokens, 0, 1 << 24},
