@@ -14987,10 +14987,10 @@ static qlora_result qlora__jin_range_make(qlora__jin_machine* m, int64_t start, 
     range->step = step;
     range->count = 0;
     // unsigned, because the distance may be more than an int64_t holds
-    uint64_t far = step > 0 ? (uint64_t)stop - (uint64_t)start : (uint64_t)start - (uint64_t)stop;
+    uint64_t way = step > 0 ? (uint64_t)stop - (uint64_t)start : (uint64_t)start - (uint64_t)stop;
     uint64_t stride = step > 0 ? (uint64_t)step : 0 - (uint64_t)step;
     if (step > 0 ? start < stop : start > stop) {
-        uint64_t count = (far - 1) / stride + 1;
+        uint64_t count = (way - 1) / stride + 1;
         if (count > QLORA__JIN_MAX_RANGE) {
             return qlora__jin_fail(m, "a range of %llu numbers; the sandbox allows %d",
                                    (unsigned long long)count, (int)QLORA__JIN_MAX_RANGE);
@@ -22626,4 +22626,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 034426747ad080fe
+//@@ end 8042bbf71c8e6096

@@ -312,7 +312,9 @@ static bool run(const options* o, qlora_ctx* ctx) {
     m.base = QLORA_BASE_NF4;
     m.progress = on_progress;
     m.progress_user = &p;
-    m.purpose = QLORA_PURPOSE_EVALUATE; // nothing is computed, so the smallest plan will do
+    // Nothing is computed. The weights are needed only where they were quantised here.
+    bool weights = o->gguf == NULL && o->base == QLORA_MERGE_TRAINED;
+    m.purpose = weights ? QLORA_PURPOSE_EVALUATE : QLORA_PURPOSE_ADAPTER;
     m.tokens = 1;
     m.cache = QLORA_CHOICE_OFF;
     bool ok = lib(ctx, qlora_model_open(ctx, &m, &model));

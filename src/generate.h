@@ -199,6 +199,7 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "the generate desc was not zeroed before its fields were set");
     }
+    QLORA__TRY(qlora__model_has_weights(ctx, m, "generating"));
     QLORA__TRY(qlora__model_idle(ctx, m, "generating"));
     if (m->desc.generate_tokens == 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,

@@ -7,7 +7,7 @@ typedef struct qlora__merge_item {
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t norm_width;
     bool nf4;
-    bool foreign;                // a 4-bit weight that is not a projection: of a vision part
+    bool foreign;                // a 4-bit weight that the model has not loaded
     qlora__linear_source source; // of a foreign weight
     bool raw;                    // not floats: the bytes are copied
     int64_t shape[2];
@@ -178,10 +178,14 @@ static void qlora__merge_foreign(const qlora__merge_item* item, int64_t first, i
             qlora__st_read_f32(s->absmax, (uint64_t)block, 1, &scale);
         }
         last = block;
-        float level = qlora__nf4_levels[qlora__nf4_code_at(s->weight->data, e)];
-        values[i] = s->dtype == QLORA_BF16  ? qlora__bf16_to(qlora__bf16_from(level * scale))
-                    : s->dtype == QLORA_F16 ? qlora__f16_to(qlora__f16_from(level * scale))
-                                            : level * scale;
+        float level = 0.0f;
+        qlora__st_read_f32(s->map, qlora__nf4_code_at(s->weight->data, e), 1, &level);
+        values[i] = level * scale;
+        if (item->projection == NULL && s->dtype == QLORA_BF16) { // as bitsandbytes does
+            values[i] = qlora__bf16_to(qlora__bf16_from(values[i]));
+        } else if (item->projection == NULL && s->dtype == QLORA_F16) {
+            values[i] = qlora__f16_to(qlora__f16_from(values[i]));
+        }
     }
 }
 
@@ -200,9 +204,7 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
     }
     if (item->foreign) {
         qlora__merge_foreign(item, first, rows, g->values);
-        return QLORA_OK;
-    }
-    if (!item->nf4) {
+    } else if (!item->nf4) {
         qlora__st_read_f32(item->tensor, (uint64_t)(first * item->cols),
                            (uint64_t)(rows * item->cols), g->values);
     }
@@ -211,7 +213,7 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         job.item = item;
         job.module = module;
         // As in a training step, 4-bit values are rounded to bf16 in every mode.
-        job.via_bf16 = item->nf4 || (g->trained && g->m->compute == QLORA_BF16);
+        job.via_bf16 = item->nf4 || item->foreign || (g->trained && g->m->compute == QLORA_BF16);
         job.first = first;
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
@@ -296,7 +298,7 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     }
 }
 
-// Whether a tensor that is no projection of the model is the codes of a 4-bit weight.
+// Whether a tensor that the model has not loaded is the codes of a 4-bit weight.
 static qlora_result qlora__merge_find_foreign(const qlora__merge* g,
                                               const qlora__folder_entry* entry,
                                               qlora__merge_item* item) {
@@ -322,15 +324,19 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     qlora__merge_recognise(g->m, entry->name, item);
     const qlora__projection* p = item->projection;
     bool is_float = qlora__st_is_float(t);
-    item->nf4 = p != NULL && p->is_nf4 && (g->trained || !is_float);
-    QLORA__TRY(p == NULL && !is_float ? qlora__merge_find_foreign(g, entry, item) : QLORA_OK);
+    bool loaded = p != NULL && qlora__computes(g->m);
+    item->nf4 = loaded && p->is_nf4 && (g->trained || !is_float);
+    QLORA__TRY(!loaded && !is_float ? qlora__merge_find_foreign(g, entry, item) : QLORA_OK);
     item->raw = !item->nf4 && !item->foreign && !is_float;
+    bool moved =
+        item->foreign && p != NULL && (item->shape[0] != p->out || item->shape[1] != p->in);
     if (p != NULL) {
         item->shape[0] = p->out;
         item->shape[1] = p->in;
     }
     bool changed =
-        (p != NULL && !item->nf4 &&
+        moved ||
+        (p != NULL && !item->nf4 && !item->foreign &&
          (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
         (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
     if (changed) {

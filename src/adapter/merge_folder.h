@@ -370,6 +370,9 @@ static const qlora__gguf_type* qlora__merge_type(const qlora_merge_desc* desc) {
 static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
                                       const qlora_merge_desc* desc) {
     QLORA__TRY(qlora__merge_need(ctx, m, desc));
+    if (desc->base == QLORA_MERGE_TRAINED) {
+        QLORA__TRY(qlora__model_has_weights(ctx, m, "merging into the trained weights"));
+    }
     qlora__merge g;
     memset(&g, 0, sizeof g);
     g.ctx = ctx;

@@ -133,7 +133,10 @@ typedef enum qlora_choice {
 // The use that the memory of a model is planned for.
 typedef enum qlora_purpose {
     QLORA_PURPOSE_TRAIN = 0,   // gradients, optimizer state and activations are part of the plan
-    QLORA_PURPOSE_EVALUATE = 1 // evaluation and generation only
+    QLORA_PURPOSE_EVALUATE = 1, // evaluation and generation only
+    // The adapter in desc.adapter without the base: it can be saved, exported and merged into the
+    // original weights. Nothing is computed, and no weights are loaded.
+    QLORA_PURPOSE_ADAPTER = 2
 } qlora_purpose;
 
 // Called with the progress of long operations. Return false to stop the operation, which then

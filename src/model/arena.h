@@ -363,7 +363,9 @@ static void qlora__model_layout(qlora_model* m, char* base) {
                  {qlora__layout_batch, &m->plan.batches}};
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         size_t before = arena.used;
-        steps[i].lay(&arena, m);
+        if (qlora__computes(m) || steps[i].lay == qlora__layout_adapters) {
+            steps[i].lay(&arena, m);
+        }
         *steps[i].bytes = arena.used - before;
     }
     qlora__layout_windows(m);

@@ -198,6 +198,15 @@ static qlora_result qlora__model_idle(qlora_ctx* ctx, const qlora_model* m, cons
     return qlora__not_in_capture(ctx, what);
 }
 
+static qlora_result qlora__model_has_weights(qlora_ctx* ctx, const qlora_model* m,
+                                             const char* what) {
+    return qlora__computes(m) ? QLORA_OK
+                              : qlora__fail(ctx, QLORA_ERR_STATE,
+                                            "%s needs weights, but the model was opened with "
+                                            "QLORA_PURPOSE_ADAPTER",
+                                            what);
+}
+
 // Kernels cannot return an error: they set a flag, which is read when the host waits anyway.
 // Batches are also checked on the host, so this is not expected to happen.
 static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {

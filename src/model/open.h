@@ -52,10 +52,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
-                                      const qlora_model_desc* desc) {
-    const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
-    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
+// Everything that only a model with weights has.
+static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -67,25 +65,38 @@ static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
             }
         }
     }
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
+    return qlora__tensor_zero(ctx, &m->flag);
+}
+
+static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
+                                      const qlora_model_desc* desc) {
+    const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
+    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
+    QLORA__TRY(qlora__computes(m) ? qlora__model_fill_base(ctx, m) : QLORA_OK);
     QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
     QLORA__TRY(qlora__adapters_start(ctx, m));
     QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
                                      : qlora__parameters_changed(ctx, m));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     return qlora__sync(ctx);
 }
 
 static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
                                        const qlora_model_desc* desc) {
     double start = qlora__clock_ms();
+    if (!qlora__computes(m) && desc->adapter == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.purpose is QLORA_PURPOSE_ADAPTER, but desc.adapter is NULL");
+    }
     QLORA__TRY(qlora__model_warm_kernels(ctx, m));
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
     qlora__model_layout(m, (char*)m->arena->data);
     qlora__model_operands(m);
     QLORA__TRY(qlora__zero(ctx, m->arena->data, m->arena->bytes, m->arena->bytes, 1));
-    QLORA__TRY(qlora__model_wrap(ctx, m));
-    QLORA__TRY(qlora__model_rope(ctx, m));
+    if (qlora__computes(m)) {
+        QLORA__TRY(qlora__model_wrap(ctx, m));
+        QLORA__TRY(qlora__model_rope(ctx, m));
+    }
     QLORA__TRY(qlora__ranges_upload(ctx, m));
     QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
                                   m->batch.all.bytes + sizeof(qlora__adamw_numbers), &m->ring));

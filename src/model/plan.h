@@ -176,9 +176,10 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
-    int64_t I = c->intermediate;
-    const int64_t outs[9] = {q, kv, kv, c->hidden, I, I, c->hidden, q + 2 * kv, 2 * I}; // by bit
-    const int64_t ins[QLORA__GROUPS] = {c->hidden, q, c->hidden, I};
+    int64_t h = c->hidden;
+    int64_t wide = c->intermediate;
+    const int64_t outs[9] = {q, kv, kv, h, wide, wide, h, q + 2 * kv, 2 * wide}; // by bit
+    const int64_t ins[QLORA__GROUPS] = {h, q, h, wide};
     for (int i = 0; i < m->arch->layout->count; i++) {
         qlora__projection* p = &layer->projections[i];
         int group = m->arch->layout->rows[i].group;
@@ -362,7 +363,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.targets", d->targets, 0, QLORA_TARGET_ALL},
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_BF16},
-                  {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_EVALUATE},
+                  {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
                   {"desc.recompute", (int64_t)d->recompute, 0, QLORA_CHOICE_OFF},
                   {"desc.cache", (int64_t)d->cache, 0, QLORA_CHOICE_OFF},
                   {"desc.tokens", d->tokens, 0, 1 << 24},

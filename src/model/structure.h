@@ -150,6 +150,11 @@ static bool qlora__has_norm(const qlora_model* m, int norm) {
     return qlora__arch_norm(m->arch, &m->plan.config, norm) != NULL;
 }
 
+// Whether the model has weights to compute with.
+static bool qlora__computes(const qlora_model* m) {
+    return m->desc.purpose != QLORA_PURPOSE_ADAPTER;
+}
+
 // Whether the model has gradients and an optimizer.
 static bool qlora__trains(const qlora_model* m) {
     return m->desc.purpose == QLORA_PURPOSE_TRAIN;

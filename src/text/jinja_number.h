@@ -300,10 +300,10 @@ static qlora_result qlora__jin_range_make(qlora__jin_machine* m, int64_t start, 
     range->step = step;
     range->count = 0;
     // unsigned, because the distance may be more than an int64_t holds
-    uint64_t far = step > 0 ? (uint64_t)stop - (uint64_t)start : (uint64_t)start - (uint64_t)stop;
+    uint64_t way = step > 0 ? (uint64_t)stop - (uint64_t)start : (uint64_t)start - (uint64_t)stop;
     uint64_t stride = step > 0 ? (uint64_t)step : 0 - (uint64_t)step;
     if (step > 0 ? start < stop : start > stop) {
-        uint64_t count = (far - 1) / stride + 1;
+        uint64_t count = (way - 1) / stride + 1;
         if (count > QLORA__JIN_MAX_RANGE) {
             return qlora__jin_fail(m, "a range of %llu numbers; the sandbox allows %d",
                                    (unsigned long long)count, (int)QLORA__JIN_MAX_RANGE);

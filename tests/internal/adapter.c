@@ -913,6 +913,63 @@ TEST merged_models_answer_alike(const merge_case* c) {
     PASS();
 }
 
+static bool same_file(stage* s, const char* a, const char* b) {
+    const world_file* one = world_slot(s->w.files, a);
+    const world_file* two = world_slot(s->w.files, b);
+    return one != NULL && two != NULL && one->size == two->size && one->size > 0 &&
+           memcmp(one->data, two->data, one->size) == 0;
+}
+
+static qlora_result adapter_alone(stage* s, const char* dir, const char* adapter, bool norms,
+                                  qlora_model** out) {
+    qlora_model_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.dir = dir;
+    desc.adapter = adapter;
+    desc.mode = QLORA_MODE_F32;
+    desc.train_norms = norms;
+    desc.purpose = QLORA_PURPOSE_ADAPTER;
+    return qlora_model_open(s->ctx, &desc, out);
+}
+
+// An adapter that was opened without the base is exported and merged to the same bytes.
+TEST adapters_need_no_weights(bool norms) {
+    static stage s;
+    opening o = {0};
+    session a;
+    qlora_model* alone = NULL;
+    qlora_eval_info info;
+    int32_t ids[64];
+    int32_t lengths[8];
+    o.dir = "m";
+    o.norms = norms;
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(scramble(&a, "alone"));
+    ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "ad", NULL));
+    ASSERT_EQ(QLORA_OK, qlora_adapter_save_gguf(a.model, "a.gguf", NULL));
+    ASSERT_EQ(QLORA_OK, merge_save(a.model, "a", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
+    ASSERT(session_close(&a));
+    ASSERT_EQ(QLORA_OK, adapter_alone(&s, "m", "ad", norms, &alone));
+    ASSERT_EQ(0, (int)model_plan(alone)->base);
+    ASSERT_EQ(QLORA_OK, qlora_adapter_save_gguf(alone, "b.gguf", NULL));
+    ASSERT_EQ(QLORA_OK, merge_save(alone, "b", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
+    ASSERT(same_file(&s, "a.gguf", "b.gguf"));
+    ASSERT(same_file(&s, "a/model.safetensors", "b/model.safetensors"));
+    qlora_batch batch = batch_of(0, ids, lengths);
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_eval(alone, &batch, &info));
+    ASSERT_STR_EQ("qlora_eval: evaluating needs weights, but the model was opened with "
+                  "QLORA_PURPOSE_ADAPTER",
+                  qlora_last_error(s.ctx));
+    ASSERT_EQ(QLORA_ERR_STATE,
+              merge_save(alone, "t", QLORA_F32, QLORA_MERGE_TRAINED, 0, NULL, NULL));
+    ASSERT_EQ(QLORA_OK, qlora_model_close(alone));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, adapter_alone(&s, "m", NULL, norms, &alone));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
 // A hash of the merged weights, in bf16, over the 4-bit base.
 static bool merge_hash(const test_machine* machine, uint64_t* out) {
     static stage s;
@@ -1904,6 +1961,11 @@ TEST fixture_merges(const char* dir) {
     ASSERT_EQ(QLORA_OK,
               merge_save(a.model, "o", QLORA_F32, QLORA_MERGE_ORIGINAL, 100000, NULL, NULL));
     ASSERT(session_close(&a));
+    qlora_model* alone = NULL;
+    ASSERT_EQ(QLORA_OK, adapter_alone(&s, model, adapter, false, &alone));
+    ASSERT_EQ(QLORA_OK, merge_save(alone, "w", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
+    ASSERT(same_file(&s, "t/model.safetensors", "w/model.safetensors"));
+    ASSERT_EQ(QLORA_OK, qlora_model_close(alone));
     char original[512];
     snprintf(original, sizeof original, "%s/model", dir);
     ASSERT(merged_resembles(s.ctx, "t", original));
@@ -1986,6 +2048,8 @@ SUITE(adapter_suite) {
     }
     RUN_ON(TEST_ONE_EACH, merging_is_the_same_everywhere);
     RUN_TEST(merges_round_stop_and_refuse);
+    RUN_TESTp(adapters_need_no_weights, false);
+    RUN_TESTp(adapters_need_no_weights, true);
     RUN_ON(TEST_ONE_EACH, resuming_is_bitwise);
     RUN_TEST(power_cuts_leave_old_or_new);
     RUN_TEST(failed_saves_leave_old_or_new);

@@ -484,6 +484,7 @@ TEST gemm_bad_input(const test_machine* machine) {
     // Views of one buffer with the same ld and disjoint columns are fine.
     qlora_tensor left, right, product;
     ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &a));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &b));
     ASSERT_EQ(QLORA_OK, qlora_tensor_view(ctx, &a, 0, 4, 0, 2, &left));
     ASSERT_EQ(QLORA_OK, qlora_tensor_view(ctx, &a, 0, 4, 2, 2, &right));
     ASSERT_EQ(QLORA_OK, qlora_tensor_view(ctx, &b, 0, 2, 0, 2, &product));
