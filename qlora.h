@@ -661,7 +661,10 @@ typedef enum qlora_choice {
 // The use that the memory of a model is planned for.
 typedef enum qlora_purpose {
     QLORA_PURPOSE_TRAIN = 0,   // gradients, optimizer state and activations are part of the plan
-    QLORA_PURPOSE_EVALUATE = 1 // evaluation and generation only
+    QLORA_PURPOSE_EVALUATE = 1, // evaluation and generation only
+    // The adapter in desc.adapter without the base: it can be saved, exported and merged into the
+    // original weights. Nothing is computed, and no weights are loaded.
+    QLORA_PURPOSE_ADAPTER = 2
 } qlora_purpose;
 
 // Called with the progress of long operations. Return false to stop the operation, which then
@@ -20465,6 +20468,11 @@ static bool qlora__has_norm(const qlora_model* m, int norm) {
     return qlora__arch_norm(m->arch, &m->plan.config, norm) != NULL;
 }
 
+// Whether the model has weights to compute with.
+static bool qlora__computes(const qlora_model* m) {
+    return m->desc.purpose != QLORA_PURPOSE_ADAPTER;
+}
+
 // Whether the model has gradients and an optimizer.
 static bool qlora__trains(const qlora_model* m) {
     return m->desc.purpose == QLORA_PURPOSE_TRAIN;
@@ -20837,7 +20845,9 @@ static void qlora__model_layout(qlora_model* m, char* base) {
                  {qlora__layout_batch, &m->plan.batches}};
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         size_t before = arena.used;
-        steps[i].lay(&arena, m);
+        if (qlora__computes(m) || steps[i].lay == qlora__layout_adapters) {
+            steps[i].lay(&arena, m);
+        }
         *steps[i].bytes = arena.used - before;
     }
     qlora__layout_windows(m);
@@ -21024,9 +21034,10 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
-    int64_t I = c->intermediate;
-    const int64_t outs[9] = {q, kv, kv, c->hidden, I, I, c->hidden, q + 2 * kv, 2 * I}; // by bit
-    const int64_t ins[QLORA__GROUPS] = {c->hidden, q, c->hidden, I};
+    int64_t h = c->hidden;
+    int64_t wide = c->intermediate;
+    const int64_t outs[9] = {q, kv, kv, h, wide, wide, h, q + 2 * kv, 2 * wide}; // by bit
+    const int64_t ins[QLORA__GROUPS] = {h, q, h, wide};
     for (int i = 0; i < m->arch->layout->count; i++) {
         qlora__projection* p = &layer->projections[i];
         int group = m->arch->layout->rows[i].group;
@@ -21210,7 +21221,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.targets", d->targets, 0, QLORA_TARGET_ALL},
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_BF16},
-                  {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_EVALUATE},
+                  {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
                   {"desc.recompute", (int64_t)d->recompute, 0, QLORA_CHOICE_OFF},
                   {"desc.cache", (int64_t)d->cache, 0, QLORA_CHOICE_OFF},
                   {"desc.tokens", d->tokens, 0, 1 << 24},
@@ -22467,6 +22478,15 @@ static qlora_result qlora__model_idle(qlora_ctx* ctx, const qlora_model* m, cons
     return qlora__not_in_capture(ctx, what);
 }
 
+static qlora_result qlora__model_has_weights(qlora_ctx* ctx, const qlora_model* m,
+                                             const char* what) {
+    return qlora__computes(m) ? QLORA_OK
+                              : qlora__fail(ctx, QLORA_ERR_STATE,
+                                            "%s needs weights, but the model was opened with "
+                                            "QLORA_PURPOSE_ADAPTER",
+                                            what);
+}
+
 // Kernels cannot return an error: they set a flag, which is read when the host waits anyway.
 // Batches are also checked on the host, so this is not expected to happen.
 static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
@@ -23628,10 +23648,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
-                                      const qlora_model_desc* desc) {
-    const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
-    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
+// Everything that only a model with weights has.
+static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -23643,25 +23661,38 @@ static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
             }
         }
     }
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
+    return qlora__tensor_zero(ctx, &m->flag);
+}
+
+static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
+                                      const qlora_model_desc* desc) {
+    const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
+    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
+    QLORA__TRY(qlora__computes(m) ? qlora__model_fill_base(ctx, m) : QLORA_OK);
     QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
     QLORA__TRY(qlora__adapters_start(ctx, m));
     QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
                                      : qlora__parameters_changed(ctx, m));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     return qlora__sync(ctx);
 }
 
 static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
                                        const qlora_model_desc* desc) {
     double start = qlora__clock_ms();
+    if (!qlora__computes(m) && desc->adapter == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.purpose is QLORA_PURPOSE_ADAPTER, but desc.adapter is NULL");
+    }
     QLORA__TRY(qlora__model_warm_kernels(ctx, m));
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
     qlora__model_layout(m, (char*)m->arena->data);
     qlora__model_operands(m);
     QLORA__TRY(qlora__zero(ctx, m->arena->data, m->arena->bytes, m->arena->bytes, 1));
-    QLORA__TRY(qlora__model_wrap(ctx, m));
-    QLORA__TRY(qlora__model_rope(ctx, m));
+    if (qlora__computes(m)) {
+        QLORA__TRY(qlora__model_wrap(ctx, m));
+        QLORA__TRY(qlora__model_rope(ctx, m));
+    }
     QLORA__TRY(qlora__ranges_upload(ctx, m));
     QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
                                   m->batch.all.bytes + sizeof(qlora__adamw_numbers), &m->ring));
@@ -23848,6 +23879,7 @@ static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const ql
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
+    QLORA__TRY(qlora__model_has_weights(ctx, m, "evaluating"));
     QLORA__TRY(qlora__model_idle(ctx, m, "evaluating"));
     QLORA__TRY(qlora__batch_check(ctx, m, batch, &tokens));
     qlora__micro_desc desc = {1.0, 0, 0};
@@ -24608,7 +24640,7 @@ typedef struct qlora__merge_item {
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t norm_width;
     bool nf4;
-    bool foreign;                // a 4-bit weight that is not a projection: of a vision part
+    bool foreign;                // a 4-bit weight that the model has not loaded
     qlora__linear_source source; // of a foreign weight
     bool raw;                    // not floats: the bytes are copied
     int64_t shape[2];
@@ -24779,10 +24811,14 @@ static void qlora__merge_foreign(const qlora__merge_item* item, int64_t first, i
             qlora__st_read_f32(s->absmax, (uint64_t)block, 1, &scale);
         }
         last = block;
-        float level = qlora__nf4_levels[qlora__nf4_code_at(s->weight->data, e)];
-        values[i] = s->dtype == QLORA_BF16  ? qlora__bf16_to(qlora__bf16_from(level * scale))
-                    : s->dtype == QLORA_F16 ? qlora__f16_to(qlora__f16_from(level * scale))
-                                            : level * scale;
+        float level = 0.0f;
+        qlora__st_read_f32(s->map, qlora__nf4_code_at(s->weight->data, e), 1, &level);
+        values[i] = level * scale;
+        if (item->projection == NULL && s->dtype == QLORA_BF16) { // as bitsandbytes does
+            values[i] = qlora__bf16_to(qlora__bf16_from(values[i]));
+        } else if (item->projection == NULL && s->dtype == QLORA_F16) {
+            values[i] = qlora__f16_to(qlora__f16_from(values[i]));
+        }
     }
 }
 
@@ -24801,9 +24837,7 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
     }
     if (item->foreign) {
         qlora__merge_foreign(item, first, rows, g->values);
-        return QLORA_OK;
-    }
-    if (!item->nf4) {
+    } else if (!item->nf4) {
         qlora__st_read_f32(item->tensor, (uint64_t)(first * item->cols),
                            (uint64_t)(rows * item->cols), g->values);
     }
@@ -24812,7 +24846,7 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         job.item = item;
         job.module = module;
         // As in a training step, 4-bit values are rounded to bf16 in every mode.
-        job.via_bf16 = item->nf4 || (g->trained && g->m->compute == QLORA_BF16);
+        job.via_bf16 = item->nf4 || item->foreign || (g->trained && g->m->compute == QLORA_BF16);
         job.first = first;
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
@@ -24897,7 +24931,7 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     }
 }
 
-// Whether a tensor that is no projection of the model is the codes of a 4-bit weight.
+// Whether a tensor that the model has not loaded is the codes of a 4-bit weight.
 static qlora_result qlora__merge_find_foreign(const qlora__merge* g,
                                               const qlora__folder_entry* entry,
                                               qlora__merge_item* item) {
@@ -24923,15 +24957,19 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     qlora__merge_recognise(g->m, entry->name, item);
     const qlora__projection* p = item->projection;
     bool is_float = qlora__st_is_float(t);
-    item->nf4 = p != NULL && p->is_nf4 && (g->trained || !is_float);
-    QLORA__TRY(p == NULL && !is_float ? qlora__merge_find_foreign(g, entry, item) : QLORA_OK);
+    bool loaded = p != NULL && qlora__computes(g->m);
+    item->nf4 = loaded && p->is_nf4 && (g->trained || !is_float);
+    QLORA__TRY(!loaded && !is_float ? qlora__merge_find_foreign(g, entry, item) : QLORA_OK);
     item->raw = !item->nf4 && !item->foreign && !is_float;
+    bool moved =
+        item->foreign && p != NULL && (item->shape[0] != p->out || item->shape[1] != p->in);
     if (p != NULL) {
         item->shape[0] = p->out;
         item->shape[1] = p->in;
     }
     bool changed =
-        (p != NULL && !item->nf4 &&
+        moved ||
+        (p != NULL && !item->nf4 && !item->foreign &&
          (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
         (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
     if (changed) {
@@ -26286,6 +26324,9 @@ static const qlora__gguf_type* qlora__merge_type(const qlora_merge_desc* desc) {
 static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
                                       const qlora_merge_desc* desc) {
     QLORA__TRY(qlora__merge_need(ctx, m, desc));
+    if (desc->base == QLORA_MERGE_TRAINED) {
+        QLORA__TRY(qlora__model_has_weights(ctx, m, "merging into the trained weights"));
+    }
     qlora__merge g;
     memset(&g, 0, sizeof g);
     g.ctx = ctx;
@@ -27943,6 +27984,7 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "the generate desc was not zeroed before its fields were set");
     }
+    QLORA__TRY(qlora__model_has_weights(ctx, m, "generating"));
     QLORA__TRY(qlora__model_idle(ctx, m, "generating"));
     if (m->desc.generate_tokens == 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
@@ -28251,4 +28293,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end f391eaed5cfc6d78
+//@@ end 04bdede74e4ed1b3
