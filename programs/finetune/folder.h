@@ -59,23 +59,25 @@ static bool step_named(const char* name) { // step-N, as the library names them
            strspn(name + 5, "0123456789-") == strlen(name + 5);
 }
 
-// What a checkpoint consists of; temporary files have these names with an ending.
+// What a checkpoint and an adapter consist of; a file that is being written ends in .tmp.
 static bool step_file_named(const char* name) {
     static const char* const names[] = {"adapter_model.safetensors", "adapter_config.json",
                                         "trained_norms.safetensors", "state.safetensors"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (strncmp(name, names[i], strlen(names[i])) == 0) {
+        size_t length = strlen(names[i]);
+        if (strncmp(name, names[i], length) == 0 &&
+            (name[length] == '\0' || strcmp(name + length, ".tmp") == 0)) {
             return true;
         }
     }
-    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+    return false;
 }
 
 typedef struct step_search {
     const char* dir;
     char newest[64];   // the whole checkpoint with the highest step
     char any[64];      // a folder of a checkpoint
-    char foreign[320]; // something in such a folder that no checkpoint contains
+    char foreign[320]; // something in such a folder that no checkpoint contains, or a link
 } step_search;
 
 typedef struct step_names {
@@ -99,6 +101,11 @@ static void step_take(void* user, const char* name) {
         return;
     }
     snprintf(path, sizeof path, "%s/%s", s->dir, name);
+    if (path_is_link(path)) { // what it leads to is not ours
+        snprintf(s->any, sizeof s->any, "%s", name);
+        snprintf(s->foreign, sizeof s->foreign, "%s", name);
+        return;
+    }
     if (folder_names(path, step_file_take, &files) != 0) {
         return; // not a folder
     }
@@ -123,28 +130,58 @@ static void steps_search(app* a, const char* place, char dir[PATH_SIZE], step_se
     (void)folder_names(dir, step_take, out); // no folder, no checkpoints
 }
 
-// Nothing is resumed by guessing: without the list, it is not known which checkpoint is meant.
-static bool steps_check(app* a) {
+// Whether everything that steps_remove removes is a run's own.
+static bool steps_ours(app* a) {
     char dir[PATH_SIZE];
     step_search found;
+    out_path(a, "adapter", dir);
+    if (path_is_link(dir)) {
+        return error_set(a->error,
+                         "%s is a link; remove it, or use a different --out to start over", dir);
+    }
     for (size_t i = 0; i < 2; i++) {
         steps_search(a, step_places[i], dir, &found);
-        if (a->o.resume != RESUME_NEVER && found.newest[0] != '\0') {
-            return error_set(
-                a->error,
-                "%s contains %s but not the file 'latest', which names the newest checkpoint; "
-                "write %s into it to resume from there, or use --resume never to start over",
-                dir, found.newest, found.newest);
-        }
-        if (a->o.resume == RESUME_NEVER && found.foreign[0] != '\0') {
-            return error_set(
-                a->error,
-                "--resume never: %s/%s is not part of a checkpoint; move it elsewhere, or use a "
-                "different --out",
-                dir, found.foreign);
+        if (found.foreign[0] != '\0') {
+            return error_set(a->error,
+                             "--out %s: %s/%s is not part of a checkpoint; move it elsewhere, or "
+                             "use a different --out to start over",
+                             a->o.out, step_places[i], found.foreign);
         }
     }
     return true;
+}
+
+// Nothing is resumed by guessing: without the list, it is not known which checkpoint is meant. And
+// nothing that an earlier run left is removed unless --resume never asks for it.
+static bool steps_check(app* a) {
+    char dir[PATH_SIZE];
+    step_search found;
+    if (a->o.resume == RESUME_NEVER) {
+        return steps_ours(a);
+    }
+    steps_search(a, step_places[0], dir, &found);
+    if (found.newest[0] != '\0') {
+        return error_set(
+            a->error,
+            "%s contains %s but not the file 'latest', which names the newest checkpoint; write %s "
+            "into it to resume from there, or use --resume never to start over",
+            dir, found.newest, found.newest);
+    }
+    steps_search(a, step_places[1], dir, &found);
+    if (found.any[0] != '\0') {
+        return error_set(a->error,
+                         "%s contains snapshots of a run, such as %s, but no checkpoint; use "
+                         "--resume never to remove them and start over, or a different --out",
+                         a->o.out, found.any);
+    }
+    out_path(a, "adapter", dir);
+    if (!file_missing(dir, "adapter_config.json")) {
+        return error_set(a->error,
+                         "%s contains an adapter but no checkpoint; use --resume never to replace "
+                         "it, or a different --out",
+                         a->o.out);
+    }
+    return steps_ours(a);
 }
 
 static bool folder_remove(const char* path) {
@@ -155,11 +192,27 @@ static bool folder_remove(const char* path) {
 #endif
 }
 
+// Removes the files of a checkpoint or an adapter, and their folder if that leaves it empty.
+static bool files_remove(app* a, const char* dir) {
+    char file[PATH_SIZE + 400];
+    for (;;) {
+        step_names files;
+        memset(&files, 0, sizeof files);
+        if (folder_names(dir, step_file_take, &files) != 0 || files.ours[0] == '\0') {
+            (void)folder_remove(dir);
+            return true;
+        }
+        snprintf(file, sizeof file, "%s/%s", dir, files.ours);
+        if (remove(file) != 0) {
+            return error_set(a->error, "cannot remove %s: %s", file, strerror(errno));
+        }
+    }
+}
+
 // Removes the step folders in one place.
 static bool place_empty(app* a, const char* place) {
     char dir[PATH_SIZE];
     char path[PATH_SIZE + 64];
-    char file[PATH_SIZE + 400];
     for (;;) {
         step_search found;
         steps_search(a, place, dir, &found);
@@ -167,35 +220,29 @@ static bool place_empty(app* a, const char* place) {
             return true;
         }
         snprintf(path, sizeof path, "%s/%s", dir, found.any);
-        for (;;) {
-            step_names files;
-            memset(&files, 0, sizeof files);
-            if (folder_names(path, step_file_take, &files) != 0 || files.ours[0] == '\0') {
-                break;
-            }
-            snprintf(file, sizeof file, "%s/%s", path, files.ours);
-            if (remove(file) != 0) {
-                return error_set(a->error, "cannot remove %s: %s", file, strerror(errno));
-            }
+        if (!files_remove(a, path)) {
+            return false;
         }
-        if (!folder_remove(path)) {
-            return error_set(a->error, "cannot remove %s: %s", path, strerror(errno));
+        if (path_exists(path)) {
+            return error_set(a->error, "cannot remove %s", path);
         }
     }
 }
 
-// Removes the checkpoints of the run that --resume never replaces, the list first: half of them
-// must never look like a run.
+// Removes the checkpoints and the adapter of the run that --resume never replaces, the list first:
+// half of them must never look like a run.
 static bool steps_remove(app* a) {
-    char dir[PATH_SIZE];
-    static const char* const lists[] = {"checkpoint/latest", "checkpoint/pending"};
-    for (size_t i = 0; i < 2; i++) {
-        out_path(a, lists[i], dir);
-        if (remove(dir) != 0 && errno != ENOENT && errno != ENOTDIR) {
-            return error_set(a->error, "cannot remove %s: %s", dir, strerror(errno));
+    char path[PATH_SIZE];
+    static const char* const files[] = {"checkpoint/latest", "checkpoint/pending", "adapter.gguf"};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        out_path(a, files[i], path);
+        if (remove(path) != 0 && errno != ENOENT && errno != ENOTDIR) {
+            return error_set(a->error, "cannot remove %s: %s", path, strerror(errno));
         }
     }
-    return place_empty(a, step_places[0]) && place_empty(a, step_places[1]);
+    out_path(a, "adapter", path);
+    return place_empty(a, step_places[0]) && place_empty(a, step_places[1]) &&
+           files_remove(a, path);
 }
 
 // ---- the folder ----
@@ -459,7 +506,8 @@ static bool out_begin(app* a) {
     blob text;
     memset(&text, 0, sizeof text);
     a->files_made = !a->resuming && a->out_empty;
-    bool ok = settings_text(a, &text) && file_replace(a, "settings.txt", text.data, text.count);
+    bool ok = a->resuming || steps_ours(a); // the folder may have changed since the start
+    ok = ok && settings_text(a, &text) && file_replace(a, "settings.txt", text.data, text.count);
     blob_free(&text);
     return ok && (a->resuming || steps_remove(a)) && log_trim(a) && log_flush(a);
 }

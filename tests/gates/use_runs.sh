@@ -189,6 +189,53 @@ starting_over() {
     works "or starts over" "${few[@]}" --model model --steps 2 --out again --resume never
 }
 
+# refused NAME PATTERN ARGUMENT...: expects a matching error, and the folder kept as it was.
+refused() {
+    local name=$1 pattern=$2
+    shift 2
+    rm -rf before
+    cp -a kept before
+    run "$finetune" "${few[@]}" --model model --steps 2 --out kept "$@"
+    check "$name: refused ($status)" grep -qE -- "^finetune: .*$pattern" err
+    check "$name: nothing is removed" diff -rq --no-dereference before kept
+}
+
+# What a run has saved is removed only if --resume never asks for it.
+saved_work() {
+    local advice="use --resume never to" mine
+    rm -rf kept elsewhere
+    works "a run with snapshots" "${few[@]}" --model model --steps 4 --snapshot-every 2 --out kept
+    cp -r kept/adapter elsewhere
+    rm -r kept/checkpoint
+    refused "snapshots" "snapshots of a run, such as step-[24], but no checkpoint; $advice remove"
+    mv kept/snapshots snapshots.kept
+    refused "an adapter" "contains an adapter but no checkpoint; $advice replace it" --rank 4
+    mv snapshots.kept kept/snapshots
+    for mine in notes adapter_config.json.mine; do
+        touch "kept/snapshots/step-2/$mine"
+        refused "$mine in a snapshot" "snapshots/step-2/$mine is not part of" --resume never
+        rm "kept/snapshots/step-2/$mine"
+    done
+    ln -s ../../elsewhere kept/snapshots/step-3
+    refused "a link" "snapshots/step-3 is not part of" --resume never
+    check "what it leads to is kept" [ -s elsewhere/adapter_model.safetensors ]
+    rm kept/snapshots/step-3
+    touch kept/adapter/notes
+    begin_over kept
+    check "starting over removes the adapter" [ ! -e kept/adapter/adapter_config.json ]
+    check "and its GGUF file" [ ! -e kept/adapter.gguf ]
+    check "and the snapshots" [ -z "$(find kept/snapshots -name 'step-*')" ]
+    check "but no other file" [ -e kept/adapter/notes ]
+}
+
+begin_over() { # starts over in a folder, killed before it saves anything
+    "$finetune" "${few[@]}" --model model --steps 1000000 --out "$1" --resume never >out 2>err &
+    pid=$!
+    soon 30 grep -q "^ready" out
+    kill -KILL $pid
+    wait $pid 2>/dev/null
+}
+
 # Ctrl-C is answered within a step and within an evaluation.
 interrupts() {
     local i slow=(--model model --tokens 128 --rank 1 --backend cpu --threads 1 --length 64)
