@@ -130,6 +130,7 @@ static bool train_whole(app* a) {
 #endif
     a->first_eval = (double)NAN;
     a->last_eval = (double)NAN;
+    a->last_loss = (double)NAN;
     bool ok = prepare(a) && train(a);
     if (a->step == 0) { // nothing has been trained
         out_unmake(a);

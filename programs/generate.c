@@ -232,7 +232,7 @@ static bool speak(app* a, const qlora_text_ids* prompt, int64_t most) {
     d.max_tokens = most;
     d.temperature = (float)o->temperature;
     d.top_k = (int32_t)o->top_k;
-    d.top_p = (float)o->top_p;
+    d.top_p = o->top_p > 1e-30 ? (float)o->top_p : 1e-30f; // 0, the smallest set, is "off" there
     d.min_p = (float)o->min_p;
     d.repetition_penalty = (float)o->penalty;
     d.seed = (uint64_t)o->seed;

@@ -341,15 +341,26 @@ static bool out_make(app* a) {
 typedef struct weights_search {
     app* a;
     const char* dir;
+    blob index; // the model's list of files; empty: one file has all weights
     uint64_t sum;
     bool ok;
 } weights_search;
+
+// Whether a file has weights that are loaded; the folder may contain others.
+static bool weights_loaded(const weights_search* s, const char* name) {
+    char quoted[300];
+    snprintf(quoted, sizeof quoted, "\"%.280s\"", name);
+    return strcmp(name, "adapter_model.safetensors") == 0 ||
+           strcmp(name, "trained_norms.safetensors") == 0 ||
+           (s->index.data == NULL ? strcmp(name, "model.safetensors") == 0
+                                  : strstr(s->index.data, quoted) != NULL);
+}
 
 static void weights_take(void* user, const char* name) {
     weights_search* s = (weights_search*)user;
     char path[FOLDER_PATH + 300];
     uint64_t hash = 0;
-    if (ends_in(name, ".safetensors")) {
+    if (ends_in(name, ".safetensors") && weights_loaded(s, name)) {
         snprintf(path, sizeof path, "%s/%s", s->dir, name);
         s->ok = s->ok && file_identity(&s->a->files, path, &hash);
         s->sum += mix(hash ^ hash_more(HASH_START, name, strlen(name)));
@@ -359,12 +370,22 @@ static void weights_take(void* user, const char* name) {
 // A hash of the weights in a folder or a GGUF file, whatever its path is. 0: no path. Of a GGUF
 // file in several parts only the first is read; the checkpoint knows all of them.
 static bool weights_identity(app* a, const char* dir, uint64_t* out) {
-    weights_search s = {a, dir, 0, true};
+    weights_search s;
+    memset(&s, 0, sizeof s);
+    s.a = a;
+    s.dir = dir;
+    s.ok = true;
+    if (dir != NULL && file_missing(dir, "model.safetensors")) {
+        char path[FOLDER_PATH];
+        snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir);
+        (void)blob_read_path(&s.index, path); // without it, the library says what is missing
+    }
     if (dir != NULL && ends_in(dir, ".gguf")) {
         s.ok = file_identity(&a->files, dir, &s.sum);
     } else if (dir != NULL && folder_names(dir, weights_take, &s) != 0) {
         s.ok = false;
     }
+    blob_free(&s.index);
     *out = s.sum;
     return s.ok || error_set(a->error, "cannot read the weights in %s", dir);
 }
@@ -401,7 +422,7 @@ static bool weights_compare(app* a, const options* then, const blob* kept, const
                          ? "the weights in --%s %s have changed since the run in %s started; use a "
                            "different --out, or --resume never to start over"
                          : "--%s %s has other weights than the run in %s, which used %s; use the "
-                           "same model, a different --out, or --resume never to start over",
+                           "same ones, a different --out, or --resume never to start over",
                      what, path_now, a->o.out, path_then);
 }
 
@@ -409,13 +430,18 @@ static bool differences_judge(app* a, const differences* d) {
     if (d->count == 0 || (d->hard == 0 && a->o.extend)) {
         if (d->count > 0) {
             say(a, "changed: %s, before %s\n", d->now, d->then);
+            a->changed = true;
         }
         return true;
     }
+    char more[32] = "";
+    if (d->left > 0) {
+        snprintf(more, sizeof more, ", and %d more differ", d->left);
+    }
     return error_set(a->error,
-                     "%s contains a run with different options: it used %s, this command has %s; "
+                     "%s contains a run with different options: it used %s, this command has %s%s; "
                      "use the same options%s, a different --out, or --resume never to start over",
-                     a->o.out, d->then, d->now,
+                     a->o.out, d->then, d->now, more,
                      d->hard == 0 ? ", --extend to go on with the new ones" : "");
 }
 
@@ -507,7 +533,12 @@ static bool out_begin(app* a) {
     memset(&text, 0, sizeof text);
     a->files_made = !a->resuming && a->out_empty;
     bool ok = a->resuming || steps_ours(a); // the folder may have changed since the start
-    ok = ok && settings_text(a, &text) && file_replace(a, "settings.txt", text.data, text.count);
+    if (a->changed && a->complete && a->step == a->total_steps) {
+        say(a, "note: no step is left, so the changed options have no effect\n");
+    } else {
+        ok =
+            ok && settings_text(a, &text) && file_replace(a, "settings.txt", text.data, text.count);
+    }
     blob_free(&text);
     return ok && (a->resuming || steps_remove(a)) && log_trim(a) && log_flush(a);
 }

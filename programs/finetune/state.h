@@ -121,6 +121,8 @@ typedef struct app {
     bool norms_found;      // in the folder of --adapter, and not asked for
     bool steps_and_epochs; // both were given
     bool resuming;
+    bool changed;    // --extend: some options differ from those of the run
+    bool complete;   // the run that is resumed had taken all its steps
     batches batches; // of the step or the evaluation that is running
     // the progress of the run
     int64_t step;
@@ -200,8 +202,9 @@ static bool lib(app* a, qlora_result result, const char* doing) {
     }
     a->stopped = a->stopped || result == QLORA_ERR_STOPPED;
     const char* text = qlora_last_error(a->ctx);
-    return error_set(a->error, "%s: %s", doing,
-                     text[0] != '\0' ? message_text(text) : qlora_result_text(result));
+    error_set(a->error, "%s: %s", doing,
+              text[0] != '\0' ? message_text(text) : qlora_result_text(result));
+    return message_options(a->error);
 }
 
 static void* take(app* a, size_t count, size_t size) {

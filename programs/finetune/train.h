@@ -183,15 +183,15 @@ static bool position_check(app* a, const position* p) {
     if (memcmp(p->magic, POSITION_MAGIC, 8) != 0 || p->settings_hash != a->settings_hash) {
         return error_set(
             a->error,
-            "%s/checkpoint was saved with different options; use --resume never to start "
-            "over",
+            "%s/checkpoint was saved with different options; use a different --out, or "
+            "--resume never to start over",
             a->o.out);
     }
     if (p->data_hash != a->data_hash) {
         return error_set(
             a->error,
-            "the data has changed since %s/checkpoint was saved; use --resume never to "
-            "start over",
+            "the data has changed since %s/checkpoint was saved; use a different --out, or "
+            "--resume never to start over",
             a->o.out);
     }
     return true;
@@ -201,9 +201,9 @@ static bool position_check(app* a, const position* p) {
 static bool steps_judge(app* a, int64_t done, int64_t before) {
     if (a->total_steps < done) {
         return error_set(a->error,
-                         "the run in %s has finished step %lld; %lld steps are too few to resume "
-                         "it",
-                         a->o.out, (long long)done, (long long)a->total_steps);
+                         "the run in %s has finished step %lld; %lld step%s too few to resume it",
+                         a->o.out, (long long)done, (long long)a->total_steps,
+                         a->total_steps == 1 ? " is" : "s are");
     }
     if (a->total_steps < before && !a->o.extend) {
         return error_set(a->error,
@@ -236,6 +236,7 @@ static bool checkpoint_load(app* a) {
          steps_judge(a, info.step, p->total_steps);
     if (ok) {
         a->step = info.step;
+        a->complete = p->total_steps == info.step;
         a->seconds = p->seconds;
         a->first_eval = p->first_eval;
         a->first_loss = p->first_loss;

@@ -395,6 +395,9 @@ generation() {
     says "." generate "${greedy[@]}" --max-tokens 30
     [[ $(cat out) == "$text" ]]
     note $? "--min-p 1 is greedy"
+    says "." generate "${greedy[@]}" --top-p 0 --temperature 5 --max-tokens 30
+    [[ $(cat out) == "$text" ]]
+    note $? "--top-p 0 is greedy"
     says "." generate "${greedy[@]}" --repetition-penalty 1.8 --max-tokens 30
     [[ $(cat out) != "$text" ]]
     note $? "--repetition-penalty changes the text"
