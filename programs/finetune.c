@@ -207,6 +207,9 @@ int main(int argc, char** argv) {
     char error[1024];
     if (!output_flush(error) && ok && !a.screen.closed) {
         memcpy(a.error, error, sizeof error);
+        if (a.screen.fault != 0) { // the first fault says more than the last
+            error_set(a.error, "cannot write to standard output: %s", strerror(a.screen.fault));
+        }
         complain(&a);
     }
     if (!ok && !a.stopped && (a.error[0] != '\0' || !a.failed)) {

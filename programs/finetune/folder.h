@@ -307,6 +307,7 @@ static bool out_make(app* a) {
             if (strchr(FOLDER_SEPARATORS, path[i]) != NULL) {
                 char keep = path[i];
                 path[i] = '\0';
+                a->parents = a->parents == 0 && !path_exists(path) ? i : a->parents;
                 a->files.make_dir(path, a->files.user); // errors show up in the last call
                 path[i] = keep;
             }
@@ -575,6 +576,13 @@ static void out_unmake(app* a) {
     }
     if (a->out_made) { // only if it is empty
         (void)folder_remove(a->o.out);
+    }
+    snprintf(path, sizeof path, "%s", a->o.out);
+    for (size_t i = strlen(path); a->parents > 0 && i >= a->parents; i--) {
+        if (strchr(FOLDER_SEPARATORS, path[i]) != NULL) {
+            path[i] = '\0';
+            (void)folder_remove(path); // only if it is empty
+        }
     }
 }
 

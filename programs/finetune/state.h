@@ -71,6 +71,8 @@ typedef struct screen {
     bool drawn;
     bool quiet;  // --json
     bool closed; // nobody reads standard output any more
+    bool done;   // all steps are taken: nothing is left to stop
+    int fault;   // errno of the first write that failed
     double drawn_at;
 } screen;
 
@@ -150,6 +152,7 @@ typedef struct app {
     int lock;      // the lock file, if `locked`
     bool locked;
     bool out_made;   // this process created the folder
+    size_t parents;  // and the folders above it, from this length of the path on; 0 = none
     bool out_empty;  // the folder was empty when the run started
     bool files_made; // this process created settings.txt and the log
     bool demo_made;  // this process created the demo's model

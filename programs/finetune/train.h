@@ -304,6 +304,7 @@ static bool step_record(app* a, const qlora_train_info* info, double seconds) {
     if (info->last_skipped) {
         say(a, "step %lld: skipped because of a non-finite gradient\n", (long long)info->step);
     }
+    a->screen.done = a->step == a->total_steps;
     progress_draw(a, &p);
     log_step(a, &p, info);
     if (!points_add(a, &p)) {
@@ -346,6 +347,7 @@ static bool evaluate_due(const app* a) {
 static bool train_loop(app* a) {
     int64_t save_every = interval(a, a->o.save_every);
     stop_training = 1;
+    a->screen.done = a->step == a->total_steps;
     bool ok = !evaluate_due(a) || evaluate(a);
     bool cut = false;
     while (ok && !cut && a->step < a->total_steps && stop_asked == 0) {

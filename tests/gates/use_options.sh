@@ -50,7 +50,7 @@ notes() {
     works "much that may surprise" "${few[@]}" --model model --out noted --resume never --steps 3 \
         --epochs 2 --warmup 100 --max-norm 0
     check "--steps wins" grep -q "note: --steps 3 overrides --epochs 2" out
-    check "a long warm-up" grep -q "warm-up of 100 steps is as long as the training" out
+    check "a long warm-up" grep -q "warm-up of 100 steps is at least as long as" out
     check "no clipping" grep -q -- "--max-norm 0: gradients are not clipped" out
     for ((i = 0; i < 300; i++)); do cat sums.jsonl; done | head -400 >many.jsonl
     works "a large fraction" "${one[@]}" --data many.jsonl --eval 0.9 --steps 1 --out noted \
@@ -79,6 +79,10 @@ notes() {
     refuses "nearest option" "unknown option --modle; did you mean --model" --modle model
     refuses "too little memory for anything" "not enough memory: .*; it would not fit with" \
         "${few[@]}" --model model --memory 1M --out o
+    refuses "a small limit" "the model needs [0-9]+ MiB, but --memory is 5 MiB; it would" \
+        "${few[@]}" --model model --memory 5M --out o
+    refuses "a module that the model lacks" ": --targets contains qkv" "${few[@]}" --model model \
+        --targets qkv --out o
     refuses "too little memory for these tokens" \
         "not enough memory: .*; it would fit with --tokens [0-9]+ --length" \
         --model model --data sums.jsonl --tokens 65536 --memory 60M --backend cpu --threads 1 \

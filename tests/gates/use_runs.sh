@@ -134,6 +134,22 @@ closing() {
     "$finetune" "${few[@]}" --model model --steps 9 --out closed <&- >&- 2>&-
     check "no streams at all: the log is clean" [ -z "$(grep -vE '^\{.*\}$' closed/log.jsonl)" ]
 
+    rm -rf piped
+    "$finetune" "${few[@]}" --model model --steps 3 --out piped 2>err |
+        sed '/^step 3/q' >out # it closes the pipe before the summary
+    status=${PIPESTATUS[0]}
+    check "a pipe closed after the last step: status 0 ($status)" [ "$status" -eq 0 ]
+    "$finetune" "${few[@]}" --model model --steps 3 --out piped >/dev/full 2>err
+    check "training to a full disk" [ $? -eq 1 ]
+    check "is reported" grep -q "cannot write to standard output: No space left" err
+    rm -rf a
+    run "$finetune" "${few[@]}" --model model --out a/b/c --resume must
+    check "a failed start leaves no folder" [ ! -e a ]
+    mkdir a
+    run "$finetune" "${few[@]}" --model model --out a/b/c/d --resume must
+    check "but what was there" [ "$(find a)" = a ]
+    rmdir a
+
     for line in "--help" "--model model --plan" "--model model --data sums.jsonl --doctor"; do
         # shellcheck disable=SC2086
         timeout 60 "$finetune" $line >/dev/full 2>err

@@ -369,6 +369,17 @@ generation() {
         --context 4096
     refuses "the prompt has [0-9]+ tokens; --context is 16" generate --model "$model" --chat \
         --context 16 --prompt "a message that does not fit"
+    refuses "--context can only be used with --chat" generate "${greedy[@]}" --context 64
+    for text in "--context 64|into --context 64; shorten it or raise" \
+        "|into the model's limit of 512 tokens; shorten it$"; do
+        # shellcheck disable=SC2086 # the words of a command line
+        printf 'x y %.0s' {1..400} | "$root/$B/generate" --model "$model" --chat ${text%|*} >out 2>err
+        [[ $? -eq 1 ]] && grep -qE -- "${text#*|}" err
+        note $? "a long message in a script: $text"
+    done
+    says "." generate "${greedy[@]}" --max-tokens 1 --stats
+    grep -q "^\[1 token after" err
+    note $? "one token is not 1 tokens"
     says "^Once upon a time, there was a little $" generate "${greedy[@]}" --stop girl --stop zzz
     says "^Once upon a time, there was a little girl named Lily\.$" generate "${greedy[@]}" \
         --stop " She" --stop " Shf"
