@@ -227,7 +227,18 @@ static void shuffle(uint32_t* order, size_t count, uint64_t key) {
     }
 }
 
-// Moves the held-out samples from a->train to a->eval.
+static bool sample_among(const samples* s, const sample* one) {
+    for (size_t i = 0; i < s->count; i++) {
+        if (s->data[i].length == one->length &&
+            memcmp(s->data[i].ids, one->ids, (size_t)one->length * sizeof *one->ids) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Moves the held-out samples from a->train to a->eval. The demo's text has few sentences, so their
+// other copies are dropped.
 static bool samples_split(app* a) {
     size_t all = a->train.count;
     double wish = a->o.eval < 1.0 ? fmin(200.0, ceil(a->o.eval * (double)all)) : a->o.eval;
@@ -252,18 +263,24 @@ static bool samples_split(app* a) {
         order[i] = (uint32_t)i;
     }
     shuffle(order, all, mix((uint64_t)a->o.seed ^ 0x6576616cu));
+    size_t count = 0;
     for (size_t i = 0; i < all; i++) {
-        if (i < held) {
-            a->eval.data[a->eval.count++] = a->train.data[order[i]];
+        const sample* s = &a->train.data[order[i]];
+        if (a->o.demo && sample_among(&a->eval, s)) {
+            continue;
+        }
+        if (a->eval.count < held) {
+            a->eval.data[a->eval.count++] = *s;
         } else {
-            kept[i - held] = a->train.data[order[i]];
+            kept[count++] = *s;
         }
     }
     free(order);
     free(a->train.data);
     a->train.data = kept;
-    a->train.count = all - held;
-    return true;
+    a->train.count = count;
+    return count > 0 ||
+           error_set(a->error, "--eval %g leaves no sentence of the demo to train on", a->o.eval);
 }
 
 static uint64_t samples_hash(const samples* s, uint64_t hash) {

@@ -378,6 +378,9 @@ demos() {
     check "an interrupted demo saves" grep -q "run the same command to resume" out
     works "run again" "${small[@]}" --steps 12 --out demo --resume never
     check "it starts over" grep -qE "^step 12/12" out
+    check "what is held out is not trained" [ -z "$(grep "also occur" out)" ]
+    refuses "a demo that is all held out" "--eval 300 leaves no sentence" "${small[@]}" --out o \
+        --eval 300
     works "a complete demo" "${small[@]}" --steps 12 --out demo
     check "starts over" grep -qE "^step 1/12" out
     rm -rf demo

@@ -373,7 +373,8 @@ generation() {
     for text in "--context 64|into --context 64; shorten it or raise" \
         "|into the model's limit of 512 tokens; shorten it$"; do
         # shellcheck disable=SC2086 # the words of a command line
-        printf 'x y %.0s' {1..400} | "$root/$B/generate" --model "$model" --chat ${text%|*} >out 2>err
+        printf 'x y %.0s' {1..400} |
+            "$root/$B/generate" --model "$model" --chat ${text%|*} >out 2>err
         [[ $? -eq 1 ]] && grep -qE -- "${text#*|}" err
         note $? "a long message in a script: $text"
     done
