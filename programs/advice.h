@@ -141,8 +141,10 @@ static inline void advice_find(qlora_ctx* ctx, const qlora_model_desc* wanted,
         snprintf(out, 256, "no smaller setting fits");
         return;
     }
-    snprintf(out, 256, "no smaller setting fits: the frozen weights alone take %s",
-             bytes_text(plan.base, size));
+    bool context = plan.context > plan.base; // of the GPU, whatever the model is
+    snprintf(out, 256, "no smaller setting fits: the %s alone take%s %s",
+             context ? "GPU context" : "frozen weights", context ? "s" : "",
+             bytes_text(context ? plan.context : plan.base, size));
 }
 
 #endif

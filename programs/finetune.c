@@ -130,6 +130,7 @@ static bool train_whole(app* a) {
 #endif
     a->first_eval = (double)NAN;
     a->last_eval = (double)NAN;
+    a->last_loss = (double)NAN;
     bool ok = prepare(a) && train(a);
     if (a->step == 0) { // nothing has been trained
         out_unmake(a);
@@ -206,6 +207,9 @@ int main(int argc, char** argv) {
     char error[1024];
     if (!output_flush(error) && ok && !a.screen.closed) {
         memcpy(a.error, error, sizeof error);
+        if (a.screen.fault != 0) { // the first fault says more than the last
+            error_set(a.error, "cannot write to standard output: %s", strerror(a.screen.fault));
+        }
         complain(&a);
     }
     if (!ok && !a.stopped && (a.error[0] != '\0' || !a.failed)) {

@@ -9,12 +9,15 @@
 
 #ifdef _WIN32
 #include <direct.h>
+#include <fcntl.h>
 #include <io.h>
 #include <stdint.h>
 #define FOLDER_SEPARATORS "/\\"
 #define FOLDER_MAKE(path) _mkdir(path)
 #else
 #include <dirent.h>
+#include <fcntl.h>
+#include <unistd.h>
 #define FOLDER_SEPARATORS "/"
 #define FOLDER_MAKE(path) mkdir(path, 0777)
 #endif
@@ -83,6 +86,36 @@ static inline bool name_ends(const char* name, const char* ending) {
     return length >= size && strcmp(name + length - size, ending) == 0;
 }
 
+static inline bool path_exists(const char* path) {
+    struct stat info;
+    return stat(path, &info) == 0;
+}
+
+static inline bool path_is_link(const char* path) {
+#ifdef _WIN32
+    (void)path;
+    return false;
+#else
+    struct stat info;
+    return lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
+#endif
+}
+
+// Creates a file. What has the name is removed first, so that nothing is written through a link,
+// symbolic or hard, into a file elsewhere. NULL with errno.
+static inline FILE* file_create_new(const char* path) {
+    if (remove(path) != 0 && errno != ENOENT) {
+        return NULL;
+    }
+#ifdef _WIN32
+    int number = _open(path, _O_WRONLY | _O_CREAT | _O_EXCL | _O_BINARY, _S_IREAD | _S_IWRITE);
+    return number >= 0 ? _fdopen(number, "wb") : NULL;
+#else
+    int number = open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
+    return number >= 0 ? fdopen(number, "wb") : NULL;
+#endif
+}
+
 // Copies a file; false with a message.
 static inline bool file_copy(const char* from, const char* to, char error[1024]) {
     char block[65536];
@@ -90,7 +123,7 @@ static inline bool file_copy(const char* from, const char* to, char error[1024])
     if (in == NULL) {
         return error_set(error, "cannot read %s: %s", from, strerror(errno));
     }
-    FILE* out = fopen(to, "wb");
+    FILE* out = file_create_new(to);
     if (out == NULL) {
         int code = errno;
         fclose(in);

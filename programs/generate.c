@@ -128,6 +128,7 @@ typedef struct app {
     qlora_text_bytes out;
     qlora_text_bytes answer; // the whole text of this turn
     size_t printed;          // how much of it was printed
+    bool too_long;           // a message did not fit
     size_t stop_from;        // where --stop is looked for: after the prompt
     qlora_model_config config;
     int64_t limit; // tokens that the model can have in a text
@@ -232,7 +233,7 @@ static bool speak(app* a, const qlora_text_ids* prompt, int64_t most) {
     d.max_tokens = most;
     d.temperature = (float)o->temperature;
     d.top_k = (int32_t)o->top_k;
-    d.top_p = (float)o->top_p;
+    d.top_p = o->top_p > 1e-30 ? (float)o->top_p : 1e-30f; // 0, the smallest set, is "off" there
     d.min_p = (float)o->min_p;
     d.repetition_penalty = (float)o->penalty;
     d.seed = (uint64_t)o->seed;
@@ -253,8 +254,8 @@ static bool speak(app* a, const qlora_text_ids* prompt, int64_t most) {
         fprintf(stderr, "[stopped at the model's limit of %lld tokens]\n", (long long)a->limit);
     }
     if (ok && o->stats) {
-        fprintf(stderr, "[%lld tokens after a prompt of %lld in %.2f s, %.1f tokens/s]\n",
-                (long long)a->made, (long long)prompt->count, seconds,
+        fprintf(stderr, "[%lld token%s after a prompt of %lld in %.2f s, %.1f tokens/s]\n",
+                (long long)a->made, a->made == 1 ? "" : "s", (long long)prompt->count, seconds,
                 (double)(a->made + d.prompt_tokens) / (seconds > 0.0 ? seconds : 1e-9));
     }
     return ok;
@@ -511,8 +512,14 @@ static bool talk_encode(app* a, talk* t, qlora_text_ids* ids) {
         if (t->count < t->first + 3) {
             talk_drop(t, t->count - 1, 1);
             ids->count = 0;
-            fail("the message does not fit into --context %lld; shorten it or raise --context",
-                 (long long)a->o.context);
+            a->too_long = true;
+            if (a->o.context < a->limit) {
+                fail("the message does not fit into --context %lld; shorten it or raise --context",
+                     (long long)a->o.context);
+            } else {
+                fail("the message does not fit into the model's limit of %lld tokens; shorten it",
+                     (long long)a->limit);
+            }
             return true;
         }
         talk_drop(t, t->first, 2);
@@ -599,6 +606,14 @@ static bool answer_once(app* a, talk* t) {
     return ok;
 }
 
+static bool input_is_terminal(void) {
+#ifdef _WIN32
+    return _isatty(0) != 0;
+#else
+    return isatty(STDIN_FILENO) != 0;
+#endif
+}
+
 // Answers line by line until /exit or the end of the input.
 static bool converse(app* a, talk* t) {
     qlora_text_bytes line;
@@ -627,7 +642,8 @@ static bool converse(app* a, talk* t) {
             ok = turn(a, t, &line, &ids);
         }
     }
-    a->interrupted = false; // Ctrl-C ended an answer, not the program
+    a->interrupted = false;                            // Ctrl-C ended an answer, not the program
+    ok = ok && !(a->too_long && !input_is_terminal()); // nobody saw the message in a script
     qlora_text_bytes_free(a->text, &line);
     qlora_text_ids_free(a->text, &ids);
     return ok;
@@ -658,6 +674,9 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     }
     if (o->adapter != NULL && file_is_gguf(o->adapter)) {
         return fail("--adapter %s is a GGUF file; a folder with safetensors is needed", o->adapter);
+    }
+    if (!o->chat && o->context != 0) {
+        return fail("--context can only be used with --chat; see --max-tokens");
     }
     bool formed = o->template_name != NULL || o->chat_template != NULL;
     if (!o->chat && (o->system != NULL || formed)) {

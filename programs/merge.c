@@ -42,9 +42,9 @@ static const option option_table[] = {
     {"adapter", OPT_TEXT, AT(adapter), false, 0, 0, "DIR",
         "folder of the PEFT adapter, or of a finetune run (required)"},
     {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
-        "output folder without a model in it, or a new FILE.gguf"},
+        "empty or new output folder, or a new FILE.gguf"},
     {"gguf", OPT_TEXT, AT(gguf), false, 0, 0, "FILE",
-        "write a GGUF adapter for llama.cpp (--lora) instead"},
+        "write a new GGUF adapter for llama.cpp (--lora) instead"},
     {"base", OPT_CHOICE, AT(base), false, 0, 0, "original|trained",
         "weights to merge into, see below (default original)"},
     {"dtype", OPT_CHOICE, AT(dtype), false, 0, 0, "bf16|f16|f32|q8_0|q4_0",
@@ -94,15 +94,9 @@ static bool norms_exist(const char* adapter) {
     return file != NULL;
 }
 
-// An existing file is replaced only if it is a GGUF file itself, so that a mistaken --gguf cannot
-// destroy the model or the data.
+// No file is replaced, so that a mistaken --gguf cannot destroy a model or the data.
 static bool gguf_free(const char* path) {
-    FILE* file = fopen(path, "rb");
-    if (file == NULL) {
-        return true; // other faults are reported when the file is written
-    }
-    fclose(file);
-    return file_is_gguf(path) || fail("--gguf %s: the file exists and is not a GGUF file", path);
+    return !path_exists(path) || fail("--gguf %s: the file exists; choose another name", path);
 }
 
 // ---- the output folder --------------------------------------------------------------------------
@@ -155,19 +149,24 @@ typedef struct output {
     bool ok;
 } output;
 
-// Removes the weights of an interrupted merge; any others are somebody else's.
-static bool weights_clear(void* user, const char* name) {
+// Without the marker, everything in the folder is somebody else's; with it, only weights that a
+// merge does not write are.
+static bool name_judge(void* user, const char* name) {
     output* f = (output*)user;
-    char path[FOLDER_PATH];
-    if (!name_is_weights(name)) {
-        return true;
-    }
-    snprintf(path, sizeof path, "%s/%s", f->out, name);
-    if (!f->ours || !name_is_ours(name)) {
+    if (!f->ours || (name_is_weights(name) && !name_is_ours(name))) {
         f->ok = fail("--out %s: the folder contains %s, which an interrupted merge did not leave; "
                      "choose an empty or new folder",
                      f->out, name);
-    } else if (remove(path) != 0) {
+    }
+    return f->ok;
+}
+
+// Removes the weights of an interrupted merge.
+static bool weights_clear(void* user, const char* name) {
+    output* f = (output*)user;
+    char path[FOLDER_PATH];
+    snprintf(path, sizeof path, "%s/%s", f->out, name);
+    if (name_is_ours(name) && remove(path) != 0) {
         f->ok = fail("cannot remove %s: %s", path, strerror(errno));
     }
     return f->ok;
@@ -201,11 +200,30 @@ static bool folder_copy(const char* model, const char* out, const char* name) {
         return true;
     }
     folder_parents(to);
+    (void)remove(to); // a link to another folder; a folder of an interrupted merge is not empty
     (void)FOLDER_MAKE(to);
     f.model = from;
     f.out = to;
     f.ok = true;
     return folder_each(from, model_file_copy, &f) == 0 && f.ok;
+}
+
+// Whether --out can be used, before anything slow starts: a folder that is not empty must have been
+// left by an interrupted merge.
+static bool out_check(const options* o) {
+    output f;
+    memset(&f, 0, sizeof f);
+    f.out = o->out;
+    f.ok = true;
+    if (!file_missing(o->out, "config.json")) {
+        return fail("--out %s: config.json already exists; choose a folder that does not contain a "
+                    "model",
+                    o->out);
+    }
+    f.ours = !file_missing(o->out, marker);
+    int code = folder_each(o->out, name_judge, &f);
+    return (f.ok && (code == 0 || code == ENOENT)) ||
+           (f.ok && fail("cannot create %s: %s", o->out, strerror(code)));
 }
 
 // Prepares --out: creates it, removes what an interrupted merge left, and copies the model's other
@@ -217,20 +235,17 @@ static bool out_begin(const options* o) {
     f.model = o->model;
     f.out = o->out;
     f.ok = true;
-    if (!file_missing(o->out, "config.json")) {
-        return fail("--out %s: config.json already exists; choose a folder that does not contain a "
-                    "model",
-                    o->out);
+    if (!out_check(o)) { // the folder may have changed since the start
+        return false;
     }
     folder_parents(o->out);
     (void)FOLDER_MAKE(o->out);
-    f.ours = !file_missing(o->out, marker);
     int code = folder_each(o->out, weights_clear, &f);
     if (code != 0) {
         return fail("cannot create %s: %s", o->out, strerror(code));
     }
     snprintf(path, sizeof path, "%s/%s", o->out, marker);
-    FILE* file = f.ok ? fopen(path, "wb") : NULL;
+    FILE* file = f.ok ? file_create_new(path) : NULL;
     if (f.ok && (file == NULL || fclose(file) != 0)) {
         return fail("cannot create %s: %s", path, strerror(errno));
     }
@@ -259,8 +274,10 @@ static bool file_check(const options* o) {
         return fail("--model %s is a GGUF file; it can only be merged into --out FILE.gguf",
                     o->model);
     }
-    return !file || !path_is_file(o->out) ||
-           fail("--out %s already exists; choose another name", o->out);
+    if (!file) {
+        return o->out == NULL || out_check(o);
+    }
+    return !path_exists(o->out) || fail("--out %s already exists; choose another name", o->out);
 }
 
 static bool options_check(options* o, char adapter[FOLDER_PATH]) {

@@ -69,6 +69,25 @@ static inline const char* message_text(const char* text) {
     return text;
 }
 
+// Replaces the library's words for what a user of finetune sets by the names of the options, which
+// are shorter. Returns false, as errors do.
+static inline bool message_options(char* text) {
+    static const struct {
+        const char* field;
+        const char* option;
+    } words[] = {{"desc.targets", "--targets"}, {"set the format", "use --format"}};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        char* at = strstr(text, words[i].field);
+        if (at != NULL) {
+            size_t length = strlen(words[i].option);
+            const char* rest = at + strlen(words[i].field);
+            memcpy(at, words[i].option, length);
+            memmove(at + length, rest, strlen(rest) + 1);
+        }
+    }
+    return false;
+}
+
 // Whether dir has no file of this name. Other faults are left to the library, which reports them.
 static inline bool file_missing(const char* dir, const char* name) {
     char path[4096];

@@ -59,23 +59,25 @@ static bool step_named(const char* name) { // step-N, as the library names them
            strspn(name + 5, "0123456789-") == strlen(name + 5);
 }
 
-// What a checkpoint consists of; temporary files have these names with an ending.
+// What a checkpoint and an adapter consist of; a file that is being written ends in .tmp.
 static bool step_file_named(const char* name) {
     static const char* const names[] = {"adapter_model.safetensors", "adapter_config.json",
                                         "trained_norms.safetensors", "state.safetensors"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (strncmp(name, names[i], strlen(names[i])) == 0) {
+        size_t length = strlen(names[i]);
+        if (strncmp(name, names[i], length) == 0 &&
+            (name[length] == '\0' || strcmp(name + length, ".tmp") == 0)) {
             return true;
         }
     }
-    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+    return false;
 }
 
 typedef struct step_search {
     const char* dir;
     char newest[64];   // the whole checkpoint with the highest step
     char any[64];      // a folder of a checkpoint
-    char foreign[320]; // something in such a folder that no checkpoint contains
+    char foreign[320]; // something in such a folder that no checkpoint contains, or a link
 } step_search;
 
 typedef struct step_names {
@@ -99,6 +101,11 @@ static void step_take(void* user, const char* name) {
         return;
     }
     snprintf(path, sizeof path, "%s/%s", s->dir, name);
+    if (path_is_link(path)) { // what it leads to is not ours
+        snprintf(s->any, sizeof s->any, "%s", name);
+        snprintf(s->foreign, sizeof s->foreign, "%s", name);
+        return;
+    }
     if (folder_names(path, step_file_take, &files) != 0) {
         return; // not a folder
     }
@@ -123,28 +130,58 @@ static void steps_search(app* a, const char* place, char dir[PATH_SIZE], step_se
     (void)folder_names(dir, step_take, out); // no folder, no checkpoints
 }
 
-// Nothing is resumed by guessing: without the list, it is not known which checkpoint is meant.
-static bool steps_check(app* a) {
+// Whether everything that steps_remove removes is a run's own.
+static bool steps_ours(app* a) {
     char dir[PATH_SIZE];
     step_search found;
+    out_path(a, "adapter", dir);
+    if (path_is_link(dir)) {
+        return error_set(a->error,
+                         "%s is a link; remove it, or use a different --out to start over", dir);
+    }
     for (size_t i = 0; i < 2; i++) {
         steps_search(a, step_places[i], dir, &found);
-        if (a->o.resume != RESUME_NEVER && found.newest[0] != '\0') {
-            return error_set(
-                a->error,
-                "%s contains %s but not the file 'latest', which names the newest checkpoint; "
-                "write %s into it to resume from there, or use --resume never to start over",
-                dir, found.newest, found.newest);
-        }
-        if (a->o.resume == RESUME_NEVER && found.foreign[0] != '\0') {
-            return error_set(
-                a->error,
-                "--resume never: %s/%s is not part of a checkpoint; move it elsewhere, or use a "
-                "different --out",
-                dir, found.foreign);
+        if (found.foreign[0] != '\0') {
+            return error_set(a->error,
+                             "--out %s: %s/%s is not part of a checkpoint; move it elsewhere, or "
+                             "use a different --out to start over",
+                             a->o.out, step_places[i], found.foreign);
         }
     }
     return true;
+}
+
+// Nothing is resumed by guessing: without the list, it is not known which checkpoint is meant. And
+// nothing that an earlier run left is removed unless --resume never asks for it.
+static bool steps_check(app* a) {
+    char dir[PATH_SIZE];
+    step_search found;
+    if (a->o.resume == RESUME_NEVER) {
+        return steps_ours(a);
+    }
+    steps_search(a, step_places[0], dir, &found);
+    if (found.newest[0] != '\0') {
+        return error_set(
+            a->error,
+            "%s contains %s but not the file 'latest', which names the newest checkpoint; write %s "
+            "into it to resume from there, or use --resume never to start over",
+            dir, found.newest, found.newest);
+    }
+    steps_search(a, step_places[1], dir, &found);
+    if (found.any[0] != '\0') {
+        return error_set(a->error,
+                         "%s contains snapshots of a run, such as %s, but no checkpoint; use "
+                         "--resume never to remove them and start over, or a different --out",
+                         a->o.out, found.any);
+    }
+    out_path(a, "adapter", dir);
+    if (!file_missing(dir, "adapter_config.json")) {
+        return error_set(a->error,
+                         "%s contains an adapter but no checkpoint; use --resume never to replace "
+                         "it, or a different --out",
+                         a->o.out);
+    }
+    return steps_ours(a);
 }
 
 static bool folder_remove(const char* path) {
@@ -155,11 +192,27 @@ static bool folder_remove(const char* path) {
 #endif
 }
 
+// Removes the files of a checkpoint or an adapter, and their folder if that leaves it empty.
+static bool files_remove(app* a, const char* dir) {
+    char file[PATH_SIZE + 400];
+    for (;;) {
+        step_names files;
+        memset(&files, 0, sizeof files);
+        if (folder_names(dir, step_file_take, &files) != 0 || files.ours[0] == '\0') {
+            (void)folder_remove(dir);
+            return true;
+        }
+        snprintf(file, sizeof file, "%s/%s", dir, files.ours);
+        if (remove(file) != 0) {
+            return error_set(a->error, "cannot remove %s: %s", file, strerror(errno));
+        }
+    }
+}
+
 // Removes the step folders in one place.
 static bool place_empty(app* a, const char* place) {
     char dir[PATH_SIZE];
     char path[PATH_SIZE + 64];
-    char file[PATH_SIZE + 400];
     for (;;) {
         step_search found;
         steps_search(a, place, dir, &found);
@@ -167,35 +220,29 @@ static bool place_empty(app* a, const char* place) {
             return true;
         }
         snprintf(path, sizeof path, "%s/%s", dir, found.any);
-        for (;;) {
-            step_names files;
-            memset(&files, 0, sizeof files);
-            if (folder_names(path, step_file_take, &files) != 0 || files.ours[0] == '\0') {
-                break;
-            }
-            snprintf(file, sizeof file, "%s/%s", path, files.ours);
-            if (remove(file) != 0) {
-                return error_set(a->error, "cannot remove %s: %s", file, strerror(errno));
-            }
+        if (!files_remove(a, path)) {
+            return false;
         }
-        if (!folder_remove(path)) {
-            return error_set(a->error, "cannot remove %s: %s", path, strerror(errno));
+        if (path_exists(path)) {
+            return error_set(a->error, "cannot remove %s", path);
         }
     }
 }
 
-// Removes the checkpoints of the run that --resume never replaces, the list first: half of them
-// must never look like a run.
+// Removes the checkpoints and the adapter of the run that --resume never replaces, the list first:
+// half of them must never look like a run.
 static bool steps_remove(app* a) {
-    char dir[PATH_SIZE];
-    static const char* const lists[] = {"checkpoint/latest", "checkpoint/pending"};
-    for (size_t i = 0; i < 2; i++) {
-        out_path(a, lists[i], dir);
-        if (remove(dir) != 0 && errno != ENOENT && errno != ENOTDIR) {
-            return error_set(a->error, "cannot remove %s: %s", dir, strerror(errno));
+    char path[PATH_SIZE];
+    static const char* const files[] = {"checkpoint/latest", "checkpoint/pending", "adapter.gguf"};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        out_path(a, files[i], path);
+        if (remove(path) != 0 && errno != ENOENT && errno != ENOTDIR) {
+            return error_set(a->error, "cannot remove %s: %s", path, strerror(errno));
         }
     }
-    return place_empty(a, step_places[0]) && place_empty(a, step_places[1]);
+    out_path(a, "adapter", path);
+    return place_empty(a, step_places[0]) && place_empty(a, step_places[1]) &&
+           files_remove(a, path);
 }
 
 // ---- the folder ----
@@ -260,6 +307,7 @@ static bool out_make(app* a) {
             if (strchr(FOLDER_SEPARATORS, path[i]) != NULL) {
                 char keep = path[i];
                 path[i] = '\0';
+                a->parents = a->parents == 0 && !path_exists(path) ? i : a->parents;
                 a->files.make_dir(path, a->files.user); // errors show up in the last call
                 path[i] = keep;
             }
@@ -294,15 +342,26 @@ static bool out_make(app* a) {
 typedef struct weights_search {
     app* a;
     const char* dir;
+    blob index; // the model's list of files; empty: one file has all weights
     uint64_t sum;
     bool ok;
 } weights_search;
+
+// Whether a file has weights that are loaded; the folder may contain others.
+static bool weights_loaded(const weights_search* s, const char* name) {
+    char quoted[300];
+    snprintf(quoted, sizeof quoted, "\"%.280s\"", name);
+    return strcmp(name, "adapter_model.safetensors") == 0 ||
+           strcmp(name, "trained_norms.safetensors") == 0 ||
+           (s->index.data == NULL ? strcmp(name, "model.safetensors") == 0
+                                  : strstr(s->index.data, quoted) != NULL);
+}
 
 static void weights_take(void* user, const char* name) {
     weights_search* s = (weights_search*)user;
     char path[FOLDER_PATH + 300];
     uint64_t hash = 0;
-    if (ends_in(name, ".safetensors")) {
+    if (ends_in(name, ".safetensors") && weights_loaded(s, name)) {
         snprintf(path, sizeof path, "%s/%s", s->dir, name);
         s->ok = s->ok && file_identity(&s->a->files, path, &hash);
         s->sum += mix(hash ^ hash_more(HASH_START, name, strlen(name)));
@@ -312,12 +371,22 @@ static void weights_take(void* user, const char* name) {
 // A hash of the weights in a folder or a GGUF file, whatever its path is. 0: no path. Of a GGUF
 // file in several parts only the first is read; the checkpoint knows all of them.
 static bool weights_identity(app* a, const char* dir, uint64_t* out) {
-    weights_search s = {a, dir, 0, true};
+    weights_search s;
+    memset(&s, 0, sizeof s);
+    s.a = a;
+    s.dir = dir;
+    s.ok = true;
+    if (dir != NULL && file_missing(dir, "model.safetensors")) {
+        char path[FOLDER_PATH];
+        snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir);
+        (void)blob_read_path(&s.index, path); // without it, the library says what is missing
+    }
     if (dir != NULL && ends_in(dir, ".gguf")) {
         s.ok = file_identity(&a->files, dir, &s.sum);
     } else if (dir != NULL && folder_names(dir, weights_take, &s) != 0) {
         s.ok = false;
     }
+    blob_free(&s.index);
     *out = s.sum;
     return s.ok || error_set(a->error, "cannot read the weights in %s", dir);
 }
@@ -354,7 +423,7 @@ static bool weights_compare(app* a, const options* then, const blob* kept, const
                          ? "the weights in --%s %s have changed since the run in %s started; use a "
                            "different --out, or --resume never to start over"
                          : "--%s %s has other weights than the run in %s, which used %s; use the "
-                           "same model, a different --out, or --resume never to start over",
+                           "same ones, a different --out, or --resume never to start over",
                      what, path_now, a->o.out, path_then);
 }
 
@@ -362,13 +431,18 @@ static bool differences_judge(app* a, const differences* d) {
     if (d->count == 0 || (d->hard == 0 && a->o.extend)) {
         if (d->count > 0) {
             say(a, "changed: %s, before %s\n", d->now, d->then);
+            a->changed = true;
         }
         return true;
     }
+    char more[32] = "";
+    if (d->left > 0) {
+        snprintf(more, sizeof more, ", and %d more differ", d->left);
+    }
     return error_set(a->error,
-                     "%s contains a run with different options: it used %s, this command has %s; "
+                     "%s contains a run with different options: it used %s, this command has %s%s; "
                      "use the same options%s, a different --out, or --resume never to start over",
-                     a->o.out, d->then, d->now,
+                     a->o.out, d->then, d->now, more,
                      d->hard == 0 ? ", --extend to go on with the new ones" : "");
 }
 
@@ -459,7 +533,13 @@ static bool out_begin(app* a) {
     blob text;
     memset(&text, 0, sizeof text);
     a->files_made = !a->resuming && a->out_empty;
-    bool ok = settings_text(a, &text) && file_replace(a, "settings.txt", text.data, text.count);
+    bool ok = a->resuming || steps_ours(a); // the folder may have changed since the start
+    if (a->changed && a->complete && a->step == a->total_steps) {
+        say(a, "note: no step is left, so the changed options have no effect\n");
+    } else {
+        ok =
+            ok && settings_text(a, &text) && file_replace(a, "settings.txt", text.data, text.count);
+    }
     blob_free(&text);
     return ok && (a->resuming || steps_remove(a)) && log_trim(a) && log_flush(a);
 }
@@ -496,6 +576,13 @@ static void out_unmake(app* a) {
     }
     if (a->out_made) { // only if it is empty
         (void)folder_remove(a->o.out);
+    }
+    snprintf(path, sizeof path, "%s", a->o.out);
+    for (size_t i = strlen(path); a->parents > 0 && i >= a->parents; i--) {
+        if (strchr(FOLDER_SEPARATORS, path[i]) != NULL) {
+            path[i] = '\0';
+            (void)folder_remove(path); // only if it is empty
+        }
     }
 }
 

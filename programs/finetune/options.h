@@ -47,7 +47,8 @@ static bool config_line(const option_set* set, char* line, char error[1024]) {
 static bool config_read(const option_set* set, const char* path, blob* text, char error[1024]) {
     char what[1024];
     size_t number = 1;
-    for (char* line = text->data; line != NULL; number++) {
+    bool mark = text->count >= 3 && memcmp(text->data, "\xEF\xBB\xBF", 3) == 0;
+    for (char* line = text->data + (mark ? 3 : 0); line != NULL; number++) {
         char* end = strchr(line, '\n');
         if (end != NULL) {
             *end = '\0';
@@ -81,6 +82,9 @@ static bool options_take(const option_set* set, int argc, char** argv, blob* tex
     }
     if (!config_read(set, path, text, error)) {
         return false;
+    }
+    if (given.epochs > 0.0 && given.steps == 0) {
+        o->steps = 0; // it would override the epochs of the command line
     }
     o->data.count = given.data.count > 0 ? 0 : o->data.count;
     o->eval_data.count = given.eval_data.count > 0 ? 0 : o->eval_data.count;
@@ -141,6 +145,64 @@ static bool inputs_check(const options* o, char error[1024]) {
     return inputs < 2 || error_set(error, "standard input (-) can be given only once");
 }
 
+// Whether the library knows the form of the data. The names of whole files are also endings.
+static bool format_check(const options* o, char error[1024]) {
+    char names[256] = "";
+    bool given = o->format == NULL;
+    for (size_t i = 0; qlora_text_data_formats(i) != NULL; i++) {
+        const char* name = qlora_text_data_formats(i);
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "", name);
+        given = given || strcmp(name, o->format) == 0;
+    }
+    if (!given) {
+        return error_set(error, "--format: '%.60s' is not one of %s", o->format, names);
+    }
+    const option_texts* lists[2] = {&o->data, &o->eval_data};
+    for (int64_t i = 0; o->format == NULL && i < o->data.count + o->eval_data.count; i++) {
+        static const char* const endings[] = {".jsonl", ".ndjson", ".json", ".txt"};
+        bool eval = i >= o->data.count;
+        const char* path = lists[eval]->items[eval ? i - o->data.count : i];
+        bool ends = strcmp(path, "-") == 0 || !path_exists(path);
+        for (size_t k = 0; k < sizeof endings / sizeof endings[0]; k++) {
+            ends = ends || ends_in(path, endings[k]);
+        }
+        if (!ends) {
+            return error_set(error,
+                             "--%s %s: the name must end in .jsonl, .ndjson, .json or .txt, or "
+                             "--format must be given",
+                             eval ? "eval-data" : "data", path);
+        }
+    }
+    return true;
+}
+
+// settings.txt has one line per option, and a run can be resumed only if it can be read again.
+static bool lines_check(const options* o, char error[1024]) {
+    const struct {
+        const char* name;
+        const char* value;
+    } texts[] = {{"model", o->model},
+                 {"adapter", o->adapter},
+                 {"template", o->template_name},
+                 {"chat-template", o->chat_template}};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        if (texts[i].value != NULL && strchr(texts[i].value, '\n') != NULL) {
+            return error_set(error, "--%s: the value contains a line end", texts[i].name);
+        }
+    }
+    const option_texts* lists[2] = {&o->data, &o->eval_data};
+    for (int k = 0; k < 2; k++) {
+        for (int64_t i = 0; i < lists[k]->count; i++) {
+            if (strchr(lists[k]->items[i], '\n') != NULL) {
+                return error_set(error, "--%s: the value contains a line end",
+                                 k == 0 ? "data" : "eval-data");
+            }
+        }
+    }
+    return true;
+}
+
 static bool needs_check(const options* o, char error[1024]) {
     bool look = o->plan || o->doctor || o->eval_only;
     if (o->demo && (o->model != NULL || o->data.count > 0)) {
@@ -165,7 +227,8 @@ static bool needs_check(const options* o, char error[1024]) {
 }
 
 static bool options_check(options* o, char adapter[FOLDER_PATH], char error[1024]) {
-    if (!needs_check(o, error) || !inputs_check(o, error) || !adapter_is_folder(o, error)) {
+    if (!needs_check(o, error) || !inputs_check(o, error) || !lines_check(o, error) ||
+        !format_check(o, error) || !adapter_is_folder(o, error)) {
         return false;
     }
     if (o->tokens != 0 && o->length != 0 && o->length > o->tokens) {

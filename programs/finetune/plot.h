@@ -165,8 +165,11 @@ static void picture_head(const app* a, blob* out) {
              ".l { stroke: #4a9a62; stroke-width: 2 }\n"
              ".p { stroke: #8a63b5; stroke-width: 1.6 }\n</style>\n"
              "<rect width=\"880\" height=\"600\" fill=\"#fff\"/>\n");
-    put(out, "<text x=\"%.0f\" y=\"30\" class=\"t\">step %lld of %lld, loss %.4f", PLOT_LEFT,
-        (long long)a->step, (long long)a->total_steps, a->last_loss);
+    put(out, "<text x=\"%.0f\" y=\"30\" class=\"t\">step %lld of %lld", PLOT_LEFT,
+        (long long)a->step, (long long)a->total_steps);
+    if (known(a->last_loss)) {
+        put(out, ", loss %.4f", a->last_loss);
+    }
     if (known(a->last_eval)) {
         put(out, ", held out %.4f", a->last_eval);
     }

@@ -2,6 +2,10 @@
 #ifndef FINETUNE_RECORDS_H
 #define FINETUNE_RECORDS_H
 
+static const char* data_name(const char* path) { // as messages call it
+    return strcmp(path, "-") == 0 ? "standard input" : path;
+}
+
 static void bad_add(app* a, const char* path, size_t line, const char* what) {
     bad_records* b = &a->bad;
     if (b->count < BAD_SHOWN) {
@@ -22,46 +26,58 @@ static const char* place_skip(const char* text, const char* path) {
     return text;
 }
 
-// Tries one record alone. A bad one is noted and its bytes are replaced by spaces.
-static bool record_try(app* a, const qlora_text_data_desc* desc, char* record, size_t size,
-                       size_t line) {
+static bool record_load(app* a, const qlora_text_data_desc* desc, const char* record, size_t size) {
     qlora_text_data* one = NULL;
-    if (qlora_text_data_load(a->text, desc, record, size, &one) == QLORA_OK) {
+    bool ok = qlora_text_data_load(a->text, desc, record, size, &one) == QLORA_OK;
+    if (ok) {
         qlora_text_data_close(one);
-        return true;
     }
-    const char* name = strcmp(desc->path, "-") == 0 ? "standard input" : desc->path;
-    bad_add(a, name, line, place_skip(message_text(qlora_text_last_error(a->text)), name));
+    return ok;
+}
+
+// Notes a record with the library's last error. Its bytes are replaced by spaces; its line ends
+// stay, so that the lines after it keep their numbers.
+static void record_drop(app* a, const qlora_text_data_desc* desc, const char* label, char* record,
+                        size_t size, size_t line) {
+    bad_add(a, data_name(desc->path), line,
+            place_skip(message_text(qlora_text_last_error(a->text)), label));
+    if (a->bad.count <= BAD_SHOWN) {
+        message_options(a->bad.shown[a->bad.count - 1].what);
+    }
     for (size_t i = 0; i < size; i++) {
         record[i] = record[i] == '\n' ? '\n' : ' ';
     }
-    return false;
 }
 
-static void lines_try(app* a, const qlora_text_data_desc* desc, blob* text) {
-    size_t number = 1;
-    for (size_t at = 0; at < text->count; number++) {
-        size_t end = at;
-        bool blank = true;
-        for (; end < text->count && text->data[end] != '\n'; end++) {
-            blank = blank && strchr(" \t\r", text->data[end]) != NULL;
-        }
-        if (!blank) {
-            record_try(a, desc, text->data + at, end - at, number);
-        }
-        at = end + 1;
+static bool is_blank(char c) {
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+static size_t lines_in(const blob* text, size_t from, size_t to) {
+    size_t lines = 0;
+    for (size_t i = from; i < to; i++) {
+        lines += text->data[i] == '\n' ? 1 : 0;
     }
+    return lines;
 }
 
-// The end of the JSON value that starts at `at`, judged by brackets and quotes only.
-static size_t value_end(const blob* text, size_t at) {
+static size_t line_end(const blob* text, size_t at) {
+    while (at < text->count && text->data[at] != '\n') {
+        at++;
+    }
+    return at;
+}
+
+// The end of a JSON value, judged by brackets and quotes only: that of an element of an array, or,
+// with `object`, of the object that starts at `at`. A string ends with its line at the latest.
+static size_t value_end(const blob* text, size_t at, bool object) {
     int depth = 0;
     bool quoted = false;
     for (; at < text->count; at++) {
         char c = text->data[at];
         if (quoted) {
             at += c == '\\' ? 1 : 0;
-            quoted = c != '"';
+            quoted = c != '"' && c != '\n';
         } else if (c == '"') {
             quoted = true;
         } else if (c == '{' || c == '[') {
@@ -71,6 +87,9 @@ static size_t value_end(const blob* text, size_t at) {
                 return at;
             }
             depth--;
+            if (object && depth == 0) {
+                return at + 1;
+            }
         } else if (c == ',' && depth == 0) {
             return at;
         }
@@ -78,44 +97,41 @@ static size_t value_end(const blob* text, size_t at) {
     return text->count;
 }
 
-static bool format_file(const char* format) { // of a file rather than of its records
-    return format != NULL && (strcmp(format, "jsonl") == 0 || strcmp(format, "ndjson") == 0 ||
-                              strcmp(format, "json") == 0 || strcmp(format, "txt") == 0);
+// Tries one element of an array, as an array of its own.
+static bool element_try(app* a, const qlora_text_data_desc* desc, char* record, size_t size,
+                        size_t line) {
+    qlora_text_data_desc single = *desc;
+    blob copy;
+    memset(&copy, 0, sizeof copy);
+    single.path = "record.json";
+    bool good = !blob_add(&copy, "[", 1) || !blob_add(&copy, record, size) ||
+                !blob_add(&copy, "]", 1) || record_load(a, &single, copy.data, copy.count);
+    blob_free(&copy);
+    if (!good) {
+        record_drop(a, desc, single.path, record, size, line);
+    }
+    return good;
 }
 
-// The records of an array, one by one. The comma after a bad record, or before it if it is the
-// last, is removed with it.
-static void array_try(app* a, const qlora_text_data_desc* desc, blob* text) {
-    qlora_text_data_desc single = *desc;
-    size_t line = 1;
-    size_t at = 0;
+// The records of the array that starts at `at`, one by one. The comma after a bad record, or before
+// it if it is the last, is removed with it.
+static void array_try(app* a, const qlora_text_data_desc* desc, blob* text, size_t at,
+                      size_t line) {
     size_t comma = SIZE_MAX; // after the last good record
-    single.path = "record.jsonl";
-    single.format = format_file(desc->format) ? NULL : desc->format;
-    while (at < text->count && text->data[at] != '[') {
-        line += text->data[at++] == '\n' ? 1 : 0;
-    }
     for (at++; at < text->count;) {
-        size_t end = 0;
-        for (; at < text->count && strchr(" \t\r\n", text->data[at]) != NULL; at++) {
-            line += text->data[at] == '\n' ? 1 : 0;
+        size_t start = at;
+        while (at < text->count && is_blank(text->data[at])) {
+            at++;
         }
-        end = value_end(text, at);
+        line += lines_in(text, start, at);
+        size_t end = value_end(text, at, false);
         if (end == at) {
-            break;
+            return;
         }
-        size_t first = line;
-        for (size_t i = at; i < end; i++) { // one record is one line
-            line += text->data[i] == '\n' ? 1 : 0;
-            text->data[i] = text->data[i] == '\n' ? ' ' : text->data[i];
-        }
-        size_t before = a->bad.count;
-        bool good = record_try(a, &single, text->data + at, end - at, first);
-        if (!good && before < BAD_SHOWN) {
-            a->bad.shown[before].path =
-                strcmp(desc->path, "-") == 0 ? "standard input" : desc->path;
-        }
+        size_t lines = lines_in(text, at, end);
+        bool good = element_try(a, desc, text->data + at, end - at, line);
         bool more = end < text->count && text->data[end] == ',';
+        line += lines;
         if (good) {
             comma = more ? end : SIZE_MAX;
         } else if (more) {
@@ -125,24 +141,82 @@ static void array_try(app* a, const qlora_text_data_desc* desc, blob* text) {
         }
         at = end + 1;
         if (!more) {
-            break;
+            return;
         }
     }
 }
 
-// Whether the data is an array of records (false: one record per line), and whether it has records.
-static bool records_array(const qlora_text_data_desc* desc, const blob* text, bool* records) {
-    const char* path = desc->format != NULL ? desc->format : desc->path;
-    bool lines = ends_in(path, "jsonl") || ends_in(path, "ndjson");
-    *records = !ends_in(path, "txt");
-    if (lines || ends_in(path, "json")) {
-        return !lines;
+// {"data": [{...}, ...]}: where the array starts in the object at `at`, or SIZE_MAX. A line that
+// starts with a record ends the search.
+static size_t list_inside(const blob* text, size_t at) {
+    int depth = 0;
+    for (; at < text->count; at++) {
+        char c = text->data[at];
+        if (c == '"') {
+            size_t name = at;
+            for (at++; at < text->count && text->data[at] != '"' && text->data[at] != '\n'; at++) {
+                at += text->data[at] == '\\' ? 1 : 0;
+            }
+            size_t to = at + 1;
+            while (to < text->count && (is_blank(text->data[to]) || text->data[to] == ':')) {
+                to++;
+            }
+            size_t first = to + 1;
+            while (first < text->count && is_blank(text->data[first])) {
+                first++;
+            }
+            if (depth == 1 && first < text->count && text->data[to] == '[' &&
+                text->data[first] == '{' && strncmp(text->data + name, "\"data\"", 6) == 0) {
+                return to;
+            }
+        } else if (c == '{' || c == '[') {
+            depth++;
+        } else if ((c == '}' || c == ']') && --depth <= 0) {
+            return SIZE_MAX;
+        } else if (c == '\n' && at + 1 < text->count && text->data[at + 1] == '{') {
+            return SIZE_MAX;
+        }
     }
-    size_t blank = 0;
-    while (blank < text->count && strchr(" \t\r\n", text->data[blank]) != NULL) {
-        blank++;
+    return SIZE_MAX;
+}
+
+// Whether the next line with anything in it starts with a record.
+static bool record_follows(const blob* text, size_t end) {
+    while (end < text->count && is_blank(text->data[end])) {
+        end++;
     }
-    return ends_in(desc->path, ".json") || (blank < text->count && text->data[blank] == '[');
+    return end < text->count && text->data[end] == '{' && text->data[end - 1] == '\n';
+}
+
+// One record after the other, as the library reads them: one per line, but a record may span
+// several lines, and an object may contain an array of them.
+static void lines_try(app* a, const qlora_text_data_desc* desc, blob* text, size_t at) {
+    size_t line = 1;
+    while (at < text->count) {
+        if (is_blank(text->data[at])) {
+            line += text->data[at++] == '\n' ? 1 : 0;
+            continue;
+        }
+        size_t end = line_end(text, at);
+        size_t list = SIZE_MAX;
+        size_t close = text->data[at] == '{' ? value_end(text, at, true) : at;
+        if (close > end) {
+            list = list_inside(text, at);
+            end = list != SIZE_MAX || !record_follows(text, end) ? line_end(text, close) : end;
+        } else if (text->data[at] == '{') {
+            list = list_inside(text, at);
+        }
+        size_t lines = lines_in(text, at, end);
+        if (!record_load(a, desc, text->data + at, end - at)) {
+            if (list < end) {
+                array_try(a, desc, text, list, line + lines_in(text, at, list));
+            } else {
+                record_drop(a, desc, data_name(desc->path), text->data + at, end - at, line);
+            }
+        }
+        line += lines;
+        at = end;
+    }
 }
 
 // Reads data that contains bad records: notes them and keeps the others. False if the fault is not
@@ -151,13 +225,20 @@ static bool records_open(app* a, const qlora_text_data_desc* desc, blob* text,
                          qlora_text_data** out) {
     char error[1024];
     size_t before = a->bad.count;
-    bool records = false;
+    const char* kind = desc->format != NULL ? desc->format : desc->path;
+    if (ends_in(kind, "txt")) {
+        return false;
+    }
     snprintf(error, sizeof error, "%s", a->error);
-    bool array = records_array(desc, text, &records);
-    if (records && array) {
-        array_try(a, desc, text);
-    } else if (records) {
-        lines_try(a, desc, text);
+    size_t at = text->count >= 3 && memcmp(text->data, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+    size_t first = at;
+    while (first < text->count && is_blank(text->data[first])) {
+        first++;
+    }
+    if (first < text->count && text->data[first] == '[') { // the library's rule, too
+        array_try(a, desc, text, first, 1 + lines_in(text, at, first));
+    } else {
+        lines_try(a, desc, text, at);
     }
     bool found = a->bad.count > before;
     if (found) { // nothing is left if every record is bad

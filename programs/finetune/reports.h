@@ -56,7 +56,7 @@ static bool doctor_samples(app* a) {
     size_t shown = 0;
     int64_t files = a->o.demo ? 1 : a->o.data.count;
     for (int64_t f = 0; f < files; f++) {
-        const char* path = a->o.demo ? "demo" : a->o.data.items[f];
+        const char* path = a->o.demo ? "demo" : data_name(a->o.data.items[f]);
         size_t count = a->data[f] != NULL ? qlora_text_data_count(a->data[f]) : 0;
         for (size_t i = 0; i < count && shown < (size_t)a->o.samples; i++) {
             qlora_text_sample s;
@@ -250,9 +250,14 @@ static double loss_mean(const app* a, int64_t first, int64_t last, double otherw
 static void summary_loss(app* a) {
     int64_t tenth = a->step / 10 < 50 ? a->step / 10 : 50;
     int64_t span = tenth > 1 ? tenth : 1;
-    say(a, "loss %.4f -> %.4f", loss_mean(a, 1, span, a->first_loss),
-        loss_mean(a, a->step - span + 1, a->step, a->last_loss));
-    if (span > 1) {
+    double first = loss_mean(a, 1, span, a->first_loss);
+    double last = loss_mean(a, a->step - span + 1, a->step, a->last_loss);
+    if (!known(last)) { // the log is missing
+        say(a, "the losses are not known: they are not in %s/log.jsonl", a->o.out);
+    } else {
+        say(a, "loss %.4f -> %.4f", first, last);
+    }
+    if (known(last) && span > 1) {
         say(a, " (means of %lld steps)", (long long)span);
     }
     if (known(a->first_eval) && known(a->last_eval)) {

@@ -3,7 +3,8 @@
 #define FINETUNE_SAMPLES_H
 
 static bool text_fail(app* a, const char* what) {
-    return error_set(a->error, "%s%s", what, message_text(qlora_text_last_error(a->text)));
+    error_set(a->error, "%s%s", what, message_text(qlora_text_last_error(a->text)));
+    return message_options(a->error);
 }
 
 static bool text_open(app* a) {
@@ -50,8 +51,7 @@ static bool ignored_tell(app* a, const char* path, qlora_text_data* data) {
         return data == NULL || text_fail(a, "");
     }
     if (info.ignored[0] != '\0') {
-        say(a, "note: %s: not used: %s\n", strcmp(path, "-") == 0 ? "standard input" : path,
-            info.ignored);
+        say(a, "note: %s: not used: %s\n", data_name(path), info.ignored);
     }
     return true;
 }
@@ -92,21 +92,28 @@ static size_t trained_count(const int32_t* labels, size_t length) {
 
 static bool ids_check(app* a, const qlora_text_sample* s, const char* path) {
     for (size_t i = 0; i < s->count; i++) {
-        if (s->ids[i] < 0 || s->ids[i] >= a->config.vocab || s->labels[i] >= a->config.vocab) {
+        bool id = s->ids[i] < 0 || s->ids[i] >= a->config.vocab;
+        if (id || s->labels[i] >= a->config.vocab) {
             return error_set(a->error,
-                             "%s:%zu: token id %d is out of range; the model's ids are 0 to %lld",
-                             path, s->line, (int)s->ids[i], (long long)a->config.vocab - 1);
+                             "%s:%zu: %s %d is out of range; the model's ids are 0 to %lld", path,
+                             s->line, id ? "token id" : "label",
+                             (int)(id ? s->ids[i] : s->labels[i]), (long long)a->config.vocab - 1);
         }
     }
     return true;
 }
 
-// Whether an answer in the sample is empty: a run of trained tokens without any text.
-static bool sample_silent(app* a, const qlora_text_sample* s, bool* out) {
+// Whether an answer in the sample is empty: a run of trained tokens without any text, after
+// something that is not trained. Plain text, which has only BOS before it, answers nothing.
+static bool sample_silent(app* a, const qlora_text_sample* s, int32_t bos, bool* out) {
     qlora_text_bytes text;
     memset(&text, 0, sizeof text);
     *out = false;
-    for (size_t begin = 1; begin < s->count && !*out;) {
+    size_t first = s->count > 0 && s->ids[0] == bos ? 1 : 0;
+    while (first < s->count && s->labels[first] != -100) {
+        first++;
+    }
+    for (size_t begin = first + 1; begin < s->count && !*out;) {
         size_t end = begin;
         while (end < s->count && s->labels[end] != -100) {
             end++;
@@ -136,7 +143,7 @@ static bool sample_count(app* a, const qlora_text_sample* s, int32_t bos, counts
     bool silent = false;
     size_t all = s->count;
     bool too_long = all > (size_t)a->o.length;
-    if (!sample_silent(a, s, &silent)) {
+    if (!sample_silent(a, s, bos, &silent)) {
         return false;
     }
     c->all++;
@@ -149,8 +156,9 @@ static bool sample_count(app* a, const qlora_text_sample* s, int32_t bos, counts
     c->two_bos += all >= 2 && bos >= 0 && s->ids[0] == bos && s->ids[1] == bos ? 1 : 0;
     *length = too_long ? (size_t)a->o.length : all;
     *trained = trained_count(s->labels, *length);
-    c->masked += *length >= 2 && *trained == 0 ? 1 : 0;
-    if (*length < 2 || *trained == 0 || (too_long && !a->o.truncate)) {
+    bool skipped = too_long && !a->o.truncate;
+    c->masked += !skipped && *length >= 2 && *trained == 0 ? 1 : 0;
+    if (*length < 2 || *trained == 0 || skipped) {
         *length = 0;
     }
     return true;
@@ -219,7 +227,18 @@ static void shuffle(uint32_t* order, size_t count, uint64_t key) {
     }
 }
 
-// Moves the held-out samples from a->train to a->eval.
+static bool sample_among(const samples* s, const sample* one) {
+    for (size_t i = 0; i < s->count; i++) {
+        if (s->data[i].length == one->length &&
+            memcmp(s->data[i].ids, one->ids, (size_t)one->length * sizeof *one->ids) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Moves the held-out samples from a->train to a->eval. The demo's text has few sentences, so their
+// other copies are dropped.
 static bool samples_split(app* a) {
     size_t all = a->train.count;
     double wish = a->o.eval < 1.0 ? fmin(200.0, ceil(a->o.eval * (double)all)) : a->o.eval;
@@ -244,18 +263,24 @@ static bool samples_split(app* a) {
         order[i] = (uint32_t)i;
     }
     shuffle(order, all, mix((uint64_t)a->o.seed ^ 0x6576616cu));
+    size_t count = 0;
     for (size_t i = 0; i < all; i++) {
-        if (i < held) {
-            a->eval.data[a->eval.count++] = a->train.data[order[i]];
+        const sample* s = &a->train.data[order[i]];
+        if (a->o.demo && sample_among(&a->eval, s)) {
+            continue;
+        }
+        if (a->eval.count < held) {
+            a->eval.data[a->eval.count++] = *s;
         } else {
-            kept[i - held] = a->train.data[order[i]];
+            kept[count++] = *s;
         }
     }
     free(order);
     free(a->train.data);
     a->train.data = kept;
-    a->train.count = all - held;
-    return true;
+    a->train.count = count;
+    return count > 0 ||
+           error_set(a->error, "--eval %g leaves no sentence of the demo to train on", a->o.eval);
 }
 
 static uint64_t samples_hash(const samples* s, uint64_t hash) {
@@ -351,7 +376,7 @@ static bool samples_need(app* a, const samples* s, const counts* c, const option
     return error_set(a->error,
                      "%s%s: none of the %zu samples can be used: %zu too long for --length %lld, "
                      "%zu empty, %zu with nothing to train on; see --doctor",
-                     paths->count > 0 ? paths->items[0] : "demo",
+                     paths->count > 0 ? data_name(paths->items[0]) : "demo",
                      paths->count > 1 ? " and others" : "", c->all, c->too_long,
                      (long long)a->o.length, c->empty, c->masked);
 }
@@ -361,7 +386,7 @@ static bool files_take(app* a, const option_texts* paths, qlora_text_data** data
                        counts* c) {
     for (int64_t i = 0; i < paths->count; i++) {
         if (!data_open(a, paths->items[i], &data[i]) ||
-            !samples_take(a, data[i], paths->items[i], out, c)) {
+            !samples_take(a, data[i], data_name(paths->items[i]), out, c)) {
             return false;
         }
     }

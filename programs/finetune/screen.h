@@ -21,9 +21,16 @@ static void screen_clear(screen* s) {
 
 // A reader that has ended (`| head`) is like Ctrl-C: what was trained is saved.
 static void screen_flush(screen* s) {
-    if (fflush(stdout) != 0 && errno == EPIPE && !s->closed) {
+    if (fflush(stdout) == 0) {
+        return;
+    }
+    s->fault = s->fault != 0 ? s->fault : errno;
+    if (errno == EPIPE && !s->closed) {
         s->closed = true;
         s->live = false;
+        if (s->done) {
+            return;
+        }
         if (stop_asked == 0) {
             fprintf(stderr, "finetune: nobody reads the output any more: saving and stopping\n");
         }

@@ -52,6 +52,24 @@ static void real_text(double value, char out[32]) { // the shortest that reads b
     }
 }
 
+// Whether these are all modules of a model. A model that lacks one of them refuses the list, so it
+// is enough to know the lists that models have.
+static bool targets_all(int64_t targets) {
+    static const int64_t lists[] = {
+        QLORA_TARGET_ALL,
+        QLORA_TARGET_Q | QLORA_TARGET_K | QLORA_TARGET_V | QLORA_TARGET_O | QLORA_TARGET_GATE |
+            QLORA_TARGET_UP | QLORA_TARGET_DOWN,
+        QLORA_TARGET_Q | QLORA_TARGET_K | QLORA_TARGET_V | QLORA_TARGET_O | QLORA_TARGET_GATE_UP |
+            QLORA_TARGET_DOWN,
+        QLORA_TARGET_QKV | QLORA_TARGET_O | QLORA_TARGET_GATE_UP | QLORA_TARGET_DOWN};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        if (targets == lists[i]) {
+            return true;
+        }
+    }
+    return false;
+}
+
 // The value of an option as a user would type it, and NULL if it was not given. `room` holds
 // numbers and words.
 static const char* setting_text(const option_set* set, const option* row, char room[256]) {
@@ -75,7 +93,7 @@ static const char* setting_text(const option_set* set, const option* row, char r
             word = strchr(word, '|') + 1;
         }
         snprintf(room, 256, "%.*s", (int)strcspn(word, "|"), word);
-    } else if (row->kind == OPT_TARGETS && number == QLORA_TARGET_ALL) {
+    } else if (row->kind == OPT_TARGETS && targets_all(number)) {
         snprintf(room, 256, "all");
     } else if (row->kind == OPT_TARGETS) {
         for (int i = 0; i < OPTION_TARGETS; i++) {
@@ -91,9 +109,14 @@ static const char* setting_text(const option_set* set, const option* row, char r
     return room;
 }
 
+// In quotes, if reading the line would change the value.
 static bool setting_line(const option* row, const char* value, blob* out) {
+    size_t size = strlen(value);
+    bool odd = size > 0 &&
+               (strchr("= \t\r'\"", value[0]) != NULL || strchr(" \t\r", value[size - 1]) != NULL);
     return blob_add(out, row->name, strlen(row->name)) &&
-           (value[0] == '\0' || (blob_add(out, " ", 1) && blob_add(out, value, strlen(value)))) &&
+           (size == 0 || (blob_add(out, " \"", odd ? 2 : 1) && blob_add(out, value, size) &&
+                          blob_add(out, "\"", odd ? 1 : 0))) &&
            blob_add(out, "\n", 1);
 }
 
@@ -128,18 +151,28 @@ typedef struct differences {
     char now[320];
     int count;
     int hard; // those that --extend does not allow
+    int left; // those that are not in the lists
 } differences;
 
-static void difference_show(const option* row, const char* value, char list[320]) {
-    size_t used = strlen(list);
-    snprintf(list + used, 320 - used, "%s%s--%s%s%.100s", used > 0 ? " " : "",
-             value == NULL ? "no " : "", row->name, value != NULL && value[0] != '\0' ? " " : "",
-             value != NULL ? value : "");
+static void difference_show(const option* row, const char* value, char out[160]) {
+    snprintf(out, 160, "%s--%s%s%.100s", value == NULL ? "no " : "", row->name,
+             value != NULL && value[0] != '\0' ? " " : "", value != NULL ? value : "");
 }
 
+// Adds an option to both lists, or to neither if there is no room: none is cut.
 static void difference_add(differences* d, const option* row, const char* then, const char* now) {
-    difference_show(row, then, d->then);
-    difference_show(row, now, d->now);
+    char before[160];
+    char after[160];
+    size_t a = strlen(d->then);
+    size_t b = strlen(d->now);
+    difference_show(row, then, before);
+    difference_show(row, now, after);
+    if (a + strlen(before) + 2 <= sizeof d->then && b + strlen(after) + 2 <= sizeof d->now) {
+        snprintf(d->then + a, sizeof d->then - a, "%s%s", a > 0 ? " " : "", before);
+        snprintf(d->now + b, sizeof d->now - b, "%s%s", b > 0 ? " " : "", after);
+    } else {
+        d->left++;
+    }
     d->count++;
     d->hard += setting_soft(row) ? 0 : 1;
 }
@@ -159,16 +192,28 @@ static bool alpha_same(const options* then, const options* now, const option* ro
     return strcmp(row->name, "alpha") == 0 && (a == b || (then->alpha == 0.0 && now->alpha == 0.0));
 }
 
+// Files for evaluation are compared by their content, but a run has them or has not.
+static bool eval_files_same(const options* then, const options* now, const option* row,
+                            differences* d) {
+    const option_texts* a = &then->eval_data;
+    const option_texts* b = &now->eval_data;
+    if (strcmp(row->name, "eval-data") == 0 && (a->count > 0) != (b->count > 0)) {
+        difference_add(d, row, a->count > 0 ? a->items[0] : NULL,
+                       b->count > 0 ? b->items[0] : NULL);
+    }
+    return strcmp(row->name, "eval") == 0 && (a->count > 0 || b->count > 0);
+}
+
 // Collects every option that differs, except for paths.
 static void settings_compare(const option_set* then, const option_set* now, differences* d) {
     char room_then[256];
     char room_now[256];
+    const options* before = (const options*)then->values;
     const options* o = (const options*)now->values;
     for (size_t i = 0; i < now->count; i++) {
         const option* row = &now->rows[i];
-        if (!setting_used(o, row) || row->kind == OPT_TEXTS || setting_path(row) ||
-            setting_higher((const options*)then->values, o, row) ||
-            alpha_same((const options*)then->values, o, row)) {
+        if (!setting_used(o, row) || eval_files_same(before, o, row, d) || row->kind == OPT_TEXTS ||
+            setting_path(row) || setting_higher(before, o, row) || alpha_same(before, o, row)) {
             continue;
         }
         const char* a = setting_text(then, row, room_then);

@@ -102,6 +102,25 @@ static void train_describe(app* a) {
     d->seed = (uint64_t)o->seed;
 }
 
+// Names a limit below 0.1 GiB, and what is needed, in MiB: the library's GiB would be 0.00.
+static void memory_small(app* a) {
+    qlora_plan_desc any;
+    qlora_plan plan;
+    char need[32];
+    char have[32];
+    qlora_model_desc desc = a->model_desc;
+    memset(&any, 0, sizeof any);
+    any.bytes = UINT64_MAX / 2;
+    desc.recompute = desc.recompute == QLORA_CHOICE_AUTO ? QLORA_CHOICE_ON : desc.recompute;
+    desc.cache = desc.cache == QLORA_CHOICE_AUTO ? QLORA_CHOICE_OFF : desc.cache;
+    if (a->o.memory > 0 && a->o.memory < 107374182 &&
+        qlora_plan_make(a->ctx, &desc, &any, &plan) == QLORA_OK) {
+        error_set(a->error, "not enough memory: the model needs %s, but --memory is %s",
+                  short_bytes(plan.total + plan.context, need),
+                  short_bytes((uint64_t)a->o.memory, have));
+    }
+}
+
 // Looks for settings that fit by planning them: only what was tried is advised.
 static void memory_advise(app* a, const qlora_plan_desc* budget) {
     char why[1024];
@@ -143,6 +162,7 @@ static bool plan_make(app* a) {
     bool memory = result == QLORA_ERR_DEVICE_MEMORY;
     if (!lib(a, result, memory ? "not enough memory" : "planning the memory")) {
         if (memory) {
+            memory_small(a);
             memory_advise(a, &budget);
         }
         return false;
@@ -189,8 +209,8 @@ static void notes_print(app* a) {
     }
     if (o->warmup >= a->total_steps && o->lr > 0.0) {
         say(a,
-            "note: the warm-up of %lld steps is as long as the training; the learning rate does "
-            "not reach %g\n",
+            "note: the warm-up of %lld steps is at least as long as the training; the learning "
+            "rate does not reach %g\n",
             (long long)o->warmup, o->lr);
     }
 }

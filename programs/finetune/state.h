@@ -71,6 +71,8 @@ typedef struct screen {
     bool drawn;
     bool quiet;  // --json
     bool closed; // nobody reads standard output any more
+    bool done;   // all steps are taken: nothing is left to stop
+    int fault;   // errno of the first write that failed
     double drawn_at;
 } screen;
 
@@ -121,6 +123,8 @@ typedef struct app {
     bool norms_found;      // in the folder of --adapter, and not asked for
     bool steps_and_epochs; // both were given
     bool resuming;
+    bool changed;    // --extend: some options differ from those of the run
+    bool complete;   // the run that is resumed had taken all its steps
     batches batches; // of the step or the evaluation that is running
     // the progress of the run
     int64_t step;
@@ -148,6 +152,7 @@ typedef struct app {
     int lock;      // the lock file, if `locked`
     bool locked;
     bool out_made;   // this process created the folder
+    size_t parents;  // and the folders above it, from this length of the path on; 0 = none
     bool out_empty;  // the folder was empty when the run started
     bool files_made; // this process created settings.txt and the log
     bool demo_made;  // this process created the demo's model
@@ -200,8 +205,9 @@ static bool lib(app* a, qlora_result result, const char* doing) {
     }
     a->stopped = a->stopped || result == QLORA_ERR_STOPPED;
     const char* text = qlora_last_error(a->ctx);
-    return error_set(a->error, "%s: %s", doing,
-                     text[0] != '\0' ? message_text(text) : qlora_result_text(result));
+    error_set(a->error, "%s: %s", doing,
+              text[0] != '\0' ? message_text(text) : qlora_result_text(result));
+    return message_options(a->error);
 }
 
 static void* take(app* a, size_t count, size_t size) {

@@ -183,15 +183,15 @@ static bool position_check(app* a, const position* p) {
     if (memcmp(p->magic, POSITION_MAGIC, 8) != 0 || p->settings_hash != a->settings_hash) {
         return error_set(
             a->error,
-            "%s/checkpoint was saved with different options; use --resume never to start "
-            "over",
+            "%s/checkpoint was saved with different options; use a different --out, or "
+            "--resume never to start over",
             a->o.out);
     }
     if (p->data_hash != a->data_hash) {
         return error_set(
             a->error,
-            "the data has changed since %s/checkpoint was saved; use --resume never to "
-            "start over",
+            "the data has changed since %s/checkpoint was saved; use a different --out, or "
+            "--resume never to start over",
             a->o.out);
     }
     return true;
@@ -201,9 +201,9 @@ static bool position_check(app* a, const position* p) {
 static bool steps_judge(app* a, int64_t done, int64_t before) {
     if (a->total_steps < done) {
         return error_set(a->error,
-                         "the run in %s has finished step %lld; %lld steps are too few to resume "
-                         "it",
-                         a->o.out, (long long)done, (long long)a->total_steps);
+                         "the run in %s has finished step %lld; %lld step%s too few to resume it",
+                         a->o.out, (long long)done, (long long)a->total_steps,
+                         a->total_steps == 1 ? " is" : "s are");
     }
     if (a->total_steps < before && !a->o.extend) {
         return error_set(a->error,
@@ -236,6 +236,7 @@ static bool checkpoint_load(app* a) {
          steps_judge(a, info.step, p->total_steps);
     if (ok) {
         a->step = info.step;
+        a->complete = p->total_steps == info.step;
         a->seconds = p->seconds;
         a->first_eval = p->first_eval;
         a->first_loss = p->first_loss;
@@ -303,6 +304,7 @@ static bool step_record(app* a, const qlora_train_info* info, double seconds) {
     if (info->last_skipped) {
         say(a, "step %lld: skipped because of a non-finite gradient\n", (long long)info->step);
     }
+    a->screen.done = a->step == a->total_steps;
     progress_draw(a, &p);
     log_step(a, &p, info);
     if (!points_add(a, &p)) {
@@ -345,6 +347,7 @@ static bool evaluate_due(const app* a) {
 static bool train_loop(app* a) {
     int64_t save_every = interval(a, a->o.save_every);
     stop_training = 1;
+    a->screen.done = a->step == a->total_steps;
     bool ok = !evaluate_due(a) || evaluate(a);
     bool cut = false;
     while (ok && !cut && a->step < a->total_steps && stop_asked == 0) {

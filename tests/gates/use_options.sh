@@ -50,7 +50,7 @@ notes() {
     works "much that may surprise" "${few[@]}" --model model --out noted --resume never --steps 3 \
         --epochs 2 --warmup 100 --max-norm 0
     check "--steps wins" grep -q "note: --steps 3 overrides --epochs 2" out
-    check "a long warm-up" grep -q "warm-up of 100 steps is as long as the training" out
+    check "a long warm-up" grep -q "warm-up of 100 steps is at least as long as" out
     check "no clipping" grep -q -- "--max-norm 0: gradients are not clipped" out
     for ((i = 0; i < 300; i++)); do cat sums.jsonl; done | head -400 >many.jsonl
     works "a large fraction" "${one[@]}" --data many.jsonl --eval 0.9 --steps 1 --out noted \
@@ -79,6 +79,10 @@ notes() {
     refuses "nearest option" "unknown option --modle; did you mean --model" --modle model
     refuses "too little memory for anything" "not enough memory: .*; it would not fit with" \
         "${few[@]}" --model model --memory 1M --out o
+    refuses "a small limit" "the model needs [0-9]+ MiB, but --memory is 5 MiB; it would" \
+        "${few[@]}" --model model --memory 5M --out o
+    refuses "a module that the model lacks" ": --targets contains qkv" "${few[@]}" --model model \
+        --targets qkv --out o
     refuses "too little memory for these tokens" \
         "not enough memory: .*; it would fit with --tokens [0-9]+ --length" \
         --model model --data sums.jsonl --tokens 65536 --memory 60M --backend cpu --threads 1 \
@@ -108,6 +112,7 @@ resuming() {
             "${common[@]}" --out again
         check "is the same model" grep -q "resumed after step 6 of 6" out
     fi
+    resuming_other
     rm -rf again elsewhere other
     works "a run" --model model --data sums.jsonl "${common[@]}" --out again
     works "another spelling" --model ./model --data "$PWD/sums.jsonl" "${common[@]}" --out ./again
@@ -124,6 +129,44 @@ resuming() {
         --schedule linear --targets q,v --rslora
     check "every difference at once" grep -qF -- "it used --rank 2 --targets all no --rslora \
 --schedule cosine, this command has --rank 3 --targets q,v --rslora --schedule linear; use the" err
+}
+
+# Options that mean the same resume a run, and those that do not are named.
+resuming_other() {
+    local same=(--model model --tokens 256 --rank 2 --steps 2 --backend cpu --threads 1) name
+    rm -rf again odd
+    works "files for evaluation" "${same[@]}" --data sums.jsonl --eval-data short.jsonl --out again
+    run "$finetune" "${same[@]}" --data nowhere.jsonl --out again
+    check "without them" grep -q "used --eval-data short.jsonl, .* has no --eval-data;" err
+    works "held-out samples" "${same[@]}" --data sums.jsonl --out again --resume never \
+        --targets q,k,v,o,gate,up,down
+    run "$finetune" "${same[@]}" --data nowhere.jsonl --eval-data short.jsonl --out again
+    check "with files" grep -q "used no --eval-data, .* has --eval-data short.jsonl;" err
+    works "all targets" "${same[@]}" --data sums.jsonl --out again --targets all
+    check "are the same" grep -q "resumed after step 2 of 2" out
+    run "$finetune" "${same[@]}" --data sums.jsonl --out again --rank 3 --targets q --rslora \
+        --alpha 7 --dropout 0.25 --train-norms --lr 0.123456 --schedule linear --warmup 1 \
+        --beta2 0.5 --weight-decay 0.125 --max-norm 3 --length 100 --accumulate 9 --seed 77 \
+        --truncate --train-prompt --last-turn --max-samples 99 --base 16bit --format text \
+        --template "$(printf "x%.0s" {1..99})"
+    check "many differences: no part of one" \
+        grep -qE -- "--[a-z0-9-]+( [^ ]+)?, and [0-9]+ more differ; use the same" err
+    cp model/model.safetensors model/other.safetensors
+    works "another file in the model's folder" "${same[@]}" --data sums.jsonl --out again
+    rm model/other.safetensors
+    rm again/log.jsonl
+    works "without its log" "${same[@]}" --data sums.jsonl --out again
+    check "no losses are invented" [ -z "$(grep -e '-> 0.0000' out)" ]
+    check "nor in the plot" [ -z "$(grep -E 'loss (0.0000|nan)' again/training.svg)" ]
+    for name in '=a.jsonl' '"a".jsonl' ' a .jsonl'; do
+        cp sums.jsonl "$name"
+        works "data in '$name'" "${same[@]}" --data "$name" --out odd --resume never
+        works "again" "${same[@]}" --data "$name" --out odd
+        check "is resumed" grep -q "resumed after step 2 of 2" out
+        works "by its settings" --config odd/settings.txt --out odd --threads 1
+    done
+    refuses "a line end" "--data: the value contains a line end" "${same[@]}" --data $'a\nb.jsonl' \
+        --out o
 }
 
 extending() {
@@ -147,6 +190,10 @@ extending() {
     works "from then on it is the run's" "${common[@]}" --steps 20 --lr 1e-3 --out longer
     run "$finetune" "${common[@]}" --steps 20 --lr 1e-3 --rank 3 --out longer --extend
     check "the rank cannot change" grep -q -- "it used --rank 2, this command has --rank 3" err
+    cp longer/settings.txt kept.txt
+    works "no step is left" "${common[@]}" --steps 20 --lr 5e-3 --out longer --extend
+    check "it is told" grep -q "note: no step is left, so the changed options have no effect" out
+    check "and not noted" cmp -s kept.txt longer/settings.txt
     rm -rf longer
     works "one epoch" "${common[@]}" --epochs 1 --out longer
     works "two epochs" "${common[@]}" --epochs 2 --out longer
@@ -182,12 +229,51 @@ doctors() {
     check "bad records in an array" grep -q "^  ill.json:3: " out
     check "the last one" grep -q "^  ill.json:6: " out
     check "the good ones" grep -qE "^  used +2$" out
+    doctor_layouts
     run "$finetune" --model model --data words.jsonl --doctor
     check "nothing but bad records ($status)" [ $status -eq 1 ]
     works "doctor and truncate" --model model --data long.jsonl --doctor --truncate --length 20
     check "what is cut off is not shown" grep -q "more tokens are cut off" out
     check "nor counted" grep -q "^sample 1 (long.jsonl:1): 311 tokens (truncated), 10 trained" out
     check "its end is not trained" grep -qE "^  end not trained +1   the model will not" out
+}
+
+# doctor NAME BAD USED PATTERN: --doctor of layout.json or layout.jsonl, as the loader reads it.
+doctor() {
+    run "$finetune" --model model --data "$1" --doctor --samples 9 "${@:5}"
+    check "$1: bad records ($2)" grep -qE "^  bad records +$2( |$)" out
+    check "$1: used ($3)" grep -qE "^  used +$3$" out
+    check "$1: $4" grep -qE -- "$4" out
+}
+
+doctor_layouts() {
+    printf '{"text": "one"}\n{"text": 5}\n{"text": "two"}\n' >layout.json
+    doctor layout.json 1 2 "^  layout.json:2: "
+    printf '[{"text": "one"},\n{"text": 5},\n{"text":\n"two"},{"text": "three"}]\n' >layout.jsonl
+    doctor layout.jsonl 1 3 "^sample 3 \(layout.jsonl:4\)"
+    printf '{"version": [1, 2],\n"data": [\n{"text": "one"},\n{"text": 5},\n{"text": "two"}]}\n' \
+        >layout.json
+    doctor layout.json 1 2 "^  layout.json:4: "
+    check "lines after a bad record" grep -q "^sample 2 (layout.json:5)" out
+    printf '{"text":\n "one"}\n{"text": 5}\n\n{"text": "cut\n{"text":\n "two"}\n' >layout.jsonl
+    doctor layout.jsonl 2 2 "^sample 2 \(layout.jsonl:6\)"
+    check "a record that is cut" grep -q "^  layout.jsonl:5: " out
+    printf '{"text": "a", "prompt": "b", "completion": "c"}\n{"text": "x"}\n' >layout.jsonl
+    doctor layout.jsonl 1 1 "^  layout.jsonl:1: .*; use --format to say which"
+    printf '{"text": "one"}\n{"text": 5}\n{"text": 6}\n' >noext
+    refuses "a name without an ending" "--data noext: the name must end in .jsonl" \
+        --model model --data noext --doctor
+    check "once" [ "$(wc -l <err)" -eq 1 ]
+    refuses "an unknown form" "--format: 'bogus' is not one of jsonl, ndjson, json, txt, " \
+        --model model --data noext --format bogus --doctor
+    echo '{"input_ids": [1, 2], "labels": [1, 999]}' >labels.jsonl
+    refuses "a label out of range" "labels.jsonl:1: label 999 is out of range" --model model \
+        --data labels.jsonl --out o
+    printf '{"prompt": "%s", "completion": "x"}\n{"text": "y"}\n{"text": ""}\n' \
+        "$(printf 'x%.0s' {1..300})" >counts.jsonl
+    doctor counts.jsonl 0 1 "^  nothing to train on +0$"
+    check "a long one is counted" grep -qE "^  too long for --length +1 " out
+    check "plain text is no empty answer" grep -qE "^  empty answers +0$" out
 }
 
 configs() {
@@ -216,6 +302,11 @@ END
     check "also over numbers" grep -qE "^step 4/4" out
     works "a run's own settings" --config configured/settings.txt --out configured
     check "resume it" grep -q "resumed after step 4 of 4" out
+    works "epochs win over the file's steps" --config run.txt --out configured --epochs 0.5 \
+        --resume never
+    check "they do" [ -z "$(grep "^step 3/3" out)" ]
+    printf '\357\273\277rank 2\nmodel model\ndata sums.jsonl\nsteps 1\n' >mark.txt
+    works "a byte order mark" --config mark.txt --out configured --resume never
     refuses "a missing file" "--config nowhere.txt: No such file" --config nowhere.txt --out o
     printf 'rank 2\nrang 3\n' >bad.txt
     refuses "a wrong line" "bad.txt:2: unknown option --rang; did you mean --rank" \
@@ -287,6 +378,9 @@ demos() {
     check "an interrupted demo saves" grep -q "run the same command to resume" out
     works "run again" "${small[@]}" --steps 12 --out demo --resume never
     check "it starts over" grep -qE "^step 12/12" out
+    check "what is held out is not trained" [ -z "$(grep "also occur" out)" ]
+    refuses "a demo that is all held out" "--eval 300 leaves no sentence" "${small[@]}" --out o \
+        --eval 300
     works "a complete demo" "${small[@]}" --steps 12 --out demo
     check "starts over" grep -qE "^step 1/12" out
     rm -rf demo

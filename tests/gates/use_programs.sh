@@ -460,7 +460,7 @@ cd "$work" || exit 1
 model_make
 data_make
 groups="wrong_use looking training long_samples others_files own_folders saving_fails full_disk"
-groups="$groups plots logs locks closing links starting_over interrupts"
+groups="$groups plots logs locks closing links starting_over saved_work interrupts"
 groups="$groups several inputs notes resuming extending doctors configs adapters evaluations"
 groups="$groups demos"
 [[ $# -gt 0 ]] && groups=$*

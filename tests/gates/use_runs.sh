@@ -134,6 +134,22 @@ closing() {
     "$finetune" "${few[@]}" --model model --steps 9 --out closed <&- >&- 2>&-
     check "no streams at all: the log is clean" [ -z "$(grep -vE '^\{.*\}$' closed/log.jsonl)" ]
 
+    rm -rf piped
+    "$finetune" "${few[@]}" --model model --steps 3 --out piped 2>err |
+        sed '/^step 3/q' >out # it closes the pipe before the summary
+    status=${PIPESTATUS[0]}
+    check "a pipe closed after the last step: status 0 ($status)" [ "$status" -eq 0 ]
+    "$finetune" "${few[@]}" --model model --steps 3 --out piped >/dev/full 2>err
+    check "training to a full disk" [ $? -eq 1 ]
+    check "is reported" grep -q "cannot write to standard output: No space left" err
+    rm -rf a
+    run "$finetune" "${few[@]}" --model model --out a/b/c --resume must
+    check "a failed start leaves no folder" [ ! -e a ]
+    mkdir a
+    run "$finetune" "${few[@]}" --model model --out a/b/c/d --resume must
+    check "but what was there" [ "$(find a)" = a ]
+    rmdir a
+
     for line in "--help" "--model model --plan" "--model model --data sums.jsonl --doctor"; do
         # shellcheck disable=SC2086
         timeout 60 "$finetune" $line >/dev/full 2>err
@@ -187,6 +203,53 @@ starting_over() {
     check "it resumes" grep -q "resumed after step 12 of 12" out
     rm again/checkpoint/latest
     works "or starts over" "${few[@]}" --model model --steps 2 --out again --resume never
+}
+
+# refused NAME PATTERN ARGUMENT...: expects a matching error, and the folder kept as it was.
+refused() {
+    local name=$1 pattern=$2
+    shift 2
+    rm -rf before
+    cp -a kept before
+    run "$finetune" "${few[@]}" --model model --steps 2 --out kept "$@"
+    check "$name: refused ($status)" grep -qE -- "^finetune: .*$pattern" err
+    check "$name: nothing is removed" diff -rq --no-dereference before kept
+}
+
+# What a run has saved is removed only if --resume never asks for it.
+saved_work() {
+    local advice="use --resume never to" mine
+    rm -rf kept elsewhere
+    works "a run with snapshots" "${few[@]}" --model model --steps 4 --snapshot-every 2 --out kept
+    cp -r kept/adapter elsewhere
+    rm -r kept/checkpoint
+    refused "snapshots" "snapshots of a run, such as step-[24], but no checkpoint; $advice remove"
+    mv kept/snapshots snapshots.kept
+    refused "an adapter" "contains an adapter but no checkpoint; $advice replace it" --rank 4
+    mv snapshots.kept kept/snapshots
+    for mine in notes adapter_config.json.mine; do
+        touch "kept/snapshots/step-2/$mine"
+        refused "$mine in a snapshot" "snapshots/step-2/$mine is not part of" --resume never
+        rm "kept/snapshots/step-2/$mine"
+    done
+    ln -s ../../elsewhere kept/snapshots/step-3
+    refused "a link" "snapshots/step-3 is not part of" --resume never
+    check "what it leads to is kept" [ -s elsewhere/adapter_model.safetensors ]
+    rm kept/snapshots/step-3
+    touch kept/adapter/notes
+    begin_over kept
+    check "starting over removes the adapter" [ ! -e kept/adapter/adapter_config.json ]
+    check "and its GGUF file" [ ! -e kept/adapter.gguf ]
+    check "and the snapshots" [ -z "$(find kept/snapshots -name 'step-*')" ]
+    check "but no other file" [ -e kept/adapter/notes ]
+}
+
+begin_over() { # starts over in a folder, killed before it saves anything
+    "$finetune" "${few[@]}" --model model --steps 1000000 --out "$1" --resume never >out 2>err &
+    pid=$!
+    soon 30 grep -q "^ready" out
+    kill -KILL $pid
+    wait $pid 2>/dev/null
 }
 
 # Ctrl-C is answered within a step and within an evaluation.

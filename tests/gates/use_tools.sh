@@ -322,6 +322,35 @@ merging() {
             grep -q "left: the folder contains $name, which an interrupted merge did not" err
         note $? "the weights of others are left alone: $name"
     done
+    # Nothing is written through a link, and no file in the folder is replaced.
+    cp whole/tok512.bin kept.bin
+    for name in symbolic hard notes; do
+        rm -rf left
+        mkdir left
+        case $name in
+        symbolic) ln -s ../whole/tok512.bin left/tok512.bin ;;
+        hard) ln whole/tok512.bin left/tok512.bin ;;
+        notes) echo mine >left/merges.txt ;;
+        esac
+        "${merge[@]}" --model whole --out left >out 2>err
+        [[ $? -eq 1 ]] && grep -q "left: the folder contains .*; choose an empty or new" err &&
+            cmp -s kept.bin whole/tok512.bin && [[ $name != notes || $(<left/merges.txt) == mine ]]
+        note $? "a folder with other files is refused: $name"
+    done
+    rm -rf left
+    mkdir left
+    touch left/.merge-unfinished
+    ln -s ../whole/tok512.bin left/tok512.bin
+    ln -s ../whole/additional_chat_templates left/additional_chat_templates
+    "${merge[@]}" --model whole --out left >out 2>err && cmp -s kept.bin whole/tok512.bin &&
+        cmp -s kept.bin left/tok512.bin && [[ ! -L left/tok512.bin ]] &&
+        [[ $(<whole/additional_chat_templates/rag.jinja) == additional_chat_templates/rag.jinja ]]
+    note $? "links in the folder of an interrupted merge are replaced, not followed"
+    printf 'GGUF0000' >precious.gguf
+    refuses "precious.gguf: the file exists; choose another" merge --model whole \
+        --adapter "$fixture/adapter20" --gguf precious.gguf
+    [[ $(<precious.gguf) == GGUF0000 ]]
+    note $? "merge --gguf replaces no GGUF file"
     refuses "--out whole: config.json already exists" merge --model whole \
         --adapter "$fixture/adapter20" --out whole
 }
@@ -340,6 +369,18 @@ generation() {
         --context 4096
     refuses "the prompt has [0-9]+ tokens; --context is 16" generate --model "$model" --chat \
         --context 16 --prompt "a message that does not fit"
+    refuses "--context can only be used with --chat" generate "${greedy[@]}" --context 64
+    for text in "--context 64|into --context 64; shorten it or raise" \
+        "|into the model's limit of 512 tokens; shorten it$"; do
+        # shellcheck disable=SC2086 # the words of a command line
+        printf 'x y %.0s' {1..400} |
+            "$root/$B/generate" --model "$model" --chat ${text%|*} >out 2>err
+        [[ $? -eq 1 ]] && grep -qE -- "${text#*|}" err
+        note $? "a long message in a script: $text"
+    done
+    says "." generate "${greedy[@]}" --max-tokens 1 --stats
+    grep -q "^\[1 token after" err
+    note $? "one token is not 1 tokens"
     says "^Once upon a time, there was a little $" generate "${greedy[@]}" --stop girl --stop zzz
     says "^Once upon a time, there was a little girl named Lily\.$" generate "${greedy[@]}" \
         --stop " She" --stop " Shf"
@@ -366,6 +407,9 @@ generation() {
     says "." generate "${greedy[@]}" --max-tokens 30
     [[ $(cat out) == "$text" ]]
     note $? "--min-p 1 is greedy"
+    says "." generate "${greedy[@]}" --top-p 0 --temperature 5 --max-tokens 30
+    [[ $(cat out) == "$text" ]]
+    note $? "--top-p 0 is greedy"
     says "." generate "${greedy[@]}" --repetition-penalty 1.8 --max-tokens 30
     [[ $(cat out) != "$text" ]]
     note $? "--repetition-penalty changes the text"
