@@ -27589,10 +27589,11 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
         if (row->kind == QLORA__BACK) {
             *row->back = value;
         } else if (value != row->value && row->kind == QLORA__PRINT) {
-            return qlora__fail(
-                ctx, QLORA_ERR_STATE, "%s was saved for another base model: %s", st->label,
-                strcmp(row->name, "base_config") == 0 ? "its config computes something else"
-                                                      : "its weights are not the same");
+            return qlora__fail(ctx, QLORA_ERR_STATE, "%s was saved for another base model: %s",
+                               st->label,
+                               strcmp(row->name, "base_config") == 0
+                                   ? "config.json differs in a field that changes the results"
+                                   : "its weights are not the same");
         } else if (value != row->value && row->kind == QLORA__SAME) {
             return qlora__fail(ctx, QLORA_ERR_STATE,
                                "%s was saved with %s = %g, but this trainer has %g, so results "
@@ -28293,4 +28294,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 04bdede74e4ed1b3
+//@@ end ba4e74bd520ce772
