@@ -1063,8 +1063,8 @@ static void graph_run(bench* b) {
 // twice with the same initially empty CUDA_CACHE_PATH.
 static void prewarm_run(bench* b) {
     static const qlora_prewarm_desc shapes[] = {
-        {1536, 8960, 12, 2, 128, 2048, 16, QLORA_BASE_NF4, QLORA_BF16},
-        {64, 96, 4, 2, 16, 8, 4, QLORA_BASE_NF4, QLORA_BF16}, // dry
+        {1536, 8960, 12, 2, 128, 2048, 16, QLORA_BASE_NF4, QLORA_BF16, NULL, 0},
+        {64, 96, 4, 2, 16, 8, 4, QLORA_BASE_NF4, QLORA_BF16, NULL, 0}, // dry
     };
     const struct {
         const char* name;
