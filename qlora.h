@@ -4241,10 +4241,10 @@ static void qlora__config_resolve(qlora_model_config* c) {
     c->logits_divisor = c->logits_divisor != 0.0 ? c->logits_divisor : 1.0;
 }
 
-//@@ src/formats/json_read.h
+//@@ src/formats/decimal.h
 
-#ifndef QLORA__PART_JSON_READ
-#define QLORA__PART_JSON_READ
+#ifndef QLORA__PART_DECIMAL
+#define QLORA__PART_DECIMAL
 
 // Every reader of this floor processes untrusted bytes. It either returns a value that obeys all
 // rules of its format, or fails with an error text that names the file and the fault; it never
@@ -4430,6 +4430,13 @@ static QLORA__UNUSED double qlora__number_parse(const char* text, size_t size) {
     double x = qlora__decimal_to_double(&d);
     return negative ? -x : x;
 }
+
+#endif // QLORA__PART_DECIMAL
+
+//@@ src/formats/json_read.h
+
+#ifndef QLORA__PART_JSON_READ
+#define QLORA__PART_JSON_READ
 
 // ---- reading JSON -------------------------------------------------------------------------------
 
@@ -28294,4 +28301,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ba4e74bd520ce772
+//@@ end e349ae98abe0d08d

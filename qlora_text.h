@@ -2001,10 +2001,10 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 
 #endif // QLORA__PART_TOOLS
 
-//@@ src/formats/json_read.h
+//@@ src/formats/decimal.h
 
-#ifndef QLORA__PART_JSON_READ
-#define QLORA__PART_JSON_READ
+#ifndef QLORA__PART_DECIMAL
+#define QLORA__PART_DECIMAL
 
 // Every reader of this floor processes untrusted bytes. It either returns a value that obeys all
 // rules of its format, or fails with an error text that names the file and the fault; it never
@@ -2190,6 +2190,13 @@ static QLORA__UNUSED double qlora__number_parse(const char* text, size_t size) {
     double x = qlora__decimal_to_double(&d);
     return negative ? -x : x;
 }
+
+#endif // QLORA__PART_DECIMAL
+
+//@@ src/formats/json_read.h
+
+#ifndef QLORA__PART_JSON_READ
+#define QLORA__PART_JSON_READ
 
 // ---- reading JSON -------------------------------------------------------------------------------
 
@@ -22626,4 +22633,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 8042bbf71c8e6096
+//@@ end fcf627c2ae0ebded

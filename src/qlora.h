@@ -78,6 +78,7 @@ extern "C" {
 #include "numbers/nf4.h"
 #ifndef QLORA_NO_MODEL
 #include "arch.h"
+#include "formats/decimal.h"
 #include "formats/json_read.h"
 #include "formats/json_write.h"
 #include "formats/stop_ids.h"

@@ -39,6 +39,7 @@ extern "C" {
 #include "core/env.h"
 #include "core/files.h"
 #include "core/tools.h"
+#include "formats/decimal.h"
 #include "formats/json_read.h"
 #include "formats/json_write.h"
 #include "formats/regex.h"
