@@ -178,6 +178,8 @@ plans() {
  "rms_norm_eps": 1e-05, "hidden_act": "silu", "tie_word_embeddings": true}
 END
     says "^MiB for one micro-batch" plan --model config-only --memory 8G
+    refuses "no smaller setting fits: the GPU context alone takes 0.1[0-9] GiB$" plan \
+        --model config-only --memory 16M --batch 1 --length 32
     [[ $(grep -c '1024' out) -eq 0 ]]
     note $? "plan shows no length above the model's limit"
     refuses "--length 1024 exceeds the model's limit of 512 tokens" plan --model config-only \
