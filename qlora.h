@@ -27599,7 +27599,7 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
             return qlora__fail(ctx, QLORA_ERR_STATE, "%s was saved for another base model: %s",
                                st->label,
                                strcmp(row->name, "base_config") == 0
-                                   ? "config.json differs in a field that changes the results"
+                                   ? "its config differs in a field that changes the results"
                                    : "its weights are not the same");
         } else if (value != row->value && row->kind == QLORA__SAME) {
             return qlora__fail(ctx, QLORA_ERR_STATE,
@@ -28301,4 +28301,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end e349ae98abe0d08d
+//@@ end 7e3c6405a442ab4d

@@ -478,7 +478,7 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
             return qlora__fail(ctx, QLORA_ERR_STATE, "%s was saved for another base model: %s",
                                st->label,
                                strcmp(row->name, "base_config") == 0
-                                   ? "config.json differs in a field that changes the results"
+                                   ? "its config differs in a field that changes the results"
                                    : "its weights are not the same");
         } else if (value != row->value && row->kind == QLORA__SAME) {
             return qlora__fail(ctx, QLORA_ERR_STATE,
