@@ -11538,7 +11538,7 @@ static qlora_result qlora__jin_string_share(qlora__jin_machine* m, const char* d
     QLORA__TRY(qlora__jin_work(m, bytes / 64));
     QLORA__TRY(qlora__jin_get(m, sizeof(qlora__jin_string), &memory));
     qlora__jin_string* string = (qlora__jin_string*)memory;
-    string->data = data;
+    string->data = data != NULL ? data : ""; // so that offsets are always those of an object
     string->bytes = bytes;
     string->chars = qlora__jin_count_chars(data, bytes);
     *out = qlora__jin_of(QLORA__JIN_STRING);
@@ -22633,4 +22633,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end fcf627c2ae0ebded
+//@@ end 9ee377e1b6110585

@@ -376,7 +376,7 @@ static qlora_result qlora__jin_string_share(qlora__jin_machine* m, const char* d
     QLORA__TRY(qlora__jin_work(m, bytes / 64));
     QLORA__TRY(qlora__jin_get(m, sizeof(qlora__jin_string), &memory));
     qlora__jin_string* string = (qlora__jin_string*)memory;
-    string->data = data;
+    string->data = data != NULL ? data : ""; // so that offsets are always those of an object
     string->bytes = bytes;
     string->chars = qlora__jin_count_chars(data, bytes);
     *out = qlora__jin_of(QLORA__JIN_STRING);

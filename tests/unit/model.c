@@ -872,7 +872,7 @@ TEST budget_decides(const test_machine* machine) {
     ASSERT(seen >= 3); // one after another, not all at once
     ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_plan_make(r.ctx, &s.model, &budget, &plan));
     ASSERT(strstr(qlora_last_error(r.ctx), "GiB are available") != NULL);
-    ASSERT(strstr(qlora_last_error(r.ctx), "4096") != NULL);
+    ASSERT(strstr(qlora_last_error(r.ctx), "activations") != NULL); // what takes the memory
     // Settings that contradict the budget are also rejected.
     budget.bytes = roomy.total + roomy.context - roomy.cache - 1;
     s.model.recompute = QLORA_CHOICE_OFF;
@@ -1219,7 +1219,8 @@ SPOIL(neither, s->model.dir = "");
 SPOIL(rank, s->model.rank = 1025);
 SPOIL(dropout, s->model.dropout = 1.0f);
 SPOIL(dropout_nan, s->model.dropout = (float)NAN);
-SPOIL(targets, s->model.targets = 128);
+SPOIL(targets, s->model.targets = 512);
+SPOIL(targets_fused, s->model.targets = QLORA_TARGET_QKV);
 SPOIL(alpha, s->model.alpha = (float)NAN);
 SPOIL(std, s->model.weight_std = (float)NAN);
 SPOIL(std_negative, s->model.weight_std = -1.0f);
@@ -1280,7 +1281,8 @@ static const refusal refusals[] = {
     {"rank", spoil_rank, "rank is 1025"},
     {"dropout", spoil_dropout, "dropout is 1;"},
     {"dropout NaN", spoil_dropout_nan, "dropout is nan"},
-    {"targets", spoil_targets, "targets is 128"},
+    {"targets", spoil_targets, "targets is 512"},
+    {"targets of others", spoil_targets_fused, "targets contains qkv"},
     {"alpha", spoil_alpha, "alpha is nan"},
     {"weight_std", spoil_std, "weight_std"},
     {"weight_std below 0", spoil_std_negative, "weight_std"},
