@@ -991,12 +991,15 @@ gate_golden() {
 
 # Runs each fuzzer briefly: it must build, run, and find nothing. `make soak` runs them for long.
 gate_fuzz() {
-    local f name
+    local f name targets=()
     ls tests/fuzz/*.c >/dev/null 2>&1 || skip "tests/fuzz has no fuzz targets"
     [[ $(compiler_with -fsanitize=address) == "$CLANG" ]] || skip "no clang with libFuzzer found"
     for f in tests/fuzz/*.c; do
-        name=fuzz_$(basename "$f" .c)
-        $MAKE -s "build/$name" || { bad=1; continue; }
+        targets+=("build/fuzz_$(basename "$f" .c)")
+    done
+    $MAKE -s -j2 "${targets[@]}" || return 1
+    for f in "${targets[@]}"; do
+        name=$(basename "$f")
         mkdir -p "build/$name.corpus"
         "build/$name" -max_total_time=5 -artifact_prefix="build/$name." "build/$name.corpus" \
             >"$OUT/$name.out" 2>&1 || fault "$name: $(tail -20 "$OUT/$name.out")"
