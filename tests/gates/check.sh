@@ -957,7 +957,7 @@ sanitized() {
     $MAKE -s -j2 all || return 1
     $MAKE -s -j2 "build/$name/tests" "B=build/$name" CC="$cc" \
         CFLAGS="-O1 -fno-omit-frame-pointer $flags" || return 1
-    LD_LIBRARY_PATH=build/fake timeout 900 "build/$name/tests" "$@" >"$OUT/$name.out" 2>&1 && return
+    LD_LIBRARY_PATH=build/fake timeout 1500 "build/$name/tests" "$@" >"$OUT/$name.out" 2>&1 && return
     grep -E -A12 'ERROR|runtime error|WARNING|^FAIL' "$OUT/$name.out" | head -30
     fault "$(tail -3 "$OUT/$name.out")"
 }
