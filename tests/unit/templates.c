@@ -164,8 +164,8 @@ TEST hostile(void) {
         bool stopped = got == NULL;
         free(got);
         ASSERTm(rows[i], stopped);
-        // Far below one second, but ten under emulation; without a limit it would be days.
-        ASSERTm(rows[i], seconds < 60.0);
+        // Far below one without sanitizers; an emulated processor says nothing about speed.
+        ASSERTm(rows[i], getenv("QLORA_TEST_EMULATED") != NULL || seconds < 5.0);
     }
     PASS();
 }
