@@ -1026,8 +1026,9 @@ cross() {
         skip "compiled but not run: qemu-$machine not found"
     # This test makes thousands of passes for one statistic: it takes minutes under qemu, and the
     # result does not depend on the processor.
-    timeout 900 "$qemu" -L "/usr/$machine-linux-gnu" -E "LD_LIBRARY_PATH=$b/fake" \
-        -E QLORA_TEST_EMULATED=1 "$b/tests" --backend cpu -x sampling_follows >"$OUT/$machine.out" 2>&1 ||
+    timeout 1500 "$qemu" -L "/usr/$machine-linux-gnu" -E "LD_LIBRARY_PATH=$b/fake" \
+        -E QLORA_TEST_EMULATED=1 "$b/tests" --backend cpu -x sampling_follows \
+        >"$OUT/$machine.out" 2>&1 ||
         fault "$(tail -20 "$OUT/$machine.out")"
 }
 
