@@ -58,6 +58,7 @@ void *malloc(size_t), *realloc(void*, size_t), *_aligned_malloc(size_t, size_t);
 void free(void*), _aligned_free(void*);
 void qsort(void*, size_t, size_t, int (*)(const void*, const void*));
 double strtod(const char*, char**);
+long strtol(const char*, char**, int);
 long long strtoll(const char*, char**, int);
 unsigned long long strtoull(const char*, char**, int);
 int abs(int), atoi(const char*);
