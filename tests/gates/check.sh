@@ -534,7 +534,7 @@ gate_examples() {
         name=$(basename "$f" .c)
         [[ $(wc -l <"$f") -le 120 ]] || fault "$f is longer than 120 lines"
         head -12 "$f" | sed -n 's,^//[ $]*\(cc .*\),\1,p' | head -1 |
-            sed "s, -o [^ ]*, -o $OUT/$name,; s,^cc -O2 ,cc -O0 -Werror ," >"$OUT/$name.command"
+            sed "s, -o [^ ]*, -o $OUT/$name,; s, -O2 , -O0 -Werror ," >"$OUT/$name.command"
         grep -q "$name" "$OUT/$name.command" || fault "$f: no compile command at the top"
         cat "$OUT/$name.command" >>$OUT/commands
         grep -q '^// check: needs ' "$f" && continue
@@ -1203,7 +1203,7 @@ $MAKE -s headers || exit 1
 export MAKE CLANG NVCC PTXAS
 have flock || JOBS=1
 printf '%s\n' "${chosen[@]}" | grep -vx assembled |
-    xargs -P "${JOBS:-2}" -n 1 tests/gates/check.sh --one
+    xargs -r -P "${JOBS:-2}" -n 1 tests/gates/check.sh --one
 passed=0
 failed=0
 skipped=0
