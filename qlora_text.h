@@ -4036,6 +4036,3420 @@ static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
 
 #endif // QLORA__PART_GGUF_READ
 
+//@@ src/formats/inflate.h
+
+// ---- CRC-32 of gzip and of Parquet's pages ------------------------------------------------------
+
+typedef struct qlora__crc32 {
+    uint32_t table[4][256];
+} qlora__crc32;
+
+static void qlora__crc32_begin(qlora__crc32* c) {
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t value = i;
+        for (int k = 0; k < 8; k++) {
+            value = value >> 1 ^ ((value & 1) != 0 ? 0xEDB88320u : 0u);
+        }
+        c->table[0][i] = value;
+    }
+    for (uint32_t i = 0; i < 3 * 256; i++) {
+        uint32_t before = c->table[i / 256][i % 256];
+        c->table[i / 256 + 1][i % 256] = before >> 8 ^ c->table[0][before & 255];
+    }
+}
+
+static uint32_t qlora__load32(const uint8_t* p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+// Continues a checksum, which starts at 0.
+static uint32_t qlora__crc32_add(const qlora__crc32* c, uint32_t crc, const uint8_t* p,
+                                 size_t size) {
+    crc = ~crc;
+    for (; size >= 4; size -= 4, p += 4) {
+        crc ^= qlora__load32(p);
+        crc = c->table[3][crc & 255] ^ c->table[2][crc >> 8 & 255] ^ c->table[1][crc >> 16 & 255] ^
+              c->table[0][crc >> 24];
+    }
+    for (; size > 0; size--, p++) {
+        crc = crc >> 8 ^ c->table[0][(crc ^ *p) & 255];
+    }
+    return ~crc;
+}
+
+// ---- deflate ------------------------------------------------------------------------------------
+
+#define QLORA__INFLATE_WINDOW 32768u
+#define QLORA__INFLATE_FAST 10
+
+// A prefix code. Codes of up to QLORA__INFLATE_FAST bits are looked up, longer ones are counted.
+typedef struct qlora__inflate_code {
+    uint16_t fast[1 << QLORA__INFLATE_FAST]; // symbol << 4 | length; 0: not here
+    uint16_t symbols[288];                   // in the order of their codes
+    uint16_t count[16];                      // codes of each length
+} qlora__inflate_code;
+
+typedef enum qlora__inflate_mode {
+    QLORA__INFLATE_HEADER, // a block begins
+    QLORA__INFLATE_STORED,
+    QLORA__INFLATE_CODES,
+    QLORA__INFLATE_DONE
+} qlora__inflate_mode;
+
+// A deflate stream that lies in memory. It can be decoded in pieces: the state is kept between
+// calls.
+typedef struct qlora__inflate {
+    const uint8_t* at;
+    const uint8_t* end;
+    uint64_t bits; // taken from `at` and not used yet, the next one lowest
+    unsigned bit_count;
+    qlora__inflate_mode mode;
+    bool last;         // this block is the last one
+    uint32_t stored;   // bytes of a stored block that are still to come
+    uint32_t length;   // of a match that is still to be copied
+    uint32_t distance; // its distance
+    uint64_t total;    // bytes written so far
+    qlora__inflate_code literals;
+    qlora__inflate_code distances;
+} qlora__inflate;
+
+static void qlora__inflate_begin(qlora__inflate* s, const uint8_t* data, size_t size) {
+    s->at = data;
+    s->end = data + size;
+    s->bits = 0;
+    s->bit_count = 0;
+    s->mode = QLORA__INFLATE_HEADER;
+    s->last = false;
+    s->stored = 0;
+    s->length = 0;
+    s->distance = 0;
+    s->total = 0;
+}
+
+static void qlora__inflate_fill(qlora__inflate* s) {
+    while (s->bit_count <= 56 && s->at < s->end) {
+        s->bits |= (uint64_t)*s->at++ << s->bit_count;
+        s->bit_count += 8;
+    }
+}
+
+// The next n bits (at most 16), or -1 at the end of the data.
+static int32_t qlora__inflate_bits(qlora__inflate* s, unsigned n) {
+    if (s->bit_count < n) {
+        qlora__inflate_fill(s);
+    }
+    if (s->bit_count < n) {
+        return -1;
+    }
+    int32_t value = (int32_t)(s->bits & (((uint64_t)1 << n) - 1));
+    s->bits >>= n;
+    s->bit_count -= n;
+    return value;
+}
+
+// Builds the code with these lengths. False if they contradict each other. As in zlib, a code that
+// leaves bit patterns unused is valid only if it has at most one symbol, of one bit.
+static bool qlora__inflate_build(qlora__inflate_code* code, const uint8_t* lengths, int symbols) {
+    uint16_t next[16];
+    uint16_t bits = 0;
+    int left = 1;
+    int used = 0;
+    memset(code->count, 0, sizeof code->count);
+    memset(code->fast, 0, sizeof code->fast);
+    for (int i = 0; i < symbols; i++) {
+        code->count[lengths[i]]++;
+    }
+    used = symbols - code->count[0];
+    code->count[0] = 0;
+    uint16_t place[16];
+    next[0] = 0;
+    place[0] = 0;
+    for (int n = 1; n < 16; n++) {
+        left = 2 * left - code->count[n];
+        if (left < 0) {
+            return false;
+        }
+        bits = (uint16_t)((bits + code->count[n - 1]) << 1);
+        next[n] = bits;
+        place[n] = (uint16_t)(place[n - 1] + code->count[n - 1]);
+    }
+    if (left > 0 && (used > 1 || (used == 1 && code->count[1] != 1))) {
+        return false;
+    }
+    for (int i = 0; i < symbols; i++) {
+        unsigned n = lengths[i];
+        if (n == 0) {
+            continue;
+        }
+        code->symbols[place[n]++] = (uint16_t)i;
+        unsigned reversed = 0;
+        for (unsigned k = 0; k < n; k++) {
+            reversed |= (next[n] >> k & 1u) << (n - 1 - k);
+        }
+        next[n]++;
+        for (unsigned k = reversed; n <= QLORA__INFLATE_FAST && k < 1u << QLORA__INFLATE_FAST;
+             k += 1u << n) {
+            code->fast[k] = (uint16_t)((unsigned)i << 4 | n);
+        }
+    }
+    return true;
+}
+
+// The next symbol, or -1 for bits that are no code or that the data do not have.
+static int32_t qlora__inflate_symbol(qlora__inflate* s, const qlora__inflate_code* code) {
+    if (s->bit_count < 15) {
+        qlora__inflate_fill(s);
+    }
+    unsigned entry = code->fast[s->bits & ((1u << QLORA__INFLATE_FAST) - 1)];
+    unsigned n = entry & 15;
+    int32_t symbol = (int32_t)(entry >> 4);
+    if (entry == 0) {
+        int32_t first = 0; // the first code of n bits
+        int32_t place = 0; // its symbol
+        int32_t bits = 0;
+        for (n = 1; n < 16; n++) {
+            bits |= (int32_t)(s->bits >> (n - 1) & 1);
+            int32_t count = code->count[n];
+            if (bits - first < count) {
+                break;
+            }
+            place += count;
+            first = (first + count) << 1;
+            bits <<= 1;
+        }
+        if (n == 16) {
+            return -1;
+        }
+        symbol = code->symbols[place + bits - first];
+    }
+    if (n > s->bit_count) {
+        return -1;
+    }
+    s->bits >>= n;
+    s->bit_count -= n;
+    return symbol;
+}
+
+// The lengths of both codes of a dynamic block, which are themselves compressed.
+static bool qlora__inflate_lengths(qlora__inflate* s, int32_t literals, int32_t distances,
+                                   uint8_t* lengths) {
+    int32_t count = 0;
+    while (count < literals + distances) {
+        int32_t symbol = qlora__inflate_symbol(s, &s->literals);
+        if (symbol < 0) {
+            return false;
+        }
+        if (symbol < 16) {
+            lengths[count++] = (uint8_t)symbol;
+            continue;
+        }
+        static const uint8_t extra[3] = {2, 3, 7};
+        static const uint8_t base[3] = {3, 3, 11};
+        int32_t more = qlora__inflate_bits(s, extra[symbol - 16]);
+        int32_t repeat = base[symbol - 16] + more;
+        if (more < 0 || repeat > literals + distances - count || (symbol == 16 && count == 0)) {
+            return false;
+        }
+        uint8_t value = symbol == 16 ? lengths[count - 1] : 0;
+        memset(lengths + count, value, (size_t)repeat);
+        count += repeat;
+    }
+    return true;
+}
+
+static bool qlora__inflate_dynamic(qlora__inflate* s) {
+    static const uint8_t order[19] = {16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
+                                      11, 4,  12, 3, 13, 2, 14, 1, 15};
+    uint8_t lengths[320];
+    int32_t literals = qlora__inflate_bits(s, 5) + 257;
+    int32_t distances = qlora__inflate_bits(s, 5) + 1;
+    int32_t count = qlora__inflate_bits(s, 4) + 4;
+    if (literals < 257 || distances < 1 || count < 4 || literals > 286 || distances > 30) {
+        return false;
+    }
+    memset(lengths, 0, sizeof lengths);
+    for (int32_t i = 0; i < count; i++) {
+        int32_t length = qlora__inflate_bits(s, 3);
+        if (length < 0) {
+            return false;
+        }
+        lengths[order[i]] = (uint8_t)length;
+    }
+    if (!qlora__inflate_build(&s->literals, lengths, 19)) {
+        return false;
+    }
+    return qlora__inflate_lengths(s, literals, distances, lengths) && lengths[256] != 0 &&
+           qlora__inflate_build(&s->literals, lengths, literals) &&
+           qlora__inflate_build(&s->distances, lengths + literals, distances);
+}
+
+static bool qlora__inflate_fixed(qlora__inflate* s) {
+    uint8_t lengths[288];
+    for (int i = 0; i < 288; i++) {
+        lengths[i] = i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : 8;
+    }
+    bool ok = qlora__inflate_build(&s->literals, lengths, 288);
+    memset(lengths, 5, 32);
+    return ok && qlora__inflate_build(&s->distances, lengths, 32);
+}
+
+// Gives back the whole bytes among the bits, and drops the rest of the current byte.
+static void qlora__inflate_align(qlora__inflate* s) {
+    s->at -= s->bit_count / 8;
+    s->bits = 0;
+    s->bit_count = 0;
+}
+
+static bool qlora__inflate_header(qlora__inflate* s) {
+    if (s->last) {
+        qlora__inflate_align(s);
+        s->mode = QLORA__INFLATE_DONE;
+        return true;
+    }
+    int32_t header = qlora__inflate_bits(s, 3);
+    if (header < 0 || header >> 1 == 3) {
+        return false;
+    }
+    s->last = (header & 1) != 0;
+    s->mode = QLORA__INFLATE_CODES;
+    if (header >> 1 == 1) {
+        return qlora__inflate_fixed(s);
+    }
+    if (header >> 1 == 2) {
+        return qlora__inflate_dynamic(s);
+    }
+    qlora__inflate_align(s);
+    if (s->end - s->at < 4) {
+        return false;
+    }
+    uint32_t sizes = qlora__load32(s->at);
+    s->at += 4;
+    s->stored = sizes & 0xFFFF;
+    s->mode = QLORA__INFLATE_STORED;
+    return (sizes >> 16 ^ 0xFFFF) == s->stored && s->stored <= (size_t)(s->end - s->at);
+}
+
+// Reads the length and the distance of a match, whose symbol is at least 257.
+static bool qlora__inflate_match(qlora__inflate* s, int32_t symbol) {
+    static const uint16_t length_base[29] = {3,  4,  5,  6,   7,   8,   9,   10,  11, 13,
+                                             15, 17, 19, 23,  27,  31,  35,  43,  51, 59,
+                                             67, 83, 99, 115, 131, 163, 195, 227, 258};
+    static const uint8_t length_bits[29] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2,
+                                            2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0};
+    static const uint16_t base[30] = {
+        1,   2,   3,   4,   5,   7,    9,    13,   17,   25,   33,   49,   65,    97,    129,
+        193, 257, 385, 513, 769, 1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
+    if (symbol > 285) {
+        return false;
+    }
+    int32_t more = qlora__inflate_bits(s, length_bits[symbol - 257]);
+    int32_t code = more < 0 ? -1 : qlora__inflate_symbol(s, &s->distances);
+    if (code < 0 || code > 29) {
+        return false;
+    }
+    int32_t further = qlora__inflate_bits(s, code < 2 ? 0 : (unsigned)(code / 2 - 1));
+    s->length = (uint32_t)(length_base[symbol - 257] + more);
+    s->distance = (uint32_t)(base[code] + further);
+    return further >= 0 && s->distance <= s->total;
+}
+
+// Literals and matches, up to the end of the block or of the room.
+static bool qlora__inflate_codes(qlora__inflate* s, uint8_t* out, size_t* at, size_t capacity) {
+    size_t begin = *at;
+    size_t place = begin;
+    uint64_t before = s->total;
+    bool ok = true;
+    while (place < capacity) {
+        if (s->length > 0) {
+            if (s->distance > place) {
+                ok = false; // the caller kept less than a window
+                break;
+            }
+            size_t count = s->length < capacity - place ? s->length : capacity - place;
+            const uint8_t* from = out + place - s->distance;
+            for (size_t i = 0; i < count; i++) { // they may overlap: byte by byte
+                out[place + i] = from[i];
+            }
+            place += count;
+            s->length -= (uint32_t)count;
+            continue;
+        }
+        int32_t symbol = qlora__inflate_symbol(s, &s->literals);
+        if (symbol < 256) {
+            ok = symbol >= 0;
+            if (!ok) {
+                break;
+            }
+            out[place++] = (uint8_t)symbol;
+            continue;
+        }
+        if (symbol == 256) {
+            s->mode = QLORA__INFLATE_HEADER;
+            break;
+        }
+        s->total = before + (place - begin);
+        ok = qlora__inflate_match(s, symbol);
+        if (!ok) {
+            break;
+        }
+    }
+    s->total = before + (place - begin);
+    *at = place;
+    return ok;
+}
+
+// Continues to write at out[*at], up to out[capacity]; before *at lies what was written already (at
+// least the last 32 KiB of it). The stream has ended when its mode is QLORA__INFLATE_DONE. False:
+// the data are damaged or end too early.
+static bool qlora__inflate_run(qlora__inflate* s, uint8_t* out, size_t* at, size_t capacity) {
+    while (s->mode != QLORA__INFLATE_DONE) {
+        if (s->mode == QLORA__INFLATE_HEADER) {
+            if (!qlora__inflate_header(s)) {
+                return false;
+            }
+            continue;
+        }
+        if (*at == capacity) {
+            return true;
+        }
+        if (s->mode == QLORA__INFLATE_CODES) {
+            if (!qlora__inflate_codes(s, out, at, capacity)) {
+                return false;
+            }
+            continue;
+        }
+        size_t count = s->stored < capacity - *at ? s->stored : capacity - *at;
+        memcpy(out + *at, s->at, count);
+        s->at += count;
+        *at += count;
+        s->total += count;
+        s->stored -= (uint32_t)count;
+        s->mode = s->stored == 0 ? QLORA__INFLATE_HEADER : QLORA__INFLATE_STORED;
+    }
+    return true;
+}
+
+// ---- gzip and zlib: deflate with a header and a checksum ----------------------------------------
+
+// A gzip file in memory: one member or several, each with its CRC-32 and its length.
+typedef struct qlora__gzip {
+    qlora__inflate inflate;
+    qlora__crc32 crc;
+    uint32_t sum;    // of the current member
+    uint64_t member; // number of the current member, from 1
+    bool inside;     // a member has begun
+    bool zlib;       // a zlib stream: Adler-32, one member
+    const uint8_t* data;
+    const uint8_t* at; // after the previous member
+    const uint8_t* end;
+} qlora__gzip;
+
+static void qlora__gzip_begin(qlora__gzip* g, const uint8_t* data, size_t size) {
+    qlora__crc32_begin(&g->crc);
+    g->sum = 0;
+    g->member = 0;
+    g->inside = false;
+    g->zlib = false;
+    g->data = data;
+    g->at = data;
+    g->end = data + size;
+}
+
+// Skips a text that a zero ends; NULL if there is no zero.
+static const uint8_t* qlora__gzip_text(const uint8_t* at, const uint8_t* end) {
+    const uint8_t* zero = (const uint8_t*)memchr(at, 0, (size_t)(end - at));
+    return zero != NULL ? zero + 1 : NULL;
+}
+
+// The first byte after a gzip header; NULL: it is not one, or not complete.
+static const uint8_t* qlora__gzip_header(const qlora__gzip* g) {
+    const uint8_t* at = g->at;
+    if (g->end - at < 18 || at[0] != 0x1F || at[1] != 0x8B || at[2] != 8 || (at[3] & 0xE0) != 0) {
+        return NULL;
+    }
+    unsigned flags = at[3];
+    at += 10;
+    if ((flags & 4) != 0) {
+        size_t extra = (size_t)at[0] + 256u * at[1];
+        if (extra + 2 > (size_t)(g->end - at)) {
+            return NULL;
+        }
+        at += extra + 2;
+    }
+    if ((flags & 8) != 0) {
+        at = qlora__gzip_text(at, g->end);
+    }
+    if (at != NULL && (flags & 16) != 0) {
+        at = qlora__gzip_text(at, g->end);
+    }
+    if (at != NULL && (flags & 2) != 0) {
+        uint32_t sum = qlora__crc32_add(&g->crc, 0, g->at, (size_t)(at - g->at));
+        bool same = g->end - at >= 2 && (sum & 0xFFFF) == (uint32_t)at[0] + 256u * at[1];
+        at = same ? at + 2 : NULL;
+    }
+    return at;
+}
+
+// Begins the next member, or finds the end. Zeros may follow the last member, as padding.
+static qlora_result qlora__gzip_member(qlora__env* env, qlora__gzip* g, bool* ended) {
+    const uint8_t* rest = g->at;
+    while (g->member > 0 && rest < g->end && *rest == 0) {
+        rest++;
+    }
+    *ended = g->member > 0 && rest == g->end;
+    if (*ended) {
+        return QLORA_OK;
+    }
+    const uint8_t* begin = qlora__gzip_header(g);
+    // zlib, if the first two bytes say so and no dictionary is wanted
+    bool zlib = g->member == 0 && g->end - g->at >= 6 && (g->at[0] & 15) == 8 &&
+                (g->at[0] * 256 + g->at[1]) % 31 == 0 && (g->at[1] & 32) == 0;
+    if (begin == NULL && zlib) {
+        begin = g->at + 2;
+        g->zlib = true;
+    }
+    if (begin == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "damaged gzip data: no valid header at byte %llu",
+                               (unsigned long long)(g->at - g->data));
+    }
+    qlora__inflate_begin(&g->inflate, begin, (size_t)(g->end - begin));
+    g->sum = g->zlib ? 1 : 0;
+    g->member++;
+    g->inside = true;
+    return QLORA_OK;
+}
+
+static uint32_t qlora__adler32_add(uint32_t sum, const uint8_t* p, size_t size) {
+    uint32_t low = sum & 0xFFFF;
+    uint32_t high = sum >> 16;
+    while (size > 0) {
+        size_t part = size < 5000 ? size : 5000; // no overflow of 32 bits before the remainder
+        for (size_t i = 0; i < part; i++) {
+            low += p[i];
+            high += low;
+        }
+        low %= 65521;
+        high %= 65521;
+        p += part;
+        size -= part;
+    }
+    return high << 16 | low;
+}
+
+// The end of a member: its checksum and its length.
+static qlora_result qlora__gzip_trailer(qlora__env* env, qlora__gzip* g) {
+    const uint8_t* at = g->inflate.at;
+    size_t size = g->zlib ? 4 : 8;
+    const char* wrong = NULL;
+    if ((size_t)(g->end - at) < size) {
+        wrong = "it is truncated";
+    } else if (g->zlib) {
+        uint32_t sum = (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+        wrong = sum != g->sum ? "its checksum is wrong" : NULL;
+    } else if (qlora__load32(at) != g->sum) {
+        wrong = "its checksum is wrong";
+    } else if (qlora__load32(at + 4) != (uint32_t)g->inflate.total) {
+        wrong = "its length is wrong";
+    }
+    if (wrong != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "damaged gzip data: member %llu: %s",
+                               (unsigned long long)g->member, wrong);
+    }
+    g->at = at + size;
+    g->inside = false;
+    return QLORA_OK;
+}
+
+// Continues to write at out[*at], as qlora__inflate_run. *ended: everything has been written and
+// all checksums were right.
+static qlora_result qlora__gzip_read(qlora__env* env, qlora__gzip* g, uint8_t* out, size_t* at,
+                                     size_t capacity, bool* ended) {
+    *ended = false;
+    for (;;) {
+        if (!g->inside) {
+            QLORA__TRY(qlora__gzip_member(env, g, ended));
+            if (*ended) {
+                return QLORA_OK;
+            }
+        }
+        size_t begin = *at;
+        if (!qlora__inflate_run(&g->inflate, out, at, capacity)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "damaged gzip data: member %llu, byte %llu of the data, or "
+                                   "they are truncated",
+                                   (unsigned long long)g->member,
+                                   (unsigned long long)(g->inflate.at - g->data));
+        }
+        g->sum = g->zlib ? qlora__adler32_add(g->sum, out + begin, *at - begin)
+                         : qlora__crc32_add(&g->crc, g->sum, out + begin, *at - begin);
+        if (g->inflate.mode != QLORA__INFLATE_DONE) {
+            return QLORA_OK; // the room is used up
+        }
+        QLORA__TRY(qlora__gzip_trailer(env, g));
+    }
+}
+
+//@@ src/formats/snappy.h
+
+// ---- Snappy, the raw format ---------------------------------------------------------------------
+
+// Decodes a block of which the size is known. False: the data are damaged, or give another size.
+static bool qlora__snappy_decode(const uint8_t* in, size_t size, uint8_t* out, size_t wanted) {
+    const uint8_t* end = in + size;
+    uint64_t announced = 0;
+    size_t at = 0;
+    for (unsigned shift = 0;; shift += 7) {
+        if (in == end || shift > 28) {
+            return false;
+        }
+        announced |= (uint64_t)(*in & 127) << shift;
+        if (*in++ < 128) {
+            break;
+        }
+    }
+    if (announced != wanted) {
+        return false;
+    }
+    while (in < end) {
+        unsigned tag = *in++;
+        size_t extra = (tag & 3) == 0   ? (tag >> 2 < 60 ? 0 : (tag >> 2) - 59)
+                       : (tag & 3) == 3 ? 4
+                                        : tag & 3; // bytes after the tag
+        if (extra > (size_t)(end - in)) {
+            return false;
+        }
+        size_t number = 0;
+        for (size_t i = 0; i < extra; i++) {
+            number |= (size_t)in[i] << (8 * i);
+        }
+        in += extra;
+        if ((tag & 3) == 0) {
+            size_t length = (extra == 0 ? tag >> 2 : number) + 1;
+            if (length > (size_t)(end - in) || length > wanted - at) {
+                return false;
+            }
+            memcpy(out + at, in, length);
+            in += length;
+            at += length;
+            continue;
+        }
+        bool brief = (tag & 3) == 1;
+        size_t length = brief ? 4 + (tag >> 2 & 7) : (tag >> 2) + 1;
+        size_t offset = brief ? (size_t)(tag >> 5) << 8 | number : number;
+        if (offset == 0 || offset > at || length > wanted - at) {
+            return false;
+        }
+        for (size_t i = 0; i < length; i++) { // they may overlap: byte by byte
+            out[at + i] = out[at + i - offset];
+        }
+        at += length;
+    }
+    return at == wanted;
+}
+
+//@@ src/formats/zstd.h
+
+// ---- Zstandard frames (RFC 8878) ----------------------------------------------------------------
+
+#define QLORA__ZSTD_BLOCK 131072u // bytes that one block may have
+#define QLORA__ZSTD_HUFFMAN_BITS 11
+
+typedef struct qlora__zstd_cell {
+    uint16_t base; // of the next state
+    uint8_t symbol;
+    uint8_t bits; // to be read and added to `base`
+} qlora__zstd_cell;
+
+// A table of finite state entropy. `bits` is its accuracy: 1 << bits cells.
+typedef struct qlora__zstd_table {
+    qlora__zstd_cell cells[512];
+    unsigned bits;
+    bool known; // a later block may use it again
+} qlora__zstd_table;
+
+typedef struct qlora__zstd {
+    qlora__zstd_table lengths; // of literals
+    qlora__zstd_table offsets;
+    qlora__zstd_table matches;
+    qlora__zstd_table weights;                       // of a Huffman tree
+    uint16_t huffman[1 << QLORA__ZSTD_HUFFMAN_BITS]; // symbol << 4 | bits
+    unsigned huffman_bits;                           // 0: no tree yet
+    uint64_t repeat[3];                              // the last offsets
+    uint8_t literals[QLORA__ZSTD_BLOCK];
+    size_t literal_count;
+    const char* fault; // what was wrong, for a message
+} qlora__zstd;
+
+static bool qlora__zstd_bad(qlora__zstd* z, const char* fault) {
+    z->fault = z->fault != NULL ? z->fault : fault;
+    return false;
+}
+
+static unsigned qlora__high_bit(uint64_t value) {
+    unsigned bit = 0;
+    while (value >>= 1) {
+        bit++;
+    }
+    return bit;
+}
+
+// ---- bits, backwards: a stream is read from its last bit to its first
+
+typedef struct qlora__zstd_bits {
+    const uint8_t* data;
+    size_t size;
+    int64_t left; // bits; below 0 when more were read than there are
+} qlora__zstd_bits;
+
+// The highest bit of the last byte marks the end of the stream.
+static bool qlora__zstd_bits_begin(qlora__zstd_bits* b, const uint8_t* data, size_t size) {
+    if (size == 0 || data[size - 1] == 0) {
+        return false;
+    }
+    b->data = data;
+    b->size = size;
+    b->left = (int64_t)(8 * (size - 1) + qlora__high_bit(data[size - 1]));
+    return true;
+}
+
+// The next n bits (at most 32) without using them. Before the first bit there are zeros.
+static uint32_t qlora__zstd_peek(const qlora__zstd_bits* b, unsigned n) {
+    uint64_t word = 0;
+    int64_t from = b->left - (int64_t)n;
+    unsigned missing = 0;
+    if (from < 0) {
+        missing = from < -64 ? 64 : (unsigned)-from;
+        from = 0;
+    }
+    if (b->left <= 0 || missing >= n) {
+        return 0;
+    }
+    size_t at = (size_t)from >> 3;
+    size_t size = b->size - at < 8 ? b->size - at : 8;
+    if (size == 8) {
+        memcpy(&word, b->data + at, 8);
+    } else {
+        for (size_t i = 0; i < size; i++) {
+            word |= (uint64_t)b->data[at + i] << (8 * i);
+        }
+    }
+    word >>= (size_t)from & 7;
+    word &= ((uint64_t)1 << (n - missing)) - 1;
+    return (uint32_t)(word << missing);
+}
+
+static uint32_t qlora__zstd_take(qlora__zstd_bits* b, unsigned n) {
+    uint32_t value = n > 0 ? qlora__zstd_peek(b, n) : 0;
+    b->left -= (int64_t)n;
+    return value;
+}
+
+// ---- tables
+
+// Spreads the symbols over the cells. A share of -1 is a symbol that is rarer than one cell.
+static void qlora__zstd_spread(qlora__zstd_table* t, const int16_t* shares, unsigned symbols,
+                               unsigned bits) {
+    uint16_t next[256];
+    unsigned size = 1u << bits;
+    unsigned high = size;
+    unsigned at = 0;
+    t->bits = bits;
+    t->known = true;
+    for (unsigned s = 0; s < symbols; s++) {
+        next[s] = shares[s] < 0 ? 1 : (uint16_t)shares[s];
+        if (shares[s] < 0) {
+            t->cells[--high].symbol = (uint8_t)s;
+        }
+    }
+    for (unsigned s = 0; s < symbols; s++) {
+        for (int i = 0; i < shares[s]; i++) {
+            t->cells[at].symbol = (uint8_t)s;
+            do {
+                at = (at + (size >> 1) + (size >> 3) + 3) & (size - 1);
+            } while (at >= high);
+        }
+    }
+    for (unsigned i = 0; i < size; i++) {
+        unsigned state = next[t->cells[i].symbol]++;
+        unsigned width = bits - qlora__high_bit(state);
+        t->cells[i].bits = (uint8_t)width;
+        t->cells[i].base = (uint16_t)((state << width) - size);
+    }
+}
+
+// n bits (at most 16) from bit `at`, lowest first; zeros after the end.
+static unsigned qlora__zstd_forward(const uint8_t* in, size_t size, size_t at, unsigned n) {
+    uint32_t word = 0;
+    for (size_t i = 0; i < 4 && at / 8 + i < size; i++) {
+        word |= (uint32_t)in[at / 8 + i] << (8 * i);
+    }
+    return (unsigned)(word >> (at & 7)) & ((1u << n) - 1);
+}
+
+// Reads the description of a table; *used is its size in bytes.
+static bool qlora__zstd_describe(qlora__zstd_table* t, const uint8_t* in, size_t size,
+                                 unsigned max_bits, unsigned max_symbols, size_t* used) {
+    int16_t shares[256];
+    unsigned bits = qlora__zstd_forward(in, size, 0, 4) + 5;
+    size_t at = 4;
+    unsigned symbols = 0;
+    int left = 1 << bits;
+    if (size == 0 || bits > max_bits) {
+        return false;
+    }
+    while (left > 0 && symbols < max_symbols) {
+        unsigned width = qlora__high_bit((uint64_t)left + 1) + 1;
+        unsigned value = qlora__zstd_forward(in, size, at, width);
+        unsigned lower = (1u << (width - 1)) - 1;
+        unsigned threshold = (1u << width) - 1 - ((unsigned)left + 1);
+        at += width;
+        if ((value & lower) < threshold) {
+            at--; // small values have one bit less
+            value &= lower;
+        } else if (value > lower) {
+            value -= threshold;
+        }
+        int share = (int)value - 1;
+        left -= share < 0 ? 1 : share;
+        shares[symbols++] = (int16_t)share;
+        unsigned zeros = share == 0 ? 3 : 0;
+        while (zeros == 3) {
+            zeros = qlora__zstd_forward(in, size, at, 2);
+            at += 2;
+            if (zeros > max_symbols - symbols || at > 8 * size) {
+                return false;
+            }
+            memset(shares + symbols, 0, zeros * sizeof shares[0]);
+            symbols += zeros;
+        }
+    }
+    *used = (at + 7) / 8;
+    if (left != 0 || *used > size) {
+        return false;
+    }
+    qlora__zstd_spread(t, shares, symbols, bits);
+    return true;
+}
+
+// ---- literals
+
+// The weights of a tree, which two interleaved states give until the bits end.
+static bool qlora__zstd_weights(qlora__zstd* z, const uint8_t* in, size_t size, uint8_t* weights,
+                                unsigned* count) {
+    size_t used = 0;
+    qlora__zstd_bits bits;
+    qlora__zstd_table* t = &z->weights;
+    if (!qlora__zstd_describe(t, in, size, 6, 12 + 1, &used)) {
+        return false;
+    }
+    if (!qlora__zstd_bits_begin(&bits, in + used, size - used)) {
+        return false;
+    }
+    unsigned state[2];
+    state[0] = qlora__zstd_take(&bits, t->bits);
+    state[1] = qlora__zstd_take(&bits, t->bits);
+    unsigned n = 0;
+    for (unsigned which = 0; n < 254; which ^= 1) {
+        const qlora__zstd_cell* cell = &t->cells[state[which]];
+        weights[n++] = cell->symbol;
+        if (bits.left < cell->bits) {
+            weights[n++] = t->cells[state[which ^ 1]].symbol;
+            *count = n;
+            return true;
+        }
+        state[which] = cell->base + qlora__zstd_take(&bits, cell->bits);
+    }
+    return false;
+}
+
+// Reads a tree; *used is its size in bytes.
+static bool qlora__zstd_tree(qlora__zstd* z, const uint8_t* in, size_t size, size_t* used) {
+    uint8_t weights[256];
+    unsigned count = 0;
+    if (size < 1) {
+        return false;
+    }
+    size_t bytes = in[0] < 128 ? in[0] : (in[0] - 127u + 1) / 2;
+    if (bytes > size - 1) {
+        return false;
+    }
+    if (in[0] >= 128) {
+        count = in[0] - 127u;
+        for (unsigned i = 0; i < count; i++) {
+            weights[i] = i % 2 == 0 ? in[1 + i / 2] >> 4 : in[1 + i / 2] & 15;
+        }
+    } else if (!qlora__zstd_weights(z, in + 1, bytes, weights, &count)) {
+        return false;
+    }
+    uint32_t sum = 0;
+    for (unsigned i = 0; i < count; i++) {
+        if (weights[i] > QLORA__ZSTD_HUFFMAN_BITS) {
+            return false;
+        }
+        sum += weights[i] > 0 ? 1u << (weights[i] - 1) : 0;
+    }
+    // the last weight fills up to a power of two
+    unsigned bits = sum > 0 ? qlora__high_bit(sum) + 1 : 0;
+    uint32_t rest = (1u << bits) - sum;
+    if (sum == 0 || bits > QLORA__ZSTD_HUFFMAN_BITS || (rest & (rest - 1)) != 0) {
+        return false;
+    }
+    weights[count++] = (uint8_t)(qlora__high_bit(rest) + 1);
+    uint32_t at = 0;
+    for (unsigned weight = 1; weight <= bits; weight++) {
+        for (unsigned i = 0; i < count; i++) {
+            for (uint32_t k = 0; weights[i] == weight && k < 1u << (weight - 1); k++) {
+                z->huffman[at++] = (uint16_t)(i << 4 | (bits + 1 - weight));
+            }
+        }
+    }
+    z->huffman_bits = bits;
+    *used = bytes + 1;
+    return at == 1u << bits;
+}
+
+// One stream of literals, which must end with its last bit.
+static bool qlora__zstd_stream(qlora__zstd* z, const uint8_t* in, size_t size, uint8_t* out,
+                               size_t count) {
+    qlora__zstd_bits bits;
+    if (!qlora__zstd_bits_begin(&bits, in, size)) {
+        return false;
+    }
+    for (size_t i = 0; i < count; i++) {
+        unsigned entry = z->huffman[qlora__zstd_peek(&bits, z->huffman_bits)];
+        bits.left -= entry & 15;
+        out[i] = (uint8_t)(entry >> 4);
+        if (bits.left < 0) {
+            return false;
+        }
+    }
+    return bits.left == 0;
+}
+
+// Literals in one stream or in four.
+static bool qlora__zstd_streams(qlora__zstd* z, const uint8_t* in, size_t size, bool four) {
+    if (!four) {
+        return qlora__zstd_stream(z, in, size, z->literals, z->literal_count);
+    }
+    if (size < 6) {
+        return false;
+    }
+    size_t part = (z->literal_count + 3) / 4;
+    size_t at = 6;
+    for (size_t i = 0; i < 4; i++) {
+        size_t bytes = i < 3 ? in[2 * i] + 256u * in[2 * i + 1] : size - at;
+        size_t begin = i * part;
+        if (begin > z->literal_count || bytes > size - at) {
+            return false;
+        }
+        size_t count = i < 3 ? part : z->literal_count - begin;
+        if (count > z->literal_count - begin ||
+            !qlora__zstd_stream(z, in + at, bytes, z->literals + begin, count)) {
+            return false;
+        }
+        at += bytes;
+    }
+    return true;
+}
+
+// The literals of a block; *used is the size of their section.
+static bool qlora__zstd_literals(qlora__zstd* z, const uint8_t* in, size_t size, size_t* used) {
+    static const uint8_t header_bytes[2][4] = {{1, 2, 1, 3}, {3, 3, 4, 5}};
+    static const uint8_t size_bits[2][4] = {{5, 12, 5, 20}, {10, 10, 14, 18}};
+    if (size < 1) {
+        return false;
+    }
+    unsigned type = in[0] & 3;
+    unsigned format = in[0] >> 2 & 3;
+    bool packed = type >= 2;
+    size_t header = header_bytes[packed][format];
+    unsigned bits = size_bits[packed][format];
+    unsigned shift = packed || (format & 1) != 0 ? 4 : 3;
+    uint64_t word = 0;
+    if (size < header) {
+        return false;
+    }
+    for (size_t i = 0; i < header; i++) {
+        word |= (uint64_t)in[i] << (8 * i);
+    }
+    uint64_t mask = ((uint64_t)1 << bits) - 1;
+    z->literal_count = (size_t)(word >> shift & mask);
+    size_t stored = packed      ? (size_t)(word >> (shift + bits) & mask)
+                    : type == 1 ? 1
+                                : z->literal_count;
+    if (z->literal_count > QLORA__ZSTD_BLOCK || stored > size - header) {
+        return false;
+    }
+    in += header;
+    *used = header + stored;
+    if (type == 0) {
+        memcpy(z->literals, in, stored);
+        return true;
+    }
+    if (type == 1) {
+        memset(z->literals, in[0], z->literal_count);
+        return true;
+    }
+    size_t tree = 0;
+    if (type == 2 && !qlora__zstd_tree(z, in, stored, &tree)) {
+        z->huffman_bits = 0;
+        return qlora__zstd_bad(z, "invalid Huffman tree");
+    }
+    return z->huffman_bits > 0 && qlora__zstd_streams(z, in + tree, stored - tree, format != 0);
+}
+
+// ---- sequences
+
+// A kind of symbol: its default table, and the base and extra bits of every code.
+typedef struct qlora__zstd_kind {
+    const int16_t* shares;
+    uint8_t symbols; // of the default table
+    uint8_t bits;
+    uint8_t max_bits;
+    uint8_t max_symbols;
+} qlora__zstd_kind;
+
+static const int16_t qlora__zstd_length_shares[36] = {4, 3, 2, 2, 2, 2, 2, 2, 2,  2,  2,  2,
+                                                      2, 1, 1, 1, 2, 2, 2, 2, 2,  2,  2,  2,
+                                                      2, 3, 2, 1, 1, 1, 1, 1, -1, -1, -1, -1};
+static const int16_t qlora__zstd_offset_shares[29] = {
+    1, 1, 1, 1, 1, 1, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1};
+static const int16_t qlora__zstd_match_shares[53] = {
+    1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,  1,  1,  1,  1,  1,  1, 1,
+    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1};
+
+static const qlora__zstd_kind qlora__zstd_kinds[3] = {{qlora__zstd_length_shares, 36, 6, 9, 36},
+                                                      {qlora__zstd_offset_shares, 29, 5, 8, 32},
+                                                      {qlora__zstd_match_shares, 53, 6, 9, 53}};
+
+static const uint32_t qlora__zstd_length_base[36] = {
+    0,  1,  2,  3,  4,  5,  6,  7,  8,   9,   10,  11,   12,   13,   14,   15,    16,    18,
+    20, 22, 24, 28, 32, 40, 48, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
+static const uint8_t qlora__zstd_length_bits[36] = {0, 0, 0, 0, 0, 0,  0,  0,  0,  0,  0,  0,
+                                                    0, 0, 0, 0, 1, 1,  1,  1,  2,  2,  3,  3,
+                                                    4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+static const uint32_t qlora__zstd_match_base[53] = {
+    3,  4,  5,  6,  7,  8,  9,  10,  11,  12,  13,   14,   15,   16,   17,    18,    19,   20,
+    21, 22, 23, 24, 25, 26, 27, 28,  29,  30,  31,   32,   33,   34,   35,    37,    39,   41,
+    43, 47, 51, 59, 67, 83, 99, 131, 259, 515, 1027, 2051, 4099, 8195, 16387, 32771, 65539};
+static const uint8_t qlora__zstd_match_bits[53] = {
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0,  0,  0,  0,  0,  0, 0,
+    0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+
+// Prepares one of the three tables in the way that the block names; *at moves on.
+static bool qlora__zstd_table_of(qlora__zstd_table* t, const qlora__zstd_kind* kind, unsigned mode,
+                                 const uint8_t* in, size_t size, size_t* at) {
+    size_t used = 0;
+    switch (mode) {
+    case 0:
+        qlora__zstd_spread(t, kind->shares, kind->symbols, kind->bits);
+        return true;
+    case 1: // one symbol
+        if (*at >= size || in[*at] >= kind->max_symbols) {
+            return false;
+        }
+        t->cells[0].symbol = in[(*at)++];
+        t->cells[0].bits = 0;
+        t->cells[0].base = 0;
+        t->bits = 0;
+        t->known = true;
+        return true;
+    case 2:
+        if (!qlora__zstd_describe(t, in + *at, size - *at, kind->max_bits, kind->max_symbols,
+                                  &used)) {
+            return false;
+        }
+        *at += used;
+        return true;
+    default:
+        return t->known;
+    }
+}
+
+// The offset that a value means: a new one, or one of the last three.
+static uint64_t qlora__zstd_offset(qlora__zstd* z, uint64_t value, bool no_literals) {
+    uint64_t* last = z->repeat;
+    uint64_t offset = value - 3;
+    unsigned which = 3;
+    if (value <= 3) {
+        which = (unsigned)value - 1 + (no_literals ? 1 : 0);
+        offset = which < 3 ? last[which] : last[0] - 1;
+    }
+    if (which > 1) {
+        last[2] = last[1];
+    }
+    if (which > 0) {
+        last[1] = last[0];
+    }
+    last[0] = offset;
+    return offset;
+}
+
+// The sequences of a block: literals, then a copy of what was written before, and so on.
+static bool qlora__zstd_sequences(qlora__zstd* z, qlora__zstd_bits* bits, size_t count,
+                                  uint8_t* out, size_t* place, size_t limit) {
+    unsigned length_state = qlora__zstd_take(bits, z->lengths.bits);
+    unsigned offset_state = qlora__zstd_take(bits, z->offsets.bits);
+    unsigned match_state = qlora__zstd_take(bits, z->matches.bits);
+    const uint8_t* literals = z->literals;
+    size_t left = z->literal_count;
+    size_t at = *place;
+    for (size_t i = 0; i < count; i++) {
+        const qlora__zstd_cell* length_cell = &z->lengths.cells[length_state];
+        const qlora__zstd_cell* offset_cell = &z->offsets.cells[offset_state];
+        const qlora__zstd_cell* match_cell = &z->matches.cells[match_state];
+        uint64_t value =
+            ((uint64_t)1 << offset_cell->symbol) + qlora__zstd_take(bits, offset_cell->symbol);
+        size_t match = qlora__zstd_match_base[match_cell->symbol] +
+                       qlora__zstd_take(bits, qlora__zstd_match_bits[match_cell->symbol]);
+        size_t length = qlora__zstd_length_base[length_cell->symbol] +
+                        qlora__zstd_take(bits, qlora__zstd_length_bits[length_cell->symbol]);
+        uint64_t offset = qlora__zstd_offset(z, value, length == 0);
+        if (i + 1 < count) {
+            length_state = length_cell->base + qlora__zstd_take(bits, length_cell->bits);
+            match_state = match_cell->base + qlora__zstd_take(bits, match_cell->bits);
+            offset_state = offset_cell->base + qlora__zstd_take(bits, offset_cell->bits);
+        }
+        if (bits->left < 0 || length > left || length > limit - at || match > limit - at - length ||
+            offset == 0 || offset > at + length) {
+            return qlora__zstd_bad(z, "invalid sequence");
+        }
+        memcpy(out + at, literals, length);
+        literals += length;
+        left -= length;
+        at += length;
+        for (size_t k = 0; k < match; k++) { // they may overlap: byte by byte
+            out[at + k] = out[at + k - (size_t)offset];
+        }
+        at += match;
+    }
+    if (bits->left != 0 || left > limit - at) {
+        return qlora__zstd_bad(z, "invalid sequences");
+    }
+    memcpy(out + at, literals, left);
+    *place = at + left;
+    return true;
+}
+
+static bool qlora__zstd_block(qlora__zstd* z, const uint8_t* in, size_t size, uint8_t* out,
+                              size_t* place, size_t limit) {
+    size_t at = 0;
+    if (!qlora__zstd_literals(z, in, size, &at) || at >= size) {
+        return qlora__zstd_bad(z, "invalid literals");
+    }
+    size_t count = in[at++];
+    size_t more = count < 128 ? 0 : count < 255 ? 1 : 2;
+    if (more > size - at) {
+        return qlora__zstd_bad(z, "truncated block");
+    }
+    count = more == 0   ? count
+            : more == 1 ? ((count - 128) << 8) + in[at]
+                        : in[at] + ((size_t)in[at + 1] << 8) + 0x7F00;
+    at += more;
+    if (count == 0) {
+        if (at != size || z->literal_count > limit - *place) {
+            return qlora__zstd_bad(z, "invalid block");
+        }
+        memcpy(out + *place, z->literals, z->literal_count);
+        *place += z->literal_count;
+        return true;
+    }
+    qlora__zstd_table* const tables[3] = {&z->lengths, &z->offsets, &z->matches};
+    if (at == size || (in[at] & 3) != 0) {
+        return qlora__zstd_bad(z, "invalid block");
+    }
+    unsigned modes = in[at++];
+    for (unsigned i = 0; i < 3; i++) {
+        if (!qlora__zstd_table_of(tables[i], &qlora__zstd_kinds[i], modes >> (6 - 2 * i) & 3, in,
+                                  size, &at)) {
+            return qlora__zstd_bad(z, "invalid table of a block");
+        }
+    }
+    qlora__zstd_bits bits;
+    if (!qlora__zstd_bits_begin(&bits, in + at, size - at)) {
+        return qlora__zstd_bad(z, "truncated block");
+    }
+    return qlora__zstd_sequences(z, &bits, count, out, place, limit);
+}
+
+// ---- frames
+
+static uint64_t qlora__xxh_round(uint64_t sum, uint64_t word) {
+    sum += word * 0xC2B2AE3D27D4EB4Fu;
+    return (sum << 31 | sum >> 33) * 0x9E3779B185EBCA87u;
+}
+
+// XXH64 with seed 0, of which a frame stores the low half.
+static uint64_t qlora__xxh64(const uint8_t* p, size_t size) {
+    const uint64_t prime1 = 0x9E3779B185EBCA87u;
+    const uint64_t prime2 = 0xC2B2AE3D27D4EB4Fu;
+    const uint64_t prime3 = 0x165667B19E3779F9u;
+    const uint64_t prime4 = 0x85EBCA77C2B2AE63u;
+    const uint64_t prime5 = 0x27D4EB2F165667C5u;
+    uint64_t sum = prime5;
+    size_t left = size;
+    uint64_t word = 0;
+    if (size >= 32) {
+        uint64_t lane[4] = {prime1 + prime2, prime2, 0, 0 - prime1};
+        for (; left >= 32; left -= 32, p += 32) {
+            for (int i = 0; i < 4; i++) {
+                memcpy(&word, p + 8 * i, 8);
+                lane[i] = qlora__xxh_round(lane[i], word);
+            }
+        }
+        sum = (lane[0] << 1 | lane[0] >> 63) + (lane[1] << 7 | lane[1] >> 57) +
+              (lane[2] << 12 | lane[2] >> 52) + (lane[3] << 18 | lane[3] >> 46);
+        for (int i = 0; i < 4; i++) {
+            sum = (sum ^ qlora__xxh_round(0, lane[i])) * prime1 + prime4;
+        }
+    }
+    sum += size;
+    for (; left >= 8; left -= 8, p += 8) {
+        memcpy(&word, p, 8);
+        sum ^= qlora__xxh_round(0, word);
+        sum = (sum << 27 | sum >> 37) * prime1 + prime4;
+    }
+    for (; left >= 4; left -= 4, p += 4) {
+        sum ^= (uint64_t)qlora__load32(p) * prime1;
+        sum = (sum << 23 | sum >> 41) * prime2 + prime3;
+    }
+    for (; left > 0; left--, p++) {
+        sum ^= *p * prime5;
+        sum = (sum << 11 | sum >> 53) * prime1;
+    }
+    sum = (sum ^ sum >> 33) * prime2;
+    sum = (sum ^ sum >> 29) * prime3;
+    return sum ^ sum >> 32;
+}
+
+typedef struct qlora__zstd_frame {
+    uint64_t content; // bytes, UINT64_MAX: not told
+    bool sum;         // a checksum follows the blocks
+} qlora__zstd_frame;
+
+// Reads the header after the magic number; *at moves on.
+static bool qlora__zstd_header(qlora__zstd* z, const uint8_t* in, size_t size, size_t* at,
+                               qlora__zstd_frame* frame) {
+    static const uint8_t dictionary_bytes[4] = {0, 1, 2, 4};
+    if (*at >= size) {
+        return qlora__zstd_bad(z, "truncated header");
+    }
+    unsigned flags = in[(*at)++];
+    bool single = (flags & 32) != 0;
+    size_t dictionary = dictionary_bytes[flags & 3];
+    size_t content = flags >> 6 == 0 ? (single ? 1 : 0) : (size_t)1 << (flags >> 6);
+    if ((flags & 8) != 0) {
+        return qlora__zstd_bad(z, "a reserved bit is set");
+    }
+    if ((single ? 0u : 1u) + dictionary + content > size - *at) {
+        return qlora__zstd_bad(z, "truncated header");
+    }
+    *at += single ? 0 : 1; // the window: everything that was written can be used
+    for (size_t i = 0; i < dictionary; i++) {
+        if (in[*at + i] != 0) {
+            return qlora__zstd_bad(z, "it needs a dictionary");
+        }
+    }
+    *at += dictionary;
+    frame->sum = (flags & 4) != 0;
+    frame->content = content > 0 ? 0 : UINT64_MAX;
+    for (size_t i = 0; i < content; i++) {
+        frame->content |= (uint64_t)in[*at + i] << (8 * i);
+    }
+    frame->content += content == 2 ? 256 : 0;
+    *at += content;
+    return true;
+}
+
+// One block; *last tells whether it ends its frame.
+static bool qlora__zstd_next(qlora__zstd* z, const uint8_t* in, size_t size, size_t* at,
+                             uint8_t* out, size_t* place, size_t wanted, bool* last) {
+    if (size - *at < 3) {
+        return qlora__zstd_bad(z, "truncated");
+    }
+    uint32_t header = (uint32_t)in[*at] | (uint32_t)in[*at + 1] << 8 | (uint32_t)in[*at + 2] << 16;
+    unsigned type = header >> 1 & 3;
+    size_t bytes = header >> 3;
+    size_t stored = type == 1 ? 1 : bytes;
+    *at += 3;
+    *last = (header & 1) != 0;
+    if (type == 3 || bytes > QLORA__ZSTD_BLOCK || stored > size - *at) {
+        return qlora__zstd_bad(z, "invalid block");
+    }
+    const uint8_t* data = in + *at;
+    *at += stored;
+    if (type == 2) {
+        size_t limit = wanted - *place < QLORA__ZSTD_BLOCK ? wanted : *place + QLORA__ZSTD_BLOCK;
+        return qlora__zstd_block(z, data, bytes, out, place, limit);
+    }
+    if (bytes > wanted - *place) {
+        return qlora__zstd_bad(z, "more bytes than announced");
+    }
+    if (type == 1) {
+        memset(out + *place, data[0], bytes);
+    } else {
+        memcpy(out + *place, data, bytes);
+    }
+    *place += bytes;
+    return true;
+}
+
+static bool qlora__zstd_frame_read(qlora__zstd* z, const uint8_t* in, size_t size, size_t* at,
+                                   uint8_t* out, size_t* place, size_t wanted) {
+    qlora__zstd_frame frame;
+    if (!qlora__zstd_header(z, in, size, at, &frame)) {
+        return false;
+    }
+    uint8_t* begin = out + *place; // a frame cannot use what stands before it
+    size_t written = 0;
+    bool last = false;
+    z->repeat[0] = 1;
+    z->repeat[1] = 4;
+    z->repeat[2] = 8;
+    z->huffman_bits = 0;
+    z->lengths.known = false;
+    z->offsets.known = false;
+    z->matches.known = false;
+    while (!last) {
+        if (!qlora__zstd_next(z, in, size, at, begin, &written, wanted - *place, &last)) {
+            return false;
+        }
+    }
+    if (frame.content != UINT64_MAX && frame.content != written) {
+        return qlora__zstd_bad(z, "another size than announced");
+    }
+    if (frame.sum) {
+        if (size - *at < 4) {
+            return qlora__zstd_bad(z, "truncated");
+        }
+        if (qlora__load32(in + *at) != (uint32_t)qlora__xxh64(begin, written)) {
+            return qlora__zstd_bad(z, "its checksum is wrong");
+        }
+        *at += 4;
+    }
+    *place += written;
+    return true;
+}
+
+// Decodes all frames, which must give exactly `wanted` bytes. False: z->fault says why.
+static bool qlora__zstd_decode(qlora__zstd* z, const uint8_t* in, size_t size, uint8_t* out,
+                               size_t wanted) {
+    size_t at = 0;
+    size_t place = 0;
+    z->fault = NULL;
+    while (at < size) {
+        uint32_t magic = size - at >= 4 ? qlora__load32(in + at) : 0;
+        if (magic == 0xFD2FB528u) {
+            at += 4;
+            if (!qlora__zstd_frame_read(z, in, size, &at, out, &place, wanted)) {
+                return false;
+            }
+            continue;
+        }
+        if ((magic & 0xFFFFFFF0u) != 0x184D2A50u || size - at < 8 ||
+            qlora__load32(in + at + 4) > size - at - 8) {
+            return qlora__zstd_bad(z, "no valid frame");
+        }
+        at += 8 + (size_t)qlora__load32(in + at + 4); // a frame to be skipped
+    }
+    return place == wanted || qlora__zstd_bad(z, "another size than announced");
+}
+
+//@@ src/formats/thrift.h
+
+// ---- Thrift, compact protocol: reading ----------------------------------------------------------
+
+// Types of fields and elements.
+enum {
+    QLORA__THRIFT_STOP = 0,
+    QLORA__THRIFT_TRUE = 1,
+    QLORA__THRIFT_FALSE = 2,
+    QLORA__THRIFT_BYTE = 3,
+    QLORA__THRIFT_I16 = 4,
+    QLORA__THRIFT_I32 = 5,
+    QLORA__THRIFT_I64 = 6,
+    QLORA__THRIFT_DOUBLE = 7,
+    QLORA__THRIFT_BINARY = 8,
+    QLORA__THRIFT_LIST = 9,
+    QLORA__THRIFT_SET = 10,
+    QLORA__THRIFT_MAP = 11,
+    QLORA__THRIFT_STRUCT = 12
+};
+
+#define QLORA__THRIFT_MAX_DEPTH 32
+
+// Reads forwards. What does not fit sets `bad` and gives zeros, so that a caller can check once.
+typedef struct qlora__thrift {
+    const uint8_t* at;
+    const uint8_t* end;
+    bool bad;
+} qlora__thrift;
+
+// A field of a struct. Its value follows and must be read or skipped.
+typedef struct qlora__thrift_field {
+    int64_t id; // 0 before the first one
+    int type;
+} qlora__thrift_field;
+
+static size_t qlora__thrift_left(const qlora__thrift* t) {
+    return t->bad ? 0 : (size_t)(t->end - t->at);
+}
+
+static uint8_t qlora__thrift_byte(qlora__thrift* t) {
+    if (qlora__thrift_left(t) == 0) {
+        t->bad = true;
+        return 0;
+    }
+    return *t->at++;
+}
+
+static uint64_t qlora__thrift_varint(qlora__thrift* t) {
+    uint64_t value = 0;
+    for (unsigned shift = 0; shift < 64; shift += 7) {
+        uint8_t byte = qlora__thrift_byte(t);
+        value |= (uint64_t)(byte & 127) << shift;
+        if (byte < 128) {
+            return value;
+        }
+    }
+    t->bad = true;
+    return 0;
+}
+
+static int64_t qlora__zigzag(uint64_t value) {
+    return (int64_t)(value >> 1 ^ (0 - (value & 1)));
+}
+
+static int64_t qlora__thrift_int(qlora__thrift* t) {
+    return qlora__zigzag(qlora__thrift_varint(t));
+}
+
+// Bytes that stay where they are.
+static const uint8_t* qlora__thrift_binary(qlora__thrift* t, size_t* size) {
+    uint64_t length = qlora__thrift_varint(t);
+    if (length > qlora__thrift_left(t)) {
+        t->bad = true;
+    }
+    *size = t->bad ? 0 : (size_t)length;
+    const uint8_t* data = t->at;
+    t->at += *size;
+    return data;
+}
+
+// The next field of a struct; false at its end, and where the data are not valid.
+static bool qlora__thrift_next(qlora__thrift* t, qlora__thrift_field* field) {
+    uint8_t header = qlora__thrift_byte(t);
+    if (t->bad || header == QLORA__THRIFT_STOP) {
+        return false;
+    }
+    field->type = header & 15;
+    field->id = header >> 4 != 0 ? field->id + (header >> 4) : qlora__thrift_int(t);
+    t->bad = t->bad || field->type == 0 || field->type > QLORA__THRIFT_STRUCT || field->id < 0 ||
+             field->id > 32767;
+    return !t->bad;
+}
+
+// The header of a list or a set. Every element takes at least one byte.
+static uint64_t qlora__thrift_list(qlora__thrift* t, int* type) {
+    uint8_t header = qlora__thrift_byte(t);
+    uint64_t count = header >> 4 == 15 ? qlora__thrift_varint(t) : header >> 4;
+    *type = header & 15;
+    if (count > qlora__thrift_left(t) || (count > 0 && (*type == 0 || *type > 12))) {
+        t->bad = true;
+        return 0;
+    }
+    return count;
+}
+
+// A container whose values are being skipped.
+typedef struct qlora__thrift_open {
+    uint64_t left; // values; UINT64_MAX: a struct
+    int type;
+    int other; // of every second value: a map
+} qlora__thrift_open;
+
+// Enters a list, a set, a map or a struct.
+static void qlora__thrift_enter(qlora__thrift* t, int type, qlora__thrift_open* into) {
+    into->left = UINT64_MAX;
+    into->type = 0;
+    into->other = 0;
+    if (type == QLORA__THRIFT_MAP) {
+        uint64_t count = qlora__thrift_varint(t);
+        uint8_t types = count > 0 ? qlora__thrift_byte(t) : 0x33;
+        into->type = types >> 4;
+        into->other = types & 15;
+        t->bad = t->bad || count > qlora__thrift_left(t) || into->type > QLORA__THRIFT_STRUCT ||
+                 into->other > QLORA__THRIFT_STRUCT || into->type == 0 || into->other == 0;
+        into->left = t->bad ? 0 : 2 * count;
+    } else if (type != QLORA__THRIFT_STRUCT) {
+        into->left = qlora__thrift_list(t, &into->type);
+        into->other = into->type;
+    }
+}
+
+// Skips a value that contains no others. In a container, a truth value is a byte; as a field, its
+// type says all.
+static void qlora__thrift_pass(qlora__thrift* t, int type, bool element) {
+    size_t size = 0;
+    if (type == QLORA__THRIFT_BINARY) {
+        qlora__thrift_binary(t, &size);
+    } else if (type == QLORA__THRIFT_DOUBLE) {
+        size = qlora__thrift_left(t) < 8 ? 0 : 8;
+        t->bad = t->bad || size == 0;
+        t->at += size;
+    } else if (type == QLORA__THRIFT_BYTE || (type <= QLORA__THRIFT_FALSE && element)) {
+        qlora__thrift_byte(t);
+    } else if (type > QLORA__THRIFT_FALSE) {
+        qlora__thrift_varint(t);
+    }
+}
+
+// Skips a value with everything inside it.
+static void qlora__thrift_skip(qlora__thrift* t, int type) {
+    qlora__thrift_open stack[QLORA__THRIFT_MAX_DEPTH];
+    int depth = 0;
+    bool element = false;
+    for (;;) {
+        if (type < QLORA__THRIFT_LIST) {
+            qlora__thrift_pass(t, type, element);
+        } else if (depth < QLORA__THRIFT_MAX_DEPTH) {
+            qlora__thrift_enter(t, type, &stack[depth++]);
+        } else {
+            t->bad = true;
+        }
+        // the next value of the innermost container that has one
+        qlora__thrift_field field = {0, 0};
+        while (depth > 0 && (stack[depth - 1].left == 0 || (stack[depth - 1].left == UINT64_MAX &&
+                                                            !qlora__thrift_next(t, &field)))) {
+            depth--;
+        }
+        if (t->bad || depth == 0) {
+            return;
+        }
+        qlora__thrift_open* top = &stack[depth - 1];
+        element = top->left != UINT64_MAX;
+        if (element) {
+            top->left--;
+        }
+        type = !element ? field.type : top->left % 2 == 1 ? top->type : top->other;
+    }
+}
+
+//@@ src/formats/parquet_schema.h
+
+// ---- Parquet: footer and schema -----------------------------------------------------------------
+
+// A file is columns; a row is put together from them as one JSON object. What is held in memory is
+// one page and one dictionary per column that is read, never a row group.
+
+#define QLORA__PARQUET_MAX_ELEMENTS 10000u          // of a schema
+#define QLORA__PARQUET_MAX_DEPTH 60                 // of lists and structs
+#define QLORA__PARQUET_MAX_PAGE ((uint64_t)1 << 30) // bytes of a page, decompressed
+#define QLORA__PARQUET_MAX_HELD ((uint64_t)4 << 30) // bytes of all pages and dictionaries held
+#define QLORA__PARQUET_MAX_ROW ((uint64_t)1 << 28)  // bytes of the JSON of one row
+#define QLORA__PARQUET_MAX_TEXT ((uint64_t)4 << 30) // bytes of the JSON of a small file
+#define QLORA__PARQUET_MAX_GROWTH 1024u             // more of it, per byte of the file
+
+// Physical types, by their number. X(name, bytes); 0 = its size varies.
+#define QLORA__PARQUET_TYPES(X)                                                                    \
+    X(BOOLEAN, 0)                                                                                  \
+    X(INT32, 4)                                                                                    \
+    X(INT64, 8)                                                                                    \
+    X(INT96, 12)                                                                                   \
+    X(FLOAT, 4)                                                                                    \
+    X(DOUBLE, 8)                                                                                   \
+    X(BYTE_ARRAY, 0)                                                                               \
+    X(FIXED, 0)
+
+#define QLORA__PARQUET_ENUM(name, bytes) QLORA__PARQUET_##name,
+typedef enum qlora__parquet_type {
+    QLORA__PARQUET_TYPES(QLORA__PARQUET_ENUM) QLORA__PARQUET_TYPE_COUNT
+} qlora__parquet_type;
+#undef QLORA__PARQUET_ENUM
+
+// How a value is written as JSON.
+typedef enum qlora__parquet_form {
+    QLORA__PARQUET_AS_NONE, // it is not: `why` tells
+    QLORA__PARQUET_AS_BOOL,
+    QLORA__PARQUET_AS_INT,
+    QLORA__PARQUET_AS_UINT,
+    QLORA__PARQUET_AS_FLOAT,
+    QLORA__PARQUET_AS_DOUBLE,
+    QLORA__PARQUET_AS_HALF,
+    QLORA__PARQUET_AS_STRING,
+    QLORA__PARQUET_AS_NULL
+} qlora__parquet_form;
+
+typedef enum qlora__parquet_kind {
+    QLORA__PARQUET_STRUCT,
+    QLORA__PARQUET_LIST,
+    QLORA__PARQUET_LEAF
+} qlora__parquet_kind;
+
+// A node of the tree of values, in depth-first order: a struct is followed by its fields, a list by
+// its element. The group that Parquet puts between a list and its element has no node.
+typedef struct qlora__parquet_node {
+    const char* name; // points into the file, not terminated; elements have none
+    uint32_t name_size;
+    qlora__parquet_kind kind;
+    uint32_t depth;
+    uint32_t present; // definition level from which it is not null
+    uint32_t filled;  // a list: from which it has an element
+    uint32_t repeat;  // a list: repetition level of its further elements
+    uint32_t end;     // the node after everything inside it
+    uint32_t leaf;    // the first leaf inside it
+    uint32_t leaf_end;
+    const char* why; // it cannot be read because it is "...", or NULL
+    bool skip;       // a column that is not read
+} qlora__parquet_node;
+
+// An element of the schema as the file has it.
+typedef struct qlora__parquet_element {
+    const char* name;
+    uint32_t name_size;
+    int64_t type; // -1: a group
+    int64_t type_length;
+    int64_t repetition; // 0 required, 1 optional, 2 repeated
+    int64_t children;
+    int64_t converted; // -1: none
+    int64_t logical;   // field of the union, 0: none
+    bool is_signed;
+} qlora__parquet_element;
+
+// What annotations mean, by the number of the converted type and of the logical type. A leaf that
+// has an annotation that is not listed is refused. Types that Python keeps as objects of their own
+// (dates, decimals) have no JSON that all readers agree on, and neither have maps.
+static const struct {
+    int8_t converted; // -1: none
+    int8_t logical;   // 0: none
+    const char* why;
+} qlora__parquet_refused[] = {{1, 2, "a MAP"},        {2, 0, "a MAP"},        {5, 5, "a DECIMAL"},
+                              {6, 6, "a DATE"},       {7, 7, "a TIME"},       {8, 7, "a TIME"},
+                              {9, 8, "a TIMESTAMP"},  {10, 8, "a TIMESTAMP"}, {20, 13, "BSON"},
+                              {21, 0, "an INTERVAL"}, {-1, 14, "a UUID"},     {-1, 16, "a VARIANT"},
+                              {-1, 17, "a GEOMETRY"}, {-1, 18, "a GEOGRAPHY"}};
+
+static void qlora__parquet_integer(qlora__thrift* t, qlora__parquet_element* e) {
+    qlora__thrift_field field = {0, 0};
+    while (qlora__thrift_next(t, &field)) {
+        if (field.id == 2) {
+            e->is_signed = field.type == QLORA__THRIFT_TRUE;
+        }
+        qlora__thrift_skip(t, field.type);
+    }
+}
+
+// The union of logical types: the field that is set.
+static void qlora__parquet_logical(qlora__thrift* t, qlora__parquet_element* e) {
+    qlora__thrift_field field = {0, 0};
+    while (qlora__thrift_next(t, &field)) {
+        e->logical = field.id;
+        if (field.id == 10 && field.type == QLORA__THRIFT_STRUCT) {
+            qlora__parquet_integer(t, e);
+        } else {
+            qlora__thrift_skip(t, field.type);
+        }
+    }
+}
+
+static void qlora__parquet_element_read(qlora__thrift* t, qlora__parquet_element* e) {
+    memset(e, 0, sizeof *e);
+    e->type = -1;
+    e->converted = -1;
+    e->is_signed = true;
+    qlora__thrift_field field = {0, 0};
+    size_t size = 0;
+    while (qlora__thrift_next(t, &field)) {
+        bool number = field.type == QLORA__THRIFT_I32;
+        if (field.id == 1 && number) {
+            e->type = qlora__thrift_int(t);
+            t->bad = t->bad || e->type < 0;
+        } else if (field.id == 2 && number) {
+            e->type_length = qlora__thrift_int(t);
+        } else if (field.id == 3 && number) {
+            e->repetition = qlora__thrift_int(t);
+        } else if (field.id == 4 && field.type == QLORA__THRIFT_BINARY) {
+            e->name = (const char*)qlora__thrift_binary(t, &size);
+            e->name_size = size < 65536 ? (uint32_t)size : 65536;
+            t->bad = t->bad || size > 65535;
+        } else if (field.id == 5 && number) {
+            e->children = qlora__thrift_int(t);
+        } else if (field.id == 6 && number) {
+            e->converted = qlora__thrift_int(t);
+        } else if (field.id == 10 && field.type == QLORA__THRIFT_STRUCT) {
+            qlora__parquet_logical(t, e);
+        } else {
+            qlora__thrift_skip(t, field.type);
+        }
+    }
+    t->bad = t->bad || e->name == NULL || e->repetition < 0 || e->repetition > 2;
+}
+
+static const char* qlora__parquet_type_name(int64_t type) {
+#define QLORA__PARQUET_NAME(name, bytes) #name,
+    static const char* const names[] = {QLORA__PARQUET_TYPES(QLORA__PARQUET_NAME)};
+#undef QLORA__PARQUET_NAME
+    return type >= 0 && type < QLORA__PARQUET_TYPE_COUNT ? names[type] : "unknown";
+}
+
+// Bytes of a value in PLAIN; 0 if they vary.
+static uint32_t qlora__parquet_width(int64_t type, int64_t type_length) {
+#define QLORA__PARQUET_BYTES(name, bytes) bytes,
+    static const uint8_t widths[] = {QLORA__PARQUET_TYPES(QLORA__PARQUET_BYTES)};
+#undef QLORA__PARQUET_BYTES
+    return type == QLORA__PARQUET_FIXED ? (uint32_t)type_length : widths[type];
+}
+
+static bool qlora__parquet_is_list(const qlora__parquet_element* e) {
+    return e->type < 0 && (e->converted == 3 || e->logical == 3);
+}
+
+// Why an element cannot be read, or NULL.
+static const char* qlora__parquet_why(const qlora__parquet_element* e) {
+    for (size_t i = 0; i < sizeof qlora__parquet_refused / sizeof qlora__parquet_refused[0]; i++) {
+        if ((e->converted >= 0 && e->converted == qlora__parquet_refused[i].converted) ||
+            (e->logical > 0 && e->logical == qlora__parquet_refused[i].logical)) {
+            return qlora__parquet_refused[i].why;
+        }
+    }
+    return NULL;
+}
+
+// How a leaf becomes JSON; *why if it does not.
+static qlora__parquet_form qlora__parquet_form_of(const qlora__parquet_element* e,
+                                                  const char** why) {
+    bool text = e->converted == 0 || e->converted == 4 || e->converted == 19 || e->logical == 1 ||
+                e->logical == 4 || e->logical == 12; // UTF8, ENUM, JSON
+    bool integer = e->logical == 10 || (e->converted >= 11 && e->converted <= 18);
+    bool plain = e->converted < 0 && e->logical == 0;
+    *why = qlora__parquet_why(e);
+    if (*why != NULL) {
+        return QLORA__PARQUET_AS_NONE;
+    }
+    if (e->logical == 11) { // all values are null
+        return QLORA__PARQUET_AS_NULL;
+    }
+    switch (e->type) {
+    case QLORA__PARQUET_BOOLEAN:
+        if (plain) {
+            return QLORA__PARQUET_AS_BOOL;
+        }
+        break;
+    case QLORA__PARQUET_INT32:
+    case QLORA__PARQUET_INT64:
+        if (plain || integer) {
+            bool above = e->converted >= 11 && e->converted <= 14;
+            return above || !e->is_signed ? QLORA__PARQUET_AS_UINT : QLORA__PARQUET_AS_INT;
+        }
+        break;
+    case QLORA__PARQUET_FLOAT:
+    case QLORA__PARQUET_DOUBLE:
+        if (plain) {
+            return e->type == QLORA__PARQUET_FLOAT ? QLORA__PARQUET_AS_FLOAT
+                                                   : QLORA__PARQUET_AS_DOUBLE;
+        }
+        break;
+    case QLORA__PARQUET_BYTE_ARRAY:
+        if (text) {
+            return QLORA__PARQUET_AS_STRING;
+        }
+        *why = plain ? "binary data, not a string" : "of an unknown type";
+        return QLORA__PARQUET_AS_NONE;
+    case QLORA__PARQUET_FIXED:
+        if (e->logical == 15 && e->type_length == 2) {
+            return QLORA__PARQUET_AS_HALF;
+        }
+        *why = "binary data, not a string";
+        return QLORA__PARQUET_AS_NONE;
+    default:
+        *why = e->type == QLORA__PARQUET_INT96 ? "an INT96" : "of an unknown type";
+        return QLORA__PARQUET_AS_NONE;
+    }
+    *why = "of an unknown type";
+    return QLORA__PARQUET_AS_NONE;
+}
+
+//@@ src/formats/parquet_values.h
+
+// ---- Parquet: levels and values of a page -------------------------------------------------------
+
+// n bits (at most 64) from bit `at` of the data, lowest first.
+static uint64_t qlora__parquet_bits(const uint8_t* data, size_t size, uint64_t at, unsigned n) {
+    uint64_t word = 0;
+    size_t byte = (size_t)(at >> 3);
+    unsigned shift = (unsigned)at & 7;
+    size_t left = size - byte;
+    memcpy(&word, data + byte, left < 8 ? left : 8);
+    word >>= shift;
+    if (shift + n > 64 && left > 8) {
+        word |= (uint64_t)data[byte + 8] << (64 - shift);
+    }
+    return n == 64 ? word : word & (((uint64_t)1 << n) - 1);
+}
+
+// ---- runs: levels, indices of a dictionary, booleans
+
+// Runs of one value, and runs of packed values of `width` bits.
+typedef struct qlora__parquet_runs {
+    qlora__thrift in;
+    unsigned width;
+    uint32_t value;
+    uint64_t same;       // copies of `value` that are left
+    uint64_t packed;     // packed values that are left
+    const uint8_t* bits; // the packed run
+    size_t bytes;
+    uint64_t bit;
+} qlora__parquet_runs;
+
+static void qlora__parquet_runs_begin(qlora__parquet_runs* r, const uint8_t* data, size_t size,
+                                      unsigned width) {
+    memset(r, 0, sizeof *r);
+    r->in.at = data;
+    r->in.end = data + size;
+    r->width = width;
+}
+
+// The next value; false if there is none.
+static bool qlora__parquet_runs_next(qlora__parquet_runs* r, uint32_t* value) {
+    *value = 0;
+    if (r->width == 0) {
+        return true; // nothing is stored
+    }
+    while (r->same == 0 && r->packed == 0) {
+        uint64_t header = qlora__thrift_varint(&r->in);
+        uint64_t count = header >> 1;
+        size_t left = qlora__thrift_left(&r->in);
+        if (r->in.bad) {
+            return false;
+        }
+        if ((header & 1) != 0) {
+            // groups of 8 values; the last one may be incomplete
+            r->bytes = count > left / r->width ? left : (size_t)count * r->width;
+            r->packed = count > left / r->width ? (uint64_t)left * 8 / r->width : count * 8;
+            r->bits = r->in.at;
+            r->bit = 0;
+            r->in.at += r->bytes;
+            continue;
+        }
+        size_t bytes = (r->width + 7) / 8;
+        if (bytes > left) {
+            return false;
+        }
+        r->value = 0;
+        for (size_t i = 0; i < bytes; i++) {
+            r->value |= (uint32_t)r->in.at[i] << (8 * i);
+        }
+        r->in.at += bytes;
+        r->same = count;
+    }
+    if (r->same > 0) {
+        r->same--;
+        *value = r->value;
+        return true;
+    }
+    *value = (uint32_t)qlora__parquet_bits(r->bits, r->bytes, r->bit, r->width);
+    r->bit += r->width;
+    r->packed--;
+    return true;
+}
+
+// ---- DELTA_BINARY_PACKED
+
+typedef struct qlora__parquet_delta {
+    qlora__thrift in;
+    uint64_t left;  // values
+    uint64_t value; // the last one
+    uint64_t least; // smallest difference of the block
+    uint64_t pack;  // values of a pack; a block has `packs` of them
+    uint64_t packs;
+    uint64_t next;         // pack of the block
+    const uint8_t* widths; // of the packs
+    const uint8_t* bits;   // of the current pack
+    size_t bytes;
+    uint64_t bit;
+    uint64_t unread; // values of the current pack
+    bool begun;
+} qlora__parquet_delta;
+
+static bool qlora__parquet_delta_begin(qlora__parquet_delta* d, const uint8_t* data, size_t size) {
+    memset(d, 0, sizeof *d);
+    d->in.at = data;
+    d->in.end = data + size;
+    uint64_t block = qlora__thrift_varint(&d->in);
+    d->packs = qlora__thrift_varint(&d->in);
+    d->left = qlora__thrift_varint(&d->in);
+    d->value = (uint64_t)qlora__thrift_int(&d->in);
+    if (d->in.bad || block == 0 || block % 128 != 0 || block > 1u << 24 || d->packs == 0 ||
+        d->packs > block || block % d->packs != 0 || block / d->packs % 32 != 0) {
+        return false;
+    }
+    d->pack = block / d->packs;
+    d->next = d->packs;
+    return true;
+}
+
+// Enters the next pack.
+static bool qlora__parquet_delta_pack(qlora__parquet_delta* d) {
+    if (d->next == d->packs) {
+        d->least = (uint64_t)qlora__thrift_int(&d->in);
+        if (d->packs > qlora__thrift_left(&d->in)) {
+            return false;
+        }
+        d->widths = d->in.at;
+        d->in.at += d->packs;
+        d->next = 0;
+    }
+    unsigned width = d->widths[d->next++];
+    uint64_t bytes = d->pack / 8 * width;
+    if (width > 64 || bytes > qlora__thrift_left(&d->in)) {
+        return false;
+    }
+    d->bits = d->in.at;
+    d->bytes = (size_t)bytes;
+    d->bit = 0;
+    d->in.at += bytes;
+    d->unread = d->pack;
+    return true;
+}
+
+static bool qlora__parquet_delta_next(qlora__parquet_delta* d, uint64_t* value) {
+    if (d->left == 0) {
+        return false;
+    }
+    if (!d->begun) {
+        d->begun = true;
+    } else {
+        if (d->unread == 0 && !qlora__parquet_delta_pack(d)) {
+            return false;
+        }
+        unsigned width = d->widths[d->next - 1];
+        uint64_t more = width > 0 ? qlora__parquet_bits(d->bits, d->bytes, d->bit, width) : 0;
+        d->value += d->least + more;
+        d->bit += width;
+        d->unread--;
+    }
+    d->left--;
+    *value = d->value;
+    return true;
+}
+
+// The first byte after all values, which are not decoded for it; NULL if they are not valid.
+static const uint8_t* qlora__parquet_delta_end(const qlora__parquet_delta* d) {
+    qlora__parquet_delta copy = *d;
+    for (uint64_t left = d->left > 0 ? d->left - 1 : 0; left > 0;) {
+        if (!qlora__parquet_delta_pack(&copy)) {
+            return NULL;
+        }
+        left -= left < copy.pack ? left : copy.pack;
+    }
+    return copy.in.at;
+}
+
+// ---- a column that is being read
+
+// Memory that a column owns, and the limit for all columns together.
+typedef struct qlora__parquet_block {
+    uint8_t* data;
+    size_t capacity;
+} qlora__parquet_block;
+
+typedef struct qlora__parquet_held {
+    uint64_t bytes;
+    uint64_t limit;
+} qlora__parquet_held;
+
+typedef struct qlora__parquet_leaf qlora__parquet_leaf;
+typedef bool (*qlora__parquet_begin_fn)(qlora__parquet_leaf* leaf);
+typedef bool (*qlora__parquet_next_fn)(qlora__parquet_leaf* leaf);
+
+struct qlora__parquet_leaf {
+    uint32_t node;
+    qlora__parquet_type type;
+    qlora__parquet_form form;
+    uint32_t width; // bytes of a value, 0: varies
+    uint32_t max_definition;
+    uint32_t max_repetition;
+    // the pages that are still to be read
+    const uint8_t* at;
+    const uint8_t* end;
+    int64_t codec;
+    int64_t left; // entries in them
+    // the dictionary
+    qlora__parquet_block dictionary;
+    qlora__parquet_block places; // of strings: where each one starts, a uint32_t
+    const uint8_t* words;
+    size_t words_size;
+    uint32_t word_count;
+    bool has_dictionary;
+    // the page
+    qlora__parquet_block page;
+    uint64_t entries; // that are left
+    qlora__parquet_runs repetitions;
+    qlora__parquet_runs definitions;
+    qlora__parquet_next_fn next;
+    const uint8_t* values;
+    const uint8_t* values_end;
+    uint64_t index;
+    qlora__parquet_runs runs;
+    qlora__parquet_delta lengths;
+    qlora__parquet_delta prefixes;
+    qlora__parquet_block previous; // the last string, whose beginning the next one may share
+    // the next entry, if `ready`
+    bool ready;
+    bool ended; // there is none in this row group
+    uint32_t repetition;
+    uint32_t definition;
+    // the last value
+    const uint8_t* value;
+    size_t value_size;
+    uint8_t small[16]; // where it was put together
+};
+
+static void qlora__parquet_block_free(qlora__env* env, qlora__parquet_held* held,
+                                      qlora__parquet_block* block) {
+    held->bytes -= block->capacity;
+    qlora__env_free(env, block->data, block->capacity);
+    memset(block, 0, sizeof *block);
+}
+
+// Makes room for `size` bytes; what was there is lost.
+static qlora_result qlora__parquet_block_room(qlora__env* env, qlora__parquet_held* held,
+                                              qlora__parquet_block* block, uint64_t size) {
+    if (size <= block->capacity) {
+        return QLORA_OK;
+    }
+    qlora__parquet_block_free(env, held, block);
+    if (size > held->limit - held->bytes) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "its pages need more than %llu MiB of memory together with those "
+                               "of the other columns",
+                               (unsigned long long)(held->limit >> 20));
+    }
+    block->data = (uint8_t*)qlora__env_alloc(env, (size_t)size);
+    if (block->data == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    block->capacity = (size_t)size;
+    held->bytes += size;
+    return QLORA_OK;
+}
+
+// ---- encodings: `begin` prepares the values of a page, `next` reads one into leaf->value
+
+static bool qlora__parquet_take(qlora__parquet_leaf* leaf, uint64_t size) {
+    if (size > (uint64_t)(leaf->values_end - leaf->values)) {
+        return false;
+    }
+    leaf->value = leaf->values;
+    leaf->value_size = (size_t)size;
+    leaf->values += size;
+    return true;
+}
+
+static bool qlora__parquet_plain_next(qlora__parquet_leaf* leaf) {
+    if (leaf->type == QLORA__PARQUET_BYTE_ARRAY) {
+        if (leaf->values_end - leaf->values < 4) {
+            return false;
+        }
+        uint32_t size = qlora__load32(leaf->values);
+        leaf->values += 4;
+        return qlora__parquet_take(leaf, size);
+    }
+    if (leaf->type != QLORA__PARQUET_BOOLEAN) {
+        return qlora__parquet_take(leaf, leaf->width);
+    }
+    if (leaf->index / 8 >= (uint64_t)(leaf->values_end - leaf->values)) {
+        return false;
+    }
+    leaf->small[0] = leaf->values[leaf->index / 8] >> (leaf->index % 8) & 1;
+    leaf->index++;
+    leaf->value = leaf->small;
+    leaf->value_size = 1;
+    return true;
+}
+
+static bool qlora__parquet_plain_begin(qlora__parquet_leaf* leaf) {
+    leaf->index = 0;
+    return true;
+}
+
+// One byte with the width, then runs of indices.
+static bool qlora__parquet_indices_begin(qlora__parquet_leaf* leaf) {
+    size_t size = (size_t)(leaf->values_end - leaf->values);
+    if (!leaf->has_dictionary) {
+        return false;
+    }
+    if (size == 0) { // nothing but nulls
+        qlora__parquet_runs_begin(&leaf->runs, leaf->values, 0, 1);
+        return true;
+    }
+    if (leaf->values[0] > 32) {
+        return false;
+    }
+    qlora__parquet_runs_begin(&leaf->runs, leaf->values + 1, size - 1, leaf->values[0]);
+    return true;
+}
+
+static bool qlora__parquet_indices_next(qlora__parquet_leaf* leaf) {
+    uint32_t index = 0;
+    if (!qlora__parquet_runs_next(&leaf->runs, &index) || index >= leaf->word_count) {
+        return false;
+    }
+    if (leaf->type != QLORA__PARQUET_BYTE_ARRAY) {
+        leaf->value = leaf->words + (size_t)index * leaf->width;
+        leaf->value_size = leaf->width;
+        return true;
+    }
+    uint32_t place = 0;
+    memcpy(&place, leaf->places.data + 4 * (size_t)index, 4);
+    leaf->value_size = qlora__load32(leaf->words + place);
+    leaf->value = leaf->words + place + 4;
+    return true;
+}
+
+// Booleans: a length, then runs of one bit.
+static bool qlora__parquet_rle_begin(qlora__parquet_leaf* leaf) {
+    size_t size = (size_t)(leaf->values_end - leaf->values);
+    uint32_t length = size >= 4 ? qlora__load32(leaf->values) : 0;
+    if (size > 0 && (size < 4 || length > size - 4)) {
+        return false;
+    }
+    qlora__parquet_runs_begin(&leaf->runs, leaf->values + (size > 0 ? 4 : 0), length, 1);
+    return true;
+}
+
+static bool qlora__parquet_rle_next(qlora__parquet_leaf* leaf) {
+    uint32_t value = 0;
+    bool ok = qlora__parquet_runs_next(&leaf->runs, &value);
+    leaf->small[0] = (uint8_t)value;
+    leaf->value = leaf->small;
+    leaf->value_size = 1;
+    return ok && value < 2;
+}
+
+// A page without values may be empty.
+static bool qlora__parquet_delta_start(qlora__parquet_delta* d, const uint8_t* data,
+                                       const uint8_t* end) {
+    if (data == end) {
+        memset(d, 0, sizeof *d);
+        d->in.at = data;
+        d->in.end = end;
+        return true;
+    }
+    return qlora__parquet_delta_begin(d, data, (size_t)(end - data));
+}
+
+static bool qlora__parquet_numbers_begin(qlora__parquet_leaf* leaf) {
+    return qlora__parquet_delta_start(&leaf->lengths, leaf->values, leaf->values_end);
+}
+
+static bool qlora__parquet_numbers_next(qlora__parquet_leaf* leaf) {
+    uint64_t value = 0;
+    bool ok = qlora__parquet_delta_next(&leaf->lengths, &value);
+    memcpy(leaf->small, &value, 8); // little-endian: the low bytes first
+    leaf->value = leaf->small;
+    leaf->value_size = leaf->width;
+    return ok;
+}
+
+// All lengths, then all bytes.
+static bool qlora__parquet_strings_begin(qlora__parquet_leaf* leaf) {
+    if (!qlora__parquet_delta_start(&leaf->lengths, leaf->values, leaf->values_end)) {
+        return false;
+    }
+    leaf->values = qlora__parquet_delta_end(&leaf->lengths);
+    return leaf->values != NULL;
+}
+
+static bool qlora__parquet_strings_next(qlora__parquet_leaf* leaf) {
+    uint64_t size = 0;
+    return qlora__parquet_delta_next(&leaf->lengths, &size) && qlora__parquet_take(leaf, size);
+}
+
+// All lengths of shared beginnings, then the rest of each string as above.
+static bool qlora__parquet_prefixes_begin(qlora__parquet_leaf* leaf) {
+    if (!qlora__parquet_delta_start(&leaf->prefixes, leaf->values, leaf->values_end)) {
+        return false;
+    }
+    leaf->values = qlora__parquet_delta_end(&leaf->prefixes);
+    leaf->index = 0; // length of the last string
+    return leaf->values != NULL && qlora__parquet_strings_begin(leaf);
+}
+
+// The room for leaf->previous is that of the page: no string can be longer than all its rests.
+static bool qlora__parquet_prefixes_next(qlora__parquet_leaf* leaf) {
+    uint64_t shared = 0;
+    if (!qlora__parquet_delta_next(&leaf->prefixes, &shared) || shared > leaf->index ||
+        !qlora__parquet_strings_next(leaf) || leaf->value_size > leaf->previous.capacity - shared) {
+        return false;
+    }
+    if (leaf->value_size > 0) {
+        memcpy(leaf->previous.data + shared, leaf->value, leaf->value_size);
+    }
+    leaf->value = leaf->previous.data;
+    leaf->value_size += (size_t)shared;
+    leaf->index = leaf->value_size;
+    return leaf->type == QLORA__PARQUET_BYTE_ARRAY || leaf->value_size == leaf->width;
+}
+
+// The first byte of every value, then the second byte of every value, and so on.
+static bool qlora__parquet_split_begin(qlora__parquet_leaf* leaf) {
+    leaf->index = 0;
+    return leaf->width <= sizeof leaf->small &&
+           (size_t)(leaf->values_end - leaf->values) % leaf->width == 0;
+}
+
+static bool qlora__parquet_split_next(qlora__parquet_leaf* leaf) {
+    uint64_t count = (uint64_t)(leaf->values_end - leaf->values) / leaf->width;
+    if (leaf->index >= count) {
+        return false;
+    }
+    for (uint32_t i = 0; i < leaf->width; i++) {
+        leaf->small[i] = leaf->values[i * count + leaf->index];
+    }
+    leaf->index++;
+    leaf->value = leaf->small;
+    leaf->value_size = leaf->width;
+    return true;
+}
+
+typedef struct qlora__parquet_encoding {
+    const char* name;
+    unsigned types;                // a bit for each physical type that it may have
+    qlora__parquet_begin_fn begin; // NULL: not supported
+    qlora__parquet_next_fn next;
+} qlora__parquet_encoding;
+
+// By their number.
+static const qlora__parquet_encoding qlora__parquet_encodings[] = {
+    {"PLAIN", 0xFF, qlora__parquet_plain_begin, qlora__parquet_plain_next},
+    {"GROUP_VAR_INT", 0, NULL, NULL},
+    {"PLAIN_DICTIONARY", 0xFE, qlora__parquet_indices_begin, qlora__parquet_indices_next},
+    {"RLE", 1u << QLORA__PARQUET_BOOLEAN, qlora__parquet_rle_begin, qlora__parquet_rle_next},
+    {"BIT_PACKED", 0, NULL, NULL},
+    {"DELTA_BINARY_PACKED", 1u << QLORA__PARQUET_INT32 | 1u << QLORA__PARQUET_INT64,
+     qlora__parquet_numbers_begin, qlora__parquet_numbers_next},
+    {"DELTA_LENGTH_BYTE_ARRAY", 1u << QLORA__PARQUET_BYTE_ARRAY, qlora__parquet_strings_begin,
+     qlora__parquet_strings_next},
+    {"DELTA_BYTE_ARRAY", 1u << QLORA__PARQUET_BYTE_ARRAY | 1u << QLORA__PARQUET_FIXED,
+     qlora__parquet_prefixes_begin, qlora__parquet_prefixes_next},
+    {"RLE_DICTIONARY", 0xFE, qlora__parquet_indices_begin, qlora__parquet_indices_next},
+    {"BYTE_STREAM_SPLIT",
+     1u << QLORA__PARQUET_INT32 | 1u << QLORA__PARQUET_INT64 | 1u << QLORA__PARQUET_FLOAT |
+         1u << QLORA__PARQUET_DOUBLE | 1u << QLORA__PARQUET_FIXED,
+     qlora__parquet_split_begin, qlora__parquet_split_next}};
+
+enum {
+    QLORA__PARQUET_PLAIN = 0,
+    QLORA__PARQUET_PLAIN_DICTIONARY = 2,
+    QLORA__PARQUET_RLE = 3,
+    QLORA__PARQUET_DELTA_BYTE_ARRAY = 7,
+    QLORA__PARQUET_ENCODING_COUNT = 10
+};
+
+//@@ src/formats/parquet_pages.h
+
+// ---- Parquet: pages -----------------------------------------------------------------------------
+
+typedef struct qlora__parquet_group {
+    const uint8_t* columns; // the list in the footer
+    int64_t rows;
+} qlora__parquet_group;
+
+// An open file. The bytes belong to the caller.
+typedef struct qlora__parquet {
+    const char* label;
+    const uint8_t* file;
+    uint64_t size;
+    uint64_t footer;            // where it begins: no page lies behind it
+    qlora__parquet_node* nodes; // the first one is the row
+    uint32_t node_count;
+    uint32_t node_capacity;
+    qlora__parquet_leaf* leaves;
+    uint32_t leaf_count;
+    uint32_t leaf_capacity;
+    qlora__parquet_group* groups;
+    uint32_t group_count;
+    uint32_t group;    // that is being read, from 1; 0: none yet
+    int64_t rows_left; // of it
+    uint64_t row;      // of the file, from 1
+    bool inside;       // this row is being put together
+    uint64_t text;     // bytes of JSON so far
+    uint64_t text_limit;
+    qlora__parquet_held held;
+    qlora__crc32 crc;
+    qlora__zstd* zstd; // both are made when they are needed
+    qlora__gzip* gzip;
+} qlora__parquet;
+
+static const struct {
+    const char* name;
+    uint32_t growth; // what a byte can become at most; 0: not supported
+} qlora__parquet_codecs[] = {{"UNCOMPRESSED", 1}, {"SNAPPY", 22}, {"GZIP", 1033},  {"LZO", 0},
+                             {"BROTLI", 0},       {"LZ4", 0},     {"ZSTD", 65536}, {"LZ4_RAW", 0}};
+
+enum { QLORA__PARQUET_CODEC_COUNT = 8 };
+
+// Writes the name of a column: of its fields, with dots between.
+static void qlora__parquet_path(const qlora__parquet* p, uint32_t node, char* out, size_t room) {
+    size_t used = 0;
+    out[0] = '\0';
+    for (uint32_t i = 1; i <= node; i++) {
+        const qlora__parquet_node* n = &p->nodes[i];
+        if (n->end > node && n->name != NULL) {
+            int size = n->name_size < 60 ? (int)n->name_size : 60;
+            qlora__append(out, room, &used, "%s%.*s", used > 0 ? "." : "", size, n->name);
+        }
+    }
+}
+
+// Puts the place before the error text.
+static qlora_result qlora__parquet_at(qlora__env* env, const qlora__parquet* p,
+                                      const qlora__parquet_leaf* leaf, qlora_result result) {
+    char path[256];
+    char row[40] = "";
+    qlora__parquet_path(p, leaf->node, path, sizeof path);
+    if (p->inside) {
+        snprintf(row, sizeof row, ", row %llu", (unsigned long long)p->row);
+    }
+    return qlora__env_wrap(env, result, "%s: row group %u%s, column \"%s\": ", p->label, p->group,
+                           row, path);
+}
+
+// ---- page headers
+
+enum { QLORA__PARQUET_DATA = 0, QLORA__PARQUET_DICTIONARY = 2, QLORA__PARQUET_DATA_V2 = 3 };
+
+typedef struct qlora__parquet_page {
+    int64_t type;
+    int64_t size;   // decompressed
+    int64_t stored; // in the file
+    int64_t crc;    // -1: none
+    bool described; // the header of its type is there
+    int64_t entries;
+    int64_t encoding;
+    int64_t definition; // encoding of the levels; in version 2 their bytes
+    int64_t repetition;
+    bool plain; // version 2: the values are not compressed
+} qlora__parquet_page;
+
+// The fields of the three kinds of headers. Version 2 has two numbers in between that are not used.
+static void qlora__parquet_page_kind(qlora__thrift* t, qlora__parquet_page* page, bool second) {
+    qlora__thrift_field field = {0, 0};
+    page->described = true;
+    page->plain = false;
+    while (qlora__thrift_next(t, &field)) {
+        bool number = field.type == QLORA__THRIFT_I32;
+        int64_t id = second && field.id > 3 ? field.id - 2 : second && field.id > 1 ? 0 : field.id;
+        int64_t* const into[5] = {NULL, &page->entries, &page->encoding, &page->definition,
+                                  &page->repetition};
+        if (number && id >= 1 && id <= 4) {
+            *into[id] = qlora__thrift_int(t);
+            continue;
+        }
+        if (second && field.id == 7) {
+            page->plain = field.type == QLORA__THRIFT_FALSE;
+        }
+        qlora__thrift_skip(t, field.type);
+    }
+}
+
+static bool qlora__parquet_page_read(qlora__parquet_leaf* leaf, qlora__parquet_page* page) {
+    qlora__thrift t;
+    qlora__thrift_field field = {0, 0};
+    memset(page, 0, sizeof *page);
+    page->type = -1;
+    page->crc = -1;
+    page->size = -1;
+    page->stored = -1;
+    t.at = leaf->at;
+    t.end = leaf->end;
+    t.bad = false;
+    while (qlora__thrift_next(&t, &field)) {
+        bool number = field.type == QLORA__THRIFT_I32;
+        bool inner = field.type == QLORA__THRIFT_STRUCT;
+        if (field.id == 1 && number) {
+            page->type = qlora__thrift_int(&t);
+        } else if (field.id == 2 && number) {
+            page->size = qlora__thrift_int(&t);
+        } else if (field.id == 3 && number) {
+            page->stored = qlora__thrift_int(&t);
+        } else if (field.id == 4 && number) {
+            page->crc = (int64_t)(uint32_t)qlora__thrift_int(&t);
+        } else if (inner && (field.id == 5 || field.id == 7 || field.id == 8)) {
+            qlora__parquet_page_kind(&t, page, field.id == 8);
+        } else {
+            qlora__thrift_skip(&t, field.type);
+        }
+    }
+    leaf->at = t.at;
+    return !t.bad && page->type >= 0 && page->size >= 0 && page->stored >= 0 &&
+           page->stored <= t.end - t.at && page->entries >= 0 && page->entries <= INT32_MAX;
+}
+
+// ---- decompression
+
+static qlora_result qlora__parquet_gunzip(qlora__env* env, qlora__parquet* p, const uint8_t* in,
+                                          size_t size, uint8_t* out, size_t wanted) {
+    if (p->gzip == NULL) {
+        p->gzip = (qlora__gzip*)qlora__env_alloc(env, sizeof *p->gzip);
+        if (p->gzip == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+    }
+    size_t at = 0;
+    bool ended = false;
+    qlora__gzip_begin(p->gzip, in, size);
+    QLORA__TRY(qlora__gzip_read(env, p->gzip, out, &at, wanted + 1, &ended)); // one byte too many
+    return ended && at == wanted
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                 "damaged gzip data: they do not give the %llu bytes announced",
+                                 (unsigned long long)wanted);
+}
+
+// Decompresses into `out`, which has room for one byte more than `wanted`.
+static qlora_result qlora__parquet_unpack(qlora__env* env, qlora__parquet* p, int64_t codec,
+                                          const uint8_t* in, size_t size, uint8_t* out,
+                                          size_t wanted) {
+    if (codec == 2) {
+        return qlora__parquet_gunzip(env, p, in, size, out, wanted);
+    }
+    if (codec == 1) {
+        return qlora__snappy_decode(in, size, out, wanted)
+                   ? QLORA_OK
+                   : qlora__env_fail(env, QLORA_ERR_FORMAT, "damaged Snappy data");
+    }
+    if (p->zstd == NULL) {
+        p->zstd = (qlora__zstd*)qlora__env_alloc_zero(env, sizeof *p->zstd);
+        if (p->zstd == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+    }
+    return qlora__zstd_decode(p->zstd, in, size, out, wanted)
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT, "damaged Zstandard data: %s",
+                                 p->zstd->fault);
+}
+
+// The bytes of a page: in the file if they are not compressed, else in `block`.
+static qlora_result qlora__parquet_open_page(qlora__env* env, qlora__parquet* p,
+                                             const qlora__parquet_leaf* leaf, bool compressed,
+                                             const uint8_t* in, size_t size, uint64_t wanted,
+                                             qlora__parquet_block* block, const uint8_t** out) {
+    if (!compressed || (size == 0 && wanted == 0)) {
+        *out = in;
+        return size == wanted
+                   ? QLORA_OK
+                   : qlora__env_fail(env, QLORA_ERR_FORMAT, "a page has two sizes, %llu and %llu",
+                                     (unsigned long long)size, (unsigned long long)wanted);
+    }
+    uint64_t growth = qlora__parquet_codecs[leaf->codec].growth;
+    if (wanted > growth * (size + 64)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%llu bytes cannot decompress to the %llu announced",
+                               (unsigned long long)size, (unsigned long long)wanted);
+    }
+    if (wanted > QLORA__PARQUET_MAX_PAGE) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "a page of %llu bytes; %llu at most",
+                               (unsigned long long)wanted,
+                               (unsigned long long)QLORA__PARQUET_MAX_PAGE);
+    }
+    QLORA__TRY(qlora__parquet_block_room(env, &p->held, block, wanted + 1));
+    *out = block->data;
+    return qlora__parquet_unpack(env, p, leaf->codec, in, size, block->data, (size_t)wanted);
+}
+
+// ---- dictionaries
+
+// Finds where every string of a dictionary starts.
+static qlora_result qlora__parquet_places(qlora__env* env, qlora__parquet* p,
+                                          qlora__parquet_leaf* leaf) {
+    QLORA__TRY(
+        qlora__parquet_block_room(env, &p->held, &leaf->places, 4 * (uint64_t)leaf->word_count));
+    size_t at = 0;
+    for (uint32_t i = 0; i < leaf->word_count; i++) {
+        uint32_t place = (uint32_t)at;
+        uint32_t size = leaf->words_size - at >= 4 ? qlora__load32(leaf->words + at) : 0;
+        if (leaf->words_size - at < 4 || size > leaf->words_size - at - 4) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "its dictionary ends inside entry %u of %u", i + 1,
+                                   leaf->word_count);
+        }
+        memcpy(leaf->places.data + 4 * (size_t)i, &place, 4);
+        at += 4 + (size_t)size;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__parquet_dictionary(qlora__env* env, qlora__parquet* p,
+                                              qlora__parquet_leaf* leaf,
+                                              const qlora__parquet_page* page) {
+    if (leaf->has_dictionary || leaf->type == QLORA__PARQUET_BOOLEAN) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "a dictionary where none is allowed");
+    }
+    if (page->encoding != QLORA__PARQUET_PLAIN &&
+        page->encoding != QLORA__PARQUET_PLAIN_DICTIONARY) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "its dictionary has the encoding %lld; only PLAIN is supported",
+                               (long long)page->encoding);
+    }
+    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, leaf->codec != 0, leaf->at,
+                                        (size_t)page->stored, (uint64_t)page->size,
+                                        &leaf->dictionary, &leaf->words));
+    leaf->words_size = (size_t)page->size;
+    leaf->word_count = (uint32_t)page->entries;
+    leaf->has_dictionary = true;
+    uint64_t least = leaf->width > 0 ? leaf->width : 4;
+    if (leaf->word_count > leaf->words_size / least) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%u entries do not fit in its dictionary of %llu bytes",
+                               leaf->word_count, (unsigned long long)leaf->words_size);
+    }
+    return leaf->width > 0 ? QLORA_OK : qlora__parquet_places(env, p, leaf);
+}
+
+// ---- data pages
+
+static unsigned qlora__parquet_level_bits(uint32_t level) {
+    return level > 0 ? qlora__high_bit(level) + 1 : 0;
+}
+
+// Levels of a version 1 page: a length, then runs. *at moves on.
+static bool qlora__parquet_levels(const uint8_t* data, size_t size, size_t* at, uint32_t max,
+                                  qlora__parquet_runs* runs) {
+    size_t length = 0;
+    if (max > 0) {
+        if (size - *at < 4 || qlora__load32(data + *at) > size - *at - 4) {
+            return false;
+        }
+        length = qlora__load32(data + *at);
+        *at += 4;
+    }
+    qlora__parquet_runs_begin(runs, data + *at, length, qlora__parquet_level_bits(max));
+    *at += length;
+    return true;
+}
+
+// Prepares the values of a page, with the encoding that its header names.
+static qlora_result qlora__parquet_values(qlora__env* env, qlora__parquet* p,
+                                          qlora__parquet_leaf* leaf, int64_t number) {
+    const qlora__parquet_encoding* encoding = number >= 0 && number < QLORA__PARQUET_ENCODING_COUNT
+                                                  ? &qlora__parquet_encodings[number]
+                                                  : NULL;
+    if (encoding == NULL || encoding->begin == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "the encoding %s (number %lld) is not supported",
+                               encoding != NULL ? encoding->name : "unknown", (long long)number);
+    }
+    if ((encoding->types >> leaf->type & 1) == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s values cannot have the encoding %s",
+                               qlora__parquet_type_name(leaf->type), encoding->name);
+    }
+    if (number == QLORA__PARQUET_DELTA_BYTE_ARRAY) {
+        QLORA__TRY(qlora__parquet_block_room(env, &p->held, &leaf->previous,
+                                             (uint64_t)(leaf->values_end - leaf->values) + 1));
+    }
+    leaf->next = encoding->next;
+    return encoding->begin(leaf)
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                 "invalid %s values, or no dictionary for them", encoding->name);
+}
+
+static qlora_result qlora__parquet_first_version(qlora__env* env, qlora__parquet* p,
+                                                 qlora__parquet_leaf* leaf,
+                                                 const qlora__parquet_page* page) {
+    const uint8_t* data = NULL;
+    size_t size = (size_t)page->size;
+    size_t at = 0;
+    if ((leaf->max_repetition > 0 && page->repetition != QLORA__PARQUET_RLE) ||
+        (leaf->max_definition > 0 && page->definition != QLORA__PARQUET_RLE)) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "levels in another encoding than RLE (BIT_PACKED, say) are not "
+                               "supported");
+    }
+    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, leaf->codec != 0, leaf->at,
+                                        (size_t)page->stored, (uint64_t)page->size, &leaf->page,
+                                        &data));
+    if (!qlora__parquet_levels(data, size, &at, leaf->max_repetition, &leaf->repetitions) ||
+        !qlora__parquet_levels(data, size, &at, leaf->max_definition, &leaf->definitions)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "the levels of a page do not fit in it");
+    }
+    leaf->values = data + at;
+    leaf->values_end = data + size;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__parquet_second_version(qlora__env* env, qlora__parquet* p,
+                                                  qlora__parquet_leaf* leaf,
+                                                  const qlora__parquet_page* page) {
+    if (page->repetition < 0 || page->definition < 0 || page->repetition > page->stored ||
+        page->definition > page->stored - page->repetition ||
+        page->repetition + page->definition > page->size) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "the levels of a page do not fit in it");
+    }
+    size_t repetition = (size_t)page->repetition;
+    size_t levels = repetition + (size_t)page->definition;
+    qlora__parquet_runs_begin(&leaf->repetitions, leaf->at, repetition,
+                              qlora__parquet_level_bits(leaf->max_repetition));
+    qlora__parquet_runs_begin(&leaf->definitions, leaf->at + repetition, levels - repetition,
+                              qlora__parquet_level_bits(leaf->max_definition));
+    uint64_t size = (uint64_t)page->size - levels;
+    const uint8_t* data = NULL;
+    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, leaf->codec != 0 && !page->plain,
+                                        leaf->at + levels, (size_t)page->stored - levels, size,
+                                        &leaf->page, &data));
+    leaf->values = data;
+    leaf->values_end = data + size;
+    return QLORA_OK;
+}
+
+// Goes to the next page with entries.
+static qlora_result qlora__parquet_turn(qlora__env* env, qlora__parquet* p,
+                                        qlora__parquet_leaf* leaf) {
+    while (leaf->entries == 0) {
+        qlora__parquet_page page;
+        if (!qlora__parquet_page_read(leaf, &page)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "invalid page header; %lld entries are missing",
+                                   (long long)leaf->left);
+        }
+        bool first = page.type == QLORA__PARQUET_DATA;
+        bool second = page.type == QLORA__PARQUET_DATA_V2;
+        bool used = first || second || page.type == QLORA__PARQUET_DICTIONARY;
+        if (used && page.crc >= 0 &&
+            page.crc != (int64_t)qlora__crc32_add(&p->crc, 0, leaf->at, (size_t)page.stored)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "the checksum of a page is wrong");
+        }
+        if (used && !page.described) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "invalid page header");
+        }
+        if (page.type == QLORA__PARQUET_DICTIONARY) {
+            QLORA__TRY(qlora__parquet_dictionary(env, p, leaf, &page));
+        } else if (used) {
+            QLORA__TRY(first ? qlora__parquet_first_version(env, p, leaf, &page)
+                             : qlora__parquet_second_version(env, p, leaf, &page));
+            QLORA__TRY(qlora__parquet_values(env, p, leaf, page.encoding));
+            if (page.entries > leaf->left) {
+                return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                       "its pages have more entries than the footer announces");
+            }
+            leaf->entries = (uint64_t)page.entries;
+            leaf->left -= page.entries;
+        }
+        leaf->at += page.stored;
+    }
+    return QLORA_OK;
+}
+
+// Makes the next entry available: its levels, not yet its value.
+static qlora_result qlora__parquet_peek(qlora__env* env, qlora__parquet* p,
+                                        qlora__parquet_leaf* leaf) {
+    if (leaf->ready) {
+        return QLORA_OK;
+    }
+    leaf->repetition = 0;
+    leaf->definition = 0;
+    if (leaf->entries == 0 && leaf->left == 0) {
+        leaf->ended = true;
+        leaf->ready = true;
+        return QLORA_OK;
+    }
+    if (leaf->entries == 0) {
+        qlora_result r = qlora__parquet_turn(env, p, leaf);
+        if (r != QLORA_OK) {
+            return qlora__parquet_at(env, p, leaf, r);
+        }
+    }
+    if (!qlora__parquet_runs_next(&leaf->repetitions, &leaf->repetition) ||
+        !qlora__parquet_runs_next(&leaf->definitions, &leaf->definition) ||
+        leaf->repetition > leaf->max_repetition || leaf->definition > leaf->max_definition) {
+        return qlora__parquet_at(
+            env, p, leaf, qlora__env_fail(env, QLORA_ERR_FORMAT, "invalid levels in a page"));
+    }
+    leaf->entries--;
+    leaf->ready = true;
+    return QLORA_OK;
+}
+
+//@@ src/formats/parquet_open.h
+
+// ---- Parquet: opening a file --------------------------------------------------------------------
+
+// ---- the tree of values
+
+typedef enum qlora__parquet_inside {
+    QLORA__PARQUET_FIELDS, // fields of a struct
+    QLORA__PARQUET_MIDDLE, // the repeated group of a list
+    QLORA__PARQUET_ELEMENT // the element inside that group
+} qlora__parquet_inside;
+
+// A group whose children are being read.
+typedef struct qlora__parquet_frame {
+    int64_t left;
+    qlora__parquet_inside inside;
+    uint32_t definition;
+    uint32_t repetition;
+    uint32_t depth;
+    const qlora__parquet_element* owner;
+} qlora__parquet_frame;
+
+typedef struct qlora__parquet_builder {
+    qlora__parquet* p;
+    const qlora__parquet_element* elements;
+    uint32_t count;
+    qlora__parquet_frame stack[2 * QLORA__PARQUET_MAX_DEPTH + 4];
+    int open;
+} qlora__parquet_builder;
+
+static qlora__parquet_node* qlora__parquet_node_add(qlora__parquet* p, qlora__parquet_kind kind,
+                                                    const char* name, uint32_t size,
+                                                    const qlora__parquet_frame* in) {
+    qlora__parquet_node* n = &p->nodes[p->node_count++];
+    memset(n, 0, sizeof *n);
+    n->kind = kind;
+    n->name = name;
+    n->name_size = size;
+    n->depth = in->depth;
+    n->present = in->definition;
+    n->filled = in->definition + 1;
+    n->repeat = in->repetition + 1;
+    n->leaf = p->leaf_count;
+    return n;
+}
+
+static void qlora__parquet_leaf_add(qlora__parquet* p, const qlora__parquet_element* e,
+                                    qlora__parquet_node* n, const qlora__parquet_frame* in) {
+    qlora__parquet_leaf* leaf = &p->leaves[p->leaf_count++];
+    memset(leaf, 0, sizeof *leaf);
+    leaf->node = p->node_count - 1;
+    leaf->form = qlora__parquet_form_of(e, &n->why);
+    leaf->max_definition = in->definition;
+    leaf->max_repetition = in->repetition;
+    bool fixed = e->type == QLORA__PARQUET_FIXED;
+    if (e->type >= QLORA__PARQUET_TYPE_COUNT || (fixed && e->type_length < 1) ||
+        (fixed && e->type_length > 1 << 20)) {
+        n->why = "of an unknown type";
+        return;
+    }
+    leaf->type = (qlora__parquet_type)e->type;
+    leaf->width = qlora__parquet_width(e->type, e->type_length);
+}
+
+// Whether the repeated group of a list only holds the element, as in new files. In old ones the
+// repeated group or value is the element itself; the rules are those of the format's description.
+static bool qlora__parquet_is_middle(const qlora__parquet_element* e,
+                                     const qlora__parquet_element* list, bool child_repeated) {
+    char tuple[300];
+    int size = list->name_size < 256 ? (int)list->name_size : 256;
+    snprintf(tuple, sizeof tuple, "%.*s_tuple", size, list->name);
+    bool named = (e->name_size == 5 && memcmp(e->name, "array", 5) == 0) ||
+                 (e->name_size == strlen(tuple) && memcmp(e->name, tuple, e->name_size) == 0);
+    return e->type < 0 && e->children == 1 && !named && !child_repeated &&
+           !qlora__parquet_is_list(e) && qlora__parquet_why(e) == NULL;
+}
+
+// Adds the nodes of an element. `at` has the levels of what it is in; a group is opened.
+static bool qlora__parquet_value_add(qlora__parquet_builder* b, uint32_t index,
+                                     qlora__parquet_frame at, bool named, int64_t repetition) {
+    qlora__parquet* p = b->p;
+    const qlora__parquet_element* e = &b->elements[index];
+    const char* name = named ? e->name : NULL;
+    uint32_t size = named ? e->name_size : 0;
+    if (at.depth > QLORA__PARQUET_MAX_DEPTH - 2) {
+        return false;
+    }
+    if (repetition == 2) { // repeated without being in a list: a list of its own
+        qlora__parquet_node_add(p, QLORA__PARQUET_LIST, name, size, &at);
+        at.definition++;
+        at.repetition++;
+        at.depth++;
+        name = NULL;
+        size = 0;
+    } else if (repetition == 1) {
+        at.definition++;
+    }
+    if (e->type >= 0) {
+        qlora__parquet_leaf_add(
+            p, e, qlora__parquet_node_add(p, QLORA__PARQUET_LEAF, name, size, &at), &at);
+        return true;
+    }
+    bool list = qlora__parquet_is_list(e);
+    bool known =
+        list && e->children == 1 && index + 1 < b->count && b->elements[index + 1].repetition == 2;
+    qlora__parquet_node* n = qlora__parquet_node_add(
+        p, known ? QLORA__PARQUET_LIST : QLORA__PARQUET_STRUCT, name, size, &at);
+    n->why = list && !known ? "a LIST of an unknown structure" : qlora__parquet_why(e);
+    qlora__parquet_frame* frame = &b->stack[b->open++];
+    *frame = at;
+    frame->left = e->children;
+    frame->inside = known ? QLORA__PARQUET_MIDDLE : QLORA__PARQUET_FIELDS;
+    frame->depth = at.depth + 1;
+    frame->owner = e;
+    return e->children > 0;
+}
+
+static bool qlora__parquet_element_add(qlora__parquet_builder* b, uint32_t index) {
+    qlora__parquet_frame* top = &b->stack[b->open - 1];
+    const qlora__parquet_element* e = &b->elements[index];
+    qlora__parquet_frame at = *top;
+    top->left--;
+    if (at.inside != QLORA__PARQUET_MIDDLE) {
+        bool field = at.inside == QLORA__PARQUET_FIELDS;
+        return qlora__parquet_value_add(b, index, at, field, e->repetition);
+    }
+    at.definition++;
+    at.repetition++;
+    bool repeated = index + 1 < b->count && b->elements[index + 1].repetition == 2;
+    if (!qlora__parquet_is_middle(e, at.owner, repeated)) {
+        return qlora__parquet_value_add(b, index, at, false, 0);
+    }
+    qlora__parquet_frame* frame = &b->stack[b->open++];
+    *frame = at;
+    frame->left = 1;
+    frame->inside = QLORA__PARQUET_ELEMENT;
+    return true;
+}
+
+// Builds the tree of a schema.
+static qlora_result qlora__parquet_build(qlora__env* env, qlora__parquet* p,
+                                         const qlora__parquet_element* elements, uint32_t count) {
+    qlora__parquet_builder b;
+    memset(&b, 0, sizeof b);
+    b.p = p;
+    b.elements = elements;
+    b.count = count;
+    bool ok = elements[0].type < 0 && elements[0].children > 0;
+    ok = ok && qlora__parquet_value_add(&b, 0, b.stack[0], true, 0);
+    for (uint32_t i = 1; ok && i < count; i++) {
+        while (b.open > 0 && b.stack[b.open - 1].left == 0) {
+            b.open--;
+        }
+        ok = b.open > 0 && qlora__parquet_element_add(&b, i);
+    }
+    for (int i = 0; ok && i < b.open; i++) {
+        ok = b.stack[i].left == 0;
+    }
+    if (!ok || p->leaf_count == 0 || p->nodes[0].kind != QLORA__PARQUET_STRUCT) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: the schema is not valid, has no columns, or is deeper than %d "
+                               "levels",
+                               p->label, QLORA__PARQUET_MAX_DEPTH);
+    }
+    for (uint32_t i = p->node_count; i-- > 0;) {
+        qlora__parquet_node* n = &p->nodes[i];
+        n->end = i + 1;
+        while (n->end < p->node_count && p->nodes[n->end].depth > n->depth) {
+            n->end = p->nodes[n->end].end;
+        }
+        n->leaf_end = n->end < p->node_count ? p->nodes[n->end].leaf : p->leaf_count;
+    }
+    return QLORA_OK;
+}
+
+// ---- the footer
+
+static qlora_result qlora__parquet_schema(qlora__env* env, qlora__parquet* p, qlora__thrift* t) {
+    int type = 0;
+    uint64_t count = qlora__thrift_list(t, &type);
+    if (p->nodes != NULL || type != QLORA__THRIFT_STRUCT || count == 0 ||
+        count > QLORA__PARQUET_MAX_ELEMENTS) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: the schema has %llu elements; 1 to %u are allowed", p->label,
+                               (unsigned long long)count, QLORA__PARQUET_MAX_ELEMENTS);
+    }
+    p->node_capacity = 2 * (uint32_t)count;
+    p->leaf_capacity = (uint32_t)count;
+    size_t bytes = (size_t)count * sizeof(qlora__parquet_element);
+    p->nodes = (qlora__parquet_node*)qlora__env_alloc(env, p->node_capacity * sizeof *p->nodes);
+    p->leaves = (qlora__parquet_leaf*)qlora__env_alloc(env, p->leaf_capacity * sizeof *p->leaves);
+    qlora__parquet_element* elements = (qlora__parquet_element*)qlora__env_alloc(env, bytes);
+    qlora_result r = QLORA_ERR_MEMORY;
+    if (p->nodes != NULL && p->leaves != NULL && elements != NULL) {
+        for (uint64_t i = 0; i < count && !t->bad; i++) {
+            qlora__parquet_element_read(t, &elements[i]);
+        }
+        r = t->bad ? qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the schema is not valid", p->label)
+                   : qlora__parquet_build(env, p, elements, (uint32_t)count);
+    }
+    qlora__env_free(env, elements, bytes);
+    return r;
+}
+
+static void qlora__parquet_group_read(qlora__thrift* t, qlora__parquet_group* group) {
+    qlora__thrift_field field = {0, 0};
+    group->columns = NULL;
+    group->rows = -1;
+    while (qlora__thrift_next(t, &field)) {
+        if (field.id == 3 && field.type == QLORA__THRIFT_I64) {
+            group->rows = qlora__thrift_int(t);
+            continue;
+        }
+        if (field.id == 1 && field.type == QLORA__THRIFT_LIST) {
+            group->columns = t->at;
+        }
+        qlora__thrift_skip(t, field.type);
+    }
+    t->bad = t->bad || group->columns == NULL || group->rows < 0;
+}
+
+static qlora_result qlora__parquet_groups(qlora__env* env, qlora__parquet* p, qlora__thrift* t) {
+    int type = 0;
+    uint64_t count = qlora__thrift_list(t, &type);
+    if (p->groups != NULL || count > UINT32_MAX || (count > 0 && type != QLORA__THRIFT_STRUCT)) {
+        t->bad = true;
+        return QLORA_OK;
+    }
+    p->groups = (qlora__parquet_group*)qlora__env_alloc(env, (size_t)count * sizeof *p->groups);
+    if (p->groups == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    p->group_count = (uint32_t)count;
+    for (uint32_t i = 0; i < p->group_count && !t->bad; i++) {
+        qlora__parquet_group_read(t, &p->groups[i]);
+    }
+    return QLORA_OK;
+}
+
+static void qlora__parquet_close(qlora__env* env, qlora__parquet* p) {
+    for (uint32_t i = 0; i < p->leaf_count; i++) {
+        qlora__parquet_block_free(env, &p->held, &p->leaves[i].dictionary);
+        qlora__parquet_block_free(env, &p->held, &p->leaves[i].places);
+        qlora__parquet_block_free(env, &p->held, &p->leaves[i].page);
+        qlora__parquet_block_free(env, &p->held, &p->leaves[i].previous);
+    }
+    qlora__env_free(env, p->nodes, p->node_capacity * sizeof *p->nodes);
+    qlora__env_free(env, p->leaves, p->leaf_capacity * sizeof *p->leaves);
+    qlora__env_free(env, p->groups, p->group_count * sizeof *p->groups);
+    qlora__env_free(env, p->zstd, sizeof *p->zstd);
+    qlora__env_free(env, p->gzip, sizeof *p->gzip);
+    memset(p, 0, sizeof *p);
+}
+
+static qlora_result qlora__parquet_footer(qlora__env* env, qlora__parquet* p) {
+    const uint8_t* end = p->file + p->size;
+    bool framed = p->size >= 12 && memcmp(p->file, "PAR1", 4) == 0;
+    if (p->size >= 12 && memcmp(end - 4, "PARE", 4) == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: the file is encrypted, which is not supported", p->label);
+    }
+    uint32_t size = framed ? qlora__load32(end - 8) : 0;
+    if (!framed || memcmp(end - 4, "PAR1", 4) != 0 || size > p->size - 12) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: not a Parquet file, or it is truncated",
+                               p->label);
+    }
+    qlora__thrift t;
+    qlora__thrift_field field = {0, 0};
+    t.at = end - 8 - size;
+    t.end = end - 8;
+    t.bad = false;
+    p->footer = p->size - 8 - size;
+    while (qlora__thrift_next(&t, &field)) {
+        bool list = field.type == QLORA__THRIFT_LIST;
+        if (field.id == 2 && list) {
+            QLORA__TRY(qlora__parquet_schema(env, p, &t));
+        } else if (field.id == 4 && list) {
+            QLORA__TRY(qlora__parquet_groups(env, p, &t));
+        } else {
+            qlora__thrift_skip(&t, field.type);
+        }
+    }
+    return !t.bad && p->nodes != NULL && p->groups != NULL
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the footer is not valid", p->label);
+}
+
+// Opens a file that lies in memory. Every column is read unless the caller sets `skip` of its node,
+// which must be a child of node 0.
+static qlora_result qlora__parquet_open(qlora__env* env, const char* label, const void* data,
+                                        uint64_t size, qlora__parquet* p) {
+    memset(p, 0, sizeof *p);
+    p->label = label;
+    p->file = (const uint8_t*)data;
+    p->size = size;
+    p->held.limit = QLORA__PARQUET_MAX_HELD;
+    p->text_limit = QLORA__PARQUET_MAX_TEXT + QLORA__PARQUET_MAX_GROWTH * size;
+    qlora__crc32_begin(&p->crc);
+    qlora_result r = qlora__parquet_footer(env, p);
+    if (r != QLORA_OK) {
+        qlora__parquet_close(env, p);
+    }
+    return r;
+}
+
+// The node of the first column that is read and cannot be, or 0.
+static uint32_t qlora__parquet_unreadable(const qlora__parquet* p) {
+    for (uint32_t i = 1; i < p->node_count; i++) {
+        if (p->nodes[i].skip) {
+            i = p->nodes[i].end - 1;
+        } else if (p->nodes[i].why != NULL) {
+            return i;
+        }
+    }
+    return 0;
+}
+
+// ---- the columns of a row group
+
+typedef struct qlora__parquet_chunk {
+    int64_t type;
+    int64_t codec;
+    int64_t values;
+    int64_t size;
+    int64_t data;       // offset of the first data page
+    int64_t dictionary; // and of the dictionary
+    bool elsewhere;     // in another file
+    bool encrypted;
+    bool described;
+} qlora__parquet_chunk;
+
+static void qlora__parquet_chunk_data(qlora__thrift* t, qlora__parquet_chunk* c) {
+    qlora__thrift_field field = {0, 0};
+    c->described = true;
+    while (qlora__thrift_next(t, &field)) {
+        int64_t* const into[12] = {NULL, &c->type, NULL, NULL,     &c->codec, &c->values,
+                                   NULL, &c->size, NULL, &c->data, NULL,      &c->dictionary};
+        bool number = field.type == QLORA__THRIFT_I32 || field.type == QLORA__THRIFT_I64;
+        if (number && field.id < 12 && into[field.id] != NULL) {
+            *into[field.id] = qlora__thrift_int(t);
+        } else {
+            qlora__thrift_skip(t, field.type);
+        }
+    }
+}
+
+static void qlora__parquet_chunk_read(qlora__thrift* t, qlora__parquet_chunk* c) {
+    qlora__thrift_field field = {0, 0};
+    memset(c, 0, sizeof *c);
+    while (qlora__thrift_next(t, &field)) {
+        c->elsewhere = c->elsewhere || field.id == 1;
+        c->encrypted = c->encrypted || field.id == 8 || field.id == 9;
+        if (field.id == 3 && field.type == QLORA__THRIFT_STRUCT) {
+            qlora__parquet_chunk_data(t, c);
+        } else {
+            qlora__thrift_skip(t, field.type);
+        }
+    }
+}
+
+// Points a column at its pages in a row group.
+static qlora_result qlora__parquet_chunk_open(qlora__env* env, const qlora__parquet* p,
+                                              qlora__parquet_leaf* leaf,
+                                              const qlora__parquet_chunk* c) {
+    bool known = c->codec >= 0 && c->codec < QLORA__PARQUET_CODEC_COUNT;
+    if (c->encrypted || c->elsewhere) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "it is %s, which is not supported",
+                               c->encrypted ? "encrypted" : "in another file");
+    }
+    if (!known || qlora__parquet_codecs[c->codec].growth == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "the codec %s (number %lld) is not supported; UNCOMPRESSED, SNAPPY, "
+                               "GZIP and ZSTD are",
+                               known ? qlora__parquet_codecs[c->codec].name : "unknown",
+                               (long long)c->codec);
+    }
+    bool first = c->dictionary > 0 && c->dictionary < c->data;
+    int64_t begin = first ? c->dictionary : c->data;
+    if (c->described && c->values == 0) {
+        begin = 4; // no pages: the offset may be anything
+    }
+    if (!c->described || c->type != (int64_t)leaf->type || c->values < 0 || begin < 4 ||
+        c->size < 0 || (uint64_t)begin > p->footer ||
+        (uint64_t)c->size > p->footer - (uint64_t)begin) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "its type, place or size in the footer is not valid");
+    }
+    leaf->at = p->file + begin;
+    leaf->end = leaf->at + c->size;
+    leaf->codec = c->codec;
+    leaf->left = c->values;
+    leaf->entries = 0;
+    leaf->has_dictionary = false;
+    leaf->word_count = 0;
+    leaf->ready = false;
+    leaf->ended = false;
+    return QLORA_OK;
+}
+
+// Opens the row group p->group.
+static qlora_result qlora__parquet_group_open(qlora__env* env, qlora__parquet* p) {
+    const qlora__parquet_group* group = &p->groups[p->group - 1];
+    qlora__thrift t;
+    int type = 0;
+    t.at = group->columns;
+    t.end = p->file + p->size - 8;
+    t.bad = false;
+    uint64_t count = qlora__thrift_list(&t, &type);
+    if (count != p->leaf_count || type != QLORA__THRIFT_STRUCT) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: row group %u has %llu columns; the schema has %u", p->label,
+                               p->group, (unsigned long long)count, p->leaf_count);
+    }
+    p->rows_left = group->rows;
+    for (uint32_t field = 1; field < p->node_count; field = p->nodes[field].end) {
+        for (uint32_t i = p->nodes[field].leaf; i < p->nodes[field].leaf_end; i++) {
+            qlora__parquet_chunk chunk;
+            qlora__parquet_chunk_read(&t, &chunk);
+            if (t.bad) {
+                return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the footer is not valid",
+                                       p->label);
+            }
+            if (p->nodes[field].skip) {
+                continue;
+            }
+            qlora_result r = qlora__parquet_chunk_open(env, p, &p->leaves[i], &chunk);
+            if (r != QLORA_OK) {
+                return qlora__parquet_at(env, p, &p->leaves[i], r);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+//@@ src/formats/parquet_rows.h
+
+// ---- Parquet: rows as JSON ----------------------------------------------------------------------
+
+// ---- values
+
+// Appends a string in quotes, unless it is not UTF-8.
+static bool qlora__parquet_quote(qlora__string* out, const char* text, size_t size) {
+    static const char hex[] = "0123456789abcdef";
+    size_t at = 0;
+    size_t done = 0;
+    qlora__string_add(out, "\"", 1);
+    while (at < size) {
+        uint8_t c = (uint8_t)text[at];
+        if (c >= 0x20 && c < 0x80 && c != '"' && c != '\\') {
+            at++;
+            continue;
+        }
+        if (c >= 0x80) {
+            uint32_t step = qlora__utf8_size(text + at, size - at < 4 ? (uint32_t)(size - at) : 4);
+            if (step == 0) {
+                return false;
+            }
+            at += step;
+            continue;
+        }
+        qlora__string_add(out, text + done, at - done);
+        char escape[6] = {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
+        if (c >= 0x20) {
+            escape[1] = (char)c;
+        }
+        qlora__string_add(out, escape, c >= 0x20 ? 2 : 6);
+        at++;
+        done = at;
+    }
+    qlora__string_add(out, text + done, at - done);
+    qlora__string_add(out, "\"", 1);
+    return true;
+}
+
+static double qlora__parquet_half(uint32_t bits) {
+    uint32_t exponent = bits >> 10 & 31;
+    double fraction = (double)(bits & 1023) / 1024.0;
+    double value = exponent == 0 ? ldexp(fraction, -14) : ldexp(1.0 + fraction, (int)exponent - 15);
+    if (exponent == 31) {
+        value = (double)INFINITY; // or NaN: neither is a number in JSON
+    }
+    return bits >> 15 != 0 ? -value : value;
+}
+
+// A number with the digits that give the same double again.
+static qlora_result qlora__parquet_real(qlora__env* env, qlora__string* out, double value) {
+    qlora__json_writer writer;
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits >> 52 & 0x7FF) == 0x7FF) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "a value is not a finite number (NaN or infinity)");
+    }
+    qlora__json_write_begin(&writer, out, 0);
+    qlora__json_write_double(&writer, NULL, value);
+    return QLORA_OK;
+}
+
+// Appends leaf->value.
+static qlora_result qlora__parquet_write(qlora__env* env, const qlora__parquet_leaf* leaf,
+                                         qlora__string* out) {
+    char digits[24];
+    uint64_t bits = 0;
+    float single = 0.0f;
+    double real = 0.0;
+    if (leaf->form != QLORA__PARQUET_AS_STRING) {
+        memcpy(&bits, leaf->value, leaf->value_size < 8 ? leaf->value_size : 8);
+    }
+    switch (leaf->form) {
+    case QLORA__PARQUET_AS_STRING:
+        if (leaf->value_size > QLORA__PARQUET_MAX_ROW) {
+            return qlora__env_fail(
+                env, QLORA_ERR_UNSUPPORTED, "a string of %llu bytes; %llu at most",
+                (unsigned long long)leaf->value_size, (unsigned long long)QLORA__PARQUET_MAX_ROW);
+        }
+        return qlora__parquet_quote(out, (const char*)leaf->value, leaf->value_size)
+                   ? QLORA_OK
+                   : qlora__env_fail(env, QLORA_ERR_FORMAT, "a string is not valid UTF-8");
+    case QLORA__PARQUET_AS_BOOL:
+        qlora__string_puts(out, bits != 0 ? "true" : "false");
+        return QLORA_OK;
+    case QLORA__PARQUET_AS_INT: {
+        int64_t number = leaf->width == 4 ? (int64_t)(int32_t)(uint32_t)bits : (int64_t)bits;
+        snprintf(digits, sizeof digits, "%lld", (long long)number);
+        qlora__string_puts(out, digits);
+        return QLORA_OK;
+    }
+    case QLORA__PARQUET_AS_UINT:
+        snprintf(digits, sizeof digits, "%llu",
+                 (unsigned long long)(leaf->width == 4 ? (uint32_t)bits : bits));
+        qlora__string_puts(out, digits);
+        return QLORA_OK;
+    case QLORA__PARQUET_AS_FLOAT:
+        memcpy(&single, leaf->value, sizeof single);
+        return qlora__parquet_real(env, out, (double)single);
+    case QLORA__PARQUET_AS_DOUBLE:
+        memcpy(&real, leaf->value, sizeof real);
+        return qlora__parquet_real(env, out, real);
+    case QLORA__PARQUET_AS_HALF:
+        return qlora__parquet_real(env, out, qlora__parquet_half((uint32_t)bits));
+    default:
+        qlora__string_puts(out, "null");
+        return QLORA_OK;
+    }
+}
+
+// ---- assembly
+
+// An open struct or list.
+typedef struct qlora__parquet_part {
+    uint32_t node;
+    uint32_t child;  // struct: the next field
+    uint32_t repeat; // repetition level that the entries of its first value must have
+    bool begun;      // something has been written into it
+} qlora__parquet_part;
+
+typedef struct qlora__parquet_rows {
+    qlora__env* env;
+    qlora__parquet* p;
+    qlora__string* out;
+    qlora__parquet_part parts[QLORA__PARQUET_MAX_DEPTH + 1];
+    uint32_t open;
+} qlora__parquet_rows;
+
+// The next entry of a column, which must exist and start at the given level.
+static qlora_result qlora__parquet_expect(qlora__parquet_rows* w, qlora__parquet_leaf* leaf,
+                                          uint32_t repeat) {
+    QLORA__TRY(qlora__parquet_peek(w->env, w->p, leaf));
+    if (leaf->ended || leaf->repetition != repeat) {
+        return qlora__parquet_at(
+            w->env, w->p, leaf,
+            qlora__env_fail(w->env, QLORA_ERR_FORMAT, "%s",
+                            leaf->ended ? "it has fewer rows than the row group"
+                                        : "its levels contradict those of the other columns"));
+    }
+    return QLORA_OK;
+}
+
+// Writes a leaf; `present` is the definition level of what it is in.
+static qlora_result qlora__parquet_leaf_write(qlora__parquet_rows* w, qlora__parquet_leaf* leaf,
+                                              uint32_t present, uint32_t repeat) {
+    QLORA__TRY(qlora__parquet_expect(w, leaf, repeat));
+    qlora_result r = QLORA_OK;
+    leaf->ready = false;
+    if (leaf->definition < present) {
+        r = qlora__env_fail(w->env, QLORA_ERR_FORMAT,
+                            "its levels contradict those of the other columns");
+    } else if (leaf->definition < leaf->max_definition) {
+        qlora__string_puts(w->out, "null");
+    } else if (!leaf->next(leaf)) {
+        r = qlora__env_fail(w->env, QLORA_ERR_FORMAT, "a page has too few values, or invalid ones");
+    } else {
+        r = qlora__parquet_write(w->env, leaf, w->out);
+    }
+    return r == QLORA_OK ? r : qlora__parquet_at(w->env, w->p, leaf, r);
+}
+
+// Writes null or [] for everything inside a node: all columns must agree on it.
+static qlora_result qlora__parquet_absent(qlora__parquet_rows* w, const qlora__parquet_node* n,
+                                          uint32_t repeat, const char* word) {
+    uint32_t definition = w->p->leaves[n->leaf].definition;
+    for (uint32_t i = n->leaf; i < n->leaf_end; i++) {
+        qlora__parquet_leaf* leaf = &w->p->leaves[i];
+        QLORA__TRY(qlora__parquet_expect(w, leaf, repeat));
+        if (leaf->definition != definition) {
+            return qlora__parquet_at(
+                w->env, w->p, leaf,
+                qlora__env_fail(w->env, QLORA_ERR_FORMAT,
+                                "its levels contradict those of the other columns"));
+        }
+        leaf->ready = false;
+    }
+    qlora__string_puts(w->out, word);
+    return QLORA_OK;
+}
+
+// Writes a leaf or something absent, or opens a struct or a list.
+static qlora_result qlora__parquet_enter(qlora__parquet_rows* w, uint32_t node, uint32_t within,
+                                         uint32_t repeat) {
+    const qlora__parquet_node* n = &w->p->nodes[node];
+    qlora__parquet_leaf* leaf = &w->p->leaves[n->leaf];
+    if (n->kind == QLORA__PARQUET_LEAF) {
+        return qlora__parquet_leaf_write(w, leaf, within, repeat);
+    }
+    QLORA__TRY(qlora__parquet_expect(w, leaf, repeat));
+    if (leaf->definition < within) {
+        return qlora__parquet_at(
+            w->env, w->p, leaf,
+            qlora__env_fail(w->env, QLORA_ERR_FORMAT,
+                            "its levels contradict those of the other columns"));
+    }
+    if (leaf->definition < n->present) {
+        return qlora__parquet_absent(w, n, repeat, "null");
+    }
+    bool list = n->kind == QLORA__PARQUET_LIST;
+    if (list && leaf->definition < n->filled) {
+        return qlora__parquet_absent(w, n, repeat, "[]");
+    }
+    qlora__string_add(w->out, list ? "[" : "{", 1);
+    qlora__parquet_part* part = &w->parts[w->open++];
+    part->node = node;
+    part->child = node + 1;
+    part->repeat = repeat;
+    part->begun = false;
+    return QLORA_OK;
+}
+
+// The next field of the innermost struct, or its end.
+static qlora_result qlora__parquet_field(qlora__parquet_rows* w, qlora__parquet_part* part) {
+    const qlora__parquet_node* n = &w->p->nodes[part->node];
+    while (part->child < n->end && w->p->nodes[part->child].skip) {
+        part->child = w->p->nodes[part->child].end;
+    }
+    if (part->child >= n->end) {
+        qlora__string_add(w->out, "}", 1);
+        w->open--;
+        return QLORA_OK;
+    }
+    const qlora__parquet_node* field = &w->p->nodes[part->child];
+    if (part->begun) {
+        qlora__string_add(w->out, ",", 1);
+    }
+    part->begun = true;
+    if (!qlora__parquet_quote(w->out, field->name, field->name_size)) {
+        return qlora__env_fail(w->env, QLORA_ERR_FORMAT,
+                               "%s: the name of a column is not valid UTF-8", w->p->label);
+    }
+    qlora__string_add(w->out, ":", 1);
+    uint32_t child = part->child;
+    part->child = field->end;
+    return qlora__parquet_enter(w, child, n->present, part->repeat);
+}
+
+// The next element of the innermost list, or its end.
+static qlora_result qlora__parquet_item(qlora__parquet_rows* w, qlora__parquet_part* part) {
+    const qlora__parquet_node* n = &w->p->nodes[part->node];
+    qlora__parquet_leaf* leaf = &w->p->leaves[n->leaf];
+    if (!part->begun) {
+        part->begun = true;
+        return qlora__parquet_enter(w, part->node + 1, n->filled, part->repeat);
+    }
+    QLORA__TRY(qlora__parquet_peek(w->env, w->p, leaf));
+    if (leaf->ended || leaf->repetition < n->repeat) {
+        qlora__string_add(w->out, "]", 1);
+        w->open--;
+        return QLORA_OK;
+    }
+    qlora__string_add(w->out, ",", 1);
+    return qlora__parquet_enter(w, part->node + 1, n->filled, n->repeat);
+}
+
+// Goes to the next row group that has rows, and checks that the last one is used up.
+static qlora_result qlora__parquet_group_next(qlora__env* env, qlora__parquet* p) {
+    while (p->rows_left == 0) {
+        for (uint32_t field = 1; p->group > 0 && field < p->node_count;
+             field = p->nodes[field].end) {
+            for (uint32_t i = p->nodes[field].leaf;
+                 !p->nodes[field].skip && i < p->nodes[field].leaf_end; i++) {
+                qlora__parquet_leaf* leaf = &p->leaves[i];
+                QLORA__TRY(qlora__parquet_peek(env, p, leaf));
+                if (!leaf->ended) {
+                    return qlora__parquet_at(
+                        env, p, leaf,
+                        qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                        "it has more rows than the row group"));
+                }
+            }
+        }
+        if (p->group == p->group_count) {
+            return QLORA_OK;
+        }
+        p->group++;
+        QLORA__TRY(qlora__parquet_group_open(env, p));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__parquet_bounds(qlora__env* env, const qlora__parquet* p, size_t size) {
+    if (size > QLORA__PARQUET_MAX_ROW) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: row group %u, row %llu: more than %llu MiB of JSON", p->label,
+                               p->group, (unsigned long long)p->row,
+                               (unsigned long long)(QLORA__PARQUET_MAX_ROW >> 20));
+    }
+    if (size > p->text_limit - p->text) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: row %llu: the rows have more than %llu bytes of JSON, which is "
+                               "not plausible for a file of %llu bytes",
+                               p->label, (unsigned long long)p->row,
+                               (unsigned long long)p->text_limit, (unsigned long long)p->size);
+    }
+    return QLORA_OK;
+}
+
+// Writes the next row into `out`, which it empties first: an object with a member for every column
+// that is read, in the order of the schema. *found is false after the last row.
+static qlora_result qlora__parquet_next(qlora__env* env, qlora__parquet* p, qlora__string* out,
+                                        bool* found) {
+    qlora__parquet_rows w;
+    uint32_t refused = p->group == 0 ? qlora__parquet_unreadable(p) : 0;
+    if (refused > 0) {
+        char path[256];
+        qlora__parquet_path(p, refused, path, sizeof path);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: column \"%s\" is %s, which is not supported", p->label, path,
+                               p->nodes[refused].why);
+    }
+    *found = false;
+    p->inside = false;
+    out->size = 0;
+    QLORA__TRY(qlora__parquet_group_next(env, p));
+    if (p->rows_left == 0) {
+        return QLORA_OK;
+    }
+    p->row++;
+    p->rows_left--;
+    p->inside = true;
+    w.env = env;
+    w.p = p;
+    w.out = out;
+    w.open = 1;
+    memset(&w.parts[0], 0, sizeof w.parts[0]);
+    w.parts[0].child = 1;
+    qlora__string_add(out, "{", 1);
+    while (w.open > 0) {
+        qlora__parquet_part* part = &w.parts[w.open - 1];
+        bool list = p->nodes[part->node].kind == QLORA__PARQUET_LIST;
+        QLORA__TRY(list ? qlora__parquet_item(&w, part) : qlora__parquet_field(&w, part));
+        QLORA__TRY(qlora__parquet_bounds(env, p, out->size));
+        QLORA__TRY(out->result);
+    }
+    p->text += out->size;
+    *found = true;
+    return QLORA_OK;
+}
+
 //@@ src/text/base.h
 
 struct qlora_text {
@@ -22633,4 +26047,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 9ee377e1b6110585
+//@@ end d482aaa1c85bf58d
