@@ -6,8 +6,8 @@
 
 Needs pyarrow. Every file has a random schema (strings, numbers, lists, structs, nested, nullable or
 not) and is written with random codecs, encodings, page versions and sizes, row groups, checksums and
-list layouts; build/parquet_rows must print exactly the rows that pyarrow reads. Damaged copies of
-every file must either give a message or rows, and never crash.
+list layouts; build/parquet_rows must print exactly the rows that were written (pyarrow 26 itself
+reads some of its files with rows missing: lists, one row per row group). Damaged copies of every file must either give a message or rows, and never crash.
 """
 
 import argparse
@@ -172,9 +172,9 @@ def write_random(rng, path, folder):
         options["compression_level"] = rng.choice([1, 3, 9, 19, -5])
     try:
         pq.write_table(table, path, **options)
-        return schema, options, pq.read_table(path)
+        return schema, options, table
     except (pa.ArrowException, IndexError, OSError):
-        return None  # pyarrow cannot write it, or not read what it wrote
+        return None  # pyarrow cannot write it
 
 
 def plain(value):
