@@ -177,6 +177,35 @@ def write_random(rng, path, folder):
         return None  # pyarrow cannot write it
 
 
+def write_large(rng, path):
+    """Pages of megabytes: many blocks, long matches, text that does and does not compress."""
+    texts = []
+    words = ["".join(rng.choice("abcdefghij") for _ in range(rng.randint(1, 9)))
+             for _ in range(rng.choice([5, 300, 5000]))]
+    for _ in range(rng.randint(1, 12)):
+        kind = rng.randrange(5)
+        size = rng.choice([10, 1000, 60000, 300000])
+        if kind == 0:
+            texts.append("x" * size)
+        elif kind == 1:
+            texts.append("".join(chr(rng.randrange(32, 127)) for _ in range(size)))
+        elif kind == 2 and texts:
+            texts.append(texts[-1][size // 3:] + "changed" + texts[0][:size])
+        elif kind == 3:
+            texts.append("".join(rng.choice("ab") for _ in range(size)))
+        else:
+            texts.append(" ".join(rng.choice(words) for _ in range(size // 6)))
+    table = pa.table({"text": texts})
+    codec = rng.choice(["SNAPPY", "GZIP", "ZSTD", "ZSTD", "ZSTD"])
+    level = {"SNAPPY": None, "GZIP": rng.choice([1, 6, 9]),
+             "ZSTD": rng.choice([-20, 1, 2, 3, 6, 9, 13, 19, 22])}[codec]
+    options = {"compression": codec, "compression_level": level,
+               "use_dictionary": rng.random() < 0.3,
+               "data_page_version": rng.choice(["1.0", "2.0"]), "data_page_size": 1 << 24}
+    pq.write_table(table, path, **options)
+    return table.schema, options, table
+
+
 def plain(value):
     """What pyarrow returns, with numbers as JSON has them."""
     if isinstance(value, dict):
@@ -222,7 +251,8 @@ def main():
             rng = random.Random(f"{args.seed}/{number}")
             made = None
             while made is None:
-                made = write_random(rng, path, folder)
+                large = number % 10 == 9
+                made = write_large(rng, path) if large else write_random(rng, path, folder)
             schema, options, table = made
             want = [json.dumps(plain(row)) for row in table.to_pylist()]
             result = run_rows(path)

@@ -212,9 +212,6 @@ static qlora_result qlora__parquet_enter(qlora__parquet_rows* w, uint32_t node, 
 // The next field of the innermost struct, or its end.
 static qlora_result qlora__parquet_field(qlora__parquet_rows* w, qlora__parquet_part* part) {
     const qlora__parquet_node* n = &w->p->nodes[part->node];
-    while (part->child < n->end && w->p->nodes[part->child].skip) {
-        part->child = w->p->nodes[part->child].end;
-    }
     if (part->child >= n->end) {
         qlora__string_add(w->out, "}", 1);
         w->open--;
@@ -232,6 +229,10 @@ static qlora_result qlora__parquet_field(qlora__parquet_rows* w, qlora__parquet_
     qlora__string_add(w->out, ":", 1);
     uint32_t child = part->child;
     part->child = field->end;
+    if (field->skip) { // a value that nothing takes for its own
+        qlora__string_puts(w->out, "{\"not read\":true}");
+        return QLORA_OK;
+    }
     return qlora__parquet_enter(w, child, n->present, part->repeat);
 }
 
@@ -296,8 +297,8 @@ static qlora_result qlora__parquet_bounds(qlora__env* env, const qlora__parquet*
     return QLORA_OK;
 }
 
-// Writes the next row into `out`, which it empties first: an object with a member for every column
-// that is read, in the order of the schema. *found is false after the last row.
+// Writes the next row into `out`, which it empties first: an object with a member for every column,
+// in the order of the schema. *found is false after the last row.
 static qlora_result qlora__parquet_next(qlora__env* env, qlora__parquet* p, qlora__string* out,
                                         bool* found) {
     qlora__parquet_rows w;
