@@ -57,8 +57,14 @@
        text/chat_formats    built-in chat templates
        text/chat            which template a model has
        text/chat_encode     conversations to ids, and what is trained
-       text/data            samples, messages
-       text/records         one record of a JSON file to a sample
+       text/samples         samples in memory, or found again in a file
+       text/input           the bytes of a data file, in order
+       text/data            messages
+       text/records         one record to a sample
+       text/source          where records come from; columns
+       text/data_json       .jsonl and .json to records
+       text/data_csv        .csv and .tsv to records
+       text/data_text       .txt to samples
        text/data_files      training files to samples
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
