@@ -14,7 +14,8 @@
        text/api             declarations: text, arrays, tokenizers, templates, chats, data
        platform             files and memory of the operating system; shared with qlora.h
        core                 errors, log, memory, files; shared with qlora.h
-       formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h
+       formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h.
+                            gzip, Snappy, Zstandard, Parquet
        text/base            the text object, growing arrays, whole files
        text/folder          files of a model folder, also made from a GGUF file
        text/classes         classes of characters
@@ -57,8 +58,16 @@
        text/chat_formats    built-in chat templates
        text/chat            which template a model has
        text/chat_encode     conversations to ids, and what is trained
-       text/data            samples, messages
-       text/records         one record of a JSON file to a sample
+       text/samples         samples in memory, or found again in a file
+       text/input           the bytes of a data file, in order
+       text/input_gzip      those inside gzip
+       text/data            messages
+       text/records         one record to a sample
+       text/source          where records come from; columns
+       text/data_json       .jsonl and .json to records
+       text/data_csv        .csv and .tsv to records
+       text/data_text       .txt to samples
+       text/data_parquet    .parquet to records
        text/data_files      training files to samples
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
@@ -122,6 +131,19 @@
        .txt: documents are separated by lines that contain only <|endoftext|>; a file without
        such a line is one document. A document longer than desc.chunk_tokens is split into
        samples of that length, and no token is lost.
+
+       .parquet: every row is a record; lists and structs are those of JSON. Read are strings, JSON
+       and enums, booleans, integers and floats, in the encodings PLAIN, RLE, dictionaries, DELTA_*
+       and BYTE_STREAM_SPLIT, pages of both versions, uncompressed, Snappy, gzip and Zstandard;
+       lists of all layouts. What has no JSON that everybody agrees on (dates, times, decimals,
+       maps, binary data, INT96), other codecs and encryption are an error if a name above is
+       concerned; a column of another name is then not read. One page and one dictionary per column
+       are held, 4 GiB at most (1 GiB per page); a row has at most 256 MiB of JSON, all rows 4 GiB
+       and 1024 bytes per byte of the file. A line in a message is then the number of the row.
+
+       .gz after any other ending but .parquet: decompressed while it is read, through a window;
+       checksums and lengths are compared. A stream (desc.stream) keeps the samples of compressed
+       and Parquet files in memory.
 
        A sample gets BOS exactly once: from the template, or where the tokenizer's post-processor
        adds it. Its end is trained: the end marker of the template, otherwise EOS.
@@ -525,13 +547,14 @@ typedef struct qlora_text_chat_desc {
     // else a format whose tokens the tokenizer has, else alpaca.
     const char* name;
     const char* template_file; // a Jinja template in a file; NULL = as `name` says
-    int64_t clock; // for strftime_now: seconds since 1970 in local time; 0 = 2024-07-26
+    int64_t clock;             // for strftime_now: seconds since 1970 in local time; 0 = 2024-07-26
     uint32_t reserved_must_be_zero1;
 } qlora_text_chat_desc;
 
 QLORA_API qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* desc,
                                             qlora_text_chat** out);
-QLORA_API qlora_result qlora_text_chat_close(qlora_text_chat* chat); // NULL is fine
+// NULL is fine. Fails with QLORA_ERR_STATE while data that was opened with `stream` uses the chat.
+QLORA_API qlora_result qlora_text_chat_close(qlora_text_chat* chat);
 QLORA_API const char* qlora_text_chat_names(size_t index); // every name; NULL after the last one
 QLORA_API qlora_result qlora_text_chat_set_clock(qlora_text_chat* chat, int64_t clock);
 
@@ -559,20 +582,32 @@ QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const 
 
 // ---- training data ------------------------------------------------------------------------------
 
-// A file of samples, tokenized. It keeps nothing of the tokenizer and the chat.
+// A file of samples, tokenized. It keeps nothing of the tokenizer and the chat, unless it is a
+// stream.
 typedef struct qlora_text_data qlora_text_data;
 
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
-    const char* path;      // ends in .jsonl, .ndjson, .json or .txt, in any case
+    const char* path;      // ends in one of qlora_text_data_formats; .gz may follow
     qlora_text_chat* chat; // required; its tokenizer is used
     size_t chunk_tokens;   // .txt: longest sample, BOS included; 0 = no limit, else at least 2
     bool train_prompt;     // train on everything
     bool last_turn_only;   // train on the last assistant turn only
-    // One of qlora_text_data_formats: what the file is (jsonl, ndjson, json, txt), or the only form
-    // of record that is read from a JSON file (text, messages, ...). NULL = from the ending and the
-    // names in each record.
+    // Keeps an index instead of the samples: qlora_text_sample_read makes a sample from its record
+    // in the file, and the chat must stay open. Standard input, memory, arrays inside an object and
+    // long .txt documents are kept as without it.
+    bool stream;
+    // One of qlora_text_data_formats: what the file is (jsonl, csv, txt, ...), or the only form of
+    // record that is read (text, messages, ...). NULL = from the ending and the names in each
+    // record.
     const char* format;
+    // Names in the file that stand for those of a record: "prompt=question,completion=answer".
+    // NULL = they are as they should be.
+    const char* columns;
+    // Called for each record that cannot be used, with its line and what qlora_text_last_error
+    // would say. Reading goes on if it returns true. NULL = the first one is an error.
+    bool (*bad)(void* user, size_t line, const char* what);
+    void* bad_user;
     uint32_t reserved_must_be_zero1;
 } qlora_text_data_desc;
 
@@ -584,6 +619,8 @@ QLORA_API qlora_result qlora_text_data_load(qlora_text* text, const qlora_text_d
                                             const void* data, size_t size, qlora_text_data** out);
 QLORA_API qlora_result qlora_text_data_close(qlora_text_data* data); // NULL is fine
 QLORA_API const char* qlora_text_data_formats(size_t index); // every name; NULL after the last one
+// Whether a file name ends like a data file, in any case.
+QLORA_API bool qlora_text_data_known(const char* path);
 QLORA_API size_t qlora_text_data_count(const qlora_text_data* data);
 
 typedef struct qlora_text_data_info {
@@ -593,13 +630,14 @@ typedef struct qlora_text_data_info {
 QLORA_API qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out);
 
 typedef struct qlora_text_sample {
-    const int32_t* ids;    // valid until the data is closed
+    const int32_t* ids;    // valid until the next sample is read or the data is closed
     const int32_t* labels; // label i belongs to id i; -100 is not trained
     size_t count;          // 0 for an empty record
     size_t trained;        // labels other than -100, not counting the first position
     size_t line;           // where the record starts in the file
 } qlora_text_sample;
-// Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count.
+// Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count, and for a stream
+// with QLORA_ERR_FILE when the file has changed.
 QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index,
                                               qlora_text_sample* out);
 
@@ -2237,7 +2275,8 @@ typedef struct qlora__json {
     uint32_t size;
     uint32_t count;
     uint32_t capacity;
-    uint32_t line; // lines of the file before the text, for messages
+    uint32_t line;   // lines of the file before the text, for messages
+    uint32_t column; // bytes of its line before the text
     qlora__json_token* tokens;
     char* decoded;
     size_t decoded_capacity;
@@ -2259,7 +2298,7 @@ static QLORA__UNUSED void qlora__json_free(qlora__env* env, qlora__json* json) {
 
 static QLORA__UNUSED qlora_result qlora__json_bad(const qlora__json_parser* p, const char* what) {
     unsigned line = p->json->line + 1;
-    unsigned column = 1;
+    unsigned column = p->json->column + 1;
     for (uint32_t i = 0; i < p->at && i < p->json->size; i++) {
         column++;
         if (p->json->text[i] == '\n') {
@@ -7324,9 +7363,6 @@ static qlora_result qlora__parquet_enter(qlora__parquet_rows* w, uint32_t node, 
 // The next field of the innermost struct, or its end.
 static qlora_result qlora__parquet_field(qlora__parquet_rows* w, qlora__parquet_part* part) {
     const qlora__parquet_node* n = &w->p->nodes[part->node];
-    while (part->child < n->end && w->p->nodes[part->child].skip) {
-        part->child = w->p->nodes[part->child].end;
-    }
     if (part->child >= n->end) {
         qlora__string_add(w->out, "}", 1);
         w->open--;
@@ -7344,6 +7380,10 @@ static qlora_result qlora__parquet_field(qlora__parquet_rows* w, qlora__parquet_
     qlora__string_add(w->out, ":", 1);
     uint32_t child = part->child;
     part->child = field->end;
+    if (field->skip) { // a value that nothing takes for its own
+        qlora__string_puts(w->out, "{\"not read\":true}");
+        return QLORA_OK;
+    }
     return qlora__parquet_enter(w, child, n->present, part->repeat);
 }
 
@@ -7408,8 +7448,8 @@ static qlora_result qlora__parquet_bounds(qlora__env* env, const qlora__parquet*
     return QLORA_OK;
 }
 
-// Writes the next row into `out`, which it empties first: an object with a member for every column
-// that is read, in the order of the schema. *found is false after the last row.
+// Writes the next row into `out`, which it empties first: an object with a member for every column,
+// in the order of the schema. *found is false after the last row.
 static qlora_result qlora__parquet_next(qlora__env* env, qlora__parquet* p, qlora__string* out,
                                         bool* found) {
     qlora__parquet_rows w;
@@ -23529,6 +23569,7 @@ struct qlora_text_chat {
     bool keeps_strings;          // the template asks whether arguments are a string
     qlora__text_owned tokens[4]; // the texts of bos_token, eos_token, pad_token, unk_token
     int64_t clock;
+    int64_t users; // streams of data that use it
     int32_t bos;
     int32_t eos;
     int32_t stops[QLORA__TEXT_MAX_STOPS];
@@ -24501,6 +24542,12 @@ qlora_result qlora_text_chat_close(qlora_text_chat* chat) {
     if (chat != NULL) {
         qlora_text* text = chat->text;
         qlora__text_enter(text, "qlora_text_chat_close");
+        if (chat->users > 0) {
+            return qlora__env_fail(&text->env, QLORA_ERR_STATE,
+                                   "%lld stream%s of data still use%s the chat; close %s first",
+                                   (long long)chat->users, chat->users == 1 ? "" : "s",
+                                   chat->users == 1 ? "s" : "", chat->users == 1 ? "it" : "them");
+        }
         chat->tok->users--;
         text->chats--;
         qlora__text_chat_free(&text->env, chat);
@@ -24649,34 +24696,446 @@ qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conv
     return r;
 }
 
-//@@ src/text/data.h
+//@@ src/text/samples.h
+
+// Samples: kept in memory, or found again in their file.
+//
+// A kept sample takes 4 bytes per token and one bit that says whether it is trained; if its labels
+// are not its ids, 8 bytes per token. In a stream only the place of its record is kept.
 
 typedef struct qlora__text_record {
-    size_t begin;
-    size_t count;
-    size_t trained;
-    size_t line;
+    union {
+        const int32_t* ids; // kept, followed by bits or labels
+        uint64_t hash;      // of the record, which is in the file
+    } as;
+    uint64_t place; // of the record in the file, in bytes
+    uint32_t size;  // of the record there
+    uint32_t part;  // which sample of the record
+    uint32_t count; // tokens
+    uint32_t trained;
+    uint64_t line : 62;
+    uint64_t kept : 1;
+    uint64_t labelled : 1; // labels follow the ids, not bits
 } qlora__text_record;
+
+typedef struct qlora__text_block {
+    int32_t* data;
+    size_t used;
+    size_t capacity;
+} qlora__text_block;
+
+typedef struct qlora__text_loader qlora__text_loader;
 
 struct qlora_text_data {
     qlora_text* text;
-    qlora_text_ids ids;
+    qlora_text_ids ids; // of the record that is being read
     qlora_text_ids labels;
     qlora__text_record* records;
     size_t count;
     size_t capacity;
+    qlora__text_block* blocks;
+    size_t block_count;
+    size_t block_capacity;
     qlora_text_bytes
         ignored; // names that no sample used, each with ", " after it; ends with a zero
+    // the record that is being read
+    uint64_t place;
+    uint64_t hash;
+    uint32_t size;
+    uint32_t part;
+    bool placed; // can be read again: nothing of it is kept
+    // a stream
+    qlora__text_loader* loader; // NULL: everything is kept
+    bool again;                 // a record is read again, for the sample number `wanted` of it
+    bool found;
+    uint32_t wanted;
+    qlora_text_ids shown[2]; // ids and labels of the sample that was read last
+    const void* map;         // the file, while samples are read
+    uint64_t map_bytes;
+    uint64_t map_read;
+    void* map_handle;
 };
 
+// One block holds many samples, so that growing copies nothing.
+enum { QLORA__TEXT_BLOCK_MIN = 1 << 12, QLORA__TEXT_BLOCK_MAX = 1 << 18 };
+
+static qlora_result qlora__text_block_take(qlora__env* env, qlora_text_data* data, size_t words,
+                                           int32_t** out) {
+    qlora__text_block* last = data->block_count > 0 ? &data->blocks[data->block_count - 1] : NULL;
+    if (last == NULL || last->capacity - last->used < words) {
+        void* blocks = data->blocks;
+        qlora_result r = qlora__text_reserve(env, &blocks, &data->block_capacity, data->block_count,
+                                             1, sizeof(qlora__text_block));
+        data->blocks = (qlora__text_block*)blocks;
+        QLORA__TRY(r);
+        size_t capacity = last == NULL ? QLORA__TEXT_BLOCK_MIN : last->capacity * 2;
+        capacity = capacity < QLORA__TEXT_BLOCK_MAX ? capacity : QLORA__TEXT_BLOCK_MAX;
+        capacity = capacity < words ? words : capacity;
+        last = &data->blocks[data->block_count];
+        last->data = (int32_t*)qlora__text_zalloc(env, capacity, sizeof(int32_t));
+        if (last->data == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        last->used = 0;
+        last->capacity = capacity;
+        data->block_count++;
+    }
+    *out = last->data + last->used;
+    last->used += words;
+    return QLORA_OK;
+}
+
+// Keeps a sample with what is trained of it.
+static qlora_result qlora__text_sample_keep(qlora__env* env, qlora_text_data* data,
+                                            const int32_t* ids, const int32_t* labels,
+                                            qlora__text_record* record) {
+    size_t count = record->count;
+    int32_t* kept = NULL;
+    bool labelled = false;
+    for (size_t i = 0; i < count; i++) {
+        labelled = labelled || (labels[i] != -100 && labels[i] != ids[i]);
+    }
+    record->labelled = labelled ? 1 : 0;
+    size_t words = labelled ? count : (count + 31) / 32;
+    // an empty sample points to something as well
+    QLORA__TRY(qlora__text_block_take(env, data, count + words + (count == 0 ? 1 : 0), &kept));
+    record->as.ids = kept;
+    if (count == 0) {
+        return QLORA_OK;
+    }
+    memcpy(kept, ids, count * sizeof(int32_t));
+    if (labelled) {
+        memcpy(kept + count, labels, count * sizeof(int32_t));
+        return QLORA_OK;
+    }
+    for (size_t word = 0; word < words; word++) {
+        uint32_t bits = 0;
+        for (size_t i = 32 * word; i < 32 * word + 32 && i < count; i++) {
+            bits |= labels[i] != -100 ? 1u << (i % 32) : 0u;
+        }
+        memcpy(kept + count + word, &bits, sizeof bits);
+    }
+    return QLORA_OK;
+}
+
+// A sample of a record that is read again: only the wanted one is taken.
+static qlora_result qlora__text_sample_again(qlora__env* env, qlora_text_data* data,
+                                             const int32_t* ids, const int32_t* labels,
+                                             size_t count) {
+    const int32_t* from[2] = {ids, labels};
+    bool wanted = data->part++ == data->wanted;
+    for (int i = 0; i < 2 && wanted; i++) {
+        data->shown[i].count = 0;
+        QLORA__TRY(qlora__text_ids_room(env, &data->shown[i], count + 1));
+        if (count > 0) {
+            memcpy(data->shown[i].data, from[i], count * sizeof(int32_t));
+        }
+        data->shown[i].count = count;
+    }
+    data->found = data->found || wanted;
+    return QLORA_OK;
+}
+
+// Adds a sample.
+static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* data,
+                                             const int32_t* ids, const int32_t* labels,
+                                             size_t count, size_t line) {
+    if (data->again) {
+        return qlora__text_sample_again(env, data, ids, labels, count);
+    }
+    void* records = data->records;
+    qlora_result r = qlora__text_reserve(env, &records, &data->capacity, data->count, 1,
+                                         sizeof(qlora__text_record));
+    data->records = (qlora__text_record*)records;
+    QLORA__TRY(r);
+    if (count > UINT32_MAX) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "a sample of %llu tokens; the limit is %llu",
+                               (unsigned long long)count, (unsigned long long)UINT32_MAX);
+    }
+    qlora__text_record* record = &data->records[data->count];
+    memset(record, 0, sizeof *record);
+    record->place = data->place;
+    record->size = data->size;
+    record->part = data->part++;
+    record->count = (uint32_t)count;
+    record->line = line & (UINT64_MAX >> 2);
+    record->kept = data->placed ? 0 : 1;
+    record->as.hash = data->hash;
+    for (size_t i = 1; i < count; i++) {
+        record->trained += labels[i] != -100 ? 1 : 0;
+    }
+    if (!data->placed) {
+        QLORA__TRY(qlora__text_sample_keep(env, data, ids, labels, record));
+    }
+    data->count++;
+    return QLORA_OK;
+}
+
+// Everything from `begin` becomes one sample.
+static qlora_result qlora__text_data_close_record(qlora__env* env, qlora_text_data* data,
+                                                  size_t begin, size_t line) {
+    // even an empty sample has arrays to point into
+    QLORA__TRY(qlora__text_ids_room(env, &data->ids, 1));
+    QLORA__TRY(qlora__text_ids_room(env, &data->labels, 1));
+    QLORA__TRY(qlora__text_sample_close(env, data, data->ids.data + begin,
+                                        data->labels.data + begin, data->ids.count - begin, line));
+    data->ids.count = begin;
+    data->labels.count = begin;
+    return QLORA_OK;
+}
+
+// Gives back the memory that was meant for more samples.
+static void qlora__text_samples_fit(qlora__env* env, qlora_text_data* data) {
+    size_t element = sizeof(qlora__text_record);
+    if (data->count > 0 && data->count < data->capacity) {
+        void* fit = qlora__env_realloc(env, data->records, data->count * element,
+                                       data->capacity * element, data->count * element);
+        if (fit == NULL) { // the larger memory does as well
+            env->error[0] = 0;
+            return;
+        }
+        data->records = (qlora__text_record*)fit;
+        data->capacity = data->count;
+    }
+}
+
+// The labels of a kept sample, in memory that the next call uses again.
+static qlora_result qlora__text_sample_labels(qlora__env* env, qlora_text_data* data,
+                                              const qlora__text_record* record,
+                                              const int32_t** labels) {
+    const int32_t* ids = record->as.ids;
+    if (record->labelled != 0) {
+        *labels = ids + record->count;
+        return QLORA_OK;
+    }
+    qlora_text_ids* shown = &data->shown[1];
+    shown->count = 0;
+    QLORA__TRY(qlora__text_ids_room(env, shown, (size_t)record->count + 1));
+    for (size_t i = 0; i < record->count; i++) {
+        uint32_t bits = (uint32_t)ids[record->count + i / 32];
+        shown->data[i] = (bits >> (i % 32) & 1u) != 0 ? ids[i] : -100;
+    }
+    *labels = shown->data;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_label_rest(qlora__env* env, qlora_text_data* data, bool trained) {
+    size_t from = data->labels.count;
+    size_t count = data->ids.count > from ? data->ids.count - from : 0;
+    QLORA__TRY(qlora__text_ids_room(env, &data->labels, count));
+    for (size_t i = from; i < from + count; i++) {
+        data->labels.data[i] = trained ? data->ids.data[i] : -100;
+    }
+    data->labels.count += count;
+    return QLORA_OK;
+}
+
+//@@ src/text/input.h
+
+// The bytes of a data file, in order, through a window that grows as far as one record needs.
+//
+// A decompressor replaces `read` and keeps what it needs in `state`; `unpack` opens it.
+
+typedef struct qlora__text_input qlora__text_input;
+struct qlora__text_input {
+    const char* name;   // in messages
+    const char* path;   // NULL: all bytes are in memory
+    const char* memory; // then these
+    size_t memory_size;
+    // The window: data[at] is the next byte, base + at its place in the file.
+    const char* data;
+    size_t count;
+    size_t at;
+    uint64_t base;
+    bool ended; // nothing follows the window
+    // Opens the decompressor of a file that is compressed, else NULL.
+    qlora_result (*unpack)(qlora__env* env, qlora__text_input* input);
+    // Reads at most `size` bytes; *got = 0 at the end.
+    qlora_result (*read)(qlora__env* env, qlora__text_input* input, char* to, size_t size,
+                         size_t* got);
+    void (*close)(qlora__env* env, qlora__text_input* input); // frees `state`; may be NULL
+    void* state;
+    void* file;
+    qlora_text_bytes buffer;
+};
+
+enum { QLORA__TEXT_INPUT_STEP = 1 << 18 };
+
+// The bytes of the file as they are on the disk.
+static qlora_result qlora__text_input_file(qlora__env* env, qlora__text_input* input, char* to,
+                                           size_t size, size_t* got) {
+    int64_t count = env->files.read(input->file, to, size, env->files.user);
+    if (count < 0 || (uint64_t)count > size) {
+        int code = count < 0 ? (int)-count : EIO;
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", input->name,
+                               qlora__errno_text(code), code);
+    }
+    *got = (size_t)count;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_input_open(qlora__env* env, qlora__text_input* input) {
+    if (input->unpack != NULL) {
+        return input->unpack(env, input);
+    }
+    if (input->path == NULL) {
+        input->data = input->memory;
+        input->count = input->memory_size;
+        input->ended = true;
+        return QLORA_OK;
+    }
+    int code = env->files.open(input->path, QLORA_FILE_READ, &input->file, env->files.user);
+    if (code != 0) {
+        input->file = NULL;
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", input->path,
+                               qlora__errno_text(code), code);
+    }
+    input->read = qlora__text_input_file;
+    return QLORA_OK;
+}
+
+static void qlora__text_input_close(qlora__env* env, qlora__text_input* input) {
+    if (input->close != NULL) {
+        input->close(env, input);
+        input->close = NULL;
+    }
+    if (input->file != NULL) {
+        env->files.close(input->file, env->files.user); // nothing was written: nothing is lost
+        input->file = NULL;
+    }
+    qlora__text_bytes_free(env, &input->buffer);
+}
+
+// Drops the bytes before `at` and makes the window longer: at least twice as long as what is left,
+// so that a long record is not looked through too often. Fails only for files.
+static qlora_result qlora__text_input_more(qlora__env* env, qlora__text_input* input) {
+    if (input->ended) {
+        return QLORA_OK;
+    }
+    qlora_text_bytes* buffer = &input->buffer;
+    size_t left = input->count - input->at;
+    size_t wanted = left < QLORA__TEXT_INPUT_STEP ? QLORA__TEXT_INPUT_STEP : left;
+    if (input->at > 0 && left > 0) {
+        memmove(buffer->data, buffer->data + input->at, left);
+    }
+    input->base += input->at;
+    input->at = 0;
+    buffer->count = left;
+    QLORA__TRY(qlora__text_bytes_room(env, buffer, wanted));
+    input->data = buffer->data;
+    input->count = left;
+    while (wanted > 0 && !input->ended) {
+        size_t got = 0;
+        QLORA__TRY(input->read(env, input, buffer->data + buffer->count, wanted, &got));
+        buffer->count += got;
+        wanted -= got;
+        input->ended = got == 0;
+    }
+    input->count = buffer->count;
+    return QLORA_OK;
+}
+
+// Makes sure that `size` bytes are in the window, unless the file ends before.
+static qlora_result qlora__text_input_need(qlora__env* env, qlora__text_input* input, size_t size) {
+    while (input->count - input->at < size && !input->ended) {
+        QLORA__TRY(qlora__text_input_more(env, input));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_input_skip_mark(qlora__env* env, qlora__text_input* input) {
+    QLORA__TRY(qlora__text_input_need(env, input, 3));
+    bool mark =
+        input->count - input->at >= 3 && memcmp(input->data + input->at, "\xEF\xBB\xBF", 3) == 0;
+    input->at += mark ? 3 : 0;
+    return QLORA_OK;
+}
+
+//@@ src/text/input_gzip.h
+
+// Data files inside gzip: the decompressed bytes are read like those of any other file. Only a
+// window of them is held, so that it does not matter how much a file becomes.
+
+typedef struct qlora__text_gzip {
+    qlora__gzip gzip;
+    qlora__map map;
+    size_t at;    // end of the decompressed bytes in the window
+    size_t given; // how many of them have been passed on
+    bool ended;
+    uint8_t window[4 * QLORA__INFLATE_WINDOW];
+} qlora__text_gzip;
+
+static qlora_result qlora__text_gzip_read(qlora__env* env, qlora__text_input* input, char* to,
+                                          size_t size, size_t* got) {
+    qlora__text_gzip* g = (qlora__text_gzip*)input->state;
+    if (g->given == g->at && !g->ended) {
+        if (g->at > QLORA__INFLATE_WINDOW) {
+            memmove(g->window, g->window + g->at - QLORA__INFLATE_WINDOW, QLORA__INFLATE_WINDOW);
+            g->at = QLORA__INFLATE_WINDOW;
+            g->given = g->at;
+        }
+        qlora_result r =
+            qlora__gzip_read(env, &g->gzip, g->window, &g->at, sizeof g->window, &g->ended);
+        if (r != QLORA_OK) {
+            return qlora__env_wrap(env, r, "%s: ", input->name);
+        }
+    }
+    *got = g->at - g->given < size ? g->at - g->given : size;
+    if (*got > 0) {
+        memcpy(to, g->window + g->given, *got);
+        g->given += *got;
+    }
+    return QLORA_OK;
+}
+
+static void qlora__text_gzip_close(qlora__env* env, qlora__text_input* input) {
+    qlora__text_gzip* g = (qlora__text_gzip*)input->state;
+    if (g != NULL) {
+        qlora__map_close(env, &g->map);
+        qlora__env_free(env, g, sizeof *g);
+        input->state = NULL;
+    }
+}
+
+static qlora_result qlora__text_gzip_open(qlora__env* env, qlora__text_input* input) {
+    qlora__text_gzip* g = (qlora__text_gzip*)qlora__text_zalloc(env, 1, sizeof *g);
+    if (g == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    input->state = g;
+    input->close = qlora__text_gzip_close;
+    input->read = qlora__text_gzip_read;
+    input->data = "";
+    if (input->path != NULL) {
+        QLORA__TRY(qlora__map_open(env, input->path, &g->map));
+        qlora__gzip_begin(&g->gzip, g->map.data, (size_t)g->map.size);
+    } else {
+        qlora__gzip_begin(&g->gzip, (const uint8_t*)input->memory, input->memory_size);
+    }
+    return QLORA_OK;
+}
+
+//@@ src/text/data.h
+
+// One name of --columns: the column `from` of the file is read as `to`.
+typedef struct qlora__text_column {
+    const char* to;
+    const char* from; // in the loader's copy of desc.columns
+    bool seen;
+} qlora__text_column;
+
+enum { QLORA__TEXT_COLUMNS = 24 };
+
+typedef struct qlora__text_source qlora__text_source;
+
 // The state of reading one file.
-typedef struct qlora__text_loader {
+struct qlora__text_loader {
     const qlora_text_data_desc* desc;
     qlora_text_tok* tok;
     qlora_text_data* data;
     const char* name; // of the file
     const char* form; // the only form of record that is read, or NULL
-    qlora__json* json;
+    const qlora__json* json;
     qlora__text_turn* messages;
     size_t message_count;
     size_t message_capacity;
@@ -24685,45 +25144,17 @@ typedef struct qlora__text_loader {
     size_t line;
     qlora_text_bytes work;  // contents that were joined from parts, one after another
     qlora_text_ids numbers; // a list that belongs to the ids of one record
-} qlora__text_loader;
-
-static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
-    qlora__text_ids_free(env, &data->ids);
-    qlora__text_ids_free(env, &data->labels);
-    qlora__text_bytes_free(env, &data->ignored);
-    qlora__env_free(env, data->records, data->capacity * sizeof *data->records);
-    qlora__env_free(env, data, sizeof *data);
-}
-
-// Everything from `begin` becomes one sample.
-static qlora_result qlora__text_data_close_record(qlora__env* env, qlora_text_data* data,
-                                                  size_t begin, size_t line) {
-    void* records = data->records;
-    qlora_result r = qlora__text_reserve(env, &records, &data->capacity, data->count, 1,
-                                         sizeof(qlora__text_record));
-    data->records = (qlora__text_record*)records;
-    QLORA__TRY(r);
-    // even a file of empty records has arrays to point into
-    QLORA__TRY(qlora__text_ids_room(env, &data->ids, 1));
-    QLORA__TRY(qlora__text_ids_room(env, &data->labels, 1));
-    qlora__text_record* record = &data->records[data->count++];
-    record->begin = begin;
-    record->count = data->ids.count - begin;
-    record->line = line;
-    record->trained = 0;
-    for (size_t i = begin + 1; i < data->ids.count; i++) {
-        record->trained += data->labels.data[i] != -100 ? 1 : 0;
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__text_label_rest(qlora__env* env, qlora_text_data* data, bool trained) {
-    while (data->labels.count < data->ids.count) {
-        int32_t id = data->ids.data[data->labels.count];
-        QLORA__TRY(qlora__text_ids_add(env, &data->labels, trained ? id : -100));
-    }
-    return QLORA_OK;
-}
+    qlora__text_column columns[QLORA__TEXT_COLUMNS];
+    size_t column_count;
+    size_t bad; // records that desc.bad was called for
+    qlora__text_source* source;
+    // copies, for streams
+    qlora_text_data_desc own;
+    char* path;
+    size_t path_size;
+    char* column_text;
+    size_t column_size;
+};
 
 // BOS before ids[begin..), unless the text itself starts with it.
 static qlora_result qlora__text_data_bos(qlora__env* env, const qlora__text_loader* loader,
@@ -24857,6 +25288,9 @@ static qlora_result qlora__text_ignore(qlora__env* env, qlora_text_data* data, c
     char clean[48];
     char entry[80];
     qlora_text_bytes* list = &data->ignored;
+    if (data->again) { // the list is complete
+        return QLORA_OK;
+    }
     snprintf(clean, sizeof clean, "%s", name);
     qlora__env_clean(env, clean, sizeof clean);
     snprintf(entry, sizeof entry, "%s%s, ", before, clean);
@@ -25548,7 +25982,1108 @@ static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader*
     return qlora__text_data_close_record(env, loader->data, loader->begin, line);
 }
 
+//@@ src/text/source.h
+
+// Where records come from: the interface that every kind of data file implements.
+
+struct qlora__text_source {
+    qlora__text_loader* loader;
+    qlora__text_input input;
+    // Reads the next record into `json`, with its line and its place; *more = false after the last
+    // one. What it points to is valid until the next call. After an error in one record, the call
+    // after it goes on with the next one, unless `lost` is set.
+    qlora_result (*next)(qlora__env* env, qlora__text_source* source, bool* more);
+    // Reads a record again from its bytes in the file; NULL: records cannot be found again.
+    qlora_result (*again)(qlora__env* env, qlora__text_source* source, const char* text,
+                          size_t size);
+    void (*close)(qlora__env* env, qlora__text_source* source); // frees `state`; may be NULL
+    void* state;
+    // the record: an object as the JSON parser leaves it, decoded strings included, or
+    qlora__json json;
+    const char* document; // plain text; then there is no `json`
+    size_t document_size;
+    size_t line;    // where it starts
+    uint64_t place; // its bytes in the file
+    uint64_t size;
+    bool lost; // after an error: nothing more can be read
+    // bookkeeping of what was consumed
+    size_t at_line;   // the line of the next byte of the input, from 1
+    size_t at_column; // bytes before it in this line
+    size_t strings;   // bytes in use in json.decoded; 0 = not known
+    int stage;        // of a source's own
+};
+
+// Moves on by `size` bytes of the input.
+static void qlora__text_source_pass(qlora__text_source* source, size_t size) {
+    const char* p = source->input.data + source->input.at;
+    const char* end = p + size;
+    const char* newline;
+    while (p < end && (newline = (const char*)memchr(p, '\n', (size_t)(end - p))) != NULL) {
+        source->at_line++;
+        source->at_column = 0;
+        p = newline + 1;
+    }
+    source->at_column += (size_t)(end - p);
+    source->input.at += size;
+}
+
+// Notes where the record is that starts at the next byte.
+static void qlora__text_source_mark(qlora__text_source* source, size_t size) {
+    source->line = source->at_line;
+    source->place = source->input.base + source->input.at;
+    source->size = size;
+}
+
+static bool qlora__text_is_space(char c) {
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+static qlora_result qlora__text_source_skip_space(qlora__env* env, qlora__text_source* source) {
+    qlora__text_input* input = &source->input;
+    for (;;) {
+        size_t size = 0;
+        while (input->at + size < input->count &&
+               qlora__text_is_space(input->data[input->at + size])) {
+            size++;
+        }
+        qlora__text_source_pass(source, size);
+        if (input->at < input->count || input->ended) {
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__text_input_more(env, input));
+    }
+}
+
+// ---- columns
+
+// Whether a record may have a value of this name that is used. Returns our own copy of it.
+static const char* qlora__text_name_known(const char* name) {
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
+        const qlora__text_form* form = &qlora__text_forms[i];
+        if (strcmp(form->first, name) == 0) {
+            return form->first;
+        }
+        if (form->second != NULL && strcmp(form->second, name) == 0) {
+            return form->second;
+        }
+    }
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_extras); i++) {
+        if (strcmp(qlora__text_extras[i].name, name) == 0) {
+            return qlora__text_extras[i].name;
+        }
+    }
+    return NULL;
+}
+
+static qlora_result qlora__text_columns_fail(qlora__env* env, const char* name) {
+    char names[320];
+    size_t used = 0;
+    names[0] = 0;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_forms) && used < sizeof names; i++) {
+        const qlora__text_form* form = &qlora__text_forms[i];
+        bool again = i > 0 && strcmp(form->first, qlora__text_forms[i - 1].first) == 0;
+        if (!again) {
+            int wrote = snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "",
+                                 form->first);
+            used += wrote > 0 ? (size_t)wrote : 0;
+        }
+        if (form->second != NULL && strcmp(form->second, "response") != 0) {
+            int wrote = used < sizeof names
+                            ? snprintf(names + used, sizeof names - used, ", %s", form->second)
+                            : 0;
+            used += wrote > 0 ? (size_t)wrote : 0;
+        }
+    }
+    return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                           "columns: \"%.60s\" is not a name of a record; use one of %s, ...", name,
+                           names);
+}
+
+// Reads desc.columns, "prompt=question,completion=answer".
+static qlora_result qlora__text_columns_read(qlora__env* env, qlora__text_loader* loader) {
+    if (loader->desc->columns == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__text_copy(env, loader->desc->columns, strlen(loader->desc->columns),
+                                &loader->column_text, &loader->column_size));
+    for (char* at = loader->column_text; at != NULL;) {
+        char* comma = strchr(at, ',');
+        char* equals = strchr(at, '=');
+        if (comma != NULL) {
+            *comma = 0;
+        }
+        if (equals == NULL || (comma != NULL && equals > comma) || equals == at || equals[1] == 0) {
+            return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                                   "columns: \"%.60s\" is not of the form NAME=COLUMN", at);
+        }
+        *equals = 0;
+        qlora__text_column* column = &loader->columns[loader->column_count];
+        for (size_t i = 0; i < loader->column_count; i++) {
+            bool to = strcmp(loader->columns[i].to, at) == 0;
+            if (to || strcmp(loader->columns[i].from, equals + 1) == 0) {
+                return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "columns: \"%.60s\" occurs twice",
+                                       to ? at : equals + 1);
+            }
+        }
+        if (loader->column_count == QLORA__TEXT_COLUMNS) {
+            return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "columns: more than %d names",
+                                   (int)QLORA__TEXT_COLUMNS);
+        }
+        column->to = qlora__text_name_known(at);
+        column->from = equals + 1;
+        if (column->to == NULL) {
+            return qlora__text_columns_fail(env, at);
+        }
+        loader->column_count++;
+        at = comma != NULL ? comma + 1 : NULL;
+    }
+    return QLORA_OK;
+}
+
+// The name under which a column of the file is read. A column that has this name in the file, but
+// is not the one that desc.columns gives, must not be taken for it.
+static const char* qlora__text_column_name(qlora__text_loader* loader, const char* name,
+                                           char room[64]) {
+    for (size_t i = 0; i < loader->column_count; i++) {
+        if (strcmp(loader->columns[i].from, name) == 0) {
+            loader->columns[i].seen = true;
+            return loader->columns[i].to;
+        }
+    }
+    for (size_t i = 0; i < loader->column_count; i++) {
+        if (strcmp(loader->columns[i].to, name) == 0) {
+            snprintf(room, 64, "%s (of the file)", name);
+            return room;
+        }
+    }
+    return name;
+}
+
+// Columns that no record had are refused: a misspelt name must not go unnoticed.
+static qlora_result qlora__text_columns_check(qlora__env* env, const qlora__text_loader* loader) {
+    for (size_t i = 0; i < loader->column_count; i++) {
+        if (!loader->columns[i].seen) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: no record has \"%.60s\", which columns gives for \"%s\"",
+                                   loader->name, loader->columns[i].from, loader->columns[i].to);
+        }
+    }
+    return QLORA_OK;
+}
+
+// Gives the keys of a record the names that desc.columns says. Their new spelling is added to the
+// decoded strings.
+static qlora_result qlora__text_columns_apply(qlora__env* env, qlora__text_source* source,
+                                              uint32_t record) {
+    qlora__json* json = &source->json;
+    char room[64];
+    if (source->loader->column_count == 0 || json->tokens[record].kind != QLORA__JSON_OBJECT) {
+        return QLORA_OK;
+    }
+    for (uint32_t i = json->count; i > 0 && source->strings == 0; i--) {
+        if (json->tokens[i - 1].kind == QLORA__JSON_STRING) {
+            source->strings = (size_t)json->tokens[i - 1].end + 1;
+        }
+    }
+    uint32_t key = record + 1;
+    for (uint32_t k = 0; k < json->tokens[record].count; k++) {
+        const char* name = json->strings + json->tokens[key].begin;
+        const char* to = qlora__text_column_name(source->loader, name, room);
+        size_t size = strlen(to);
+        if (to != name) {
+            if (json->decoded_capacity - source->strings < size + 1) {
+                size_t need = source->strings + source->strings / 4 + size + 64;
+                char* grown = (char*)qlora__env_realloc(env, json->decoded, source->strings,
+                                                        json->decoded_capacity, need);
+                if (grown == NULL) {
+                    return QLORA_ERR_MEMORY;
+                }
+                json->decoded = grown;
+                json->strings = grown;
+                json->decoded_capacity = need;
+            }
+            memcpy(json->decoded + source->strings, to, size + 1);
+            json->tokens[key].begin = (uint32_t)source->strings;
+            json->tokens[key].end = (uint32_t)(source->strings + size);
+            source->strings += size + 1;
+        }
+        key = json->tokens[key + 1].next;
+    }
+    return QLORA_OK;
+}
+
+//@@ src/text/data_json.h
+
+// JSON files as a source of records: one per line, or the elements of one array.
+
+enum {
+    QLORA__TEXT_JSON_START = 0,
+    QLORA__TEXT_JSON_LINES,
+    QLORA__TEXT_JSON_FIRST,
+    QLORA__TEXT_JSON_REST,
+    QLORA__TEXT_JSON_OVER
+};
+
+// The end of a JSON value, judged by brackets and quotes only: that of an element of an array, or,
+// with `object`, of the object that starts at `at`. A string ends with its line at the latest.
+static size_t qlora__text_value_end(const char* text, size_t size, size_t at, bool object) {
+    size_t depth = 0;
+    bool quoted = false;
+    for (; at < size; at++) {
+        char c = text[at];
+        if (quoted) {
+            at += c == '\\' ? 1 : 0;
+            quoted = c != '"' && c != '\n';
+        } else if (c == '"') {
+            quoted = true;
+        } else if (c == '{' || c == '[') {
+            depth++;
+        } else if (c == '}' || c == ']') {
+            if (depth == 0) {
+                return at;
+            }
+            depth--;
+            if (object && depth == 0) {
+                return at + 1;
+            }
+        } else if (c == ',' && depth == 0) {
+            return at;
+        }
+    }
+    return size;
+}
+
+// Whether a value that cannot be parsed is at fault within these bytes, and not just longer than
+// they are: it ends in them, a string contains a line end, or a value follows another without a
+// comma, as after a record that lacks its last bracket.
+static bool qlora__text_value_faulty(const char* text, size_t size) {
+    size_t depth = 0;
+    char before = ':'; // the last character that is not a space
+    for (size_t at = 0; at < size; at++) {
+        char c = text[at];
+        if (qlora__text_is_space(c)) {
+            continue;
+        }
+        bool opens = c == '{' || c == '[' || c == '"';
+        if (opens && strchr(":,[{", before) == NULL) {
+            return true;
+        }
+        if (c == '"') {
+            for (at++; at < size && text[at] != '"' && text[at] != '\n'; at++) {
+                at += text[at] == '\\' ? 1 : 0;
+            }
+            if (at < size && text[at] == '\n') {
+                return true;
+            }
+        }
+        depth += c == '{' || c == '[' ? 1 : 0;
+        bool closes = c == '}' || c == ']';
+        if (closes && depth <= 1) {
+            return true;
+        }
+        depth -= closes ? 1 : 0;
+        before = c;
+    }
+    return false;
+}
+
+// Whether the next line with anything in it starts with a record. `end` is the end of a line.
+static bool qlora__text_record_follows(const char* text, size_t size, size_t end) {
+    while (end < size && qlora__text_is_space(text[end])) {
+        end++;
+    }
+    return end < size && text[end] == '{' && end > 0 && text[end - 1] == '\n';
+}
+
+// The size of the line at the start of a text, without its end; `size` if it has none.
+static size_t qlora__text_line_size(const char* text, size_t size) {
+    const char* newline = size > 0 ? (const char*)memchr(text, '\n', size) : NULL;
+    return newline != NULL ? (size_t)(newline - text) : size;
+}
+
+static void qlora__text_json_point(qlora__text_source* source) {
+    qlora__json* json = &source->json;
+    size_t left = source->input.count - source->input.at;
+    json->label = source->loader->name;
+    json->text = left > 0 ? source->input.data + source->input.at : "";
+    // the limit is that of one record, not of the file
+    json->size = left < QLORA__JSON_MAX_BYTES ? (uint32_t)left : QLORA__JSON_MAX_BYTES;
+    json->line = (uint32_t)(source->at_line - 1);
+    json->column = (uint32_t)source->at_column;
+    source->strings = 0;
+}
+
+// A fault at the next byte of the file.
+static qlora_result qlora__text_json_fault(qlora__env* env, qlora__text_source* source,
+                                           const char* what) {
+    qlora__json_parser p;
+    qlora__text_json_point(source);
+    memset(&p, 0, sizeof p);
+    p.env = env;
+    p.json = &source->json;
+    source->line = source->at_line;
+    return qlora__json_bad(&p, what);
+}
+
+// Moves on to what follows a record that cannot be parsed.
+static qlora_result qlora__text_json_recover(qlora__env* env, qlora__text_source* source) {
+    qlora__text_input* input = &source->input;
+    for (;;) {
+        const char* text = input->data + input->at;
+        size_t size = input->count - input->at;
+        size_t end = qlora__text_line_size(text, size);
+        if (source->stage != QLORA__TEXT_JSON_LINES) {
+            end = qlora__text_value_end(text, size, 0, false);
+        } else if (size > 0 && text[0] == '{') {
+            size_t close = qlora__text_value_end(text, size, 0, true);
+            if (close > end && !qlora__text_record_follows(text, size, end)) {
+                end = close + qlora__text_line_size(text + close, size - close);
+            }
+        }
+        if (end < size || input->ended) {
+            source->lost = end == size && source->stage != QLORA__TEXT_JSON_LINES;
+            qlora__text_source_pass(source, end);
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__text_input_more(env, input));
+    }
+}
+
+// Parses the value at the next byte. One that cannot be parsed may span several lines, so its end
+// is looked for in the next line: if a record starts there, the fault is reported where it is.
+static qlora_result qlora__text_json_value(qlora__env* env, qlora__text_source* source,
+                                           uint32_t* end) {
+    qlora__json* json = &source->json;
+    qlora__text_input* input = &source->input;
+    bool alone = source->stage == QLORA__TEXT_JSON_LINES;
+    qlora_result r;
+    for (;;) {
+        qlora__text_json_point(source);
+        r = qlora__json_parse_one(env, json, alone, end);
+        bool long_enough = r == QLORA_OK ? *end < json->size : json->size == QLORA__JSON_MAX_BYTES;
+        if (input->ended || long_enough || (r != QLORA_OK && r != QLORA_ERR_FORMAT) ||
+            (r == QLORA_ERR_FORMAT && qlora__text_value_faulty(json->text, json->size))) {
+            break;
+        }
+        QLORA__TRY(qlora__text_input_more(env, input));
+    }
+    if (r == QLORA_OK) {
+        return qlora__json_decode(env, json);
+    }
+    size_t line = qlora__text_line_size(json->text, json->size);
+    size_t next = line;
+    while (next < json->size && qlora__text_is_space(json->text[next])) {
+        next++;
+    }
+    bool starts = next == json->size || (json->text[next] == '{' && json->text[next - 1] == '\n');
+    if (alone && r == QLORA_ERR_FORMAT && line < json->size && starts) {
+        json->size = (uint32_t)line;
+        qlora_result shorter = qlora__json_parse_one(env, json, true, end);
+        r = shorter == QLORA_OK ? r : shorter; // unreachable: the whole was not valid
+    }
+    return r;
+}
+
+// What comes before an element of the array: a comma. *more = false: the array ends here.
+static qlora_result qlora__text_json_between(qlora__env* env, qlora__text_source* source,
+                                             bool* more) {
+    qlora__text_input* input = &source->input;
+    bool first = source->stage == QLORA__TEXT_JSON_FIRST;
+    char c = input->at < input->count ? input->data[input->at] : '\0';
+    *more = true;
+    if (c == ']') {
+        *more = false;
+        qlora__text_source_pass(source, 1);
+        source->stage = QLORA__TEXT_JSON_OVER;
+        QLORA__TRY(qlora__text_source_skip_space(env, source));
+        source->lost = true;
+        return input->at < input->count
+                   ? qlora__text_json_fault(env, source, "unexpected text after the value")
+                   : QLORA_OK;
+    }
+    source->stage = QLORA__TEXT_JSON_REST;
+    if (first) {
+        return QLORA_OK;
+    }
+    if (c != ',') {
+        qlora_result r = qlora__text_json_fault(env, source, "expected ',' or ']'");
+        qlora_result moved = qlora__text_json_recover(env, source);
+        return moved == QLORA_OK ? r : moved;
+    }
+    qlora__text_source_pass(source, 1);
+    return qlora__text_source_skip_space(env, source);
+}
+
+static qlora_result qlora__text_json_next_record(qlora__env* env, qlora__text_source* source,
+                                                 bool* more) {
+    qlora__text_input* input = &source->input;
+    uint32_t end = 0;
+    *more = false;
+    if (source->stage == QLORA__TEXT_JSON_OVER) {
+        return QLORA_OK;
+    }
+    if (source->stage == QLORA__TEXT_JSON_START) {
+        QLORA__TRY(qlora__text_input_skip_mark(env, input));
+    }
+    QLORA__TRY(qlora__text_source_skip_space(env, source));
+    if (source->stage == QLORA__TEXT_JSON_START) {
+        bool array = input->at < input->count && input->data[input->at] == '[';
+        source->stage = array ? QLORA__TEXT_JSON_FIRST : QLORA__TEXT_JSON_LINES;
+        if (array) {
+            qlora__text_source_pass(source, 1);
+            QLORA__TRY(qlora__text_source_skip_space(env, source));
+        }
+    }
+    if (source->stage == QLORA__TEXT_JSON_LINES) {
+        *more = input->at < input->count;
+    } else {
+        QLORA__TRY(qlora__text_json_between(env, source, more));
+    }
+    if (!*more) {
+        return QLORA_OK;
+    }
+    qlora_result r = qlora__text_json_value(env, source, &end);
+    qlora__text_source_mark(source, end);
+    if (r == QLORA_OK) {
+        qlora__text_source_pass(source, end);
+        return qlora__text_columns_apply(env, source, 0);
+    }
+    if (r == QLORA_ERR_FORMAT) {
+        qlora_result moved = qlora__text_json_recover(env, source);
+        r = moved == QLORA_OK ? r : moved;
+    }
+    return r;
+}
+
+static qlora_result qlora__text_json_again(qlora__env* env, qlora__text_source* source,
+                                           const char* text, size_t size) {
+    qlora__json* json = &source->json;
+    uint32_t end = 0;
+    json->label = source->loader->name;
+    json->text = text;
+    json->size = (uint32_t)size;
+    json->line = (uint32_t)(source->line - 1);
+    json->column = 0;
+    source->strings = 0;
+    QLORA__TRY(qlora__json_parse_one(env, json, false, &end));
+    QLORA__TRY(qlora__json_decode(env, json));
+    return qlora__text_columns_apply(env, source, 0);
+}
+
+static qlora_result qlora__text_json_open(qlora__env* env, qlora__text_source* source) {
+    source->next = qlora__text_json_next_record;
+    source->again = qlora__text_json_again;
+    return qlora__text_input_open(env, &source->input);
+}
+
+//@@ src/text/data_csv.h
+
+// .csv and .tsv: RFC 4180 with a header. Every row is a record whose values are strings.
+//
+// Quotes have a meaning at the start of a field only. Line ends are LF, CRLF or CR; empty lines are
+// skipped. A field is text as it stands: neither "NA" nor an empty field is turned into null.
+
+typedef struct qlora__text_csv {
+    char separator;
+    qlora_text_bytes row;  // the fields of a row, each with a zero byte after it
+    qlora_text_ids places; // where each starts in the row, and where it ends
+    qlora_text_bytes names;
+    qlora_text_ids name_places;
+    size_t columns;
+} qlora__text_csv;
+
+static void qlora__text_csv_close(qlora__env* env, qlora__text_source* source) {
+    qlora__text_csv* csv = (qlora__text_csv*)source->state;
+    if (csv != NULL) {
+        qlora__text_bytes_free(env, &csv->row);
+        qlora__text_bytes_free(env, &csv->names);
+        qlora__text_ids_free(env, &csv->places);
+        qlora__text_ids_free(env, &csv->name_places);
+        qlora__env_free(env, csv, sizeof *csv);
+        source->state = NULL;
+    }
+}
+
+// Adds text[from..to) to the field that is being read.
+static qlora_result qlora__text_csv_put(qlora__env* env, qlora__text_csv* csv, const char* text,
+                                        size_t from, size_t to) {
+    if (csv->row.count + (to - from) >= INT32_MAX) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "a row is limited to 2 GiB");
+    }
+    return qlora__text_bytes_add(env, &csv->row, text + from, to - from);
+}
+
+// A field in quotes; *at is on the quote. Afterwards *at is behind the closing one, or *cut is set:
+// the text ends before.
+static qlora_result qlora__text_csv_quoted(qlora__env* env, qlora__text_csv* csv, const char* text,
+                                           size_t size, size_t* at, bool ended, bool* cut) {
+    size_t from = *at + 1;
+    for (;;) {
+        const char* quote = from < size ? (const char*)memchr(text + from, '"', size - from) : NULL;
+        size_t to = quote != NULL ? (size_t)(quote - text) : size;
+        *cut = quote == NULL || (to + 1 == size && !ended);
+        if (*cut) {
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__text_csv_put(env, csv, text, from, to));
+        if (to + 1 == size || text[to + 1] != '"') {
+            *at = to + 1;
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__text_csv_put(env, csv, text, to, to + 1));
+        from = to + 2;
+    }
+}
+
+enum { QLORA__TEXT_CSV_CUT = 0, QLORA__TEXT_CSV_ROW, QLORA__TEXT_CSV_STRAY, QLORA__TEXT_CSV_OPEN };
+
+// Splits the row at the start of a text into csv->row; *used is its size with the line end. The
+// state says whether it is whole: CUT means that more text is needed, STRAY that something follows
+// a closing quote at *used, OPEN that the closing quote of the field at *used is missing.
+static qlora_result qlora__text_csv_split(qlora__env* env, qlora__text_csv* csv, const char* text,
+                                          size_t size, bool ended, size_t* used, int* state) {
+    csv->row.count = 0;
+    csv->places.count = 0;
+    *state = QLORA__TEXT_CSV_CUT;
+    for (size_t at = 0;;) {
+        size_t begin = csv->row.count;
+        *used = at;
+        if (at < size && text[at] == '"') {
+            bool cut = false;
+            QLORA__TRY(qlora__text_csv_quoted(env, csv, text, size, &at, ended, &cut));
+            if (cut) {
+                *state = ended ? QLORA__TEXT_CSV_OPEN : QLORA__TEXT_CSV_CUT;
+                return QLORA_OK;
+            }
+        } else {
+            size_t from = at;
+            while (at < size && text[at] != csv->separator && text[at] != '\n' &&
+                   text[at] != '\r') {
+                at++;
+            }
+            QLORA__TRY(qlora__text_csv_put(env, csv, text, from, at));
+        }
+        if ((at == size || (text[at] == '\r' && at + 1 == size)) && !ended) {
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__text_ids_add(env, &csv->places, (int32_t)begin));
+        QLORA__TRY(qlora__text_ids_add(env, &csv->places, (int32_t)csv->row.count));
+        QLORA__TRY(qlora__text_bytes_add(env, &csv->row, "", 1));
+        if (at < size && text[at] == csv->separator) {
+            at++;
+            continue;
+        }
+        *used = at;
+        bool line = at == size || text[at] == '\n' || text[at] == '\r';
+        *state = line ? QLORA__TEXT_CSV_ROW : QLORA__TEXT_CSV_STRAY;
+        *used += at < size && line ? 1 : 0;
+        *used += at + 1 < size && text[at] == '\r' && text[at + 1] == '\n' ? 1 : 0;
+        return QLORA_OK;
+    }
+}
+
+// How many line ends of any kind there are.
+static size_t qlora__text_csv_lines(const char* text, size_t size) {
+    size_t lines = 0;
+    for (size_t i = 0; i < size; i++) {
+        lines += text[i] == '\n' || (text[i] == '\r' && (i + 1 == size || text[i + 1] != '\n'));
+    }
+    return lines;
+}
+
+static qlora_result qlora__text_csv_utf8(qlora__env* env, const qlora__text_csv* csv) {
+    size_t at = 0;
+    while (at < csv->row.count) {
+        uint32_t code = 0;
+        const unsigned char* p = (const unsigned char*)csv->row.data + at;
+        size_t length = *p < 0x80 ? 1 : qlora__text_utf8(p, csv->row.count - at, &code);
+        if (length == 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "not UTF-8");
+        }
+        at += length;
+    }
+    return QLORA_OK;
+}
+
+// Reads the next row that is not empty; *more = false after the last. After a fault in it, the next
+// call reads the row after it, or nothing if its end is not known.
+static qlora_result qlora__text_csv_row(qlora__env* env, qlora__text_source* source, bool* more) {
+    qlora__text_csv* csv = (qlora__text_csv*)source->state;
+    qlora__text_input* input = &source->input;
+    for (;;) {
+        size_t used = 0;
+        int state = QLORA__TEXT_CSV_CUT;
+        const char* text = input->data + input->at;
+        size_t size = input->count - input->at;
+        *more = size > 0;
+        if (size == 0 && input->ended) {
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__text_csv_split(env, csv, text, size, input->ended, &used, &state));
+        if (state == QLORA__TEXT_CSV_CUT) {
+            QLORA__TRY(qlora__text_input_more(env, input));
+            continue;
+        }
+        qlora__text_source_mark(source, used);
+        size_t lines = qlora__text_csv_lines(text, used);
+        if (state != QLORA__TEXT_CSV_ROW) {
+            bool open = state == QLORA__TEXT_CSV_OPEN;
+            source->lost = true;
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s:%lu: %s", source->loader->name,
+                                   (unsigned long)(source->line + lines),
+                                   open ? "a field has no closing quote"
+                                        : "text after the closing quote of a field");
+        }
+        input->at += used;
+        source->at_line += lines;
+        if (csv->places.count == 2 && csv->row.count == 1 && used > 0 && text[0] != '"') {
+            continue; // an empty line
+        }
+        qlora_result r = qlora__text_csv_utf8(env, csv);
+        return r == QLORA_OK ? r
+                             : qlora__env_wrap(env, r, "%s:%lu: ", source->loader->name,
+                                               (unsigned long)source->line);
+    }
+}
+
+// ---- the header
+
+static const char* qlora__text_csv_name(const qlora__text_csv* csv, size_t column) {
+    return csv->names.data + csv->name_places.data[2 * column];
+}
+
+// The names of the columns, as they are read. One without a name is called "Unnamed: N", as in
+// pandas.
+static qlora_result qlora__text_csv_header(qlora__env* env, qlora__text_source* source) {
+    qlora__text_csv* csv = (qlora__text_csv*)source->state;
+    bool more = false;
+    QLORA__TRY(qlora__text_input_skip_mark(env, &source->input));
+    QLORA__TRY(qlora__text_csv_row(env, source, &more));
+    size_t columns = more ? csv->places.count / 2 : 0;
+    for (size_t i = 0; i < columns; i++) {
+        char unnamed[32];
+        char room[64];
+        const char* name = csv->row.data + csv->places.data[2 * i];
+        snprintf(unnamed, sizeof unnamed, "Unnamed: %lu", (unsigned long)i);
+        name = qlora__text_column_name(source->loader, name[0] != 0 ? name : unnamed, room);
+        for (size_t k = 0; k < i; k++) {
+            if (strcmp(qlora__text_csv_name(csv, k), name) == 0) {
+                return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                       "%s:%lu: the header has two columns \"%.60s\"",
+                                       source->loader->name, (unsigned long)source->line, name);
+            }
+        }
+        size_t size = strlen(name);
+        QLORA__TRY(qlora__text_ids_add(env, &csv->name_places, (int32_t)csv->names.count));
+        QLORA__TRY(qlora__text_bytes_add(env, &csv->names, name, size + 1));
+        QLORA__TRY(qlora__text_ids_add(env, &csv->name_places, (int32_t)csv->names.count - 1));
+    }
+    csv->columns = columns;
+    return columns > 0 ? qlora__text_columns_check(env, source->loader) : QLORA_OK;
+}
+
+// ---- records
+
+static void qlora__text_csv_token(qlora__json_token* token, qlora__json_kind kind, size_t begin,
+                                  size_t end, size_t next) {
+    token->kind = (uint32_t)kind & 7u;
+    token->begin = (uint32_t)begin;
+    token->end = (uint32_t)end;
+    token->next = (uint32_t)next;
+    token->count = 0;
+}
+
+// The row as an object. Names and fields are in one memory, the row's.
+static qlora_result qlora__text_csv_record(qlora__env* env, qlora__text_source* source) {
+    qlora__text_csv* csv = (qlora__text_csv*)source->state;
+    qlora__json* json = &source->json;
+    size_t fields = csv->places.count / 2;
+    uint32_t count = (uint32_t)(1 + 2 * csv->columns);
+    if (fields != csv->columns) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s:%lu: the row has %lu field%s, the header %lu",
+            source->loader->name, (unsigned long)source->line, (unsigned long)fields,
+            fields == 1 ? "" : "s", (unsigned long)csv->columns);
+    }
+    if (json->capacity < count) {
+        qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
+            env, json->tokens, 0, json->capacity * sizeof *tokens, count * sizeof *tokens);
+        if (tokens == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        json->tokens = tokens;
+        json->capacity = count;
+    }
+    size_t names = csv->row.count;
+    QLORA__TRY(qlora__text_csv_put(env, csv, csv->names.data, 0, csv->names.count));
+    json->label = source->loader->name;
+    json->text = csv->row.data;
+    json->strings = csv->row.data;
+    json->size = (uint32_t)csv->row.count;
+    json->count = count;
+    qlora__text_csv_token(&json->tokens[0], QLORA__JSON_OBJECT, 0, csv->row.count, count);
+    json->tokens[0].count = (uint32_t)csv->columns & QLORA__JSON_MAX_COUNT;
+    for (size_t i = 0; i < csv->columns; i++) {
+        const int32_t* name = &csv->name_places.data[2 * i];
+        const int32_t* field = &csv->places.data[2 * i];
+        qlora__text_csv_token(&json->tokens[1 + 2 * i], QLORA__JSON_STRING, names + (size_t)name[0],
+                              names + (size_t)name[1], 2 + 2 * i);
+        qlora__text_csv_token(&json->tokens[2 + 2 * i], QLORA__JSON_STRING, (size_t)field[0],
+                              (size_t)field[1], 3 + 2 * i);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_csv_next(qlora__env* env, qlora__text_source* source, bool* more) {
+    QLORA__TRY(qlora__text_csv_row(env, source, more));
+    return *more ? qlora__text_csv_record(env, source) : QLORA_OK;
+}
+
+static qlora_result qlora__text_csv_again(qlora__env* env, qlora__text_source* source,
+                                          const char* text, size_t size) {
+    size_t used = 0;
+    int state = QLORA__TEXT_CSV_CUT;
+    QLORA__TRY(qlora__text_csv_split(env, (qlora__text_csv*)source->state, text, size, true, &used,
+                                     &state));
+    return qlora__text_csv_record(env, source);
+}
+
+static qlora_result qlora__text_separated_open(qlora__env* env, qlora__text_source* source,
+                                               char separator) {
+    qlora__text_csv* csv = (qlora__text_csv*)qlora__text_zalloc(env, 1, sizeof *csv);
+    if (csv == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    csv->separator = separator;
+    source->state = csv;
+    source->next = qlora__text_csv_next;
+    source->again = qlora__text_csv_again;
+    source->close = qlora__text_csv_close;
+    QLORA__TRY(qlora__text_input_open(env, &source->input));
+    return qlora__text_csv_header(env, source);
+}
+
+static qlora_result qlora__text_csv_open(qlora__env* env, qlora__text_source* source) {
+    return qlora__text_separated_open(env, source, ',');
+}
+
+static qlora_result qlora__text_tsv_open(qlora__env* env, qlora__text_source* source) {
+    return qlora__text_separated_open(env, source, '\t');
+}
+
+//@@ src/text/data_text.h
+
+// .txt: documents, separated by lines of <|endoftext|>, or the whole text.
+
+// The line <|endoftext|> at or after `at`: its start, or `size`. With `more`, the text may go on,
+// so that a line at its end is not taken for a whole one.
+static size_t qlora__text_find_separator(const char* text, size_t size, size_t at, bool more) {
+    static const char word[] = "<|endoftext|>";
+    size_t length = sizeof(word) - 1;
+    const char* hit;
+    while (at < size && (hit = qlora__text_find(text + at, size - at, word)) != NULL) {
+        size_t start = (size_t)(hit - text);
+        size_t end = start + length;
+        while (end < size && (text[end] == ' ' || text[end] == '\r')) {
+            end++;
+        }
+        bool line = end == size ? !more : text[end] == '\n';
+        if ((start == 0 || text[start - 1] == '\n') && line) {
+            return start;
+        }
+        at = start + 1;
+    }
+    return size;
+}
+
+enum { QLORA__TEXT_PLAIN_START = 0, QLORA__TEXT_PLAIN_WHOLE, QLORA__TEXT_PLAIN_PARTS };
+
+static qlora_result qlora__text_plain_check(qlora__env* env, const qlora__text_source* source) {
+    const unsigned char* text = (const unsigned char*)source->document;
+    for (size_t at = 0; at < source->document_size;) {
+        uint32_t code = 0;
+        size_t left = source->document_size - at;
+        size_t length = text[at] < 0x80 ? 1 : qlora__text_utf8(text + at, left, &code);
+        if (length == 0) {
+            size_t line = source->line;
+            for (size_t i = 0; i < at; i++) {
+                line += text[i] == '\n' ? 1 : 0;
+            }
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s:%lu: not UTF-8", source->loader->name,
+                                   (unsigned long)line);
+        }
+        at += length;
+    }
+    return QLORA_OK;
+}
+
+// The next document that is not empty. Line ends around it belong to the separators, if the file
+// has any.
+static qlora_result qlora__text_plain_next(qlora__env* env, qlora__text_source* source,
+                                           bool* more) {
+    qlora__text_input* input = &source->input;
+    size_t searched = 0;
+    if (source->stage == QLORA__TEXT_PLAIN_START) {
+        QLORA__TRY(qlora__text_input_skip_mark(env, input));
+    }
+    for (;;) {
+        const char* text = input->data + input->at;
+        size_t size = input->count - input->at;
+        *more = size > 0;
+        if (size == 0 && input->ended) {
+            return QLORA_OK;
+        }
+        size_t stop = qlora__text_find_separator(text, size, searched, !input->ended);
+        size_t line = qlora__text_line_size(text + stop, size - stop);
+        bool whole = stop < size && stop + line < size;
+        if (!whole && !input->ended) { // the separator may begin just before the end
+            searched = size > 64 ? size - 64 : 0;
+            QLORA__TRY(qlora__text_input_more(env, input));
+            continue;
+        }
+        searched = 0;
+        if (source->stage == QLORA__TEXT_PLAIN_START) {
+            source->stage = stop < size ? QLORA__TEXT_PLAIN_PARTS : QLORA__TEXT_PLAIN_WHOLE;
+        }
+        bool separated = source->stage == QLORA__TEXT_PLAIN_PARTS;
+        size_t begin = 0;
+        size_t end = stop;
+        while (separated && begin < end && (text[begin] == '\n' || text[begin] == '\r')) {
+            begin++;
+        }
+        while (separated && end > begin && (text[end - 1] == '\n' || text[end - 1] == '\r')) {
+            end--;
+        }
+        size_t next = stop + line < size ? stop + line + 1 : size;
+        qlora__text_source_pass(source, begin);
+        qlora__text_source_mark(source, end - begin);
+        source->document = text + begin;
+        source->document_size = end - begin;
+        qlora__text_source_pass(source, next - begin);
+        if (end > begin) {
+            return qlora__text_plain_check(env, source);
+        }
+    }
+}
+
+static qlora_result qlora__text_plain_again(qlora__env* env, qlora__text_source* source,
+                                            const char* text, size_t size) {
+    (void)env;
+    source->document = text;
+    source->document_size = size;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_txt_open(qlora__env* env, qlora__text_source* source) {
+    source->next = qlora__text_plain_next;
+    source->again = qlora__text_plain_again;
+    return qlora__text_input_open(env, &source->input);
+}
+
+// Splits the ids of one document, which have no BOS yet, into samples of at most chunk_tokens.
+// Without a BOS, every sample starts with the last token of the previous one, so that each token is
+// a target once.
+static qlora_result qlora__text_data_chunk(qlora__env* env, qlora__text_loader* loader,
+                                           size_t line) {
+    qlora_text_data* data = loader->data;
+    int32_t bos = loader->desc->chat->bos;
+    size_t count = data->ids.count;
+    size_t head = bos >= 0 ? 1 : 0;
+    size_t limit = loader->desc->chunk_tokens > 0 ? loader->desc->chunk_tokens : SIZE_MAX;
+    size_t room = limit - head; // tokens of the document in one sample
+    size_t stride = bos >= 0 ? room : room - 1;
+    size_t samples = count > room ? 1 + (count - room + stride - 1) / stride : 1;
+    size_t longest = head + (count < room ? count : room);
+    loader->numbers.count = 0;
+    QLORA__TRY(qlora__text_ids_room(env, &loader->numbers, 2 * longest));
+    int32_t* ids = loader->numbers.data;
+    int32_t* labels = ids + longest;
+    for (size_t i = 0; i < samples; i++) {
+        size_t part = count - i * stride < room ? count - i * stride : room;
+        if (bos >= 0) {
+            ids[0] = bos;
+            labels[0] = -100;
+        }
+        memcpy(ids + head, data->ids.data + i * stride, part * sizeof(int32_t));
+        memcpy(labels + head, ids + head, part * sizeof(int32_t));
+        QLORA__TRY(qlora__text_sample_close(env, data, ids, labels, head + part, line));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_data_document(qlora__env* env, qlora__text_loader* loader,
+                                              const char* text, size_t size, size_t line) {
+    int32_t bos = loader->desc->chat->bos;
+    int32_t eos = loader->desc->chat->eos;
+    qlora_text_ids* ids = &loader->data->ids;
+    ids->count = 0;
+    QLORA__TRY(qlora__text_encode(env, loader->tok, text, size, 0, ids));
+    if (bos >= 0 && ids->count > 0 && ids->data[0] == bos) {
+        ids->count--; // spelt out in the text: it still comes exactly once
+        memmove(ids->data, ids->data + 1, ids->count * sizeof(int32_t));
+    }
+    bool there = ids->count > 0 && ids->data[ids->count - 1] == eos;
+    if (eos >= 0 && !there) {
+        QLORA__TRY(qlora__text_ids_add(env, ids, eos));
+    }
+    qlora_result r = ids->count > 0 ? qlora__text_data_chunk(env, loader, line) : QLORA_OK;
+    ids->count = 0;
+    return r;
+}
+
+//@@ src/text/data_parquet.h
+
+// .parquet: every row is a record. Pages are read one after another, never a whole row group.
+
+typedef struct qlora__text_parquet {
+    qlora__map map;
+    qlora__parquet file;
+    qlora__string row;
+    bool opened;
+} qlora__text_parquet;
+
+static void qlora__text_parquet_close(qlora__env* env, qlora__text_source* source) {
+    qlora__text_parquet* state = (qlora__text_parquet*)source->state;
+    if (state != NULL) {
+        if (state->opened) {
+            qlora__parquet_close(env, &state->file);
+        }
+        qlora__string_free(&state->row);
+        qlora__map_close(env, &state->map);
+        qlora__env_free(env, state, sizeof *state);
+        source->state = NULL;
+    }
+}
+
+// Whether a column holds something that cannot be read, or lists of numbers, which cost much time.
+static bool qlora__text_parquet_odd(const qlora__parquet* p, uint32_t column) {
+    for (uint32_t i = column; i < p->nodes[column].end; i++) {
+        const qlora__parquet_node* n = &p->nodes[i];
+        if (n->why != NULL) {
+            return true;
+        }
+        if (n->kind == QLORA__PARQUET_LEAF && p->leaves[n->leaf].max_repetition > 0 &&
+            p->leaves[n->leaf].form != QLORA__PARQUET_AS_STRING) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Chooses the columns that are read. One whose name has no meaning in a record is left out if it
+// could be the reason that the file is refused; its name is kept, so that it is listed as ignored.
+static qlora_result qlora__text_parquet_columns(qlora__env* env, qlora__text_source* source) {
+    qlora__text_parquet* state = (qlora__text_parquet*)source->state;
+    qlora__parquet* p = &state->file;
+    for (uint32_t i = 1; i < p->node_count; i = p->nodes[i].end) {
+        char name[256];
+        char room[64];
+        qlora__parquet_node* n = &p->nodes[i];
+        size_t size = n->name_size < sizeof name - 1 ? n->name_size : sizeof name - 1;
+        memcpy(name, n->name, size);
+        name[size] = '\0';
+        const char* to = qlora__text_column_name(source->loader, name, room);
+        bool known = qlora__text_name_known(to) != NULL;
+        for (size_t k = 0; k < QLORA__TEXT_COUNT(qlora__text_masks); k++) {
+            known = known || strcmp(qlora__text_masks[k], to) == 0;
+        }
+        n->skip = !known && qlora__text_parquet_odd(p, i);
+        for (uint32_t k = 1; known && k < i; k = p->nodes[k].end) {
+            if (p->nodes[k].name_size == n->name_size &&
+                memcmp(p->nodes[k].name, n->name, n->name_size) == 0) {
+                return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                       "%s: two columns are called \"%.60s\"", p->label, name);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+// After a fault in a row, the columns no longer agree on where the next one starts.
+static qlora_result qlora__text_parquet_next(qlora__env* env, qlora__text_source* source,
+                                             bool* more) {
+    qlora__text_parquet* state = (qlora__text_parquet*)source->state;
+    qlora__json* json = &source->json;
+    uint32_t end = 0;
+    source->lost = true;
+    source->line = (size_t)state->file.row + 1;
+    QLORA__TRY(qlora__parquet_next(env, &state->file, &state->row, more));
+    if (!*more) {
+        return QLORA_OK;
+    }
+    json->label = source->loader->name;
+    json->text = state->row.data;
+    json->size = (uint32_t)state->row.size;
+    json->line = (uint32_t)(source->line - 1);
+    json->column = 0;
+    source->strings = 0;
+    QLORA__TRY(qlora__json_parse_one(env, json, false, &end));
+    QLORA__TRY(qlora__json_decode(env, json));
+    source->lost = false;
+    return qlora__text_columns_apply(env, source, 0);
+}
+
+static qlora_result qlora__text_parquet_open(qlora__env* env, qlora__text_source* source) {
+    const qlora__text_input* input = &source->input;
+    if (input->unpack != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: Parquet inside gzip is not supported; decompress the file",
+                               input->name);
+    }
+    qlora__text_parquet* state = (qlora__text_parquet*)qlora__text_zalloc(env, 1, sizeof *state);
+    if (state == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    const void* data = input->memory;
+    uint64_t size = input->memory_size;
+    source->state = state;
+    source->next = qlora__text_parquet_next;
+    source->close = qlora__text_parquet_close;
+    qlora__string_begin(env, &state->row);
+    if (input->path != NULL) {
+        QLORA__TRY(qlora__map_open(env, input->path, &state->map));
+        data = state->map.data;
+        size = state->map.size;
+    }
+    QLORA__TRY(qlora__parquet_open(env, source->loader->name, data, size, &state->file));
+    state->opened = true;
+    return qlora__text_parquet_columns(env, source);
+}
+
 //@@ src/text/data_files.h
+
+// Training files: what kind of file it is, reading it, reading single samples again.
+
+// ---- records
+
+static void qlora__text_data_rewind(qlora_text_data* data, size_t count) {
+    data->count = count;
+    data->ids.count = 0;
+    data->labels.count = 0;
+}
+
+// Whether an error is one of the record, which desc.bad is told about, so that reading goes on.
+static bool qlora__text_data_bad(const qlora__env* env, qlora__text_loader* loader, qlora_result r,
+                                 size_t line) {
+    const qlora_text_data_desc* desc = loader->desc;
+    bool record = r == QLORA_ERR_FORMAT || r == QLORA_ERR_UNSUPPORTED;
+    if (!record || desc->bad == NULL || !desc->bad(desc->bad_user, line, env->error)) {
+        return false;
+    }
+    loader->bad++;
+    return true;
+}
+
+// One record. What it has left behind when it fails is removed.
+static qlora_result qlora__text_data_record(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record, size_t line) {
+    size_t before = loader->data->count;
+    qlora_result r = qlora__text_record_take(env, loader, record, line);
+    if (r != QLORA_OK) {
+        qlora__text_data_rewind(loader->data, before);
+    }
+    return r != QLORA_OK && qlora__text_data_bad(env, loader, r, line) ? QLORA_OK : r;
+}
 
 // How many lines end in these bytes.
 static size_t qlora__text_lines(const char* text, size_t size) {
@@ -25560,22 +27095,6 @@ static size_t qlora__text_lines(const char* text, size_t size) {
         p++;
     }
     return lines;
-}
-
-// The records of an array. `line` is the line of the first byte of json->text.
-static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_loader* loader,
-                                              const qlora__json_token* array, size_t line) {
-    const qlora__json* json = loader->json;
-    const qlora__json_token* record = array + 1;
-    size_t seen = 0;
-    for (uint32_t i = 0; i < array->count; i++) {
-        size_t at = record->kind == QLORA__JSON_STRING ? seen : record->begin;
-        line += qlora__text_lines(json->text + seen, at - seen);
-        seen = at;
-        QLORA__TRY(qlora__text_record_take(env, loader, record, line));
-        record = qlora__text_json_next(json, record);
-    }
-    return QLORA_OK;
 }
 
 // {"data": [record, ...]}: the array, or NULL if this is an ordinary record.
@@ -25594,236 +27113,168 @@ static const qlora__json_token* qlora__text_data_inside(const qlora__text_loader
     return list;
 }
 
-// A record, or an object around many of them.
-static qlora_result qlora__text_data_value(qlora__env* env, qlora__text_loader* loader,
-                                           size_t line) {
+// The records of an array inside the object that was read. They are kept: only the object has a
+// place in the file.
+static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_source* source,
+                                              uint32_t array) {
     static const qlora__text_form outer = {"", "data", NULL, QLORA__TEXT_R_TEXT};
-    const qlora__json_token* record = loader->json->tokens;
-    const qlora__json_token* list = qlora__text_data_inside(loader, record);
-    if (list == NULL) {
-        return qlora__text_record_take(env, loader, record, line);
+    const qlora__json* json = &source->json;
+    size_t line = source->line;
+    size_t seen = 0;
+    uint32_t record = array + 1;
+    source->loader->data->placed = false;
+    QLORA__TRY(qlora__text_record_names(env, source->loader, json->tokens, &outer));
+    for (uint32_t i = 0; i < json->tokens[array].count; i++) {
+        const qlora__json_token* token = &json->tokens[record];
+        size_t at = token->kind == QLORA__JSON_STRING ? seen : token->begin;
+        line += qlora__text_lines(json->text + seen, at - seen);
+        seen = at;
+        QLORA__TRY(qlora__text_columns_apply(env, source, record));
+        QLORA__TRY(qlora__text_data_record(env, source->loader, &json->tokens[record], line));
+        record = json->tokens[record].next;
     }
-    QLORA__TRY(qlora__text_record_names(env, loader, record, &outer));
-    return qlora__text_data_elements(env, loader, list, line);
+    return QLORA_OK;
 }
 
-// [record, record, ...]
-static qlora_result qlora__text_data_array(qlora__env* env, qlora__text_loader* loader,
-                                           const char* source, size_t size) {
-    QLORA__TRY(qlora__text_json(env, loader->name, source, size, loader->json));
-    return qlora__text_data_elements(env, loader, loader->json->tokens, 1);
+// Long documents are kept: finding one of their samples again would mean to split all of them.
+enum { QLORA__TEXT_STREAM_DOCUMENT = 1 << 14 };
+
+// Makes the samples of what a source has read.
+static qlora_result qlora__text_data_take(qlora__env* env, qlora__text_source* source) {
+    qlora__text_loader* loader = source->loader;
+    qlora_text_data* data = loader->data;
+    data->place = source->place;
+    data->size = (uint32_t)source->size;
+    data->part = 0;
+    data->placed = data->loader != NULL && source->size <= UINT32_MAX;
+    if (data->placed && !data->again) {
+        const qlora__text_input* input = &source->input;
+        data->hash =
+            qlora__text_hash(input->data + (source->place - input->base), (size_t)source->size);
+    }
+    if (source->document != NULL) {
+        data->placed = data->placed && source->document_size <= QLORA__TEXT_STREAM_DOCUMENT;
+        return qlora__text_data_document(env, loader, source->document, source->document_size,
+                                         source->line);
+    }
+    loader->json = &source->json;
+    const qlora__json_token* list = qlora__text_data_inside(loader, source->json.tokens);
+    return list != NULL
+               ? qlora__text_data_elements(env, source, (uint32_t)(list - source->json.tokens))
+               : qlora__text_data_record(env, loader, source->json.tokens, source->line);
 }
 
-static bool qlora__text_is_space(char c) {
-    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
-
-// Parses the record at the start of json->text. A record may span several lines, so the end of a
-// truncated one is looked for in the next line; the fault is then reported where it is.
-static qlora_result qlora__text_data_parse(qlora__env* env, qlora__json* json, uint32_t* end) {
-    qlora_result r = qlora__json_parse_one(env, json, true, end);
-    const char* newline = (const char*)memchr(json->text, '\n', json->size);
-    if (r != QLORA_ERR_FORMAT || newline == NULL) {
-        return r == QLORA_OK ? qlora__json_decode(env, json) : r;
-    }
-    size_t line = (size_t)(newline - json->text);
-    size_t next = line;
-    while (next < json->size && qlora__text_is_space(json->text[next])) {
-        next++;
-    }
-    bool starts = next == json->size || (json->text[next] == '{' && json->text[next - 1] == '\n');
-    if (starts) {
-        json->size = (uint32_t)line;
-        r = qlora__json_parse_one(env, json, true, end);
-        r = r == QLORA_OK ? QLORA_ERR_FORMAT : r; // unreachable: the whole was not valid
-    }
-    return r;
-}
-
-// One record per line. A record may span several lines, but a line never holds two.
-static qlora_result qlora__text_data_lines(qlora__env* env, qlora__text_loader* loader,
-                                           const char* source, size_t size) {
-    qlora__json* json = loader->json;
-    json->label = loader->name;
-    size_t line = 1;
-    size_t at = 0;
+static qlora_result qlora__text_data_take_all(qlora__env* env, qlora__text_source* source) {
+    qlora__text_loader* loader = source->loader;
     for (;;) {
-        size_t start = at;
-        while (at < size && qlora__text_is_space(source[at])) {
-            at++;
-        }
-        line += qlora__text_lines(source + start, at - start);
-        if (at == size) {
+        bool more = false;
+        qlora_result r = source->next(env, source, &more);
+        if (r == QLORA_OK && !more) {
             return QLORA_OK;
         }
-        size_t left = size - at;
-        uint32_t end = 0;
-        json->text = source + at;
-        // the limit is that of one record, not of the file
-        json->size = left < QLORA__JSON_MAX_BYTES ? (uint32_t)left : QLORA__JSON_MAX_BYTES;
-        json->line = (uint32_t)(line - 1);
-        QLORA__TRY(qlora__text_data_parse(env, json, &end));
-        QLORA__TRY(qlora__text_data_value(env, loader, line));
-        line += qlora__text_lines(source + at, end);
-        at += end;
+        if (r == QLORA_OK) {
+            QLORA__TRY(qlora__text_data_take(env, source));
+            continue;
+        }
+        if (!qlora__text_data_bad(env, loader, r, source->line)) {
+            return r;
+        }
+        if (source->lost) {
+            return QLORA_OK;
+        }
     }
 }
 
-static qlora_result qlora__text_data_json(qlora__env* env, qlora__text_loader* loader,
-                                          const char* source, size_t size) {
-    qlora__json json;
-    memset(&json, 0, sizeof(json));
-    if (size >= 3 && memcmp(source, "\xEF\xBB\xBF", 3) == 0) {
-        source += 3;
-        size -= 3;
+// ---- streams
+
+// Pages of the file that were read count as memory of the process until they are unmapped.
+enum { QLORA__TEXT_STREAM_BYTES = 1 << 26 };
+
+static void qlora__text_stream_unmap(qlora__env* env, qlora_text_data* data) {
+    if (data->map != NULL) {
+        env->files.unmap(data->map, data->map_bytes, data->map_handle, env->files.user);
+        data->map = NULL;
+        data->map_read = 0;
     }
-    size_t at = 0;
-    while (at < size && qlora__text_is_space(source[at])) {
-        at++;
+}
+
+static qlora_result qlora__text_stream_map(qlora__env* env, qlora_text_data* data) {
+    if (data->map_read > QLORA__TEXT_STREAM_BYTES) {
+        qlora__text_stream_unmap(env, data);
     }
-    loader->json = &json;
-    bool array = at < size && source[at] == '[';
-    qlora_result r = array ? qlora__text_data_array(env, loader, source, size)
-                           : qlora__text_data_lines(env, loader, source, size);
-    qlora__json_free(env, &json);
-    loader->json = NULL;
+    if (data->map != NULL) {
+        return QLORA_OK;
+    }
+    const char* path = data->loader->desc->path;
+    const void* map = NULL;
+    int code = env->files.map(path, &map, &data->map_bytes, &data->map_handle, env->files.user);
+    if (code != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                               qlora__errno_text(code), code);
+    }
+    data->map = map;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_stream_changed(qlora__env* env, const qlora_text_data* data,
+                                               const qlora__text_record* record) {
+    return qlora__env_fail(env, QLORA_ERR_FILE, "%s:%llu: the file has changed since it was opened",
+                           data->loader->name, (unsigned long long)record->line);
+}
+
+// Makes the sample from its record in the file; afterwards it is in data->shown.
+static qlora_result qlora__text_stream_read(qlora__env* env, qlora_text_data* data,
+                                            const qlora__text_record* record) {
+    qlora__text_source* source = data->loader->source;
+    QLORA__TRY(qlora__text_stream_map(env, data));
+    if (record->place > data->map_bytes || record->size > data->map_bytes - record->place) {
+        return qlora__text_stream_changed(env, data, record);
+    }
+    data->map_read += record->size + (uint64_t)4096;
+    const char* text = (const char*)data->map + record->place;
+    if (qlora__text_hash(text, record->size) != record->as.hash) {
+        return qlora__text_stream_changed(env, data, record);
+    }
+    source->line = (size_t)record->line;
+    data->again = true;
+    data->found = false;
+    data->wanted = record->part;
+    qlora_result r = source->again(env, source, text, record->size);
+    if (r == QLORA_OK) {
+        source->place = record->place;
+        source->size = record->size;
+        r = qlora__text_data_take(env, source);
+    }
+    data->again = false;
+    qlora__text_data_rewind(data, data->count);
+    if (r == QLORA_OK && (!data->found || data->shown[0].count != record->count)) {
+        return qlora__env_fail(env, QLORA_ERR_STATE,
+                               "%s:%llu: the record gives another sample than before; has the "
+                               "chat's clock been set?",
+                               data->loader->name, (unsigned long long)record->line);
+    }
     return r;
-}
-
-// Splits the ids of one document, which start at `begin` without BOS, into samples of at most
-// chunk_tokens. Without a BOS, every sample starts with the last token of the previous one, so that
-// each token is a target once. The ids are moved in place, because a copy would cost as much memory
-// as the samples themselves.
-static qlora_result qlora__text_data_chunk(qlora__env* env, const qlora__text_loader* loader,
-                                           size_t begin, size_t line) {
-    qlora_text_data* data = loader->data;
-    int32_t bos = loader->desc->chat->bos;
-    size_t count = data->ids.count - begin;
-    size_t head = bos >= 0 ? 1 : 0;
-    size_t limit = loader->desc->chunk_tokens > 0 ? loader->desc->chunk_tokens : SIZE_MAX;
-    size_t room = limit - head; // tokens of the document in one sample
-    size_t stride = bos >= 0 ? room : room - 1;
-    size_t samples = count > room ? 1 + (count - room + stride - 1) / stride : 1;
-    size_t extra = bos >= 0 ? samples : samples - 1;
-    QLORA__TRY(qlora__text_ids_room(env, &data->ids, extra + 1));
-    QLORA__TRY(qlora__text_ids_room(env, &data->labels, count + extra + 1));
-    int32_t* ids = data->ids.data + begin;
-    for (size_t i = samples; i-- > 0;) {
-        size_t part = count - i * stride < room ? count - i * stride : room;
-        size_t to = samples > 1 ? i * limit : 0;
-        memmove(ids + to + head, ids + i * stride, part * sizeof(int32_t));
-        if (bos >= 0) {
-            ids[to] = bos;
-        }
-    }
-    data->ids.count = begin;
-    for (size_t i = 0; i < samples; i++) {
-        size_t start = data->ids.count;
-        size_t part = count - i * stride < room ? count - i * stride : room;
-        data->ids.count = start + head;
-        QLORA__TRY(qlora__text_label_rest(env, data, false));
-        data->ids.count += part;
-        QLORA__TRY(qlora__text_label_rest(env, data, true));
-        QLORA__TRY(qlora__text_data_close_record(env, data, start, line));
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__text_data_document(qlora__env* env, const qlora__text_loader* loader,
-                                              const char* text, size_t size, size_t line) {
-    int32_t bos = loader->desc->chat->bos;
-    int32_t eos = loader->desc->chat->eos;
-    qlora_text_ids* ids = &loader->data->ids;
-    size_t begin = ids->count;
-    QLORA__TRY(qlora__text_encode(env, loader->tok, text, size, 0, ids));
-    if (bos >= 0 && ids->count > begin && ids->data[begin] == bos) {
-        ids->count--; // spelt out in the text: it still comes exactly once
-        memmove(ids->data + begin, ids->data + begin + 1, (ids->count - begin) * sizeof(int32_t));
-    }
-    bool there = ids->count > begin && ids->data[ids->count - 1] == eos;
-    if (eos >= 0 && !there) {
-        QLORA__TRY(qlora__text_ids_add(env, ids, eos));
-    }
-    return ids->count > begin ? qlora__text_data_chunk(env, loader, begin, line) : QLORA_OK;
-}
-
-// The line <|endoftext|> at or after `at`: its start, or `size`.
-static size_t qlora__text_find_separator(const char* text, size_t size, size_t at) {
-    static const char word[] = "<|endoftext|>";
-    size_t length = sizeof(word) - 1;
-    const char* hit;
-    while ((hit = qlora__text_find(text + at, size - at, word)) != NULL) {
-        size_t start = (size_t)(hit - text);
-        size_t end = start + length;
-        while (end < size && (text[end] == ' ' || text[end] == '\r')) {
-            end++;
-        }
-        if ((start == 0 || text[start - 1] == '\n') && (end == size || text[end] == '\n')) {
-            return start;
-        }
-        at = start + 1;
-    }
-    return size;
-}
-
-// Documents of a plain text, separated by lines of <|endoftext|>, or the whole text.
-static qlora_result qlora__text_data_text(qlora__env* env, const qlora__text_loader* loader,
-                                          const char* text, size_t size) {
-    if (size >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) {
-        text += 3;
-        size -= 3;
-    }
-    for (size_t at = 0; at < size;) {
-        uint32_t code = 0;
-        size_t length = qlora__text_utf8((const unsigned char*)text + at, size - at, &code);
-        if (length == 0) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s:%lu: not UTF-8", loader->name,
-                                   (unsigned long)qlora__text_lines(text, at) + 1);
-        }
-        at += length;
-    }
-    bool separated = qlora__text_find_separator(text, size, 0) < size;
-    size_t line = 1;
-    size_t at = 0;
-    while (at < size) {
-        size_t stop = qlora__text_find_separator(text, size, at);
-        size_t begin = at;
-        size_t end = stop;
-        while (separated && begin < end && (text[begin] == '\n' || text[begin] == '\r')) {
-            begin++;
-        }
-        while (separated && end > begin && (text[end - 1] == '\n' || text[end - 1] == '\r')) {
-            end--;
-        }
-        size_t start = line + qlora__text_lines(text + at, begin - at);
-        if (end > begin) {
-            QLORA__TRY(qlora__text_data_document(env, loader, text + begin, end - begin, start));
-        }
-        const char* newline = (const char*)memchr(text + stop, '\n', size - stop);
-        size_t next = newline != NULL ? (size_t)(newline - text) + 1 : size;
-        line += qlora__text_lines(text + at, next - at);
-        at = next;
-    }
-    return QLORA_OK;
 }
 
 // ---- formats
 
-enum { QLORA__TEXT_FILE_UNKNOWN = 0, QLORA__TEXT_FILE_JSON, QLORA__TEXT_FILE_PLAIN };
+typedef struct qlora__text_opener {
+    const char* name; // in desc.format and, after a dot, at the end of a file name
+    bool records;     // has records: desc.format may say which form they have
+    qlora_result (*open)(qlora__env* env, qlora__text_source* source);
+} qlora__text_opener;
 
-// The formats of whole files: names in desc.format and, with a dot, endings.
-static const struct {
-    const char* name;
-    int file;
-} qlora__text_files[] = {{"jsonl", QLORA__TEXT_FILE_JSON},
-                         {"ndjson", QLORA__TEXT_FILE_JSON},
-                         {"json", QLORA__TEXT_FILE_JSON},
-                         {"txt", QLORA__TEXT_FILE_PLAIN}};
+// Every kind of data file.
+static const qlora__text_opener qlora__text_openers[] = {
+    {"jsonl", true, qlora__text_json_open},     {"ndjson", true, qlora__text_json_open},
+    {"json", true, qlora__text_json_open},      {"txt", false, qlora__text_txt_open},
+    {"csv", true, qlora__text_csv_open},        {"tsv", true, qlora__text_tsv_open},
+    {"parquet", true, qlora__text_parquet_open}};
 
 const char* qlora_text_data_formats(size_t index) {
-    const size_t files = QLORA__TEXT_COUNT(qlora__text_files);
+    const size_t files = QLORA__TEXT_COUNT(qlora__text_openers);
     if (index < files) {
-        return qlora__text_files[index].name;
+        return qlora__text_openers[index].name;
     }
     for (size_t i = 0, number = files; i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
         const char* name = qlora__text_forms[i].name;
@@ -25839,9 +27290,8 @@ static char qlora__text_lower(char c) {
     return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
 }
 
-// Whether a name ends in a dot and `ending`, in any case.
-static bool qlora__text_ends_with(const char* name, const char* ending) {
-    size_t length = strlen(name);
+// Whether the first `length` bytes of a name end in a dot and `ending`, in any case.
+static bool qlora__text_ends_with(const char* name, size_t length, const char* ending) {
     size_t size = strlen(ending);
     if (length <= size || name[length - size - 1] != '.') {
         return false;
@@ -25854,56 +27304,143 @@ static bool qlora__text_ends_with(const char* name, const char* ending) {
     return true;
 }
 
-// What the file is: desc.format if it is set, else its ending. Standard input ("-") is JSON.
-static qlora_result qlora__text_data_format(qlora__env* env, qlora__text_loader* loader,
-                                            int* file) {
-    const char* format = loader->desc->format;
-    *file = format == NULL && strcmp(loader->desc->path, "-") == 0 ? QLORA__TEXT_FILE_JSON
-                                                                   : QLORA__TEXT_FILE_UNKNOWN;
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_files); i++) {
-        const char* name = qlora__text_files[i].name;
-        if (format != NULL ? strcmp(format, name) == 0
-                           : qlora__text_ends_with(loader->name, name)) {
-            *file = qlora__text_files[i].file;
+// The kind of file that a name ends in, or NULL. Every kind may be inside gzip: NAME.jsonl.gz.
+static const qlora__text_opener* qlora__text_opener_of(const char* name) {
+    size_t length = strlen(name);
+    length -= qlora__text_ends_with(name, length, "gz") ? (size_t)3 : 0;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_openers); i++) {
+        if (qlora__text_ends_with(name, length, qlora__text_openers[i].name)) {
+            return &qlora__text_openers[i];
         }
     }
+    return NULL;
+}
+
+bool qlora_text_data_known(const char* path) {
+    return path != NULL && qlora__text_opener_of(path) != NULL;
+}
+
+static qlora_result qlora__text_format_fail(qlora__env* env, const qlora__text_loader* loader) {
+    char names[240];
+    size_t used = 0;
+    const char* format = loader->desc->format;
+    names[0] = 0;
+    for (size_t i = 0; qlora_text_data_formats(i) != NULL && used < sizeof names; i++) {
+        bool file = i < QLORA__TEXT_COUNT(qlora__text_openers);
+        if (file || format != NULL) {
+            int wrote = snprintf(names + used, sizeof names - used, "%s%s%s", i > 0 ? ", " : "",
+                                 format == NULL ? "." : "", qlora_text_data_formats(i));
+            used += wrote > 0 ? (size_t)wrote : 0;
+        }
+    }
+    return format == NULL
+               ? qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                 "%s: unknown data format; the file name must end in one of %s "
+                                 "(and may end in .gz after that), or the format must be given",
+                                 loader->name, names)
+               : qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                                 "unknown data format \"%.60s\"; use one of %s", format, names);
+}
+
+// What the file is: desc.format if it is set, else its ending. A form of record decides only what
+// the records are. Standard input ("-") is JSON.
+static qlora_result qlora__text_data_format(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__text_opener** out) {
+    const char* format = loader->desc->format;
+    bool input = strcmp(loader->desc->path, "-") == 0;
+    *out = input ? &qlora__text_openers[0] : qlora__text_opener_of(loader->desc->path);
     for (size_t i = 0; format != NULL && i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
         if (strcmp(format, qlora__text_forms[i].name) == 0) {
-            *file = QLORA__TEXT_FILE_JSON;
             loader->form = qlora__text_forms[i].name;
         }
     }
-    if (*file != QLORA__TEXT_FILE_UNKNOWN) {
+    if (loader->form != NULL) {
+        *out = *out != NULL && (*out)->records ? *out : &qlora__text_openers[0];
         return QLORA_OK;
     }
-    if (format == NULL) {
-        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "%s: unknown data format; the file name must end in .jsonl, .json "
-                               "or .txt, or the format must be given",
-                               loader->name);
+    if (format != NULL) {
+        *out = NULL;
+        for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_openers); i++) {
+            if (strcmp(format, qlora__text_openers[i].name) == 0) {
+                *out = &qlora__text_openers[i];
+            }
+        }
     }
-    char names[160];
-    size_t used = 0;
-    for (size_t i = 0; qlora_text_data_formats(i) != NULL && used < sizeof names; i++) {
-        int wrote = snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "",
-                             qlora_text_data_formats(i));
-        used += wrote > 0 ? (size_t)wrote : 0;
-    }
-    return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "unknown data format \"%.60s\"; use one of %s",
-                           format, names);
+    return *out != NULL ? QLORA_OK : qlora__text_format_fail(env, loader);
 }
 
-static qlora_result qlora__text_data_read(qlora__env* env, qlora__text_loader* loader,
-                                          const char* source, size_t size) {
-    int file = QLORA__TEXT_FILE_UNKNOWN;
-    qlora_text_bytes* ignored = &loader->data->ignored;
-    QLORA__TRY(qlora__text_data_format(env, loader, &file));
-    QLORA__TRY(file == QLORA__TEXT_FILE_PLAIN ? qlora__text_data_text(env, loader, source, size)
-                                              : qlora__text_data_json(env, loader, source, size));
-    if (loader->data->count == 0) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the file contains no records",
-                               loader->name);
+// ---- reading a file
+
+static void qlora__text_source_free(qlora__env* env, qlora__text_source* source) {
+    if (source != NULL) {
+        if (source->close != NULL) {
+            source->close(env, source);
+        }
+        qlora__text_input_close(env, &source->input);
+        qlora__json_free(env, &source->json);
+        qlora__env_free(env, source, sizeof *source);
     }
+}
+
+static void qlora__text_loader_free(qlora__env* env, qlora__text_loader* loader) {
+    qlora__text_source_free(env, loader->source);
+    qlora__env_free(env, loader->messages, loader->message_capacity * sizeof *loader->messages);
+    qlora__text_bytes_free(env, &loader->work);
+    qlora__text_ids_free(env, &loader->numbers);
+    qlora__env_free(env, loader->path, loader->path_size + 1);
+    qlora__env_free(env, loader->column_text, loader->column_size + 1);
+    qlora__env_free(env, loader, sizeof *loader);
+}
+
+static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
+    if (data->loader != NULL) {
+        data->loader->desc->chat->users--;
+        qlora__text_stream_unmap(env, data);
+        qlora__text_loader_free(env, data->loader);
+    }
+    qlora__text_ids_free(env, &data->ids);
+    qlora__text_ids_free(env, &data->labels);
+    qlora__text_ids_free(env, &data->shown[0]);
+    qlora__text_ids_free(env, &data->shown[1]);
+    qlora__text_bytes_free(env, &data->ignored);
+    for (size_t i = 0; i < data->block_count; i++) {
+        qlora__env_free(env, data->blocks[i].data, data->blocks[i].capacity * sizeof(int32_t));
+    }
+    qlora__env_free(env, data->blocks, data->block_capacity * sizeof *data->blocks);
+    qlora__env_free(env, data->records, data->capacity * sizeof *data->records);
+    qlora__env_free(env, data, sizeof *data);
+}
+
+// Opens the source and reads everything.
+static qlora_result qlora__text_data_read(qlora__env* env, qlora__text_loader* loader) {
+    const qlora__text_opener* opener = NULL;
+    qlora__text_source* source = loader->source;
+    qlora_text_data* data = loader->data;
+    qlora_text_bytes* ignored = &data->ignored;
+    QLORA__TRY(qlora__text_columns_read(env, loader));
+    QLORA__TRY(qlora__text_data_format(env, loader, &opener));
+    if (qlora__text_ends_with(loader->path, strlen(loader->path), "gz")) {
+        source->input.unpack = qlora__text_gzip_open;
+    }
+    QLORA__TRY(opener->open(env, source));
+    // only bytes that are in the file as they are can be found again
+    bool stream = loader->desc->stream && source->again != NULL && source->input.path != NULL &&
+                  source->input.read == qlora__text_input_file;
+    data->loader = stream ? loader : NULL;
+    if (stream && qlora__text_stream_map(env, data) != QLORA_OK) { // a pipe, say
+        env->error[0] = 0;
+        data->loader = NULL;
+    }
+    qlora_result r = qlora__text_data_take_all(env, source);
+    if (r == QLORA_OK && data->count == 0 && loader->bad == 0) {
+        r = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the file contains no records",
+                            loader->name);
+    }
+    r = r == QLORA_OK ? qlora__text_columns_check(env, loader) : r;
+    qlora__text_stream_unmap(env, data);
+    qlora__text_input_close(env, &source->input);
+    QLORA__TRY(r);
+    qlora__text_samples_fit(env, data);
     ignored->count -= ignored->count > 0 ? 2 : 0; // the last ", "
     return qlora__text_bytes_add(env, ignored, "", 1);
 }
@@ -25930,34 +27467,73 @@ static qlora_result qlora__text_data_need(qlora_text* text, const qlora_text_dat
     return QLORA_OK;
 }
 
-static qlora_result qlora__text_data_load(qlora_text* text, const qlora_text_data_desc* desc,
-                                          const char* source, size_t size, qlora_text_data** out) {
-    qlora__env* env = &text->env;
-    qlora__text_loader loader;
-    memset(&loader, 0, sizeof(loader));
-    loader.desc = desc;
-    loader.tok = desc->chat->tok;
-    loader.name = strcmp(desc->path, "-") == 0 ? "standard input" : desc->path;
-    loader.data = (qlora_text_data*)qlora__text_zalloc(env, 1, sizeof(qlora_text_data));
-    if (loader.data == NULL) {
+// The state of reading, which a stream keeps. `memory` is NULL for a file.
+static qlora_result qlora__text_loader_make(qlora__env* env, const qlora_text_data_desc* desc,
+                                            const char* memory, size_t size,
+                                            qlora__text_loader** out) {
+    qlora__text_loader* loader = (qlora__text_loader*)qlora__text_zalloc(env, 1, sizeof *loader);
+    if (loader == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    loader.data->text = text;
-    qlora_result r = qlora__text_data_read(env, &loader, source, size);
-    qlora__env_free(env, loader.messages, loader.message_capacity * sizeof *loader.messages);
-    qlora__text_bytes_free(env, &loader.work);
-    qlora__text_ids_free(env, &loader.numbers);
+    *out = loader;
+    QLORA__TRY(
+        qlora__text_copy(env, desc->path, strlen(desc->path), &loader->path, &loader->path_size));
+    loader->own = *desc;
+    loader->own.path = loader->path;
+    loader->desc = &loader->own;
+    loader->tok = desc->chat->tok;
+    loader->name = strcmp(desc->path, "-") == 0 ? "standard input" : loader->path;
+    loader->source = (qlora__text_source*)qlora__text_zalloc(env, 1, sizeof *loader->source);
+    loader->data = (qlora_text_data*)qlora__text_zalloc(env, 1, sizeof *loader->data);
+    if (loader->source == NULL || loader->data == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    loader->source->loader = loader;
+    loader->source->at_line = 1;
+    loader->source->input.name = loader->name;
+    loader->source->input.path = memory == NULL ? loader->path : NULL;
+    loader->source->input.memory = memory;
+    loader->source->input.memory_size = size;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_data_load(qlora_text* text, const qlora_text_data_desc* desc,
+                                          const char* memory, size_t size, qlora_text_data** out) {
+    qlora__env* env = &text->env;
+    qlora__text_loader* loader = NULL;
+    qlora_result r = qlora__text_loader_make(env, desc, memory, size, &loader);
+    qlora_text_data* data = loader != NULL ? loader->data : NULL;
+    if (r == QLORA_OK) {
+        data->text = text;
+        r = qlora__text_data_read(env, loader);
+    }
+    if (r == QLORA_OK) {
+        QLORA__TEXT_LOG(env, INFO, "%s: %llu samples", loader->name,
+                        (unsigned long long)data->count);
+        if (data->ignored.data[0] != 0) {
+            QLORA__TEXT_LOG(env, WARN, "%s: ignored names: %s", loader->name, data->ignored.data);
+        }
+    }
+    bool keep = r == QLORA_OK && data->loader != NULL;
+    if (keep) {
+        desc->chat->users++;
+        loader->own.bad = NULL; // told once
+    } else {
+        if (data != NULL) {
+            data->loader = NULL;
+        }
+        if (loader != NULL) {
+            qlora__text_loader_free(env, loader);
+        }
+    }
     if (r != QLORA_OK) {
-        qlora__text_data_free(env, loader.data);
+        if (data != NULL) {
+            qlora__text_data_free(env, data);
+        }
         return r;
     }
-    QLORA__TEXT_LOG(env, INFO, "%s: %llu samples", loader.name,
-                    (unsigned long long)loader.data->count);
-    if (loader.data->ignored.data[0] != 0) {
-        QLORA__TEXT_LOG(env, WARN, "%s: ignored names: %s", loader.name, loader.data->ignored.data);
-    }
     text->datas++;
-    *out = loader.data;
+    *out = data;
     return QLORA_OK;
 }
 
@@ -25971,7 +27547,7 @@ qlora_result qlora_text_data_load(qlora_text* text, const qlora_text_data_desc* 
     if (data == NULL && size > 0) {
         return qlora__env_fail(&text->env, QLORA_ERR_ARGUMENT, "data is NULL");
     }
-    return qlora__text_data_load(text, desc, (const char*)data, size, out);
+    return qlora__text_data_load(text, desc, data != NULL ? (const char*)data : "", size, out);
 }
 
 qlora_result qlora_text_data_open(qlora_text* text, const qlora_text_data_desc* desc,
@@ -25981,12 +27557,7 @@ qlora_result qlora_text_data_open(qlora_text* text, const qlora_text_data_desc* 
     }
     qlora__text_enter(text, "qlora_text_data_open");
     QLORA__TRY(qlora__text_data_need(text, desc, out));
-    qlora_text_bytes file;
-    memset(&file, 0, sizeof(file));
-    qlora_result r = qlora__text_file_read(&text->env, desc->path, &file, NULL);
-    r = r == QLORA_OK ? qlora__text_data_load(text, desc, file.data, file.count, out) : r;
-    qlora__text_bytes_free(&text->env, &file);
-    return r;
+    return qlora__text_data_load(text, desc, NULL, 0, out);
 }
 
 qlora_result qlora_text_data_close(qlora_text_data* data) {
@@ -26018,19 +27589,27 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     if (data == NULL) {
         return QLORA_ERR_ARGUMENT;
     }
+    qlora__env* env = &data->text->env;
     qlora__text_enter(data->text, "qlora_text_sample_read");
-    QLORA__TEXT_NEED(&data->text->env, out);
+    QLORA__TEXT_NEED(env, out);
     if (index >= data->count) {
-        return qlora__env_fail(&data->text->env, QLORA_ERR_ARGUMENT,
-                               "index is %llu; it must be below %llu", (unsigned long long)index,
-                               (unsigned long long)data->count);
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "index is %llu; it must be below %llu",
+                               (unsigned long long)index, (unsigned long long)data->count);
     }
     const qlora__text_record* record = &data->records[index];
-    out->ids = data->ids.data + record->begin;
-    out->labels = data->labels.data + record->begin;
+    const int32_t* labels = NULL;
+    if (record->kept != 0) {
+        QLORA__TRY(qlora__text_sample_labels(env, data, record, &labels));
+        out->ids = record->as.ids;
+    } else {
+        QLORA__TRY(qlora__text_stream_read(env, data, record));
+        out->ids = data->shown[0].data;
+        labels = data->shown[1].data;
+    }
+    out->labels = labels;
     out->count = record->count;
     out->trained = record->trained;
-    out->line = record->line;
+    out->line = (size_t)record->line;
     return QLORA_OK;
 }
 
@@ -26047,4 +27626,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end d482aaa1c85bf58d
+//@@ end 4edfa7cdc7ce0b6c

@@ -98,12 +98,14 @@ extern "C" {
 #include "text/chat_encode.h"
 #include "text/samples.h"
 #include "text/input.h"
+#include "text/input_gzip.h"
 #include "text/data.h"
 #include "text/records.h"
 #include "text/source.h"
 #include "text/data_json.h"
 #include "text/data_csv.h"
 #include "text/data_text.h"
+#include "text/data_parquet.h"
 #include "text/data_files.h"
 
 #if defined(__clang__)

@@ -263,7 +263,7 @@ static void help_print(const option_set* set) {
         "  {\"conversations\": [{\"from\", \"value\"}]}  {\"instruction\", \"input\", \"output\"}\n"
         "  {\"question\", \"answer\"}  {\"input_ids\", \"labels\"}\n"
         "  .csv, .tsv: with a header whose names are those above; .txt: plain text, split\n"
-        "  into samples of --length tokens\n"
+        "  into samples of --length tokens; .parquet: rows; .gz may follow the other endings\n"
         "Weights: --data a.jsonl:0.3 --data b.jsonl uses 30%% of the samples of a.jsonl in\n"
         "every epoch, other ones in the next, and all of b.jsonl; 2.5 uses each sample twice\n"
         "and half of them once more (default 1). A path that exists as given has no weight.\n"

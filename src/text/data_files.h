@@ -212,9 +212,10 @@ typedef struct qlora__text_opener {
 
 // Every kind of data file.
 static const qlora__text_opener qlora__text_openers[] = {
-    {"jsonl", true, qlora__text_json_open}, {"ndjson", true, qlora__text_json_open},
-    {"json", true, qlora__text_json_open},  {"txt", false, qlora__text_txt_open},
-    {"csv", true, qlora__text_csv_open},    {"tsv", true, qlora__text_tsv_open}};
+    {"jsonl", true, qlora__text_json_open},     {"ndjson", true, qlora__text_json_open},
+    {"json", true, qlora__text_json_open},      {"txt", false, qlora__text_txt_open},
+    {"csv", true, qlora__text_csv_open},        {"tsv", true, qlora__text_tsv_open},
+    {"parquet", true, qlora__text_parquet_open}};
 
 const char* qlora_text_data_formats(size_t index) {
     const size_t files = QLORA__TEXT_COUNT(qlora__text_openers);
@@ -235,9 +236,8 @@ static char qlora__text_lower(char c) {
     return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
 }
 
-// Whether a name ends in a dot and `ending`, in any case.
-static bool qlora__text_ends_with(const char* name, const char* ending) {
-    size_t length = strlen(name);
+// Whether the first `length` bytes of a name end in a dot and `ending`, in any case.
+static bool qlora__text_ends_with(const char* name, size_t length, const char* ending) {
     size_t size = strlen(ending);
     if (length <= size || name[length - size - 1] != '.') {
         return false;
@@ -250,10 +250,12 @@ static bool qlora__text_ends_with(const char* name, const char* ending) {
     return true;
 }
 
-// The kind of file that a name ends in, or NULL.
+// The kind of file that a name ends in, or NULL. Every kind may be inside gzip: NAME.jsonl.gz.
 static const qlora__text_opener* qlora__text_opener_of(const char* name) {
+    size_t length = strlen(name);
+    length -= qlora__text_ends_with(name, length, "gz") ? (size_t)3 : 0;
     for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_openers); i++) {
-        if (qlora__text_ends_with(name, qlora__text_openers[i].name)) {
+        if (qlora__text_ends_with(name, length, qlora__text_openers[i].name)) {
             return &qlora__text_openers[i];
         }
     }
@@ -279,8 +281,8 @@ static qlora_result qlora__text_format_fail(qlora__env* env, const qlora__text_l
     }
     return format == NULL
                ? qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                 "%s: unknown data format; the file name must end in one of %s, or "
-                                 "the format must be given",
+                                 "%s: unknown data format; the file name must end in one of %s "
+                                 "(and may end in .gz after that), or the format must be given",
                                  loader->name, names)
                : qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                  "unknown data format \"%.60s\"; use one of %s", format, names);
@@ -363,6 +365,9 @@ static qlora_result qlora__text_data_read(qlora__env* env, qlora__text_loader* l
     qlora_text_bytes* ignored = &data->ignored;
     QLORA__TRY(qlora__text_columns_read(env, loader));
     QLORA__TRY(qlora__text_data_format(env, loader, &opener));
+    if (qlora__text_ends_with(loader->path, strlen(loader->path), "gz")) {
+        source->input.unpack = qlora__text_gzip_open;
+    }
     QLORA__TRY(opener->open(env, source));
     // only bytes that are in the file as they are can be found again
     bool stream = loader->desc->stream && source->again != NULL && source->input.path != NULL &&

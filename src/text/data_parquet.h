@@ -56,25 +56,24 @@ static qlora_result qlora__text_parquet_columns(qlora__env* env, qlora__text_sou
         for (uint32_t k = 1; known && k < i; k = p->nodes[k].end) {
             if (p->nodes[k].name_size == n->name_size &&
                 memcmp(p->nodes[k].name, n->name, n->name_size) == 0) {
-                return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: two columns are called \"%.60s\"",
-                                       p->label, name);
+                return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                       "%s: two columns are called \"%.60s\"", p->label, name);
             }
         }
     }
     return QLORA_OK;
 }
 
-// After a fault in a row, the columns no longer agree on where the next one starts.
+// A fault in a row is that of the file: the columns no longer agree on where the next row starts.
 static qlora_result qlora__text_parquet_next(qlora__env* env, qlora__text_source* source,
                                              bool* more) {
     qlora__text_parquet* state = (qlora__text_parquet*)source->state;
     qlora__json* json = &source->json;
     uint32_t end = 0;
-    source->lost = true;
     source->line = (size_t)state->file.row + 1;
-    QLORA__TRY(qlora__parquet_next(env, &state->file, &state->row, more));
-    if (!*more) {
-        return QLORA_OK;
+    qlora_result r = qlora__parquet_next(env, &state->file, &state->row, more);
+    if (r != QLORA_OK || !*more) {
+        return r == QLORA_ERR_FORMAT || r == QLORA_ERR_UNSUPPORTED ? QLORA_ERR_FILE : r;
     }
     json->label = source->loader->name;
     json->text = state->row.data;
@@ -84,7 +83,6 @@ static qlora_result qlora__text_parquet_next(qlora__env* env, qlora__text_source
     source->strings = 0;
     QLORA__TRY(qlora__json_parse_one(env, json, false, &end));
     QLORA__TRY(qlora__json_decode(env, json));
-    source->lost = false;
     return qlora__text_columns_apply(env, source, 0);
 }
 

@@ -1,6 +1,6 @@
 // The bytes of a data file, in order, through a window that grows as far as one record needs.
 //
-// A decompressor replaces `read` and keeps what it needs in `state`.
+// A decompressor replaces `read` and keeps what it needs in `state`; `unpack` opens it.
 
 typedef struct qlora__text_input qlora__text_input;
 struct qlora__text_input {
@@ -14,6 +14,8 @@ struct qlora__text_input {
     size_t at;
     uint64_t base;
     bool ended; // nothing follows the window
+    // Opens the decompressor of a file that is compressed, else NULL.
+    qlora_result (*unpack)(qlora__env* env, qlora__text_input* input);
     // Reads at most `size` bytes; *got = 0 at the end.
     qlora_result (*read)(qlora__env* env, qlora__text_input* input, char* to, size_t size,
                          size_t* got);
@@ -39,6 +41,9 @@ static qlora_result qlora__text_input_file(qlora__env* env, qlora__text_input* i
 }
 
 static qlora_result qlora__text_input_open(qlora__env* env, qlora__text_input* input) {
+    if (input->unpack != NULL) {
+        return input->unpack(env, input);
+    }
     if (input->path == NULL) {
         input->data = input->memory;
         input->count = input->memory_size;

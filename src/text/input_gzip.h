@@ -21,8 +21,8 @@ static qlora_result qlora__text_gzip_read(qlora__env* env, qlora__text_input* in
         }
         qlora_result r =
             qlora__gzip_read(env, &g->gzip, g->window, &g->at, sizeof g->window, &g->ended);
-        if (r != QLORA_OK) {
-            return qlora__env_wrap(env, r, "%s: ", input->name);
+        if (r != QLORA_OK) { // not the fault of one record: nothing can follow
+            return qlora__env_wrap(env, QLORA_ERR_FILE, "%s: ", input->name);
         }
     }
     *got = g->at - g->given < size ? g->at - g->given : size;

@@ -431,6 +431,134 @@ TEST parquet_shared(void) {
     PASS();
 }
 
+// ---- as data files
+
+typedef struct data_rig {
+    qlora_text* text;
+    qlora_text_tok* tok;
+    qlora_text_chat* chat;
+    qlora_text_data* data;
+    qlora_text_data_desc desc;
+    char bad[1024]; // what desc.bad was told
+} data_rig;
+
+static bool data_bad(void* user, size_t line, const char* what) {
+    data_rig* r = (data_rig*)user;
+    size_t used = strlen(r->bad);
+    (void)what;
+    snprintf(r->bad + used, sizeof r->bad - used, "%lu ", (unsigned long)line);
+    return true;
+}
+
+static bool data_rig_open(data_rig* r) {
+    qlora_text_chat_desc chat;
+    memset(r, 0, sizeof *r);
+    memset(&chat, 0, sizeof chat);
+    chat.name = "plain";
+    bool ok = OK(qlora_text_create(NULL, &r->text)) &&
+              OK(qlora_text_tok_open(r->text, "tests/golden/text_byte.json", &r->tok));
+    chat.tok = r->tok;
+    ok = ok && OK(qlora_text_chat_open(r->text, &chat, &r->chat));
+    r->desc.chat = r->chat;
+    r->desc.bad_user = r;
+    return ok;
+}
+
+static void data_rig_close(data_rig* r) {
+    qlora_text_data_close(r->data);
+    qlora_text_chat_close(r->chat);
+    qlora_text_tok_close(r->tok);
+    qlora_text_destroy(r->text);
+}
+
+// Loads bytes as a file of this name. The error, or all samples as text, or the names not used.
+static const char* data_load(data_rig* r, const char* path, const void* bytes_in, size_t size) {
+    static char shown[8192];
+    size_t used = 0;
+    qlora_text_data_close(r->data);
+    r->data = NULL;
+    r->bad[0] = 0;
+    r->desc.path = path;
+    if (!OK(qlora_text_data_load(r->text, &r->desc, bytes_in, size, &r->data))) {
+        return qlora_text_last_error(r->text);
+    }
+    shown[0] = 0;
+    for (size_t i = 0; i < qlora_text_data_count(r->data); i++) {
+        qlora_text_sample sample;
+        qlora_text_bytes text;
+        memset(&text, 0, sizeof text);
+        if (OK(qlora_text_sample_read(r->data, i, &sample)) &&
+            OK(qlora_text_decode(r->tok, sample.ids, sample.count, 0, &text))) {
+            int wrote = snprintf(shown + used, sizeof shown - used, "%lu:%.*s\n",
+                                 (unsigned long)sample.line, (int)text.count, text.data);
+            used += wrote > 0 && (size_t)wrote < sizeof shown - used ? (size_t)wrote : 0;
+        }
+        qlora_text_bytes_free(r->text, &text);
+    }
+    return shown;
+}
+
+TEST gzip_data(void) {
+    data_rig r;
+    char text[4096];
+    char plain[8192];
+    unsigned char in[4096];
+    ASSERT(data_rig_open(&r));
+    size_t length = sample_text(text, sizeof text);
+    size_t size = hex_bytes(sample_gzip, in);
+    snprintf(plain, sizeof plain, "%s", data_load(&r, "x.txt", text, length));
+    ASSERT(strncmp(plain, "1:<s>line 0", 11) == 0);
+    ASSERT_STR_EQ(plain, data_load(&r, "x.txt.gz", in, size));
+    ASSERT_STR_EQ(plain, data_load(&r, "x.TXT.GZ", in, size));
+    const char* said = data_load(&r, "x.txt.gz", in, size - 1);
+    ASSERTm(said, strstr(said, ": x.txt.gz: damaged gzip data: member 1: it is trunc") != NULL);
+    in[size - 5] ^= 1;
+    r.desc.bad = data_bad; // is not asked: it is not one record that is wrong
+    said = data_load(&r, "x.txt.gz", in, size);
+    ASSERTm(said, strstr(said, "member 1: its checksum is wrong") != NULL);
+    said = data_load(&r, "x.gz", in, size);
+    ASSERTm(said, strstr(said, "x.gz: unknown data format") != NULL);
+    said = data_load(&r, "x.parquet.gz", in, size);
+    ASSERTm(said, strstr(said, "Parquet inside gzip is not supported") != NULL);
+    ASSERT(qlora_text_data_known("a/b.Json.Gz"));
+    ASSERT(qlora_text_data_known("b.PARQUET"));
+    ASSERT_FALSE(qlora_text_data_known("b.gz"));
+    data_rig_close(&r);
+    PASS();
+}
+
+TEST parquet_data(void) {
+    static pq_bytes file;
+    data_rig r;
+    qlora_text_data_info info;
+    ASSERT(data_rig_open(&r));
+    pq_make(&file, 6, true, 2);
+    const char* said = data_load(&r, "x.parquet", file.data, file.size);
+    ASSERTm(said, strstr(said, ": x.parquet:2: unrecognised record") != NULL);
+    ASSERTm(said, strstr(said, "prompt (null), messages (null), score") != NULL);
+    r.desc.bad = data_bad;
+    ASSERT_STR_EQ("1:<s>alpha\nalphabet</s>\n4:<s>alpha\nalphabet</s>\n",
+                  data_load(&r, "x.parquet", file.data, file.size));
+    ASSERT_STR_EQ("2 3 5 6 ", r.bad);
+    ASSERT(OK(qlora_text_data_query(r.data, &info)));
+    ASSERT_STR_EQ("prompt, score, ids, old, flag, tags", info.ignored);
+    r.desc.format = "text";
+    r.desc.columns = "text=prompt";
+    ASSERT_STR_EQ("1:<s>one</s>\n3:<s>\"\t</s>\n4:<s>one</s>\n6:<s>\"\t</s>\n",
+                  data_load(&r, "x.parquet", file.data, file.size));
+    // a column that cannot be read is an error only if it is used
+    r.desc.format = NULL;
+    r.desc.columns = NULL;
+    pq_make(&file, 0, false, 1);
+    find_bytes(&file, "\x05score", 6)[-4] = 2 * 3; // an INT96
+    ASSERT_STR_EQ("1:<s>alpha\nalphabet</s>\n", data_load(&r, "x.parquet", file.data, file.size));
+    r.desc.columns = "text=score";
+    said = data_load(&r, "x.parquet", file.data, file.size);
+    ASSERTm(said, strstr(said, "column \"score\" is an INT96, which is not supp") != NULL);
+    data_rig_close(&r);
+    PASS();
+}
+
 SUITE(parquet_suite) {
     RUN_TEST(gzip_decodes);
     RUN_TEST(gzip_damage);
@@ -439,4 +567,6 @@ SUITE(parquet_suite) {
     RUN_TEST(parquet_refused);
     RUN_TEST(parquet_damage);
     RUN_TEST(parquet_shared);
+    RUN_TEST(gzip_data);
+    RUN_TEST(parquet_data);
 }
