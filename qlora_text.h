@@ -25076,8 +25076,8 @@ static qlora_result qlora__text_gzip_read(qlora__env* env, qlora__text_input* in
         }
         qlora_result r =
             qlora__gzip_read(env, &g->gzip, g->window, &g->at, sizeof g->window, &g->ended);
-        if (r != QLORA_OK) {
-            return qlora__env_wrap(env, r, "%s: ", input->name);
+        if (r != QLORA_OK) { // not the fault of one record: nothing can follow
+            return qlora__env_wrap(env, QLORA_ERR_FILE, "%s: ", input->name);
         }
     }
     *got = g->at - g->given < size ? g->at - g->given : size;
@@ -26999,17 +26999,16 @@ static qlora_result qlora__text_parquet_columns(qlora__env* env, qlora__text_sou
     return QLORA_OK;
 }
 
-// After a fault in a row, the columns no longer agree on where the next one starts.
+// A fault in a row is that of the file: the columns no longer agree on where the next row starts.
 static qlora_result qlora__text_parquet_next(qlora__env* env, qlora__text_source* source,
                                              bool* more) {
     qlora__text_parquet* state = (qlora__text_parquet*)source->state;
     qlora__json* json = &source->json;
     uint32_t end = 0;
-    source->lost = true;
     source->line = (size_t)state->file.row + 1;
-    QLORA__TRY(qlora__parquet_next(env, &state->file, &state->row, more));
-    if (!*more) {
-        return QLORA_OK;
+    qlora_result r = qlora__parquet_next(env, &state->file, &state->row, more);
+    if (r != QLORA_OK || !*more) {
+        return r == QLORA_ERR_FORMAT || r == QLORA_ERR_UNSUPPORTED ? QLORA_ERR_FILE : r;
     }
     json->label = source->loader->name;
     json->text = state->row.data;
@@ -27019,7 +27018,6 @@ static qlora_result qlora__text_parquet_next(qlora__env* env, qlora__text_source
     source->strings = 0;
     QLORA__TRY(qlora__json_parse_one(env, json, false, &end));
     QLORA__TRY(qlora__json_decode(env, json));
-    source->lost = false;
     return qlora__text_columns_apply(env, source, 0);
 }
 
@@ -27626,4 +27624,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 4edfa7cdc7ce0b6c
+//@@ end 9d15a8d7927e6f64

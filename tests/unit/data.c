@@ -361,8 +361,8 @@ TEST file_formats(void) {
     while (qlora_text_data_formats(count) != NULL) {
         count++;
     }
-    ASSERT_EQ((size_t)14, count);
-    ASSERT_STR_EQ("input", qlora_text_data_formats(13));
+    ASSERT_EQ((size_t)15, count);
+    ASSERT_STR_EQ("input", qlora_text_data_formats(14));
     rig_close(&r);
     PASS();
 }
