@@ -54,6 +54,7 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/state.h"
 #include "finetune/screen.h"
 #include "finetune/records.h"
+#include "finetune/inputs.h"
 #include "finetune/samples.h"
 #include "finetune/packing.h"
 #include "finetune/files.h"
@@ -87,10 +88,8 @@ static void app_close(app* a) {
     if (a->ctx != NULL) {
         qlora_ctx_destroy(a->ctx);
     }
-    for (int i = 0; i < OPTION_TEXTS; i++) {
-        qlora_text_data_close(a->data[i]);
-        qlora_text_data_close(a->eval_data[i]);
-    }
+    inputs_free(&a->inputs);
+    inputs_free(&a->eval_inputs);
     qlora_text_chat_close(a->chat);
     qlora_text_tok_close(a->tok);
     qlora_text_destroy(a->text);

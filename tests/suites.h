@@ -18,6 +18,7 @@
     X(data_suite)                                                                                  \
     X(templates_suite)                                                                             \
     X(tokens_suite)                                                                                \
+    X(parquet_suite)                                                                               \
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
     X(gradient_suite)                                                                              \
