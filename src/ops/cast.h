@@ -9,10 +9,9 @@ typedef struct qlora__pair {
 
 static void qlora__cast_rows(void* user, int64_t begin, int64_t end) {
     const qlora__pair* p = (const qlora__pair*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(p->x->owner);
     for (int64_t i = begin; i < end; i++) {
-        for (int64_t j = 0; j < p->x->cols; j++) {
-            qlora__put(p->y, i, j, qlora__at(p->x, i, j));
-        }
+        qlora__row_convert(rows, p->x, i, p->y, i);
     }
 }
 
