@@ -15,13 +15,13 @@
        platform   dynamic libraries, threads, clock, files; the only place with _WIN32
        core       errors, log, memory, checked arithmetic, CPU threads, random numbers
        numbers    16-bit floating point, element access, NF4
+       cpu        CPU tiers: detection, kernels for each, matrix products
        arch       the description of a block, one row per family of models
        formats    JSON, GGUF, safetensors, Hugging Face folders, PEFT and GGUF adapters
        driver     CUDA driver and cuBLAS: symbols, device facts, error names
        tensor     memory, tensors, copies and fills on the context's stream, staging
        cache      kernel registry, PTX for a target, modules, seal, launch
        context    creation, backend choice, stream, native handles, description
-       cpu        CPU loops of the matrix products
        gemm       the GEMM family, dense and NF4: cuBLAS, our PTX, CPU
        ops        operators: the formula, the CPU loop, the launch; pre-warm
        graph      capture, replay, invalidation
@@ -70,6 +70,7 @@
        QLORA_DLL             mark functions for a shared library
        QLORA_NO_CUDA         leave out the GPU: no dynamic loading, no kernels_ptx.h
        QLORA_NO_MODEL        leave out models, training and file formats: the bare runtime
+       QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2 and AVX-512
        QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes
        QLORA_ASSERT(x)       checks our own invariants only; never files, arguments or devices
        QLORA_KERNELS_HEADER  another name for "kernels_ptx.h"
@@ -122,9 +123,10 @@
    NUMERICS
        Deterministic: no float atomics, one writer per output, a fixed order of summation, choices
        from committed tables and the context's settings. The same inputs give the same bytes on the
-       same device, driver and cuBLAS, and on the CPU for any number of threads. F32 is exact fp32
-       unless the context's math asks for TF32, which a model adopts when it is opened; 16-bit
-       operands accumulate in fp32. 4-bit weights are dequantised to bf16 values in every mode, as
+       same device, driver and cuBLAS, and on the CPU with the same tier for any number of
+       threads; tiers (qlora_cpu_tier) differ from each other by rounding. F32 is exact fp32 unless
+       the context's math asks for TF32, which a model adopts when it is opened; 16-bit operands
+       accumulate in fp32. 4-bit weights are dequantised to bf16 values in every mode, as
        bitsandbytes does. Built with -ffast-math, the CPU results are unspecified.
 
    LIMITS
@@ -356,6 +358,21 @@ typedef enum qlora_math {
     QLORA_MATH_TF32_ALL = 2 // forward and backward on TF32 tensor cores
 } qlora_math;
 
+// The instructions that CPU contexts use. Each tier has its own order of summation, so results
+// differ between tiers by rounding; within a tier they do not depend on the number of threads.
+typedef enum qlora_cpu_tier {
+    QLORA_CPU_TIER_BEST = 0,     // the fastest that this processor has and that has been tested
+    QLORA_CPU_TIER_PORTABLE = 1, // plain C; the reference for the others
+    QLORA_CPU_TIER_NEON = 2,     // 64-bit ARM
+    QLORA_CPU_TIER_AVX2 = 3,     // with FMA and F16C
+    QLORA_CPU_TIER_AVX512 = 4,   // F, BW, DQ and VL; not tested on hardware, so only on request
+    QLORA_CPU_TIER_COUNT = 5
+} qlora_cpu_tier;
+// "portable" and so on; "unknown" for any other value.
+QLORA_API const char* qlora_cpu_tier_name(qlora_cpu_tier tier);
+// Whether this processor and this build have the tier.
+QLORA_API bool qlora_cpu_tier_usable(qlora_cpu_tier tier);
+
 // Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_ctx_desc {
     uint32_t reserved_must_be_zero0;
@@ -365,6 +382,7 @@ typedef struct qlora_ctx_desc {
     qlora_backend require_backend; // fail unless this backend can be used; 0 = ANY
     int32_t device;                // CUDA device number, then required; 0 = the first, if any
     int32_t threads;               // CPU threads, at most 64; 0 = one per core
+    qlora_cpu_tier cpu_tier;       // 0 = as the environment variable QLORA_CPU_TIER says, or BEST
     qlora_math math;               // 0 = F32
     void* cu_context;              // CUcontext to use; NULL = the device's primary context
     void* cu_stream;               // CUstream to use; NULL = the context's own stream
@@ -423,9 +441,10 @@ typedef struct qlora_native {
 // workspace of the cuBLAS handle are set again before every use, since the caller may change them.
 QLORA_API qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out);
 
-// Writes the version, the backend and the reason for it, and on CUDA the device, driver, cuBLAS and
-// kernel target, as lines of text; truncated if the buffer is too small. Returns the number of
-// bytes needed, including the final NUL. ctx and buffer may be NULL.
+// Writes the version, the backend and the reason for it, on the CPU the tier and the number of
+// threads, and on CUDA the device, driver, cuBLAS and kernel target, as lines of text; truncated
+// if the buffer is too small. Returns the number of bytes needed, including the final NUL. ctx and
+// buffer may be NULL.
 QLORA_API size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size);
 
 typedef struct qlora_memory_info {
@@ -924,10 +943,10 @@ QLORA_API qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char*
 // the data (NULL = not needed). The following steps are bitwise identical to those of a run that
 // never stopped. A checkpoint whose settings make that impossible (mode, base, dropout, on the GPU
 // also tokens, another base model) is rejected with QLORA_ERR_STATE; other differences (learning
-// rate, driver) are logged. The base is known by its contents, not by its path: a checkpoint
-// records a hash of what the config computes and one of all tensors, by name, type, shape and bytes
-// (of a tensor above 1 MiB, 64 blocks of 4 KiB, evenly spread, the first and the last included).
-// Everything is checked before anything is changed. Waits for the device.
+// rate, driver, CPU tier) are logged. The base is known by its contents, not by its path: a
+// checkpoint records a hash of what the config computes and one of all tensors, by name, type,
+// shape and bytes (of a tensor above 1 MiB, 64 blocks of 4 KiB, evenly spread, the first and the
+// last included). Everything is checked before anything is changed. Waits for the device.
 QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir,
                                              void* position, size_t* position_bytes);
 // *out = whether dir contains a checkpoint; an absent folder contains none.
@@ -1911,6 +1930,12 @@ static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
 }
 
+// The value of an environment variable; false if it is not set, empty, or longer than `out`.
+static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
+    unsigned long used = GetEnvironmentVariableA(name, out, (unsigned long)size);
+    return used > 0 && used < size;
+}
+
 // Bytes of physical memory that are available; 0 = not known.
 static QLORA__UNUSED uint64_t qlora__os_memory(const char* root) {
     struct {
@@ -2150,6 +2175,13 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 && n < 4096 ? (int32_t)n : 1;
+}
+
+// The value of an environment variable; false if it is not set or empty.
+static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
+    const char* value = getenv(name);
+    snprintf(out, size, "%s", value != NULL ? value : "");
+    return out[0] != '\0';
 }
 
 // Reads a small text file, such as those of /proc; "" if there is none.
@@ -3118,15 +3150,19 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 // The context: its fields, entering and leaving public calls, host memory and scratch memory.
 
 // The type of CPU arithmetic and of the elements of f32 tensors on the CPU. Tests compile it as
-// double to check gradients by finite differences; everything else uses float.
+// double to check gradients by finite differences; everything else uses float. Only the portable
+// tier has loops in double.
 #ifndef QLORA__REAL
 #define QLORA__REAL float
+#elif !defined(QLORA_NO_SIMD)
+#define QLORA_NO_SIMD
 #endif
 
 #define QLORA__MAX_THREADS 64
 #define QLORA__MAX_DEPTH 16
 
 typedef struct qlora__pool qlora__pool;
+typedef struct qlora__cpu_table qlora__cpu_table; // cpu/table.h
 typedef struct qlora__gpu qlora__gpu;         // driver/driver.h
 typedef struct qlora__capture qlora__capture; // below
 typedef struct qlora__watch qlora__watch;     // tensor/capture.h
@@ -3168,6 +3204,7 @@ struct qlora_ctx {
     qlora__buffer* scratch;
     size_t scratch_used;
     qlora__pool* pool;
+    const qlora__cpu_table* cpu; // the kernels of its tier
     qlora__watch* watches;   // one for each graph
     qlora__capture* capture; // not NULL while a graph is being captured
     qlora_path last_path;
@@ -3849,6 +3886,431 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
     uint32_t byte = codes[e / 2];
     return e % 2 != 0 ? byte & 15u : byte >> 4;
 }
+
+//@@ src/cpu/table.h
+
+// The table of CPU kernels. A tier is a set of instructions with kernels written for it; each
+// context uses the table of one tier, chosen when it is created. Kernels get their instructions
+// from attributes of the function, never from the compiler's flags, so a program runs everywhere.
+
+#if !defined(QLORA_NO_SIMD) && defined(__aarch64__) && defined(__GNUC__)
+#define QLORA__NEON // part of every 64-bit ARM processor, with fused multiply-add
+#endif
+#if !defined(QLORA_NO_SIMD) && (defined(__x86_64__) || defined(_M_X64))
+#define QLORA__X86
+#endif
+
+#ifdef QLORA__NEON
+#include <arm_neon.h>
+#endif
+#ifdef QLORA__X86
+#include <immintrin.h>
+#if defined(_MSC_VER)
+#include <intrin.h>
+#endif
+#endif
+
+// Put before a kernel of the tier, and before every helper of it that has vectors as arguments.
+// MSVC compiles every intrinsic in every function. A table may only carry kernels whose arguments
+// are scalars and pointers.
+#if defined(__GNUC__) || defined(__clang__)
+#define QLORA__NOINLINE __attribute__((noinline))
+#define QLORA__TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define QLORA__TARGET_AVX512                                                                       \
+    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#else
+#define QLORA__NOINLINE __declspec(noinline)
+#define QLORA__TARGET_AVX2
+#define QLORA__TARGET_AVX512
+#endif
+
+typedef struct qlora__cpu_gemm qlora__cpu_gemm; // products
+typedef struct qlora__cpu_rows qlora__cpu_rows; // operators on rows, attention
+
+struct qlora__cpu_table {
+    qlora_cpu_tier tier;
+    const char* name;
+    const char* needs;     // what the processor must have, for messages
+    bool (*present)(void); // whether it has that, and the operating system saves the registers
+    bool proven;           // has run on a processor or an emulator; others are used only on request
+    const qlora__cpu_gemm* gemm; // NULL: the portable loops
+    const qlora__cpu_rows* rows; // NULL: the portable loops
+};
+
+//@@ src/cpu/tiers.h
+
+// The tiers: what the processor has, one table each, and the choice of one for a context.
+
+// ---- detection ----------------------------------------------------------------------------------
+
+#ifdef QLORA__X86
+
+typedef struct qlora__cpuid {
+    uint32_t eax;
+    uint32_t ebx;
+    uint32_t ecx;
+    uint32_t edx;
+} qlora__cpuid;
+
+#if defined(__GNUC__) || defined(__clang__)
+
+static qlora__cpuid qlora__cpuid_read(uint32_t leaf, uint32_t sub) {
+    qlora__cpuid r;
+    __asm__ volatile("cpuid"
+                     : "=a"(r.eax), "=b"(r.ebx), "=c"(r.ecx), "=d"(r.edx)
+                     : "0"(leaf), "2"(sub));
+    return r;
+}
+
+// The registers that the operating system saves. An illegal instruction without OSXSAVE.
+static uint32_t qlora__xcr0(void) {
+    uint32_t low = 0;
+    uint32_t high = 0;
+    __asm__ volatile(".byte 0x0f, 0x01, 0xd0" : "=a"(low), "=d"(high) : "c"(0)); // xgetbv
+    return low;
+}
+
+#else
+
+static qlora__cpuid qlora__cpuid_read(uint32_t leaf, uint32_t sub) {
+    int out[4];
+    qlora__cpuid r;
+    __cpuidex(out, (int)leaf, (int)sub);
+    r.eax = (uint32_t)out[0];
+    r.ebx = (uint32_t)out[1];
+    r.ecx = (uint32_t)out[2];
+    r.edx = (uint32_t)out[3];
+    return r;
+}
+
+static uint32_t qlora__xcr0(void) {
+    return (uint32_t)_xgetbv(0);
+}
+
+#endif
+
+// Whether CPUID 1 ECX, CPUID 7 EBX and XCR0 have all of these bits.
+static bool qlora__x86_has(uint32_t ecx1, uint32_t ebx7, uint32_t saved) {
+    const uint32_t osxsave = 1u << 27;
+    if (qlora__cpuid_read(0, 0).eax < 7) {
+        return false;
+    }
+    uint32_t one = qlora__cpuid_read(1, 0).ecx;
+    return (one & osxsave) != 0 && (one & ecx1) == ecx1 &&
+           (qlora__cpuid_read(7, 0).ebx & ebx7) == ebx7 && (qlora__xcr0() & saved) == saved;
+}
+
+#define QLORA__CPUID_AVX2 (1u << 12 | 1u << 28 | 1u << 29) // FMA, AVX, F16C
+
+static bool qlora__has_avx2(void) {
+    return qlora__x86_has(QLORA__CPUID_AVX2, 1u << 5, 0x6);
+}
+
+static bool qlora__has_avx512(void) {
+    return qlora__x86_has(QLORA__CPUID_AVX2, 1u << 5 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31,
+                          0xe6);
+}
+
+#undef QLORA__CPUID_AVX2
+#endif // QLORA__X86
+
+static bool qlora__has_everything(void) {
+    return true;
+}
+
+// ---- tables -------------------------------------------------------------------------------------
+
+// From the slowest to the fastest.
+static const qlora__cpu_table qlora__cpu_tables[] = {
+    {QLORA_CPU_TIER_PORTABLE, "portable", "nothing", qlora__has_everything, true, NULL, NULL},
+#ifdef QLORA__NEON
+    {QLORA_CPU_TIER_NEON, "neon", "NEON", qlora__has_everything, true, NULL, NULL},
+#endif
+#ifdef QLORA__X86
+    {QLORA_CPU_TIER_AVX2, "avx2", "AVX2, FMA and F16C", qlora__has_avx2, true, NULL, NULL},
+    {QLORA_CPU_TIER_AVX512, "avx512", "AVX-512 F, BW, DQ and VL", qlora__has_avx512, false, NULL,
+     NULL},
+#endif
+};
+
+#define QLORA__CPU_TABLES ((int)(sizeof qlora__cpu_tables / sizeof qlora__cpu_tables[0]))
+
+static const char* const qlora__cpu_tier_names[] = {"best", "portable", "neon", "avx2", "avx512"};
+
+const char* qlora_cpu_tier_name(qlora_cpu_tier tier) {
+    return (int)tier >= 0 && tier < QLORA_CPU_TIER_COUNT ? qlora__cpu_tier_names[tier] : "unknown";
+}
+
+// The table of a tier; NULL if this build has none.
+static const qlora__cpu_table* qlora__cpu_table_of(qlora_cpu_tier tier) {
+    for (int i = 0; i < QLORA__CPU_TABLES; i++) {
+        if (qlora__cpu_tables[i].tier == tier) {
+            return &qlora__cpu_tables[i];
+        }
+    }
+    return NULL;
+}
+
+static const qlora__cpu_table* qlora__cpu_best(void) {
+    for (int i = QLORA__CPU_TABLES - 1; i > 0; i--) {
+        if (qlora__cpu_tables[i].proven && qlora__cpu_tables[i].present()) {
+            return &qlora__cpu_tables[i];
+        }
+    }
+    return &qlora__cpu_tables[0];
+}
+
+bool qlora_cpu_tier_usable(qlora_cpu_tier tier) {
+    const qlora__cpu_table* table = qlora__cpu_table_of(tier);
+    return tier == QLORA_CPU_TIER_BEST || (table != NULL && table->present());
+}
+
+// ---- choice -------------------------------------------------------------------------------------
+
+#define QLORA__CPU_TIER_SETTING "QLORA_CPU_TIER"
+
+// The tiers that can be used here, as "portable, neon".
+static void qlora__cpu_tiers_text(char* text, size_t size) {
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < QLORA__CPU_TABLES; i++) {
+        if (qlora__cpu_tables[i].present()) {
+            qlora__append(text, size, &used, "%s%s", used > 0 ? ", " : "",
+                          qlora__cpu_tables[i].name);
+        }
+    }
+}
+
+// Reads the tier that the environment asks for; BEST if it asks for none.
+static qlora_result qlora__cpu_tier_setting(qlora_ctx* ctx, qlora_cpu_tier* tier) {
+    char name[32];
+    *tier = QLORA_CPU_TIER_BEST;
+    if (!qlora__os_setting(QLORA__CPU_TIER_SETTING, name, sizeof name)) {
+        return QLORA_OK;
+    }
+    for (int i = 0; i < (int)QLORA_CPU_TIER_COUNT; i++) {
+        if (strcmp(name, qlora__cpu_tier_names[i]) == 0) {
+            *tier = (qlora_cpu_tier)i;
+            return QLORA_OK;
+        }
+    }
+    char usable[64];
+    qlora__cpu_tiers_text(usable, sizeof usable);
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                       "the environment variable " QLORA__CPU_TIER_SETTING
+                       " is \"%s\"; it must be best, %s",
+                       name, usable);
+}
+
+// Sets ctx->cpu: the tier of the desc, or the one that the environment names, or the fastest.
+static qlora_result qlora__cpu_choose(qlora_ctx* ctx) {
+    qlora_cpu_tier tier = ctx->desc.cpu_tier;
+    const char* from = "desc.cpu_tier";
+    if (tier == QLORA_CPU_TIER_BEST) {
+        QLORA__TRY(qlora__cpu_tier_setting(ctx, &tier));
+        from = "the environment variable " QLORA__CPU_TIER_SETTING;
+    }
+    const qlora__cpu_table* table =
+        tier == QLORA_CPU_TIER_BEST ? qlora__cpu_best() : qlora__cpu_table_of(tier);
+    if (table == NULL || !table->present()) {
+        char usable[64];
+        qlora__cpu_tiers_text(usable, sizeof usable);
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s is %s, which needs %s; usable here: %s",
+                           from, qlora_cpu_tier_name(tier),
+                           table != NULL ? table->needs : "another processor or build", usable);
+    }
+    ctx->cpu = table;
+    ctx->desc.cpu_tier = table->tier;
+    return QLORA_OK;
+}
+
+//@@ src/cpu/gemm.h
+
+// One matrix product whose arguments have been checked: row-major C[M,N] = alpha alpha_dev op(A)
+// op(B) + beta C for each of `batch` matrices.
+typedef struct qlora__gemm {
+    bool ta; // A is stored [K,M]
+    bool tb; // B is stored [N,K]
+    int64_t M;
+    int64_t N;
+    int64_t K;
+    const void* A;
+    const void* B;
+    void* C;
+    int64_t lda;
+    int64_t ldb;
+    int64_t ldc;
+    int64_t batch;
+    int64_t sA; // batch strides; 0 if all products share one matrix
+    int64_t sB;
+    int64_t sC;
+    qlora_dtype a_type; // equal to b_type once mixed operands have been cast
+    qlora_dtype b_type;
+    qlora_dtype out;
+    float alpha;
+    float beta;
+    const float* alpha_dev; // NULL: 1
+    const float* beta_dev;  // set together with alpha_dev
+    bool tf32;
+} qlora__gemm;
+
+// ---- products on the CPU ------------------------------------------------------------------------
+
+// A panel of 64 rows is multiplied by four tiles of 16 columns, in steps of 64 along K, packed as
+// QLORA__REAL. Each element of C is one sum in ascending k, however the threads share the work.
+#define QLORA__PANEL 64
+#define QLORA__TILE 16
+#define QLORA__TILES 4
+#define QLORA__STEP 64
+
+static void qlora__gemm_pack(const void* data, qlora_dtype dtype, int64_t base, int64_t stride_k,
+                             int64_t stride_i, int64_t steps, int64_t count, int64_t width,
+                             QLORA__REAL* out) {
+    const QLORA__REAL* real = (const QLORA__REAL*)data;
+    for (int64_t k = 0; k < steps; k++) {
+        int64_t from = base + k * stride_k;
+        QLORA__REAL* to = out + k * width;
+        if (dtype != QLORA_F32) {
+            for (int64_t i = 0; i < count; i++) {
+                to[i] = qlora__load(data, dtype, from + i * stride_i);
+            }
+        } else if (stride_i == 1) {
+            memcpy(to, real + from, (size_t)count * sizeof *to);
+        } else {
+            for (int64_t i = 0; i < count; i++) {
+                to[i] = real[from + i * stride_i];
+            }
+        }
+        for (int64_t i = count; i < width; i++) {
+            to[i] = (QLORA__REAL)0;
+        }
+    }
+}
+
+// acc[4][16] += a[k][4 of 64] b[k][16] over the packed steps, eight columns at a time, so that four
+// rows of two vectors stay in registers on every processor.
+#if defined(__GNUC__)
+typedef QLORA__REAL qlora__real4 __attribute__((vector_size(4 * sizeof(QLORA__REAL))));
+
+static void qlora__gemm_micro(const QLORA__REAL* a, const QLORA__REAL* b, int64_t steps,
+                              QLORA__REAL* acc) {
+    for (int half = 0; half < QLORA__TILE; half += 8) {
+        qlora__real4 c[8];
+        for (int r = 0; r < 4; r++) {
+            memcpy(&c[2 * r], acc + r * QLORA__TILE + half, sizeof c[0]);
+            memcpy(&c[2 * r + 1], acc + r * QLORA__TILE + half + 4, sizeof c[0]);
+        }
+        qlora__real4 c00 = c[0], c01 = c[1], c10 = c[2], c11 = c[3];
+        qlora__real4 c20 = c[4], c21 = c[5], c30 = c[6], c31 = c[7];
+        for (int64_t k = 0; k < steps; k++) {
+            const QLORA__REAL* ak = a + k * QLORA__PANEL;
+            qlora__real4 b0;
+            qlora__real4 b1;
+            memcpy(&b0, b + k * QLORA__TILE + half, sizeof b0);
+            memcpy(&b1, b + k * QLORA__TILE + half + 4, sizeof b1);
+            qlora__real4 a0 = {ak[0], ak[0], ak[0], ak[0]};
+            qlora__real4 a1 = {ak[1], ak[1], ak[1], ak[1]};
+            qlora__real4 a2 = {ak[2], ak[2], ak[2], ak[2]};
+            qlora__real4 a3 = {ak[3], ak[3], ak[3], ak[3]};
+            c00 += a0 * b0;
+            c01 += a0 * b1;
+            c10 += a1 * b0;
+            c11 += a1 * b1;
+            c20 += a2 * b0;
+            c21 += a2 * b1;
+            c30 += a3 * b0;
+            c31 += a3 * b1;
+        }
+        const qlora__real4 done[8] = {c00, c01, c10, c11, c20, c21, c30, c31};
+        for (int r = 0; r < 4; r++) {
+            memcpy(acc + r * QLORA__TILE + half, &done[2 * r], sizeof done[0]);
+            memcpy(acc + r * QLORA__TILE + half + 4, &done[2 * r + 1], sizeof done[0]);
+        }
+    }
+}
+#else
+static void qlora__gemm_micro(const QLORA__REAL* a, const QLORA__REAL* b, int64_t steps,
+                              QLORA__REAL* acc) {
+    for (int64_t k = 0; k < steps; k++) {
+        const QLORA__REAL* bk = b + k * QLORA__TILE;
+        const QLORA__REAL* ak = a + k * QLORA__PANEL;
+        for (int r = 0; r < 4; r++) {
+            for (int j = 0; j < QLORA__TILE; j++) {
+                acc[r * QLORA__TILE + j] += ak[r] * bk[j];
+            }
+        }
+    }
+}
+#endif
+
+// Writes alpha times the sums of one tile plus beta times the old values.
+static void qlora__gemm_write(const qlora__gemm* g, int64_t batch, int64_t i0, int64_t j0,
+                              const QLORA__REAL* acc) {
+    int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
+    int64_t cols = qlora__min(QLORA__TILE, g->N - j0);
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < cols; j++) {
+            int64_t at = batch * g->sC + (i0 + i) * g->ldc + j0 + j;
+            QLORA__REAL y = (QLORA__REAL)g->alpha * acc[i * QLORA__TILE + j];
+            if (g->beta != 0.0f) {
+                y += (QLORA__REAL)g->beta * qlora__load(g->C, g->out, at);
+            }
+            qlora__store(g->C, g->out, at, y);
+        }
+    }
+}
+
+// A unit is one (matrix, panel, group of tiles), numbered in that order. A is packed once per group
+// of tiles.
+static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
+    const qlora__gemm* g = (const qlora__gemm*)user;
+    int64_t groups = qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES);
+    int64_t panels = qlora__ceil_div(g->M, QLORA__PANEL);
+    int64_t a_k = g->ta ? g->lda : 1;
+    int64_t a_i = g->ta ? 1 : g->lda;
+    int64_t b_k = g->tb ? 1 : g->ldb;
+    int64_t b_j = g->tb ? g->ldb : 1;
+    QLORA__REAL a[QLORA__STEP * QLORA__PANEL];
+    QLORA__REAL b[QLORA__STEP * QLORA__TILE];
+    QLORA__REAL acc[QLORA__TILES][QLORA__PANEL * QLORA__TILE];
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t j0 = unit % groups * QLORA__TILE * QLORA__TILES;
+        int64_t i0 = unit / groups % panels * QLORA__PANEL;
+        int64_t batch = unit / groups / panels;
+        int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
+        int64_t tiles = qlora__min(QLORA__TILES, qlora__ceil_div(g->N - j0, QLORA__TILE));
+        memset(acc, 0, sizeof acc);
+        for (int64_t k0 = 0; k0 < g->K; k0 += QLORA__STEP) {
+            int64_t steps = qlora__min(QLORA__STEP, g->K - k0);
+            qlora__gemm_pack(g->A, g->a_type, batch * g->sA + i0 * a_i + k0 * a_k, a_k, a_i, steps,
+                             rows, QLORA__PANEL, a);
+            for (int64_t t = 0; t < tiles; t++) {
+                int64_t j = j0 + t * QLORA__TILE;
+                qlora__gemm_pack(g->B, g->b_type, batch * g->sB + j * b_j + k0 * b_k, b_k, b_j,
+                                 steps, qlora__min(QLORA__TILE, g->N - j), QLORA__TILE, b);
+                for (int64_t i = 0; i < rows; i += 4) {
+                    qlora__gemm_micro(a + i, b, steps, acc[t] + i * QLORA__TILE);
+                }
+            }
+        }
+        for (int64_t t = 0; t < tiles; t++) {
+            qlora__gemm_write(g, batch, i0, j0 + t * QLORA__TILE, acc[t]);
+        }
+    }
+}
+
+static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
+    int64_t units = qlora__ceil_div(g->M, QLORA__PANEL) *
+                    qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES) * g->batch;
+    qlora__gemm copy = *g;
+    qlora__parallel(ctx, units, 1, qlora__gemm_cpu_range, &copy);
+    return QLORA_OK;
+}
+
+#undef QLORA__PANEL
+#undef QLORA__TILES
+#undef QLORA__TILE
+#undef QLORA__STEP
 
 //@@ src/qlora.h
 
@@ -13609,6 +14071,9 @@ static void qlora__ctx_desc_fault(const qlora_ctx_desc* d, char* text, size_t si
     } else if ((int)d->require_backend < 0 || d->require_backend > QLORA_BACKEND_CUDA) {
         snprintf(text, size, "desc.require_backend is %d; it must be one of qlora_backend",
                  (int)d->require_backend);
+    } else if ((int)d->cpu_tier < 0 || d->cpu_tier >= QLORA_CPU_TIER_COUNT) {
+        snprintf(text, size, "desc.cpu_tier is %d; it must be one of qlora_cpu_tier",
+                 (int)d->cpu_tier);
     } else if ((int)d->math < 0 || d->math > QLORA_MATH_TF32_ALL) {
         snprintf(text, size, "desc.math is %d; it must be one of qlora_math", (int)d->math);
     } else if (d->threads < 0 || d->threads > QLORA__MAX_THREADS) {
@@ -13799,6 +14264,7 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
 #endif
 
 static qlora_result qlora__ctx_open(qlora_ctx* ctx) {
+    QLORA__TRY(qlora__cpu_choose(ctx));
     QLORA__TRY(qlora__ctx_open_backend(ctx));
     QLORA__LOG(ctx, INFO, BACKEND, "%s: %s", qlora__on_cpu(ctx) ? "CPU" : "CUDA", ctx->reason);
     if (!qlora__on_cpu(ctx)) {
@@ -14137,7 +14603,9 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
     qlora__append(buffer, size, &used, "backend: %s (%s)\n", qlora__on_cpu(ctx) ? "CPU" : "CUDA",
                   ctx->reason);
     if (qlora__on_cpu(ctx)) {
-        qlora__append(buffer, size, &used, "threads: %d\n", (int)ctx->desc.threads);
+        qlora__append(buffer, size, &used, "CPU tier: %s%s\nthreads: %d\n", ctx->cpu->name,
+                      ctx->cpu->proven ? "" : " (not tested on hardware)",
+                      (int)ctx->desc.threads);
     }
 #ifndef QLORA_NO_CUDA
     const qlora__gpu* gpu = ctx->gpu;
@@ -14167,194 +14635,6 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
     }
     return used + 1;
 }
-
-//@@ src/cpu/gemm.h
-
-// One matrix product whose arguments have been checked: row-major C[M,N] = alpha alpha_dev op(A)
-// op(B) + beta C for each of `batch` matrices.
-typedef struct qlora__gemm {
-    bool ta; // A is stored [K,M]
-    bool tb; // B is stored [N,K]
-    int64_t M;
-    int64_t N;
-    int64_t K;
-    const void* A;
-    const void* B;
-    void* C;
-    int64_t lda;
-    int64_t ldb;
-    int64_t ldc;
-    int64_t batch;
-    int64_t sA; // batch strides; 0 if all products share one matrix
-    int64_t sB;
-    int64_t sC;
-    qlora_dtype a_type; // equal to b_type once mixed operands have been cast
-    qlora_dtype b_type;
-    qlora_dtype out;
-    float alpha;
-    float beta;
-    const float* alpha_dev; // NULL: 1
-    const float* beta_dev;  // set together with alpha_dev
-    bool tf32;
-} qlora__gemm;
-
-// ---- products on the CPU ------------------------------------------------------------------------
-
-// A panel of 64 rows is multiplied by four tiles of 16 columns, in steps of 64 along K, packed as
-// QLORA__REAL. Each element of C is one sum in ascending k, however the threads share the work.
-#define QLORA__PANEL 64
-#define QLORA__TILE 16
-#define QLORA__TILES 4
-#define QLORA__STEP 64
-
-static void qlora__gemm_pack(const void* data, qlora_dtype dtype, int64_t base, int64_t stride_k,
-                             int64_t stride_i, int64_t steps, int64_t count, int64_t width,
-                             QLORA__REAL* out) {
-    const QLORA__REAL* real = (const QLORA__REAL*)data;
-    for (int64_t k = 0; k < steps; k++) {
-        int64_t from = base + k * stride_k;
-        QLORA__REAL* to = out + k * width;
-        if (dtype != QLORA_F32) {
-            for (int64_t i = 0; i < count; i++) {
-                to[i] = qlora__load(data, dtype, from + i * stride_i);
-            }
-        } else if (stride_i == 1) {
-            memcpy(to, real + from, (size_t)count * sizeof *to);
-        } else {
-            for (int64_t i = 0; i < count; i++) {
-                to[i] = real[from + i * stride_i];
-            }
-        }
-        for (int64_t i = count; i < width; i++) {
-            to[i] = (QLORA__REAL)0;
-        }
-    }
-}
-
-// acc[4][16] += a[k][4 of 64] b[k][16] over the packed steps, eight columns at a time, so that four
-// rows of two vectors stay in registers on every processor.
-#if defined(__GNUC__)
-typedef QLORA__REAL qlora__real4 __attribute__((vector_size(4 * sizeof(QLORA__REAL))));
-
-static void qlora__gemm_micro(const QLORA__REAL* a, const QLORA__REAL* b, int64_t steps,
-                              QLORA__REAL* acc) {
-    for (int half = 0; half < QLORA__TILE; half += 8) {
-        qlora__real4 c[8];
-        for (int r = 0; r < 4; r++) {
-            memcpy(&c[2 * r], acc + r * QLORA__TILE + half, sizeof c[0]);
-            memcpy(&c[2 * r + 1], acc + r * QLORA__TILE + half + 4, sizeof c[0]);
-        }
-        qlora__real4 c00 = c[0], c01 = c[1], c10 = c[2], c11 = c[3];
-        qlora__real4 c20 = c[4], c21 = c[5], c30 = c[6], c31 = c[7];
-        for (int64_t k = 0; k < steps; k++) {
-            const QLORA__REAL* ak = a + k * QLORA__PANEL;
-            qlora__real4 b0;
-            qlora__real4 b1;
-            memcpy(&b0, b + k * QLORA__TILE + half, sizeof b0);
-            memcpy(&b1, b + k * QLORA__TILE + half + 4, sizeof b1);
-            qlora__real4 a0 = {ak[0], ak[0], ak[0], ak[0]};
-            qlora__real4 a1 = {ak[1], ak[1], ak[1], ak[1]};
-            qlora__real4 a2 = {ak[2], ak[2], ak[2], ak[2]};
-            qlora__real4 a3 = {ak[3], ak[3], ak[3], ak[3]};
-            c00 += a0 * b0;
-            c01 += a0 * b1;
-            c10 += a1 * b0;
-            c11 += a1 * b1;
-            c20 += a2 * b0;
-            c21 += a2 * b1;
-            c30 += a3 * b0;
-            c31 += a3 * b1;
-        }
-        const qlora__real4 done[8] = {c00, c01, c10, c11, c20, c21, c30, c31};
-        for (int r = 0; r < 4; r++) {
-            memcpy(acc + r * QLORA__TILE + half, &done[2 * r], sizeof done[0]);
-            memcpy(acc + r * QLORA__TILE + half + 4, &done[2 * r + 1], sizeof done[0]);
-        }
-    }
-}
-#else
-static void qlora__gemm_micro(const QLORA__REAL* a, const QLORA__REAL* b, int64_t steps,
-                              QLORA__REAL* acc) {
-    for (int64_t k = 0; k < steps; k++) {
-        const QLORA__REAL* bk = b + k * QLORA__TILE;
-        const QLORA__REAL* ak = a + k * QLORA__PANEL;
-        for (int r = 0; r < 4; r++) {
-            for (int j = 0; j < QLORA__TILE; j++) {
-                acc[r * QLORA__TILE + j] += ak[r] * bk[j];
-            }
-        }
-    }
-}
-#endif
-
-// Writes alpha times the sums of one tile plus beta times the old values.
-static void qlora__gemm_write(const qlora__gemm* g, int64_t batch, int64_t i0, int64_t j0,
-                              const QLORA__REAL* acc) {
-    int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
-    int64_t cols = qlora__min(QLORA__TILE, g->N - j0);
-    for (int64_t i = 0; i < rows; i++) {
-        for (int64_t j = 0; j < cols; j++) {
-            int64_t at = batch * g->sC + (i0 + i) * g->ldc + j0 + j;
-            QLORA__REAL y = (QLORA__REAL)g->alpha * acc[i * QLORA__TILE + j];
-            if (g->beta != 0.0f) {
-                y += (QLORA__REAL)g->beta * qlora__load(g->C, g->out, at);
-            }
-            qlora__store(g->C, g->out, at, y);
-        }
-    }
-}
-
-// A unit is one (matrix, panel, group of tiles), numbered in that order. A is packed once per group
-// of tiles.
-static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
-    const qlora__gemm* g = (const qlora__gemm*)user;
-    int64_t groups = qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES);
-    int64_t panels = qlora__ceil_div(g->M, QLORA__PANEL);
-    int64_t a_k = g->ta ? g->lda : 1;
-    int64_t a_i = g->ta ? 1 : g->lda;
-    int64_t b_k = g->tb ? 1 : g->ldb;
-    int64_t b_j = g->tb ? g->ldb : 1;
-    QLORA__REAL a[QLORA__STEP * QLORA__PANEL];
-    QLORA__REAL b[QLORA__STEP * QLORA__TILE];
-    QLORA__REAL acc[QLORA__TILES][QLORA__PANEL * QLORA__TILE];
-    for (int64_t unit = begin; unit < end; unit++) {
-        int64_t j0 = unit % groups * QLORA__TILE * QLORA__TILES;
-        int64_t i0 = unit / groups % panels * QLORA__PANEL;
-        int64_t batch = unit / groups / panels;
-        int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
-        int64_t tiles = qlora__min(QLORA__TILES, qlora__ceil_div(g->N - j0, QLORA__TILE));
-        memset(acc, 0, sizeof acc);
-        for (int64_t k0 = 0; k0 < g->K; k0 += QLORA__STEP) {
-            int64_t steps = qlora__min(QLORA__STEP, g->K - k0);
-            qlora__gemm_pack(g->A, g->a_type, batch * g->sA + i0 * a_i + k0 * a_k, a_k, a_i, steps,
-                             rows, QLORA__PANEL, a);
-            for (int64_t t = 0; t < tiles; t++) {
-                int64_t j = j0 + t * QLORA__TILE;
-                qlora__gemm_pack(g->B, g->b_type, batch * g->sB + j * b_j + k0 * b_k, b_k, b_j,
-                                 steps, qlora__min(QLORA__TILE, g->N - j), QLORA__TILE, b);
-                for (int64_t i = 0; i < rows; i += 4) {
-                    qlora__gemm_micro(a + i, b, steps, acc[t] + i * QLORA__TILE);
-                }
-            }
-        }
-        for (int64_t t = 0; t < tiles; t++) {
-            qlora__gemm_write(g, batch, i0, j0 + t * QLORA__TILE, acc[t]);
-        }
-    }
-}
-
-static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
-    int64_t units = qlora__ceil_div(g->M, QLORA__PANEL) *
-                    qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES) * g->batch;
-    qlora__gemm copy = *g;
-    qlora__parallel(ctx, units, 1, qlora__gemm_cpu_range, &copy);
-    return QLORA_OK;
-}
-
-#undef QLORA__PANEL
-#undef QLORA__TILES
-#undef QLORA__TILE
-#undef QLORA__STEP
 
 //@@ src/gemm/dense.h
 
@@ -27301,6 +27581,11 @@ static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
     qlora__state_add(s, "cublas", QLORA__NOTED, cublas);
 }
 
+// The tier that made the numbers, by name, so that a checkpoint can be read by a person.
+static const char* qlora__state_tier(const qlora_ctx* ctx) {
+    return qlora__on_cpu(ctx) ? ctx->cpu->name : "none";
+}
+
 // Fills the table from the trainer. The caller has set the fields of s that are restored.
 static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     const qlora_model* m = t->m;
@@ -27379,7 +27664,7 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     const qlora_model* m = t->m;
     char path[QLORA__PATH_ROOM];
     char texts[QLORA__STATE_ROWS][24];
-    const char* metadata[2 * QLORA__STATE_ROWS + 1];
+    const char* metadata[2 * QLORA__STATE_ROWS + 3];
     uint64_t hashes[QLORA__CKPT_HASHED];
     qlora__save_list list;
     for (int i = 0; i < QLORA__CKPT_HASHED; i++) {
@@ -27390,7 +27675,9 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
         metadata[2 * i] = s->rows[i].name;
         metadata[2 * i + 1] = texts[i];
     }
-    metadata[2 * s->count] = NULL;
+    metadata[2 * s->count] = "cpu_tier";
+    metadata[2 * s->count + 1] = qlora__state_tier(ctx);
+    metadata[2 * s->count + 2] = NULL;
     QLORA__TRY(qlora__path_join(&ctx->env, folder, QLORA__STATE_FILE, path));
     QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 3, &list));
     qlora__trained trained;
@@ -27584,6 +27871,21 @@ static double qlora__state_show(const qlora__state_row* row, int64_t value) {
     return real;
 }
 
+// Another tier rounds differently, so later steps differ in the last bits; nothing else changes.
+// Before there were tiers, checkpoints did not name one, and the CPU had what is now the portable
+// tier. A change of the backend is in the table.
+static void qlora__state_compare_tier(qlora_ctx* ctx, const qlora__st* st) {
+    char text[32];
+    if (!qlora__st_metadata(st, "cpu_tier", text, sizeof text)) {
+        snprintf(text, sizeof text, "%s", qlora__on_cpu(ctx) ? "portable" : "none");
+    }
+    const char* now = qlora__state_tier(ctx);
+    if (strcmp(text, now) != 0 && strcmp(text, "none") != 0 && strcmp(now, "none") != 0) {
+        QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was saved with the CPU tier %s, this trainer has %s",
+                   st->label, text, now);
+    }
+}
+
 // Compares the numbers of a checkpoint with those of the trainer, and takes those that are
 // restored.
 static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, qlora__state* s) {
@@ -27613,6 +27915,7 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
                        qlora__state_show(row, row->value));
         }
     }
+    qlora__state_compare_tier(ctx, st);
     const qlora__st_tensor* record = qlora__st_find(st, "record");
     if (s->step < 0) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: step is %lld; it must not be negative",
@@ -28301,4 +28604,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 7e3c6405a442ab4d
+//@@ end 03b483e992508eae

@@ -76,6 +76,9 @@ extern "C" {
 #include "core/random.h"
 #include "numbers/floats.h"
 #include "numbers/nf4.h"
+#include "cpu/table.h"
+#include "cpu/tiers.h"
+#include "cpu/gemm.h"
 #ifndef QLORA_NO_MODEL
 #include "arch.h"
 #include "formats/decimal.h"
@@ -113,7 +116,6 @@ extern "C" {
 #include "cache/registry.h"
 #include "cache/modules.h"
 #include "context.h"
-#include "cpu/gemm.h"
 #include "gemm/dense.h"
 #include "gemm/nf4.h"
 #include "gemm/nf4_product.h"

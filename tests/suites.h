@@ -5,6 +5,7 @@
     X(runtime_suite)                                                                               \
     X(contracts_suite)                                                                             \
     X(faults_suite)                                                                                \
+    X(tiers_suite)                                                                                 \
     X(gemm_suite)                                                                                  \
     X(nf4_suite)                                                                                   \
     X(linear_suite)                                                                                \
