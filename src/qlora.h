@@ -77,6 +77,12 @@ extern "C" {
 #include "numbers/floats.h"
 #include "numbers/nf4.h"
 #include "cpu/table.h"
+#include "cpu/rows.h"
+#include "cpu/rows_portable.h"
+#ifdef QLORA__NEON
+#include "cpu/rows_neon.h"
+#endif // QLORA__NEON
+
 #include "cpu/tiers.h"
 #include "cpu/gemm.h"
 #ifndef QLORA_NO_MODEL
@@ -128,6 +134,8 @@ extern "C" {
 #include "ops/adamw.h"
 #include "ops/dropout.h"
 #include "ops/linear.h"
+#include "ops/attention_cpu.h"
+#include "ops/attention_blocks.h"
 #include "ops/attention.h"
 #include "ops/cast.h"
 #include "ops/prewarm.h"

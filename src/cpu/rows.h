@@ -129,8 +129,8 @@ struct qlora__cpu_rows {
 };
 
 // Returns columns [col, col + n) of a row: in place for f32, otherwise converted into `room`.
-static const QLORA__REAL* qlora__row_in(const qlora__cpu_rows* rows, const qlora_tensor* t, int64_t row,
-                                        int64_t col, int64_t n, QLORA__REAL* room) {
+static const QLORA__REAL* qlora__row_in(const qlora__cpu_rows* rows, const qlora_tensor* t,
+                                        int64_t row, int64_t col, int64_t n, QLORA__REAL* room) {
     int64_t at = row * t->ld + col;
     if (t->dtype == QLORA_F32) {
         return (const QLORA__REAL*)t->data + at;

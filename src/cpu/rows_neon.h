@@ -47,8 +47,8 @@ static float32x4_t qlora__neon_exp(float32x4_t x) {
     p = vfmaq_f32(vdupq_n_f32(0.49999994f), p, r);
     p = vfmaq_f32(vdupq_n_f32(1.0f), p, r);
     p = vfmaq_f32(vdupq_n_f32(1.0f), p, r);
-    uint32x4_t power = vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23),
-                                 vdupq_n_u32(0x3f800000u));
+    uint32x4_t power =
+        vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23), vdupq_n_u32(0x3f800000u));
     float32x4_t y = vmulq_f32(p, vreinterpretq_f32_u32(power));
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), gone));
 }
@@ -79,7 +79,8 @@ static float32x4_t qlora__neon_tanh(float32x4_t x) {
 }
 
 static float32x4_t qlora__neon_gelu_share(float32x4_t a) {
-    float32x4_t w = vfmaq_f32(vdupq_n_f32(1.59576912f), vmulq_f32(a, a), vdupq_n_f32(0.0713548163f));
+    float32x4_t w =
+        vfmaq_f32(vdupq_n_f32(1.59576912f), vmulq_f32(a, a), vdupq_n_f32(0.0713548163f));
     return qlora__neon_sigmoid(vmulq_f32(a, w));
 }
 

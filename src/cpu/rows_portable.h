@@ -254,9 +254,9 @@ static void qlora__nf4_portable(const uint8_t* codes, const float* levels, float
 static const qlora__cpu_rows qlora__rows_portable = {
     qlora__load_portable,
     qlora__store_portable,
-    {qlora__silu_portable, qlora__silu_grad_portable, qlora__swiglu_portable,
-     qlora__geglu_portable, qlora__cap_portable, qlora__mul_portable, qlora__add_portable,
-     qlora__scale_portable, qlora__fill_portable},
+    {qlora__silu_portable, qlora__silu_grad_portable, qlora__swiglu_portable, qlora__geglu_portable,
+     qlora__cap_portable, qlora__mul_portable, qlora__add_portable, qlora__scale_portable,
+     qlora__fill_portable},
     qlora__swiglu_grad_portable,
     qlora__geglu_grad_portable,
     qlora__squares_portable,

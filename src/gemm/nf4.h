@@ -231,13 +231,12 @@ static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w,
 }
 
 qlora_result qlora_nf4_write(qlora_ctx* ctx, const qlora_nf4* weight,
-                              const qlora_nf4_parts* parts) {
+                             const qlora_nf4_parts* parts) {
     QLORA__ENTER(ctx, "qlora_nf4_write");
     return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, true));
 }
 
-qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
-                                const qlora_nf4_parts* parts) {
+qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight, const qlora_nf4_parts* parts) {
     QLORA__ENTER(ctx, "qlora_nf4_read");
     return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, false));
 }

@@ -107,10 +107,9 @@ static qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t
     }
     void* data = y->data;
     void* args[] = {&data, &n, &job.key[0], &job.key[1], &job.stream, &job.step};
-    return qlora__launch(ctx,
-                         y->dtype == QLORA_F32 ? QLORA__K_random_normal_f32
-                                               : QLORA__K_random_normal_bf16,
-                         qlora__ceil_div(pairs, 256), 1, 1, 256, 0, args);
+    return qlora__launch(
+        ctx, y->dtype == QLORA_F32 ? QLORA__K_random_normal_f32 : QLORA__K_random_normal_bf16,
+        qlora__ceil_div(pairs, 256), 1, 1, 256, 0, args);
 }
 
 qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream, float deviation,

@@ -34,12 +34,12 @@ struct qlora_clip {
     qlora__buffer* memory; // holds everything below; device memory on CUDA
     qlora__clip_part* part_table;
     qlora__clip_chunk* chunk_table;
-    int64_t* first;    // [groups + 1]: index of each group's first chunk
-    double* partials;  // [chunks]
+    int64_t* first;       // [groups + 1]: index of each group's first chunk
+    double* partials;     // [chunks]
     QLORA__REAL* results; // [groups][2]: norm, scale; f32 for AdamW
-    uint32_t* flags;   // [groups]: 1 = not finite
-    uint32_t* any;     // [1]: 1 = some group was not finite; the optimizer reads it
-    float* max_norm;   // [1]
+    uint32_t* flags;      // [groups]: 1 = not finite
+    uint32_t* any;        // [1]: 1 = some group was not finite; the optimizer reads it
+    float* max_norm;      // [1]
 };
 
 // Places the tables one after another, starting at base. With base NULL, only counts the bytes.
@@ -112,8 +112,8 @@ static void qlora__clip_fill(const qlora_tensor* const* tensors, const int32_t* 
             for (int64_t p = 0; p < parts; p++, part++) {
                 image->part_table[part].data = (float*)t->data + p * t->ld;
                 image->part_table[part].count = length;
-                for (int64_t j = 0; (groups != NULL ? groups[i] : 0) == group &&
-                                    j * QLORA__CLIP_CHUNK < length;
+                for (int64_t j = 0;
+                     (groups != NULL ? groups[i] : 0) == group && j * QLORA__CLIP_CHUNK < length;
                      j++) {
                     image->chunk_table[chunk].part = (int32_t)part;
                     image->chunk_table[chunk].group = group;

@@ -146,8 +146,7 @@ typedef struct qlora__point_op {
 // Indexed by qlora__point_kind.
 static const qlora__point_op qlora__point_ops[] = {
     {QLORA__K_elementwise_silu_f32, QLORA__K_elementwise_silu_bf16, 1, false},
-    {QLORA__K_elementwise_silu_bwd_f32, QLORA__K_elementwise_silu_bwd_bf16, 2,
-     false},
+    {QLORA__K_elementwise_silu_bwd_f32, QLORA__K_elementwise_silu_bwd_bf16, 2, false},
     {QLORA__K_elementwise_swiglu_f32, QLORA__K_elementwise_swiglu_bf16, 2, false},
     {QLORA__K_elementwise_geglu_f32, QLORA__K_elementwise_geglu_bf16, 2, false},
     {QLORA__K_elementwise_cap_f32, QLORA__K_elementwise_cap_bf16, 1, true},

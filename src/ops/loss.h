@@ -113,8 +113,8 @@ static qlora__row_sum qlora__cross_entropy_sum(const qlora__cpu_rows* rows,
 // Replaces the logits by their gradients; scale is that of the loss.
 static void qlora__cross_entropy_gradient(const qlora__cpu_rows* rows,
                                           const qlora_cross_entropy_desc* a, int64_t row,
-                                          int64_t label, const qlora__row_sum* r,
-                                          QLORA__REAL scale, QLORA__REAL weight) {
+                                          int64_t label, const qlora__row_sum* r, QLORA__REAL scale,
+                                          QLORA__REAL weight) {
     QLORA__REAL room[QLORA__ROW_CHUNK];
     QLORA__REAL y_room[QLORA__ROW_CHUNK];
     const qlora_tensor* x = a->logits;
