@@ -82,6 +82,9 @@ extern "C" {
 #ifdef QLORA__NEON
 #include "cpu/rows_neon.h"
 #endif // QLORA__NEON
+#ifdef QLORA__X86
+#include "cpu/rows_avx2.h"
+#endif // QLORA__X86
 
 #include "cpu/tiers.h"
 #include "cpu/gemm.h"
