@@ -257,8 +257,10 @@ static void row_data(test_random* random, float* data) {
 }
 
 TEST tiers_follow_the_portable_rows(void) {
-    static const float special[] = {NAN, INFINITY, -INFINITY, 1e30f, -1e30f, 300,  -300,
-                                    0,   -0.0f,    1e-40f,    65504, 88.5f,  1e-8f};
+    // the last three are in the middle between two bf16 numbers
+    static const float special[] = {NAN,   INFINITY, -INFINITY,   1e30f,       -1e30f,
+                                    300,   -300,     0,           -0.0f,       1e-40f,
+                                    65504, 88.5f,    1.00390625f, 1.01171875f, -1.01953125f};
     float data[ROW_INPUTS * 2 * ROW_LENGTH];
     test_random random = test_random_start("rows");
     for (int t = 1; t < QLORA__CPU_TABLES; t++) {
