@@ -77,8 +77,10 @@ extern "C" {
 #include "numbers/floats.h"
 #include "numbers/nf4.h"
 #include "cpu/table.h"
+#include "cpu/neon.h"
 #include "cpu/tiers.h"
 #include "cpu/gemm.h"
+#include "cpu/packed.h"
 #ifndef QLORA_NO_MODEL
 #include "arch.h"
 #include "formats/decimal.h"
