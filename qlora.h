@@ -3163,6 +3163,7 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 
 typedef struct qlora__pool qlora__pool;
 typedef struct qlora__cpu_table qlora__cpu_table; // cpu/table.h
+typedef struct qlora__packing qlora__packing;     // cpu/packed.h
 typedef struct qlora__gpu qlora__gpu;         // driver/driver.h
 typedef struct qlora__capture qlora__capture; // below
 typedef struct qlora__watch qlora__watch;     // tensor/capture.h
@@ -3205,6 +3206,7 @@ struct qlora_ctx {
     size_t scratch_used;
     qlora__pool* pool;
     const qlora__cpu_table* cpu; // the kernels of its tier
+    qlora__packing* packing;     // working memory of CPU products; NULL if the tier needs none
     qlora__watch* watches;   // one for each graph
     qlora__capture* capture; // not NULL while a graph is being captured
     qlora_path last_path;
@@ -3423,12 +3425,16 @@ static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
 // ---- CPU threads --------------------------------------------------------------------------------
 
 typedef void (*qlora__range_fn)(void* user, int64_t begin, int64_t end);
+// The same with the number of the thread, from 0 to qlora__slots() - 1: two ranges with the same
+// slot never run at the same time, so each slot can have memory of its own.
+typedef void (*qlora__slot_fn)(void* user, int slot, int64_t begin, int64_t end);
 
 struct qlora__pool {
     qlora__mutex mutex;
     qlora__cond wake; // a job was posted, or quit
     qlora__cond idle; // the last busy thread ran out of work
-    qlora__range_fn fn;
+    qlora__range_fn fn; // this or slot_fn
+    qlora__slot_fn slot_fn;
     void* user;
     int64_t count;
     int64_t grain;
@@ -3437,18 +3443,23 @@ struct qlora__pool {
     int busy;
     bool quit;
     int workers;
+    int numbered; // workers that have a slot
     qlora__thread threads[QLORA__MAX_THREADS];
 };
 
 // Processes ranges until none is left. Called with the mutex held.
-static void qlora__pool_work(qlora__pool* pool) {
+static void qlora__pool_work(qlora__pool* pool, int slot) {
     pool->busy++;
     while (pool->next < pool->count) {
         int64_t begin = pool->next;
         int64_t end = qlora__min(begin + pool->grain, pool->count);
         pool->next = end;
         qlora__mutex_unlock(&pool->mutex);
-        pool->fn(pool->user, begin, end);
+        if (pool->slot_fn != NULL) {
+            pool->slot_fn(pool->user, slot, begin, end);
+        } else {
+            pool->fn(pool->user, begin, end);
+        }
         qlora__mutex_lock(&pool->mutex);
     }
     pool->busy--;
@@ -3461,6 +3472,7 @@ static void qlora__pool_thread(void* user) {
     qlora__pool* pool = (qlora__pool*)user;
     qlora__mutex_lock(&pool->mutex);
     uint64_t seen = 0;
+    int slot = ++pool->numbered;
     for (;;) {
         while (pool->job == seen && !pool->quit) {
             qlora__cond_wait(&pool->wake, &pool->mutex);
@@ -3469,7 +3481,7 @@ static void qlora__pool_thread(void* user) {
             break;
         }
         seen = pool->job;
-        qlora__pool_work(pool);
+        qlora__pool_work(pool, slot);
     }
     qlora__mutex_unlock(&pool->mutex);
 }
@@ -3516,31 +3528,51 @@ static void qlora__pool_destroy(qlora_ctx* ctx) {
     ctx->pool = NULL;
 }
 
-// Calls fn(user, begin, end) over [0, count), at most `grain` items at a time. Every output must
-// have one writer, so that results do not depend on which thread ran which range.
-static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
-                                          qlora__range_fn fn, void* user) {
-    qlora__pool* pool = ctx->pool;
-    if (count <= 0) {
-        return;
-    }
-    if (pool == NULL || pool->workers == 0 || count <= grain) {
-        fn(user, 0, count);
-        return;
-    }
+// Runs fn or slot_fn over [0, count) with all threads.
+static void qlora__pool_run(qlora__pool* pool, int64_t count, int64_t grain, qlora__range_fn fn,
+                            qlora__slot_fn slot_fn, void* user) {
     qlora__mutex_lock(&pool->mutex);
     pool->fn = fn;
+    pool->slot_fn = slot_fn;
     pool->user = user;
     pool->count = count;
     pool->grain = grain > 0 ? grain : 1;
     pool->next = 0;
     pool->job++;
     qlora__cond_wake(&pool->wake);
-    qlora__pool_work(pool);
+    qlora__pool_work(pool, 0);
     while (pool->busy > 0) {
         qlora__cond_wait(&pool->idle, &pool->mutex);
     }
     qlora__mutex_unlock(&pool->mutex);
+}
+
+// Calls fn(user, begin, end) over [0, count), at most `grain` items at a time. Every output must
+// have one writer, so that results do not depend on which thread ran which range.
+static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
+                                          qlora__range_fn fn, void* user) {
+    qlora__pool* pool = ctx->pool;
+    if (pool != NULL && pool->workers > 0 && count > grain) {
+        qlora__pool_run(pool, count, grain, fn, NULL, user);
+    } else if (count > 0) {
+        fn(user, 0, count);
+    }
+}
+
+// The number of slots: of threads that can run at the same time.
+static QLORA__UNUSED int qlora__slots(const qlora_ctx* ctx) {
+    return 1 + (ctx->pool != NULL ? ctx->pool->workers : 0);
+}
+
+// The same with slots; see qlora__slot_fn.
+static QLORA__UNUSED void qlora__parallel_slots(qlora_ctx* ctx, int64_t count, int64_t grain,
+                                                qlora__slot_fn fn, void* user) {
+    qlora__pool* pool = ctx->pool;
+    if (pool != NULL && pool->workers > 0 && count > grain) {
+        qlora__pool_run(pool, count, grain, NULL, fn, user);
+    } else if (count > 0) {
+        fn(user, 0, 0, count);
+    }
 }
 
 //@@ src/core/random.h
@@ -3924,7 +3956,24 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 #define QLORA__TARGET_AVX512
 #endif
 
-typedef struct qlora__cpu_gemm qlora__cpu_gemm; // products
+// Products: kernels of the packed loops in cpu/packed.h. A panel has, for each k, `rows` rows of A or
+// `cols` columns of B side by side; both are multiples of four.
+typedef struct qlora__cpu_gemm {
+    int64_t rows;
+    int64_t cols;
+    // c[rows][cols] (+)= a[k][rows] b[k][cols]: every element is one sum in ascending k, each step
+    // a fused multiply-add, so the result does not depend on where K is cut.
+    void (*tile)(int64_t steps, const float* a, const float* b, float* c, int64_t ldc, bool add);
+    // out[k * width + i] = lines[i][k] for four lines
+    void (*pack4)(const float* const* lines, int64_t steps, int64_t width, float* out);
+    float (*dot)(const float* a, const float* b, int64_t n);
+    // bf16 or f16 to f32
+    void (*widen)(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out);
+    // bf16(levels[code] * scale) as f32, for codes of one block with a finite scale; the first code
+    // is the high half of a byte
+    void (*nf4)(const float* levels, float scale, const uint8_t* codes, int64_t n, float* out);
+} qlora__cpu_gemm;
+
 typedef struct qlora__cpu_rows qlora__cpu_rows; // operators on rows, attention
 
 struct qlora__cpu_table {
@@ -4395,10 +4444,6 @@ static const qlora__cpu_rows qlora__rows_portable = {
     NULL,
 };
 
-//@@ src/qlora.h
-
-#ifdef QLORA__NEON
-
 //@@ src/cpu/rows_neon.h
 
 // ---- rows with NEON -----------------------------------------------------------------------------
@@ -4406,6 +4451,8 @@ static const qlora__cpu_rows qlora__rows_portable = {
 // A product that feeds a sum is always written as a fused multiply-add, so that the bits do not
 // depend on whether the compiler contracts expressions. The last columns of a row are computed in a
 // vector whose other lanes are zero, with the same arithmetic.
+
+#ifdef QLORA__NEON
 
 static float32x4_t qlora__neon_part(const float* x, int64_t n) {
     float room[4] = {0, 0, 0, 0};
@@ -4935,10 +4982,7 @@ static const qlora__cpu_rows qlora__rows_neon = {
     qlora__scores_neon,
 };
 
-//@@ src/qlora.h
-
 #endif // QLORA__NEON
-#ifdef QLORA__X86
 
 //@@ src/cpu/rows_avx2.h
 
@@ -4946,6 +4990,8 @@ static const qlora__cpu_rows qlora__rows_neon = {
 //
 // The same formulas as with NEON, eight elements at a time; see there for the contraction of
 // products and the ends of rows.
+
+#ifdef QLORA__X86
 
 QLORA__TARGET_AVX2 static __m256 qlora__avx2_part(const float* x, int64_t n) {
     float room[8] = {0, 0, 0, 0, 0, 0, 0, 0};
@@ -5492,10 +5538,199 @@ static const qlora__cpu_rows qlora__rows_avx2 = {
     qlora__scores_avx2,
 };
 
-//@@ src/qlora.h
-
 #endif // QLORA__X86
 
+//@@ src/cpu/neon.h
+
+#ifdef QLORA__NEON
+
+// ---- NEON: products -----------------------------------------------------------------------------
+
+// Adds four rows of a tile of C to the sums, or sets the sums to zero. The sums of a row are three
+// vectors.
+static void qlora__neon_load4(const float* c, int64_t ldc, bool add, float32x4_t* sums) {
+    for (int i = 0; i < 12; i++) {
+        sums[i] = add ? vld1q_f32(c + i / 3 * ldc + i % 3 * 4) : vdupq_n_f32(0.0f);
+    }
+}
+
+static void qlora__neon_store4(float* c, int64_t ldc, const float32x4_t* sums) {
+    for (int i = 0; i < 12; i++) {
+        vst1q_f32(c + i / 3 * ldc + i % 3 * 4, sums[i]);
+    }
+}
+
+// C[8][12] += a[k][8] b[k][12]: 24 sums, two vectors of a and three of b fill 29 of 32 registers.
+// long because the sums need names: compilers keep an array of vectors in memory.
+static void qlora__neon_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
+                             bool add) {
+    float32x4_t up[12];
+    float32x4_t low[12];
+    qlora__neon_load4(c, ldc, add, up);
+    qlora__neon_load4(c + 4 * ldc, ldc, add, low);
+    float32x4_t c00 = up[0], c01 = up[1], c02 = up[2];
+    float32x4_t c10 = up[3], c11 = up[4], c12 = up[5];
+    float32x4_t c20 = up[6], c21 = up[7], c22 = up[8];
+    float32x4_t c30 = up[9], c31 = up[10], c32 = up[11];
+    float32x4_t c40 = low[0], c41 = low[1], c42 = low[2];
+    float32x4_t c50 = low[3], c51 = low[4], c52 = low[5];
+    float32x4_t c60 = low[6], c61 = low[7], c62 = low[8];
+    float32x4_t c70 = low[9], c71 = low[10], c72 = low[11];
+    for (int64_t k = 0; k < steps; k++) {
+        float32x4_t b0 = vld1q_f32(b);
+        float32x4_t b1 = vld1q_f32(b + 4);
+        float32x4_t b2 = vld1q_f32(b + 8);
+        float32x4_t a0 = vld1q_f32(a);
+        float32x4_t a4 = vld1q_f32(a + 4);
+        b += 12;
+        a += 8;
+        c00 = vfmaq_laneq_f32(c00, b0, a0, 0);
+        c01 = vfmaq_laneq_f32(c01, b1, a0, 0);
+        c02 = vfmaq_laneq_f32(c02, b2, a0, 0);
+        c10 = vfmaq_laneq_f32(c10, b0, a0, 1);
+        c11 = vfmaq_laneq_f32(c11, b1, a0, 1);
+        c12 = vfmaq_laneq_f32(c12, b2, a0, 1);
+        c20 = vfmaq_laneq_f32(c20, b0, a0, 2);
+        c21 = vfmaq_laneq_f32(c21, b1, a0, 2);
+        c22 = vfmaq_laneq_f32(c22, b2, a0, 2);
+        c30 = vfmaq_laneq_f32(c30, b0, a0, 3);
+        c31 = vfmaq_laneq_f32(c31, b1, a0, 3);
+        c32 = vfmaq_laneq_f32(c32, b2, a0, 3);
+        c40 = vfmaq_laneq_f32(c40, b0, a4, 0);
+        c41 = vfmaq_laneq_f32(c41, b1, a4, 0);
+        c42 = vfmaq_laneq_f32(c42, b2, a4, 0);
+        c50 = vfmaq_laneq_f32(c50, b0, a4, 1);
+        c51 = vfmaq_laneq_f32(c51, b1, a4, 1);
+        c52 = vfmaq_laneq_f32(c52, b2, a4, 1);
+        c60 = vfmaq_laneq_f32(c60, b0, a4, 2);
+        c61 = vfmaq_laneq_f32(c61, b1, a4, 2);
+        c62 = vfmaq_laneq_f32(c62, b2, a4, 2);
+        c70 = vfmaq_laneq_f32(c70, b0, a4, 3);
+        c71 = vfmaq_laneq_f32(c71, b1, a4, 3);
+        c72 = vfmaq_laneq_f32(c72, b2, a4, 3);
+    }
+    const float32x4_t upper[12] = {c00, c01, c02, c10, c11, c12, c20, c21, c22, c30, c31, c32};
+    const float32x4_t lower[12] = {c40, c41, c42, c50, c51, c52, c60, c61, c62, c70, c71, c72};
+    qlora__neon_store4(c, ldc, upper);
+    qlora__neon_store4(c + 4 * ldc, ldc, lower);
+}
+
+// Four lines side by side: out[k * width + i] = lines[i][k].
+static void qlora__neon_pack4(const float* const* lines, int64_t steps, int64_t width, float* out) {
+    const float* l0 = lines[0];
+    const float* l1 = lines[1];
+    const float* l2 = lines[2];
+    const float* l3 = lines[3];
+    int64_t k = 0;
+    for (; k + 4 <= steps; k += 4) {
+        float32x4x2_t even = vtrnq_f32(vld1q_f32(l0 + k), vld1q_f32(l1 + k));
+        float32x4x2_t odd = vtrnq_f32(vld1q_f32(l2 + k), vld1q_f32(l3 + k));
+        float* to = out + k * width;
+        vst1q_f32(to, vcombine_f32(vget_low_f32(even.val[0]), vget_low_f32(odd.val[0])));
+        vst1q_f32(to + width, vcombine_f32(vget_low_f32(even.val[1]), vget_low_f32(odd.val[1])));
+        vst1q_f32(to + 2 * width,
+                  vcombine_f32(vget_high_f32(even.val[0]), vget_high_f32(odd.val[0])));
+        vst1q_f32(to + 3 * width,
+                  vcombine_f32(vget_high_f32(even.val[1]), vget_high_f32(odd.val[1])));
+    }
+    for (; k < steps; k++) {
+        for (int i = 0; i < 4; i++) {
+            out[k * width + i] = lines[i][k];
+        }
+    }
+}
+
+// Eight sums, so that the latency of the additions does not matter.
+static float qlora__neon_dot(const float* a, const float* b, int64_t n) {
+    float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0;
+    float32x4_t s4 = s0, s5 = s0, s6 = s0, s7 = s0;
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        s0 = vfmaq_f32(s0, vld1q_f32(a + i), vld1q_f32(b + i));
+        s1 = vfmaq_f32(s1, vld1q_f32(a + i + 4), vld1q_f32(b + i + 4));
+        s2 = vfmaq_f32(s2, vld1q_f32(a + i + 8), vld1q_f32(b + i + 8));
+        s3 = vfmaq_f32(s3, vld1q_f32(a + i + 12), vld1q_f32(b + i + 12));
+        s4 = vfmaq_f32(s4, vld1q_f32(a + i + 16), vld1q_f32(b + i + 16));
+        s5 = vfmaq_f32(s5, vld1q_f32(a + i + 20), vld1q_f32(b + i + 20));
+        s6 = vfmaq_f32(s6, vld1q_f32(a + i + 24), vld1q_f32(b + i + 24));
+        s7 = vfmaq_f32(s7, vld1q_f32(a + i + 28), vld1q_f32(b + i + 28));
+    }
+    for (; i + 4 <= n; i += 4) {
+        s0 = vfmaq_f32(s0, vld1q_f32(a + i), vld1q_f32(b + i));
+    }
+    s0 = vaddq_f32(vaddq_f32(vaddq_f32(s0, s1), vaddq_f32(s2, s3)),
+                   vaddq_f32(vaddq_f32(s4, s5), vaddq_f32(s6, s7)));
+    float32x2_t half = vadd_f32(vget_low_f32(s0), vget_high_f32(s0));
+    float sum = vget_lane_f32(half, 0) + vget_lane_f32(half, 1);
+    for (; i < n; i++) {
+        sum = vget_lane_f32(vfma_f32(vdup_n_f32(sum), vdup_n_f32(a[i]), vdup_n_f32(b[i])), 0);
+    }
+    return sum;
+}
+
+static void qlora__neon_widen(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        uint16x8_t v = vld1q_u16(from + i);
+        if (dtype == QLORA_BF16) {
+            vst1q_f32(out + i, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(v), 16)));
+            vst1q_f32(out + i + 4, vreinterpretq_f32_u32(vshll_high_n_u16(v, 16)));
+        } else {
+            float16x8_t h = vreinterpretq_f16_u16(v);
+            vst1q_f32(out + i, vcvt_f32_f16(vget_low_f16(h)));
+            vst1q_f32(out + i + 4, vcvt_high_f32_f16(h));
+        }
+    }
+    for (; i < n; i++) {
+        out[i] = dtype == QLORA_BF16 ? qlora__bf16_to(from[i]) : qlora__f16_to(from[i]);
+    }
+}
+
+// level[code] * scale, rounded to bf16, for codes of one block; the first code is the high half of
+// a byte. The 16 products are made once; a code then selects their bytes.
+static void qlora__neon_nf4(const float* levels, float scale, const uint8_t* codes, int64_t n,
+                            float* out) {
+    uint16x4_t part[4];
+    for (int i = 0; i < 4; i++) {
+        float32x4_t product = vmulq_n_f32(vld1q_f32(levels + 4 * i), scale);
+        uint32x4_t bits = vreinterpretq_u32_f32(product);
+        uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+        bits = vaddq_u32(vaddq_u32(bits, odd), vdupq_n_u32(0x7fff)); // to nearest even
+        part[i] = vshrn_n_u32(bits, 16);
+    }
+    uint8x16_t first = vreinterpretq_u8_u16(vcombine_u16(part[0], part[1]));
+    uint8x16_t second = vreinterpretq_u8_u16(vcombine_u16(part[2], part[3]));
+    uint8x16_t low = vuzp1q_u8(first, second);
+    uint8x16_t high = vuzp2q_u8(first, second);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        uint8x8_t pair = vld1_u8(codes + i / 2);
+        uint8x16_t code = vcombine_u8(vzip1_u8(vshr_n_u8(pair, 4), vand_u8(pair, vdup_n_u8(15))),
+                                      vzip2_u8(vshr_n_u8(pair, 4), vand_u8(pair, vdup_n_u8(15))));
+        uint8x16_t l = vqtbl1q_u8(low, code);
+        uint8x16_t h = vqtbl1q_u8(high, code);
+        uint16x8_t w0 = vreinterpretq_u16_u8(vzip1q_u8(l, h));
+        uint16x8_t w1 = vreinterpretq_u16_u8(vzip2q_u8(l, h));
+        vst1q_f32(out + i, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(w0), 16)));
+        vst1q_f32(out + i + 4, vreinterpretq_f32_u32(vshll_high_n_u16(w0, 16)));
+        vst1q_f32(out + i + 8, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(w1), 16)));
+        vst1q_f32(out + i + 12, vreinterpretq_f32_u32(vshll_high_n_u16(w1, 16)));
+    }
+    uint16_t table[16];
+    if (i < n) {
+        vst1q_u8((uint8_t*)table, first);
+        vst1q_u8((uint8_t*)table + 16, second);
+    }
+    for (; i < n; i++) {
+        out[i] = qlora__bf16_to(table[qlora__nf4_code_at(codes, i)]);
+    }
+}
+
+static const qlora__cpu_gemm qlora__neon_gemm = {
+    8, 12, qlora__neon_tile, qlora__neon_pack4, qlora__neon_dot, qlora__neon_widen, qlora__neon_nf4,
+};
+
+#endif // QLORA__NEON
 
 //@@ src/cpu/tiers.h
 
@@ -5585,7 +5820,8 @@ static const qlora__cpu_table qlora__cpu_tables[] = {
     {QLORA_CPU_TIER_PORTABLE, "portable", "nothing", qlora__has_everything, true, NULL,
      &qlora__rows_portable},
 #ifdef QLORA__NEON
-    {QLORA_CPU_TIER_NEON, "neon", "NEON", qlora__has_everything, true, NULL, &qlora__rows_neon},
+    {QLORA_CPU_TIER_NEON, "neon", "NEON", qlora__has_everything, true, &qlora__neon_gemm,
+     &qlora__rows_neon},
 #endif
 #ifdef QLORA__X86
     {QLORA_CPU_TIER_AVX2, "avx2", "AVX2, FMA and F16C", qlora__has_avx2, true, NULL,
@@ -5714,6 +5950,7 @@ typedef struct qlora__gemm {
     const float* alpha_dev; // NULL: 1
     const float* beta_dev;  // set together with alpha_dev
     bool tf32;
+    const qlora_nf4* nf4; // if not NULL, B is this weight, in bf16 values; only on the CPU
 } qlora__gemm;
 
 // ---- products on the CPU ------------------------------------------------------------------------
@@ -5861,18 +6098,380 @@ static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
     }
 }
 
-static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
+static void qlora__gemm_portable(qlora_ctx* ctx, const qlora__gemm* g) {
     int64_t units = qlora__ceil_div(g->M, QLORA__PANEL) *
                     qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES) * g->batch;
     qlora__gemm copy = *g;
     qlora__parallel(ctx, units, 1, qlora__gemm_cpu_range, &copy);
-    return QLORA_OK;
 }
 
 #undef QLORA__PANEL
 #undef QLORA__TILES
 #undef QLORA__TILE
 #undef QLORA__STEP
+
+//@@ src/cpu/packed.h
+
+// ---- packed products ----------------------------------------------------------------------------
+
+// Products of the tiers with kernels of their own. The rows of A are packed into panels in memory
+// that the threads share, then each thread packs a block of columns of B, widening them from
+// whatever type they have, and multiplies it by all rows: a weight is widened once for all rows.
+// K is cut into ranges, the outermost loop. Sums continue where the last range ended, and every
+// element of C is one sum in ascending k, so the bits depend on nothing but the values.
+
+#define QLORA__KC 384        // steps per range
+#define QLORA__MC 1024       // rows per slice
+#define QLORA__NC 48         // columns per block
+#define QLORA__PART 512      // columns per slice if the sums cannot stay in C
+#define QLORA__CHUNK 96      // rows whose panels stay in the second-level cache
+#define QLORA__FEW 4         // rows that are multiplied without packing
+#define QLORA__MOST_TILE 384 // elements of the largest tile
+
+// Working memory of the packed products, allocated with the context.
+struct qlora__packing {
+    float* a;    // [MC][KC]
+    float* c;    // [MC][PART]
+    float* b;    // [KC][NC] per slot
+    float* zero; // [KC]
+    size_t bytes;
+};
+
+static qlora_result qlora__packing_create(qlora_ctx* ctx) {
+    size_t slots = (size_t)qlora__slots(ctx);
+    size_t floats =
+        (size_t)QLORA__MC * (QLORA__KC + QLORA__PART) + QLORA__KC + slots * QLORA__KC * QLORA__NC;
+    size_t head = qlora__align_up(sizeof(qlora__packing), 64);
+    if (ctx->cpu->gemm == NULL) {
+        return QLORA_OK;
+    }
+    qlora__packing* p = (qlora__packing*)qlora__alloc(ctx, head + floats * sizeof(float));
+    if (p == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    p->a = (float*)(void*)((char*)p + head);
+    p->c = p->a + (size_t)QLORA__MC * QLORA__KC;
+    p->zero = p->c + (size_t)QLORA__MC * QLORA__PART;
+    p->b = p->zero + QLORA__KC;
+    p->bytes = head + floats * sizeof(float);
+    memset(p->zero, 0, QLORA__KC * sizeof(float));
+    ctx->packing = p;
+    return QLORA_OK;
+}
+
+static void qlora__packing_destroy(qlora_ctx* ctx) {
+    if (ctx->packing != NULL) {
+        qlora__free(ctx, ctx->packing, ctx->packing->bytes);
+        ctx->packing = NULL;
+    }
+}
+
+// An operand: a line is a row of A or a column of B.
+typedef struct qlora__operand {
+    const void* data;
+    qlora_dtype dtype;
+    const qlora_nf4* nf4;
+    int64_t ld;
+    bool lines; // the elements of a line are next to each other; otherwise those of one k
+} qlora__operand;
+
+// Returns n elements from `first` on as f32: where they are, or in `stage`.
+static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__operand* o,
+                                       int64_t first, int64_t n, float* stage) {
+    if (o->nf4 == NULL && o->dtype == QLORA_F32) {
+        return (const float*)o->data + first;
+    }
+    if (o->nf4 == NULL) {
+        cpu->widen((const uint16_t*)o->data + first, o->dtype, n, stage);
+        return stage;
+    }
+    const qlora_nf4* w = o->nf4;
+    for (int64_t done = 0; done < n;) {
+        int64_t e = first + done;
+        int64_t now = qlora__min(n - done, w->block - e % w->block);
+        float scale = qlora__nf4_absmax(w, e / w->block);
+        bool single = e % 2 != 0 || !qlora__finite(scale); // kernels start at a whole byte
+        now = single ? 1 : now;
+        if (single) {
+            float value = w->maps[qlora__nf4_code_at(w->codes, e)] * scale;
+            stage[done] = qlora__bf16_to(qlora__bf16_from(value));
+        } else {
+            cpu->nf4(w->maps, scale, w->codes + e / 2, now, stage + done);
+        }
+        done += now;
+    }
+    return stage;
+}
+
+// Packs lines [first, first + count) and steps [k0, k0 + steps) into panels of `width` lines; what
+// is missing in the last panel is zero.
+static void qlora__operand_pack(const qlora__cpu_gemm* cpu, const qlora__operand* o, int64_t first,
+                                int64_t count, int64_t k0, int64_t steps, int64_t width,
+                                const float* zero, float* out) {
+    float stage[4 * QLORA__KC];
+    int64_t padded = qlora__ceil_div(count, width) * width;
+    for (int64_t i = 0; o->lines && i < padded; i += 4) {
+        const float* lines[4];
+        for (int64_t j = 0; j < 4; j++) {
+            lines[j] = i + j < count ? qlora__operand_run(cpu, o, (first + i + j) * o->ld + k0,
+                                                          steps, stage + j * QLORA__KC)
+                                     : zero;
+        }
+        cpu->pack4(lines, steps, width, out + i / width * width * steps + i % width);
+    }
+    for (int64_t k = 0; !o->lines && k < steps; k++) {
+        const float* from = qlora__operand_run(cpu, o, (k0 + k) * o->ld + first, count, stage);
+        int64_t i = 0;
+        for (; i + width <= count; i += width) {
+            float* to = out + i * steps + k * width;
+            for (int64_t j = 0; j < width; j += 4) {
+                memcpy(to + j, from + i + j, 4 * sizeof *to);
+            }
+        }
+        for (int64_t j = 0; i < count && j < width; j++) {
+            out[i * steps + k * width + j] = i + j < count ? from[i + j] : 0.0f;
+        }
+    }
+}
+
+// The part of a product that is being computed: one slice of rows and columns, one range of K.
+typedef struct qlora__packed {
+    const qlora__gemm* g;
+    const qlora__cpu_gemm* cpu;
+    const qlora__packing* memory;
+    qlora__operand a;
+    qlora__operand b;
+    float* c; // the first element of the slice
+    int64_t ldc;
+    int64_t row;
+    int64_t rows;
+    int64_t col;
+    int64_t cols;
+    int64_t k;
+    int64_t steps;
+    bool add;           // to what C contains
+    int64_t block;      // columns per block
+    int64_t unit_rows;  // rows per unit, a multiple of the rows of a panel
+    int64_t unit_parts; // units per block
+} qlora__packed;
+
+// Packs chunks of rows of A and multiplies them by alpha.
+static void qlora__packed_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__packed* p = (const qlora__packed*)user;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        int64_t first = chunk * QLORA__CHUNK;
+        int64_t count = qlora__min(QLORA__CHUNK, p->rows - first);
+        float* out = p->memory->a + first * p->steps;
+        qlora__operand_pack(p->cpu, &p->a, p->row + first, count, p->k, p->steps, p->cpu->rows,
+                            p->memory->zero, out);
+        int64_t n = qlora__ceil_div(count, p->cpu->rows) * p->cpu->rows * p->steps;
+        for (int64_t i = 0; p->g->alpha != 1.0f && i < n; i++) {
+            out[i] *= p->g->alpha;
+        }
+    }
+}
+
+// One tile of C at (row, col) of the slice. At the edges it is computed in a copy.
+static void qlora__packed_tile(const qlora__packed* p, const float* a, const float* b, int64_t row,
+                               int64_t col) {
+    const qlora__cpu_gemm* cpu = p->cpu;
+    float* c = p->c + row * p->ldc + col;
+    int64_t rows = qlora__min(cpu->rows, p->rows - row);
+    int64_t cols = qlora__min(cpu->cols, p->cols - col);
+    if (rows == cpu->rows && cols == cpu->cols) {
+        cpu->tile(p->steps, a, b, c, p->ldc, p->add);
+        return;
+    }
+    float copy[QLORA__MOST_TILE];
+    memset(copy, 0, sizeof copy);
+    for (int64_t i = 0; p->add && i < rows; i++) {
+        memcpy(copy + i * cpu->cols, c + i * p->ldc, (size_t)cols * sizeof *c);
+    }
+    cpu->tile(p->steps, a, b, copy, cpu->cols, p->add);
+    for (int64_t i = 0; i < rows; i++) {
+        memcpy(c + i * p->ldc, copy + i * cpu->cols, (size_t)cols * sizeof *c);
+    }
+}
+
+// A unit is a block of columns and some of the rows.
+static void qlora__packed_units(void* user, int slot, int64_t begin, int64_t end) {
+    const qlora__packed* p = (const qlora__packed*)user;
+    const qlora__cpu_gemm* cpu = p->cpu;
+    float* b = p->memory->b + (size_t)slot * QLORA__KC * QLORA__NC;
+    int64_t packed = -1;
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t block = unit / p->unit_parts;
+        int64_t col0 = block * p->block;
+        int64_t cols = qlora__min(p->block, p->cols - col0);
+        int64_t row0 = unit % p->unit_parts * p->unit_rows;
+        int64_t last = qlora__min(row0 + p->unit_rows, p->rows);
+        if (packed != block) {
+            qlora__operand_pack(cpu, &p->b, p->col + col0, cols, p->k, p->steps, cpu->cols,
+                                p->memory->zero, b);
+            packed = block;
+        }
+        for (int64_t top = row0; top < last; top += QLORA__CHUNK) {
+            int64_t bottom = qlora__min(top + QLORA__CHUNK, last);
+            for (int64_t col = 0; col < cols; col += cpu->cols) {
+                for (int64_t row = top; row < bottom; row += cpu->rows) {
+                    qlora__packed_tile(p, p->memory->a + row * p->steps, b + col * p->steps, row,
+                                       col0 + col);
+                }
+            }
+        }
+    }
+}
+
+// Enough units for all threads: many blocks of columns, or several units per block.
+static void qlora__packed_share(qlora_ctx* ctx, qlora__packed* p) {
+    int64_t slots = qlora__slots(ctx);
+    p->block = QLORA__NC / p->cpu->cols * p->cpu->cols;
+    int64_t blocks = qlora__ceil_div(p->cols, p->block);
+    int64_t chunks = qlora__ceil_div(p->rows, QLORA__CHUNK);
+    int64_t parts = slots > 1 ? qlora__min(chunks, qlora__ceil_div(4 * slots, blocks)) : 1;
+    p->unit_rows = qlora__ceil_div(chunks, qlora__max(parts, 1)) * QLORA__CHUNK;
+    p->unit_parts = qlora__ceil_div(p->rows, p->unit_rows);
+}
+
+// Moves the slice of C to or from the sums, if they are not in C itself. beta is applied to C when
+// it is read, and not again.
+static void qlora__packed_move(const qlora__packed* p, void* C, bool in) {
+    const qlora__gemm* g = p->g;
+    for (int64_t i = 0; i < p->rows; i++) {
+        float* sums = p->c + i * p->ldc;
+        int64_t at = (p->row + i) * g->ldc + p->col;
+        for (int64_t j = 0; j < p->cols && in; j++) {
+            sums[j] = g->beta * (float)qlora__load(C, g->out, at + j);
+        }
+        for (int64_t j = 0; j < p->cols && !in; j++) {
+            qlora__store(C, g->out, at + j, (QLORA__REAL)sums[j]);
+        }
+    }
+}
+
+// One slice, over all ranges of K.
+static void qlora__packed_slice(qlora_ctx* ctx, qlora__packed* p, void* C) {
+    const qlora__gemm* g = p->g;
+    bool in_place = g->out == QLORA_F32;
+    p->c = in_place ? (float*)C + p->row * g->ldc + p->col : p->memory->c;
+    p->ldc = in_place ? g->ldc : QLORA__PART;
+    if (g->beta != 0.0f && (!in_place || g->beta != 1.0f)) {
+        qlora__packed_move(p, C, true);
+    }
+    qlora__packed_share(ctx, p);
+    int64_t units = qlora__ceil_div(p->cols, p->block) * p->unit_parts;
+    for (p->k = 0; p->k < g->K; p->k += QLORA__KC) {
+        p->steps = qlora__min(QLORA__KC, g->K - p->k);
+        p->add = p->k > 0 || g->beta != 0.0f;
+        qlora__parallel(ctx, qlora__ceil_div(p->rows, QLORA__CHUNK), 1, qlora__packed_rows, p);
+        qlora__parallel_slots(ctx, units, 1, qlora__packed_units, p);
+    }
+    if (!in_place) {
+        qlora__packed_move(p, C, false);
+    }
+}
+
+static const void* qlora__operand_at(const void* data, qlora_dtype dtype, int64_t element) {
+    return (const char*)data + (size_t)element * qlora_dtype_bytes(dtype);
+}
+
+static qlora__operand qlora__operand_of(const void* data, qlora_dtype dtype, const qlora_nf4* nf4,
+                                        int64_t ld, bool lines) {
+    qlora__operand o;
+    o.data = data;
+    o.dtype = dtype;
+    o.nf4 = nf4;
+    o.ld = nf4 != NULL ? nf4->cols : ld;
+    o.lines = lines;
+    return o;
+}
+
+static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
+    qlora__packed p;
+    memset(&p, 0, sizeof p);
+    p.g = g;
+    p.cpu = ctx->cpu->gemm;
+    p.memory = ctx->packing;
+    int64_t width = g->out == QLORA_F32 ? g->N : QLORA__PART / p.cpu->cols * p.cpu->cols;
+    int64_t height = QLORA__MC / p.cpu->rows * p.cpu->rows;
+    for (int64_t i = 0; i < g->batch; i++) {
+        p.a = qlora__operand_of(qlora__operand_at(g->A, g->a_type, i * g->sA), g->a_type, NULL,
+                                g->lda, !g->ta);
+        p.b = qlora__operand_of(qlora__operand_at(g->B, g->b_type, i * g->sB), g->b_type, g->nf4,
+                                g->ldb, g->tb);
+        void* C = (char*)g->C + (size_t)(i * g->sC) * qlora_dtype_bytes(g->out);
+        for (p.row = 0; p.row < g->M; p.row += height) {
+            p.rows = qlora__min(height, g->M - p.row);
+            for (p.col = 0; p.col < g->N; p.col += width) {
+                p.cols = qlora__min(width, g->N - p.col);
+                qlora__packed_slice(ctx, &p, C);
+            }
+        }
+    }
+}
+
+// ---- few rows -----------------------------------------------------------------------------------
+
+typedef struct qlora__few {
+    const qlora__gemm* g;
+    const qlora__cpu_gemm* cpu;
+    qlora__operand a;
+    qlora__operand b;
+} qlora__few;
+
+// Columns of C: each line of B is widened in pieces that stay in the first-level cache, and
+// multiplied by all rows of A.
+static void qlora__few_cols(void* user, int64_t begin, int64_t end) {
+    const qlora__few* f = (const qlora__few*)user;
+    const qlora__gemm* g = f->g;
+    float wide[QLORA__FEW][QLORA__KC];
+    float stage[QLORA__KC];
+    for (int64_t k = 0; k < g->K; k += QLORA__KC) {
+        int64_t steps = qlora__min(QLORA__KC, g->K - k);
+        const float* rows[QLORA__FEW];
+        for (int64_t i = 0; i < g->M; i++) {
+            rows[i] = qlora__operand_run(f->cpu, &f->a, i * f->a.ld + k, steps, wide[i]);
+        }
+        for (int64_t j = begin; j < end; j++) {
+            const float* line = qlora__operand_run(f->cpu, &f->b, j * f->b.ld + k, steps, stage);
+            for (int64_t i = 0; i < g->M; i++) {
+                float* c = (float*)g->C + i * g->ldc + j;
+                float before = k > 0 ? *c : g->beta != 0.0f ? g->beta * *c : 0.0f;
+                *c = before + g->alpha * f->cpu->dot(rows[i], line, steps);
+            }
+        }
+    }
+}
+
+// Decoding: B is read once, in the order in which it is stored.
+static void qlora__gemm_few(qlora_ctx* ctx, const qlora__gemm* g) {
+    qlora__few f;
+    f.g = g;
+    f.cpu = ctx->cpu->gemm;
+    f.a = qlora__operand_of(g->A, g->a_type, NULL, g->lda, true);
+    f.b = qlora__operand_of(g->B, g->b_type, g->nf4, g->ldb, true);
+    qlora__parallel(ctx, g->N, 1 + 16384 / g->K, qlora__few_cols, &f);
+}
+
+static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
+    bool empty = g->M == 0 || g->N == 0 || g->K == 0 || g->batch == 0;
+    if (ctx->cpu->gemm == NULL || empty || g->alpha == 0.0f) {
+        qlora__gemm_portable(ctx, g);
+    } else if (g->M <= QLORA__FEW && g->batch == 1 && !g->ta && g->tb && g->out == QLORA_F32) {
+        qlora__gemm_few(ctx, g);
+    } else {
+        qlora__gemm_packed(ctx, g);
+    }
+    return QLORA_OK;
+}
+
+#undef QLORA__KC
+#undef QLORA__MC
+#undef QLORA__NC
+#undef QLORA__PART
+#undef QLORA__CHUNK
+#undef QLORA__FEW
+#undef QLORA__MOST_TILE
 
 //@@ src/qlora.h
 
@@ -15836,10 +16435,12 @@ static qlora_result qlora__ctx_open(qlora_ctx* ctx) {
         ctx->desc.scratch_bytes = (size_t)16 << 20;
     }
     QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
-    return qlora__pool_create(ctx, ctx->desc.threads);
+    QLORA__TRY(qlora__pool_create(ctx, ctx->desc.threads));
+    return qlora__packing_create(ctx);
 }
 
 static void qlora__ctx_close(qlora_ctx* ctx) {
+    qlora__packing_destroy(ctx);
     qlora__pool_destroy(ctx);
     if (qlora__on_cpu(ctx)) {
         qlora__buffer_destroy(ctx, ctx->scratch);
@@ -17155,6 +17756,32 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
 
 #define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
 
+// On the CPU: the tiers with kernels of their own dequantise while they pack.
+static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                      const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    qlora_path path = QLORA_PATH_AUTO;
+    QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(flags), &path));
+    qlora__gemm g;
+    memset(&g, 0, sizeof g);
+    g.tb = !backward;
+    g.M = x->rows;
+    g.N = y->cols;
+    g.K = x->cols;
+    g.A = x->data;
+    g.C = y->data;
+    g.lda = x->ld;
+    g.ldc = y->ld;
+    g.batch = 1;
+    g.a_type = x->dtype;
+    g.b_type = QLORA_BF16;
+    g.nf4 = w;
+    g.out = y->dtype;
+    g.alpha = 1.0f;
+    g.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    ctx->last_path = path;
+    return qlora__gemm_cpu(ctx, &g);
+}
+
 static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
                                        const qlora_tensor* x, const qlora_nf4* w,
                                        const qlora_tensor* y, uint32_t flags) {
@@ -17384,6 +18011,9 @@ static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backwa
     if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
+    }
+    if (qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL) {
+        return qlora__nf4_packed(ctx, backward, x, w, y, flags);
     }
     return qlora__nf4_unfused(ctx, math, backward, x, w, y, flags);
 }
@@ -30825,4 +31455,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b6ee9cb7736cfcf1
+//@@ end ca9071d03414e73e

@@ -243,10 +243,12 @@ static qlora_result qlora__ctx_open(qlora_ctx* ctx) {
         ctx->desc.scratch_bytes = (size_t)16 << 20;
     }
     QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
-    return qlora__pool_create(ctx, ctx->desc.threads);
+    QLORA__TRY(qlora__pool_create(ctx, ctx->desc.threads));
+    return qlora__packing_create(ctx);
 }
 
 static void qlora__ctx_close(qlora_ctx* ctx) {
+    qlora__packing_destroy(ctx);
     qlora__pool_destroy(ctx);
     if (qlora__on_cpu(ctx)) {
         qlora__buffer_destroy(ctx, ctx->scratch);

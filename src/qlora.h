@@ -79,15 +79,12 @@ extern "C" {
 #include "cpu/table.h"
 #include "cpu/rows.h"
 #include "cpu/rows_portable.h"
-#ifdef QLORA__NEON
 #include "cpu/rows_neon.h"
-#endif // QLORA__NEON
-#ifdef QLORA__X86
 #include "cpu/rows_avx2.h"
-#endif // QLORA__X86
-
+#include "cpu/neon.h"
 #include "cpu/tiers.h"
 #include "cpu/gemm.h"
+#include "cpu/packed.h"
 #ifndef QLORA_NO_MODEL
 #include "arch.h"
 #include "formats/decimal.h"

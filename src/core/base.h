@@ -14,6 +14,7 @@
 
 typedef struct qlora__pool qlora__pool;
 typedef struct qlora__cpu_table qlora__cpu_table; // cpu/table.h
+typedef struct qlora__packing qlora__packing;     // cpu/packed.h
 typedef struct qlora__gpu qlora__gpu;         // driver/driver.h
 typedef struct qlora__capture qlora__capture; // below
 typedef struct qlora__watch qlora__watch;     // tensor/capture.h
@@ -56,6 +57,7 @@ struct qlora_ctx {
     size_t scratch_used;
     qlora__pool* pool;
     const qlora__cpu_table* cpu; // the kernels of its tier
+    qlora__packing* packing;     // working memory of CPU products; NULL if the tier needs none
     qlora__watch* watches;   // one for each graph
     qlora__capture* capture; // not NULL while a graph is being captured
     qlora_path last_path;

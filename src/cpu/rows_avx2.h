@@ -3,6 +3,8 @@
 // The same formulas as with NEON, eight elements at a time; see there for the contraction of
 // products and the ends of rows.
 
+#ifdef QLORA__X86
+
 QLORA__TARGET_AVX2 static __m256 qlora__avx2_part(const float* x, int64_t n) {
     float room[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     memcpy(room, x, (size_t)n * sizeof *x);
@@ -547,3 +549,5 @@ static const qlora__cpu_rows qlora__rows_avx2 = {
     qlora__product_avx2,
     qlora__scores_avx2,
 };
+
+#endif // QLORA__X86

@@ -4,6 +4,8 @@
 // depend on whether the compiler contracts expressions. The last columns of a row are computed in a
 // vector whose other lanes are zero, with the same arithmetic.
 
+#ifdef QLORA__NEON
+
 static float32x4_t qlora__neon_part(const float* x, int64_t n) {
     float room[4] = {0, 0, 0, 0};
     memcpy(room, x, (size_t)n * sizeof *x);
@@ -531,3 +533,5 @@ static const qlora__cpu_rows qlora__rows_neon = {
     qlora__product_neon,
     qlora__scores_neon,
 };
+
+#endif // QLORA__NEON

@@ -33,7 +33,24 @@
 #define QLORA__TARGET_AVX512
 #endif
 
-typedef struct qlora__cpu_gemm qlora__cpu_gemm; // products
+// Products: kernels of the packed loops in cpu/packed.h. A panel has, for each k, `rows` rows of A or
+// `cols` columns of B side by side; both are multiples of four.
+typedef struct qlora__cpu_gemm {
+    int64_t rows;
+    int64_t cols;
+    // c[rows][cols] (+)= a[k][rows] b[k][cols]: every element is one sum in ascending k, each step
+    // a fused multiply-add, so the result does not depend on where K is cut.
+    void (*tile)(int64_t steps, const float* a, const float* b, float* c, int64_t ldc, bool add);
+    // out[k * width + i] = lines[i][k] for four lines
+    void (*pack4)(const float* const* lines, int64_t steps, int64_t width, float* out);
+    float (*dot)(const float* a, const float* b, int64_t n);
+    // bf16 or f16 to f32
+    void (*widen)(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out);
+    // bf16(levels[code] * scale) as f32, for codes of one block with a finite scale; the first code
+    // is the high half of a byte
+    void (*nf4)(const float* levels, float scale, const uint8_t* codes, int64_t n, float* out);
+} qlora__cpu_gemm;
+
 typedef struct qlora__cpu_rows qlora__cpu_rows; // operators on rows, attention
 
 struct qlora__cpu_table {

@@ -84,7 +84,8 @@ static const qlora__cpu_table qlora__cpu_tables[] = {
     {QLORA_CPU_TIER_PORTABLE, "portable", "nothing", qlora__has_everything, true, NULL,
      &qlora__rows_portable},
 #ifdef QLORA__NEON
-    {QLORA_CPU_TIER_NEON, "neon", "NEON", qlora__has_everything, true, NULL, &qlora__rows_neon},
+    {QLORA_CPU_TIER_NEON, "neon", "NEON", qlora__has_everything, true, &qlora__neon_gemm,
+     &qlora__rows_neon},
 #endif
 #ifdef QLORA__X86
     {QLORA_CPU_TIER_AVX2, "avx2", "AVX2, FMA and F16C", qlora__has_avx2, true, NULL,
