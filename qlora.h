@@ -4054,6 +4054,17 @@ typedef struct qlora__adamw_row {
     QLORA__REAL eps;
 } qlora__adamw_row;
 
+// Which elements dropout keeps: factor[4 i + j] is `scale` if word j of philox(counter, key) is at
+// least `threshold`, otherwise 0, with counter[0] + i as the first word of the counter.
+typedef struct qlora__keep_row {
+    uint32_t counter[4];
+    uint32_t key[2];
+    uint32_t threshold;
+    float scale;
+    int64_t n;
+    QLORA__REAL* factor;
+} qlora__keep_row;
+
 // c[m, n] = a[m, k] b[k, n], added to c if `add` is true. m is a multiple of QLORA__BLOCK_ROWS, n
 // one of QLORA__BLOCK_COLS; each element is one sum in ascending k.
 #define QLORA__BLOCK_ROWS 8
@@ -4113,6 +4124,7 @@ struct qlora__cpu_rows {
     void (*adamw)(const qlora__adamw_row* r);
     // y[i] = level of code i times scale; the first code is in the high half of codes[0]
     void (*nf4)(const uint8_t* codes, const float* levels, float scale, int64_t n, QLORA__REAL* y);
+    void (*keep)(const qlora__keep_row* r);
     // For attention in blocks; NULL in the portable tier, which has no blocks.
     void (*product)(const qlora__block_product* p);
     void (*scores)(const qlora__score_row* r);
@@ -4143,18 +4155,18 @@ static void qlora__row_done(const qlora__cpu_rows* rows, const qlora_tensor* t, 
     }
 }
 
-// y[y_row] = x[x_row], in the type of y.
+// Converts n columns of a row of x, from column x_col on, into a row of y, from y_col on.
 static void qlora__row_convert(const qlora__cpu_rows* rows, const qlora_tensor* x, int64_t x_row,
-                               const qlora_tensor* y, int64_t y_row) {
+                               int64_t x_col, int64_t n, const qlora_tensor* y, int64_t y_row,
+                               int64_t y_col) {
     QLORA__REAL room[QLORA__ROW_CHUNK];
-    for (int64_t c = 0; c < x->cols; c += QLORA__ROW_CHUNK) {
-        int64_t n = qlora__min(QLORA__ROW_CHUNK, x->cols - c);
-        const QLORA__REAL* from = qlora__row_in(rows, x, x_row, c, n, room);
-        QLORA__REAL* to = qlora__row_room(y, y_row, c, room);
-        if (y->dtype != QLORA_F32) {
-            qlora__row_done(rows, y, y_row, c, n, from);
+    for (int64_t c = 0; c < n; c += QLORA__ROW_CHUNK) {
+        int64_t part = qlora__min(QLORA__ROW_CHUNK, n - c);
+        const QLORA__REAL* from = qlora__row_in(rows, x, x_row, x_col + c, part, room);
+        if (y->dtype == QLORA_F32) {
+            memcpy(qlora__row_room(y, y_row, y_col + c, room), from, (size_t)part * sizeof *from);
         } else {
-            memcpy(to, from, (size_t)n * sizeof *to);
+            qlora__row_done(rows, y, y_row, y_col + c, part, from);
         }
     }
 }
@@ -4419,6 +4431,18 @@ static void qlora__nf4_portable(const uint8_t* codes, const float* levels, float
     }
 }
 
+static void qlora__keep_portable(const qlora__keep_row* r) {
+    uint32_t counter[4] = {r->counter[0], r->counter[1], r->counter[2], r->counter[3]};
+    uint32_t words[4];
+    for (int64_t i = 0; i < r->n; i += 4) {
+        qlora__philox(counter, r->key, words);
+        counter[0]++;
+        for (int64_t j = 0; j < 4 && i + j < r->n; j++) {
+            r->factor[i + j] = words[j] >= r->threshold ? (QLORA__REAL)r->scale : 0;
+        }
+    }
+}
+
 static const qlora__cpu_rows qlora__rows_portable = {
     qlora__load_portable,
     qlora__store_portable,
@@ -4440,6 +4464,7 @@ static const qlora__cpu_rows qlora__rows_portable = {
     qlora__cap_grad_portable,
     qlora__adamw_portable,
     qlora__nf4_portable,
+    qlora__keep_portable,
     NULL,
     NULL,
 };
@@ -4887,6 +4912,48 @@ static void qlora__nf4_neon(const uint8_t* codes, const float* levels, float sca
     qlora__nf4_portable(codes + i / 2, levels, scale, n - i, y + i);
 }
 
+// Upper words of the products of four words with one.
+static uint32x4_t qlora__neon_high(uint32x4_t x, uint32_t by) {
+    uint64x2_t low = vmull_n_u32(vget_low_u32(x), by);
+    uint64x2_t high = vmull_n_u32(vget_high_u32(x), by);
+    return vuzp2q_u32(vreinterpretq_u32_u64(low), vreinterpretq_u32_u64(high));
+}
+
+// Four counters at a time; see qlora__philox.
+static void qlora__keep_neon(const qlora__keep_row* r) {
+    static const uint32_t steps[4] = {0, 1, 2, 3};
+    const uint32x4_t scale = vreinterpretq_u32_f32(vdupq_n_f32(r->scale));
+    qlora__keep_row rest = *r;
+    for (; rest.n >= 16; rest.n -= 16) {
+        uint32x4_t c0 = vaddq_u32(vdupq_n_u32(rest.counter[0]), vld1q_u32(steps));
+        uint32x4_t c1 = vdupq_n_u32(r->counter[1]);
+        uint32x4_t c2 = vdupq_n_u32(r->counter[2]);
+        uint32x4_t c3 = vdupq_n_u32(r->counter[3]);
+        for (uint32_t round = 0; round < 10; round++) {
+            uint32x4_t k0 = vdupq_n_u32(r->key[0] + round * 0x9E3779B9u);
+            uint32x4_t k1 = vdupq_n_u32(r->key[1] + round * 0xBB67AE85u);
+            uint32x4_t h0 = qlora__neon_high(c0, 0xD2511F53u);
+            uint32x4_t h1 = qlora__neon_high(c2, 0xCD9E8D57u);
+            uint32x4_t l0 = vmulq_n_u32(c0, 0xD2511F53u);
+            uint32x4_t l1 = vmulq_n_u32(c2, 0xCD9E8D57u);
+            c0 = veorq_u32(veorq_u32(h1, c1), k0);
+            c1 = l1;
+            c2 = veorq_u32(veorq_u32(h0, c3), k1);
+            c3 = l0;
+        }
+        const uint32x4_t least = vdupq_n_u32(r->threshold);
+        float32x4x4_t out;
+        out.val[0] = vreinterpretq_f32_u32(vandq_u32(vcgeq_u32(c0, least), scale));
+        out.val[1] = vreinterpretq_f32_u32(vandq_u32(vcgeq_u32(c1, least), scale));
+        out.val[2] = vreinterpretq_f32_u32(vandq_u32(vcgeq_u32(c2, least), scale));
+        out.val[3] = vreinterpretq_f32_u32(vandq_u32(vcgeq_u32(c3, least), scale));
+        vst4q_f32(rest.factor, out);
+        rest.factor += 16;
+        rest.counter[0] += 4;
+    }
+    qlora__keep_portable(&rest);
+}
+
 static void qlora__scores_neon(const qlora__score_row* r) {
     const float32x4_t one = vdupq_n_f32(1.0f);
     for (int64_t i = 0; i < r->n; i += 4) {
@@ -4978,6 +5045,7 @@ static const qlora__cpu_rows qlora__rows_neon = {
     qlora__cap_grad_neon,
     qlora__adamw_neon,
     qlora__nf4_neon,
+    qlora__keep_neon,
     qlora__product_neon,
     qlora__scores_neon,
 };
@@ -5457,6 +5525,69 @@ QLORA__TARGET_AVX2 static void qlora__nf4_avx2(const uint8_t* codes, const float
     qlora__nf4_portable(codes + i / 2, levels, scale, n - i, y + i);
 }
 
+// Upper words of the products of eight words with one.
+QLORA__TARGET_AVX2 static __m256i qlora__avx2_high_words(__m256i x, __m256i by) {
+    __m256i even = _mm256_srli_epi64(_mm256_mul_epu32(x, by), 32);
+    __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), by);
+    return _mm256_blend_epi32(even, odd, 0xaa);
+}
+
+// `scale` where the word is at least `least`, both unsigned.
+QLORA__TARGET_AVX2 static __m256 qlora__avx2_kept(__m256i words, __m256i least, __m256 scale) {
+    __m256i kept = _mm256_cmpeq_epi32(_mm256_max_epu32(words, least), words);
+    return _mm256_and_ps(_mm256_castsi256_ps(kept), scale);
+}
+
+// Writes element i of a, b, c and d as y[4 i], y[4 i + 1] and so on.
+QLORA__TARGET_AVX2 static void qlora__avx2_put4(float* y, __m256 a, __m256 b, __m256 c, __m256 d) {
+    __m256 ab = _mm256_unpacklo_ps(a, b); // a0 b0 a1 b1, a4 b4 a5 b5
+    __m256 cd = _mm256_unpacklo_ps(c, d);
+    __m256 ab2 = _mm256_unpackhi_ps(a, b); // a2 b2 a3 b3, a6 b6 a7 b7
+    __m256 cd2 = _mm256_unpackhi_ps(c, d);
+    __m256 r0 = _mm256_shuffle_ps(ab, cd, 0x44);   // elements 0, 4
+    __m256 r1 = _mm256_shuffle_ps(ab, cd, 0xee);   // elements 1, 5
+    __m256 r2 = _mm256_shuffle_ps(ab2, cd2, 0x44); // elements 2, 6
+    __m256 r3 = _mm256_shuffle_ps(ab2, cd2, 0xee); // elements 3, 7
+    _mm256_storeu_ps(y, _mm256_permute2f128_ps(r0, r1, 0x20));
+    _mm256_storeu_ps(y + 8, _mm256_permute2f128_ps(r2, r3, 0x20));
+    _mm256_storeu_ps(y + 16, _mm256_permute2f128_ps(r0, r1, 0x31));
+    _mm256_storeu_ps(y + 24, _mm256_permute2f128_ps(r2, r3, 0x31));
+}
+
+// Eight counters at a time; see qlora__philox.
+QLORA__TARGET_AVX2 static void qlora__keep_avx2(const qlora__keep_row* r) {
+    const __m256i m0 = _mm256_set1_epi32((int)0xD2511F53u);
+    const __m256i m1 = _mm256_set1_epi32((int)0xCD9E8D57u);
+    const __m256i least = _mm256_set1_epi32((int)r->threshold);
+    const __m256 scale = _mm256_set1_ps(r->scale);
+    qlora__keep_row rest = *r;
+    for (; rest.n >= 32; rest.n -= 32) {
+        __m256i c0 = _mm256_add_epi32(_mm256_set1_epi32((int)rest.counter[0]),
+                                      _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        __m256i c1 = _mm256_set1_epi32((int)r->counter[1]);
+        __m256i c2 = _mm256_set1_epi32((int)r->counter[2]);
+        __m256i c3 = _mm256_set1_epi32((int)r->counter[3]);
+        for (uint32_t round = 0; round < 10; round++) {
+            __m256i k0 = _mm256_set1_epi32((int)(r->key[0] + round * 0x9E3779B9u));
+            __m256i k1 = _mm256_set1_epi32((int)(r->key[1] + round * 0xBB67AE85u));
+            __m256i h0 = qlora__avx2_high_words(c0, m0);
+            __m256i h1 = qlora__avx2_high_words(c2, m1);
+            __m256i l0 = _mm256_mullo_epi32(c0, m0);
+            __m256i l1 = _mm256_mullo_epi32(c2, m1);
+            c0 = _mm256_xor_si256(_mm256_xor_si256(h1, c1), k0);
+            c1 = l1;
+            c2 = _mm256_xor_si256(_mm256_xor_si256(h0, c3), k1);
+            c3 = l0;
+        }
+        qlora__avx2_put4(rest.factor, qlora__avx2_kept(c0, least, scale),
+                         qlora__avx2_kept(c1, least, scale), qlora__avx2_kept(c2, least, scale),
+                         qlora__avx2_kept(c3, least, scale));
+        rest.factor += 32;
+        rest.counter[0] += 8;
+    }
+    qlora__keep_portable(&rest);
+}
+
 QLORA__TARGET_AVX2 static void qlora__scores_avx2(const qlora__score_row* r) {
     const __m256 one = _mm256_set1_ps(1.0f);
     for (int64_t i = 0; i < r->n; i += 8) {
@@ -5534,6 +5665,7 @@ static const qlora__cpu_rows qlora__rows_avx2 = {
     qlora__cap_grad_avx2,
     qlora__adamw_avx2,
     qlora__nf4_avx2,
+    qlora__keep_avx2,
     qlora__product_avx2,
     qlora__scores_avx2,
 };
@@ -20000,7 +20132,8 @@ static void qlora__embed_rows(void* user, int64_t begin, int64_t end) {
     const qlora__embed_job* job = (const qlora__embed_job*)user;
     const qlora__cpu_rows* rows = qlora__rows_of(job->y->owner);
     for (int64_t row = begin; row < end; row++) {
-        qlora__row_convert(rows, job->table, qlora__index_at(job->ids, row), job->y, row);
+        qlora__row_convert(rows, job->table, qlora__index_at(job->ids, row), 0, job->y->cols,
+                           job->y, row, 0);
     }
 }
 
@@ -20139,9 +20272,9 @@ static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
                 qlora__cross_entropy_gradient(rows, a, row, label, &r, scale, weight);
             }
         } else if (!a->forward_only) {
-            for (int64_t c = 0; c < a->logits->cols; c++) {
-                qlora__put(a->logits, row, c, 0);
-            }
+            size_t size = qlora_dtype_bytes(a->logits->dtype);
+            memset((char*)a->logits->data + (size_t)(row * a->logits->ld) * size, 0,
+                   (size_t)a->logits->cols * size);
         }
         qlora__put(a->losses, 0, row, loss);
     }
@@ -20258,12 +20391,19 @@ typedef struct qlora__argmax_job {
 
 static void qlora__argmax_rows(void* user, int64_t begin, int64_t end) {
     const qlora__argmax_job* job = (const qlora__argmax_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
+    QLORA__REAL room[QLORA__ROW_CHUNK];
     for (int64_t row = begin; row < end; row++) {
         int64_t best = -1;
-        for (int64_t c = 0; c < job->x->cols; c++) {
-            QLORA__REAL v = qlora__at(job->x, row, c);
-            if (v == v && (best < 0 || v > qlora__at(job->x, row, best))) {
-                best = c;
+        QLORA__REAL most = 0;
+        for (int64_t c = 0; c < job->x->cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, job->x->cols - c);
+            const QLORA__REAL* x = qlora__row_in(rows, job->x, row, c, n, room);
+            for (int64_t i = 0; i < n; i++) {
+                if (x[i] == x[i] && (best < 0 || x[i] > most)) {
+                    best = c + i;
+                    most = x[i];
+                }
             }
         }
         ((int32_t*)job->ids->data)[row] = (int32_t)(best < 0 ? 0 : best);
@@ -20580,24 +20720,6 @@ typedef struct qlora__dropout_job {
     float scale;
 } qlora__dropout_job;
 
-// factor[i] = scale if column c + i of the row is kept, otherwise 0; c is a multiple of 4.
-static void qlora__dropout_factors(const qlora__dropout_job* job, const uint32_t key[2],
-                                   uint32_t position, uint32_t sequence, int64_t c, int64_t n,
-                                   QLORA__REAL* factor) {
-    uint32_t counter[4];
-    uint32_t words[4];
-    counter[1] = position;
-    counter[2] = sequence;
-    counter[3] = job->where;
-    for (int64_t i = 0; i < n; i += 4) {
-        counter[0] = (uint32_t)((c + i) / 4);
-        qlora__philox(counter, key, words);
-        for (int64_t j = 0; j < 4 && i + j < n; j++) {
-            factor[i + j] = words[j] >= job->threshold ? (QLORA__REAL)job->scale : 0;
-        }
-    }
-}
-
 // Dropped elements are 0 even where x is not finite.
 static void qlora__dropout_row(const qlora__dropout_job* job, const uint32_t key[2], int64_t row) {
     const qlora_dropout_desc* a = job->args;
@@ -20605,12 +20727,21 @@ static void qlora__dropout_row(const qlora__dropout_job* job, const uint32_t key
     QLORA__REAL x_room[QLORA__ROW_CHUNK];
     QLORA__REAL y_room[QLORA__ROW_CHUNK];
     QLORA__REAL factor[QLORA__ROW_CHUNK];
-    uint32_t position = (uint32_t)qlora__index_at(a->positions, row);
-    uint32_t sequence = (uint32_t)qlora__index_at(a->sequences, row);
+    qlora__keep_row keep;
+    keep.counter[1] = (uint32_t)qlora__index_at(a->positions, row);
+    keep.counter[2] = (uint32_t)qlora__index_at(a->sequences, row);
+    keep.counter[3] = job->where;
+    keep.key[0] = key[0];
+    keep.key[1] = key[1];
+    keep.threshold = job->threshold;
+    keep.scale = job->scale;
+    keep.factor = factor;
     for (int64_t c = 0; c < a->x->cols; c += QLORA__ROW_CHUNK) {
         int64_t n = qlora__min(QLORA__ROW_CHUNK, a->x->cols - c);
         const QLORA__REAL* x = qlora__row_in(rows, a->x, row, c, n, x_room);
-        qlora__dropout_factors(job, key, position, sequence, c, n, factor);
+        keep.counter[0] = (uint32_t)(c / 4); // a chunk is a multiple of 4
+        keep.n = n;
+        rows->keep(&keep);
         for (int64_t i = 0; i < n; i++) {
             factor[i] = factor[i] != 0 ? x[i] * factor[i] : 0;
         }
@@ -20804,10 +20935,23 @@ typedef struct qlora__linear_job {
 
 static void qlora__linear_bias_rows(void* user, int64_t begin, int64_t end) {
     const qlora__linear_job* job = (const qlora__linear_job*)user;
+    const qlora_tensor* y = job->y;
+    const qlora__cpu_rows* rows = qlora__rows_of(y->owner);
+    QLORA__REAL y_room[QLORA__ROW_CHUNK];
+    QLORA__REAL b_room[QLORA__ROW_CHUNK];
     for (int64_t r = begin; r < end; r++) {
-        for (int64_t c = 0; c < job->y->cols; c++) {
-            QLORA__REAL before = job->add ? qlora__at(job->y, r, c) : (QLORA__REAL)0;
-            qlora__put(job->y, r, c, before + qlora__at(job->bias, 0, c));
+        for (int64_t c = 0; c < y->cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, y->cols - c);
+            const QLORA__REAL* bias = qlora__row_in(rows, job->bias, 0, c, n, b_room);
+            const QLORA__REAL* before = y_room;
+            if (job->add) {
+                before = qlora__row_in(rows, y, r, c, n, y_room);
+            } else {
+                memset(y_room, 0, (size_t)n * sizeof y_room[0]);
+            }
+            QLORA__REAL* to = qlora__row_room(y, r, c, y_room);
+            rows->point[QLORA__POINT_ADD](before, bias, 0, n, to);
+            qlora__row_done(rows, y, r, c, n, to);
         }
     }
 }
@@ -20836,22 +20980,22 @@ static void qlora__linear_place_cpu(const qlora_linear_desc* l) {
     const qlora_tensor* operand = l->operand;
     int64_t pad = qlora_linear_pad(l);
     int64_t out = qlora_linear_out(l);
+    const qlora__cpu_rows* rows = qlora__rows_of(operand->owner);
+    size_t size = qlora_dtype_bytes(operand->dtype);
     for (int64_t r = 0; r < out + pad; r++) {
-        for (int64_t c = r < out ? l->in : 0; c < l->in + pad; c++) {
-            qlora__put(operand, r, c, (QLORA__REAL)0);
-        }
+        int64_t c = r < out ? l->in : 0;
+        memset((char*)operand->data + (size_t)(r * operand->ld + c) * size, 0,
+               (size_t)(l->in + pad - c) * size);
     }
     int64_t row = 0;
     int64_t at = 0;
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* p = &l->parts[i];
+        for (int64_t r = 0; r < p->out && p->rank > 0; r++) {
+            qlora__row_convert(rows, p->sb, r, 0, p->rank, operand, row + r, l->in + at);
+        }
         for (int64_t k = 0; k < p->rank; k++) {
-            for (int64_t r = 0; r < p->out; r++) {
-                qlora__put(operand, row + r, l->in + at + k, qlora__at(p->sb, r, k));
-            }
-            for (int64_t c = 0; c < l->in; c++) {
-                qlora__put(operand, out + at + k, c, qlora__at(p->a, k, c));
-            }
+            qlora__row_convert(rows, p->a, k, 0, l->in, operand, out + at + k, 0);
         }
         row += p->out;
         at += p->rank;
@@ -22618,7 +22762,7 @@ static void qlora__cast_rows(void* user, int64_t begin, int64_t end) {
     const qlora__pair* p = (const qlora__pair*)user;
     const qlora__cpu_rows* rows = qlora__rows_of(p->x->owner);
     for (int64_t i = begin; i < end; i++) {
-        qlora__row_convert(rows, p->x, i, p->y, i);
+        qlora__row_convert(rows, p->x, i, 0, p->x->cols, p->y, i, 0);
     }
 }
 
@@ -31455,4 +31599,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ca9071d03414e73e
+//@@ end 967ee48b1b4f204f

@@ -64,6 +64,17 @@ typedef struct qlora__adamw_row {
     QLORA__REAL eps;
 } qlora__adamw_row;
 
+// Which elements dropout keeps: factor[4 i + j] is `scale` if word j of philox(counter, key) is at
+// least `threshold`, otherwise 0, with counter[0] + i as the first word of the counter.
+typedef struct qlora__keep_row {
+    uint32_t counter[4];
+    uint32_t key[2];
+    uint32_t threshold;
+    float scale;
+    int64_t n;
+    QLORA__REAL* factor;
+} qlora__keep_row;
+
 // c[m, n] = a[m, k] b[k, n], added to c if `add` is true. m is a multiple of QLORA__BLOCK_ROWS, n
 // one of QLORA__BLOCK_COLS; each element is one sum in ascending k.
 #define QLORA__BLOCK_ROWS 8
@@ -123,6 +134,7 @@ struct qlora__cpu_rows {
     void (*adamw)(const qlora__adamw_row* r);
     // y[i] = level of code i times scale; the first code is in the high half of codes[0]
     void (*nf4)(const uint8_t* codes, const float* levels, float scale, int64_t n, QLORA__REAL* y);
+    void (*keep)(const qlora__keep_row* r);
     // For attention in blocks; NULL in the portable tier, which has no blocks.
     void (*product)(const qlora__block_product* p);
     void (*scores)(const qlora__score_row* r);
@@ -153,18 +165,18 @@ static void qlora__row_done(const qlora__cpu_rows* rows, const qlora_tensor* t, 
     }
 }
 
-// y[y_row] = x[x_row], in the type of y.
+// Converts n columns of a row of x, from column x_col on, into a row of y, from y_col on.
 static void qlora__row_convert(const qlora__cpu_rows* rows, const qlora_tensor* x, int64_t x_row,
-                               const qlora_tensor* y, int64_t y_row) {
+                               int64_t x_col, int64_t n, const qlora_tensor* y, int64_t y_row,
+                               int64_t y_col) {
     QLORA__REAL room[QLORA__ROW_CHUNK];
-    for (int64_t c = 0; c < x->cols; c += QLORA__ROW_CHUNK) {
-        int64_t n = qlora__min(QLORA__ROW_CHUNK, x->cols - c);
-        const QLORA__REAL* from = qlora__row_in(rows, x, x_row, c, n, room);
-        QLORA__REAL* to = qlora__row_room(y, y_row, c, room);
-        if (y->dtype != QLORA_F32) {
-            qlora__row_done(rows, y, y_row, c, n, from);
+    for (int64_t c = 0; c < n; c += QLORA__ROW_CHUNK) {
+        int64_t part = qlora__min(QLORA__ROW_CHUNK, n - c);
+        const QLORA__REAL* from = qlora__row_in(rows, x, x_row, x_col + c, part, room);
+        if (y->dtype == QLORA_F32) {
+            memcpy(qlora__row_room(y, y_row, y_col + c, room), from, (size_t)part * sizeof *from);
         } else {
-            memcpy(to, from, (size_t)n * sizeof *to);
+            qlora__row_done(rows, y, y_row, y_col + c, part, from);
         }
     }
 }

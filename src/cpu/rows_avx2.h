@@ -469,6 +469,69 @@ QLORA__TARGET_AVX2 static void qlora__nf4_avx2(const uint8_t* codes, const float
     qlora__nf4_portable(codes + i / 2, levels, scale, n - i, y + i);
 }
 
+// Upper words of the products of eight words with one.
+QLORA__TARGET_AVX2 static __m256i qlora__avx2_high_words(__m256i x, __m256i by) {
+    __m256i even = _mm256_srli_epi64(_mm256_mul_epu32(x, by), 32);
+    __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), by);
+    return _mm256_blend_epi32(even, odd, 0xaa);
+}
+
+// `scale` where the word is at least `least`, both unsigned.
+QLORA__TARGET_AVX2 static __m256 qlora__avx2_kept(__m256i words, __m256i least, __m256 scale) {
+    __m256i kept = _mm256_cmpeq_epi32(_mm256_max_epu32(words, least), words);
+    return _mm256_and_ps(_mm256_castsi256_ps(kept), scale);
+}
+
+// Writes element i of a, b, c and d as y[4 i], y[4 i + 1] and so on.
+QLORA__TARGET_AVX2 static void qlora__avx2_put4(float* y, __m256 a, __m256 b, __m256 c, __m256 d) {
+    __m256 ab = _mm256_unpacklo_ps(a, b); // a0 b0 a1 b1, a4 b4 a5 b5
+    __m256 cd = _mm256_unpacklo_ps(c, d);
+    __m256 ab2 = _mm256_unpackhi_ps(a, b); // a2 b2 a3 b3, a6 b6 a7 b7
+    __m256 cd2 = _mm256_unpackhi_ps(c, d);
+    __m256 r0 = _mm256_shuffle_ps(ab, cd, 0x44);   // elements 0, 4
+    __m256 r1 = _mm256_shuffle_ps(ab, cd, 0xee);   // elements 1, 5
+    __m256 r2 = _mm256_shuffle_ps(ab2, cd2, 0x44); // elements 2, 6
+    __m256 r3 = _mm256_shuffle_ps(ab2, cd2, 0xee); // elements 3, 7
+    _mm256_storeu_ps(y, _mm256_permute2f128_ps(r0, r1, 0x20));
+    _mm256_storeu_ps(y + 8, _mm256_permute2f128_ps(r2, r3, 0x20));
+    _mm256_storeu_ps(y + 16, _mm256_permute2f128_ps(r0, r1, 0x31));
+    _mm256_storeu_ps(y + 24, _mm256_permute2f128_ps(r2, r3, 0x31));
+}
+
+// Eight counters at a time; see qlora__philox.
+QLORA__TARGET_AVX2 static void qlora__keep_avx2(const qlora__keep_row* r) {
+    const __m256i m0 = _mm256_set1_epi32((int)0xD2511F53u);
+    const __m256i m1 = _mm256_set1_epi32((int)0xCD9E8D57u);
+    const __m256i least = _mm256_set1_epi32((int)r->threshold);
+    const __m256 scale = _mm256_set1_ps(r->scale);
+    qlora__keep_row rest = *r;
+    for (; rest.n >= 32; rest.n -= 32) {
+        __m256i c0 = _mm256_add_epi32(_mm256_set1_epi32((int)rest.counter[0]),
+                                      _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        __m256i c1 = _mm256_set1_epi32((int)r->counter[1]);
+        __m256i c2 = _mm256_set1_epi32((int)r->counter[2]);
+        __m256i c3 = _mm256_set1_epi32((int)r->counter[3]);
+        for (uint32_t round = 0; round < 10; round++) {
+            __m256i k0 = _mm256_set1_epi32((int)(r->key[0] + round * 0x9E3779B9u));
+            __m256i k1 = _mm256_set1_epi32((int)(r->key[1] + round * 0xBB67AE85u));
+            __m256i h0 = qlora__avx2_high_words(c0, m0);
+            __m256i h1 = qlora__avx2_high_words(c2, m1);
+            __m256i l0 = _mm256_mullo_epi32(c0, m0);
+            __m256i l1 = _mm256_mullo_epi32(c2, m1);
+            c0 = _mm256_xor_si256(_mm256_xor_si256(h1, c1), k0);
+            c1 = l1;
+            c2 = _mm256_xor_si256(_mm256_xor_si256(h0, c3), k1);
+            c3 = l0;
+        }
+        qlora__avx2_put4(rest.factor, qlora__avx2_kept(c0, least, scale),
+                         qlora__avx2_kept(c1, least, scale), qlora__avx2_kept(c2, least, scale),
+                         qlora__avx2_kept(c3, least, scale));
+        rest.factor += 32;
+        rest.counter[0] += 8;
+    }
+    qlora__keep_portable(&rest);
+}
+
 QLORA__TARGET_AVX2 static void qlora__scores_avx2(const qlora__score_row* r) {
     const __m256 one = _mm256_set1_ps(1.0f);
     for (int64_t i = 0; i < r->n; i += 8) {
@@ -546,6 +609,7 @@ static const qlora__cpu_rows qlora__rows_avx2 = {
     qlora__cap_grad_avx2,
     qlora__adamw_avx2,
     qlora__nf4_avx2,
+    qlora__keep_avx2,
     qlora__product_avx2,
     qlora__scores_avx2,
 };

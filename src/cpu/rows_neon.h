@@ -439,6 +439,48 @@ static void qlora__nf4_neon(const uint8_t* codes, const float* levels, float sca
     qlora__nf4_portable(codes + i / 2, levels, scale, n - i, y + i);
 }
 
+// Upper words of the products of four words with one.
+static uint32x4_t qlora__neon_high(uint32x4_t x, uint32_t by) {
+    uint64x2_t low = vmull_n_u32(vget_low_u32(x), by);
+    uint64x2_t high = vmull_n_u32(vget_high_u32(x), by);
+    return vuzp2q_u32(vreinterpretq_u32_u64(low), vreinterpretq_u32_u64(high));
+}
+
+// Four counters at a time; see qlora__philox.
+static void qlora__keep_neon(const qlora__keep_row* r) {
+    static const uint32_t steps[4] = {0, 1, 2, 3};
+    const uint32x4_t scale = vreinterpretq_u32_f32(vdupq_n_f32(r->scale));
+    qlora__keep_row rest = *r;
+    for (; rest.n >= 16; rest.n -= 16) {
+        uint32x4_t c0 = vaddq_u32(vdupq_n_u32(rest.counter[0]), vld1q_u32(steps));
+        uint32x4_t c1 = vdupq_n_u32(r->counter[1]);
+        uint32x4_t c2 = vdupq_n_u32(r->counter[2]);
+        uint32x4_t c3 = vdupq_n_u32(r->counter[3]);
+        for (uint32_t round = 0; round < 10; round++) {
+            uint32x4_t k0 = vdupq_n_u32(r->key[0] + round * 0x9E3779B9u);
+            uint32x4_t k1 = vdupq_n_u32(r->key[1] + round * 0xBB67AE85u);
+            uint32x4_t h0 = qlora__neon_high(c0, 0xD2511F53u);
+            uint32x4_t h1 = qlora__neon_high(c2, 0xCD9E8D57u);
+            uint32x4_t l0 = vmulq_n_u32(c0, 0xD2511F53u);
+            uint32x4_t l1 = vmulq_n_u32(c2, 0xCD9E8D57u);
+            c0 = veorq_u32(veorq_u32(h1, c1), k0);
+            c1 = l1;
+            c2 = veorq_u32(veorq_u32(h0, c3), k1);
+            c3 = l0;
+        }
+        const uint32x4_t least = vdupq_n_u32(r->threshold);
+        float32x4x4_t out;
+        out.val[0] = vreinterpretq_f32_u32(vandq_u32(vcgeq_u32(c0, least), scale));
+        out.val[1] = vreinterpretq_f32_u32(vandq_u32(vcgeq_u32(c1, least), scale));
+        out.val[2] = vreinterpretq_f32_u32(vandq_u32(vcgeq_u32(c2, least), scale));
+        out.val[3] = vreinterpretq_f32_u32(vandq_u32(vcgeq_u32(c3, least), scale));
+        vst4q_f32(rest.factor, out);
+        rest.factor += 16;
+        rest.counter[0] += 4;
+    }
+    qlora__keep_portable(&rest);
+}
+
 static void qlora__scores_neon(const qlora__score_row* r) {
     const float32x4_t one = vdupq_n_f32(1.0f);
     for (int64_t i = 0; i < r->n; i += 4) {
@@ -530,6 +572,7 @@ static const qlora__cpu_rows qlora__rows_neon = {
     qlora__cap_grad_neon,
     qlora__adamw_neon,
     qlora__nf4_neon,
+    qlora__keep_neon,
     qlora__product_neon,
     qlora__scores_neon,
 };

@@ -251,6 +251,18 @@ static void qlora__nf4_portable(const uint8_t* codes, const float* levels, float
     }
 }
 
+static void qlora__keep_portable(const qlora__keep_row* r) {
+    uint32_t counter[4] = {r->counter[0], r->counter[1], r->counter[2], r->counter[3]};
+    uint32_t words[4];
+    for (int64_t i = 0; i < r->n; i += 4) {
+        qlora__philox(counter, r->key, words);
+        counter[0]++;
+        for (int64_t j = 0; j < 4 && i + j < r->n; j++) {
+            r->factor[i + j] = words[j] >= r->threshold ? (QLORA__REAL)r->scale : 0;
+        }
+    }
+}
+
 static const qlora__cpu_rows qlora__rows_portable = {
     qlora__load_portable,
     qlora__store_portable,
@@ -272,6 +284,7 @@ static const qlora__cpu_rows qlora__rows_portable = {
     qlora__cap_grad_portable,
     qlora__adamw_portable,
     qlora__nf4_portable,
+    qlora__keep_portable,
     NULL,
     NULL,
 };

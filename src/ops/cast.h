@@ -11,7 +11,7 @@ static void qlora__cast_rows(void* user, int64_t begin, int64_t end) {
     const qlora__pair* p = (const qlora__pair*)user;
     const qlora__cpu_rows* rows = qlora__rows_of(p->x->owner);
     for (int64_t i = begin; i < end; i++) {
-        qlora__row_convert(rows, p->x, i, p->y, i);
+        qlora__row_convert(rows, p->x, i, 0, p->x->cols, p->y, i, 0);
     }
 }
 

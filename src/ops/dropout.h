@@ -14,24 +14,6 @@ typedef struct qlora__dropout_job {
     float scale;
 } qlora__dropout_job;
 
-// factor[i] = scale if column c + i of the row is kept, otherwise 0; c is a multiple of 4.
-static void qlora__dropout_factors(const qlora__dropout_job* job, const uint32_t key[2],
-                                   uint32_t position, uint32_t sequence, int64_t c, int64_t n,
-                                   QLORA__REAL* factor) {
-    uint32_t counter[4];
-    uint32_t words[4];
-    counter[1] = position;
-    counter[2] = sequence;
-    counter[3] = job->where;
-    for (int64_t i = 0; i < n; i += 4) {
-        counter[0] = (uint32_t)((c + i) / 4);
-        qlora__philox(counter, key, words);
-        for (int64_t j = 0; j < 4 && i + j < n; j++) {
-            factor[i + j] = words[j] >= job->threshold ? (QLORA__REAL)job->scale : 0;
-        }
-    }
-}
-
 // Dropped elements are 0 even where x is not finite.
 static void qlora__dropout_row(const qlora__dropout_job* job, const uint32_t key[2], int64_t row) {
     const qlora_dropout_desc* a = job->args;
@@ -39,12 +21,21 @@ static void qlora__dropout_row(const qlora__dropout_job* job, const uint32_t key
     QLORA__REAL x_room[QLORA__ROW_CHUNK];
     QLORA__REAL y_room[QLORA__ROW_CHUNK];
     QLORA__REAL factor[QLORA__ROW_CHUNK];
-    uint32_t position = (uint32_t)qlora__index_at(a->positions, row);
-    uint32_t sequence = (uint32_t)qlora__index_at(a->sequences, row);
+    qlora__keep_row keep;
+    keep.counter[1] = (uint32_t)qlora__index_at(a->positions, row);
+    keep.counter[2] = (uint32_t)qlora__index_at(a->sequences, row);
+    keep.counter[3] = job->where;
+    keep.key[0] = key[0];
+    keep.key[1] = key[1];
+    keep.threshold = job->threshold;
+    keep.scale = job->scale;
+    keep.factor = factor;
     for (int64_t c = 0; c < a->x->cols; c += QLORA__ROW_CHUNK) {
         int64_t n = qlora__min(QLORA__ROW_CHUNK, a->x->cols - c);
         const QLORA__REAL* x = qlora__row_in(rows, a->x, row, c, n, x_room);
-        qlora__dropout_factors(job, key, position, sequence, c, n, factor);
+        keep.counter[0] = (uint32_t)(c / 4); // a chunk is a multiple of 4
+        keep.n = n;
+        rows->keep(&keep);
         for (int64_t i = 0; i < n; i++) {
             factor[i] = factor[i] != 0 ? x[i] * factor[i] : 0;
         }

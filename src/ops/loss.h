@@ -11,7 +11,8 @@ static void qlora__embed_rows(void* user, int64_t begin, int64_t end) {
     const qlora__embed_job* job = (const qlora__embed_job*)user;
     const qlora__cpu_rows* rows = qlora__rows_of(job->y->owner);
     for (int64_t row = begin; row < end; row++) {
-        qlora__row_convert(rows, job->table, qlora__index_at(job->ids, row), job->y, row);
+        qlora__row_convert(rows, job->table, qlora__index_at(job->ids, row), 0, job->y->cols,
+                           job->y, row, 0);
     }
 }
 
@@ -150,9 +151,9 @@ static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
                 qlora__cross_entropy_gradient(rows, a, row, label, &r, scale, weight);
             }
         } else if (!a->forward_only) {
-            for (int64_t c = 0; c < a->logits->cols; c++) {
-                qlora__put(a->logits, row, c, 0);
-            }
+            size_t size = qlora_dtype_bytes(a->logits->dtype);
+            memset((char*)a->logits->data + (size_t)(row * a->logits->ld) * size, 0,
+                   (size_t)a->logits->cols * size);
         }
         qlora__put(a->losses, 0, row, loss);
     }
@@ -269,12 +270,19 @@ typedef struct qlora__argmax_job {
 
 static void qlora__argmax_rows(void* user, int64_t begin, int64_t end) {
     const qlora__argmax_job* job = (const qlora__argmax_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
+    QLORA__REAL room[QLORA__ROW_CHUNK];
     for (int64_t row = begin; row < end; row++) {
         int64_t best = -1;
-        for (int64_t c = 0; c < job->x->cols; c++) {
-            QLORA__REAL v = qlora__at(job->x, row, c);
-            if (v == v && (best < 0 || v > qlora__at(job->x, row, best))) {
-                best = c;
+        QLORA__REAL most = 0;
+        for (int64_t c = 0; c < job->x->cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, job->x->cols - c);
+            const QLORA__REAL* x = qlora__row_in(rows, job->x, row, c, n, room);
+            for (int64_t i = 0; i < n; i++) {
+                if (x[i] == x[i] && (best < 0 || x[i] > most)) {
+                    best = c + i;
+                    most = x[i];
+                }
             }
         }
         ((int32_t*)job->ids->data)[row] = (int32_t)(best < 0 ? 0 : best);

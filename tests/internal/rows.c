@@ -159,6 +159,22 @@ static void run_nf4(row_rig* r) {
     r->rows->nf4(codes, qlora__nf4_levels, 0.37f, r->n, r->out[0]);
 }
 
+static void run_keep(row_rig* r) {
+    qlora__keep_row row;
+    memset(&row, 0, sizeof row);
+    row.counter[0] = 0xfffffffdu;
+    row.counter[1] = 77;
+    row.counter[2] = 0x80000001u;
+    row.counter[3] = 12345;
+    row.key[0] = 0x89abcdefu;
+    row.key[1] = (uint32_t)r->n;
+    row.threshold = 0x90000000u;
+    row.scale = 1.5f;
+    row.n = r->n;
+    row.factor = r->out[0];
+    r->rows->keep(&row);
+}
+
 // p and ds of attention; the portable tier has no such function.
 static void run_scores(row_rig* r) {
     qlora__score_row row;
@@ -194,6 +210,7 @@ static const row_case row_cases[] = {
     {"exact", run_exact_points, 0, true},
     {"conversions", run_conversions, 0, true},
     {"nf4", run_nf4, 0, false},
+    {"keep", run_keep, 0, false},
     {"norm", run_norm, 0, true},
     {"silu", run_silu, 1e-6, true},
     {"silu_grad", run_silu_grad, 2e-6, true},
