@@ -388,6 +388,14 @@ TEST exps_have_ends(void) {
         ASSERT(y[4] > 2e38f && y[4] <= 3.4e38f && y[5] == y[4]);
         ASSERT_EQ_FMT(1.0, (double)y[6], "%g");
         ASSERT(isnan(y[7]) && isnan(sum));
+        float many[24]; // the largest is found in every place, and a NaN is never the largest
+        for (int at = 0; at < 24; at++) {
+            for (int i = 0; i < 24; i++) {
+                many[i] = i == at ? 2.0f : i % 3 != 0 ? -5.0f : NAN;
+            }
+            ASSERT_EQ_FMT(2.0, (double)table->rows->top(many, 24, -3.0f), "%g");
+            ASSERT_EQ_FMT(3.0, (double)table->rows->top(many, 24, 3.0f), "%g");
+        }
     }
     PASS();
 }
