@@ -78,6 +78,8 @@ extern "C" {
 #include "numbers/nf4.h"
 #include "cpu/table.h"
 #include "cpu/neon.h"
+#include "cpu/avx2.h"
+#include "cpu/avx512.h"
 #include "cpu/tiers.h"
 #include "cpu/gemm.h"
 #include "cpu/packed.h"
