@@ -82,6 +82,8 @@ extern "C" {
 #include "cpu/rows_neon.h"
 #include "cpu/rows_avx2.h"
 #include "cpu/neon.h"
+#include "cpu/avx2.h"
+#include "cpu/avx512.h"
 #include "cpu/tiers.h"
 #include "cpu/gemm.h"
 #include "cpu/packed.h"

@@ -88,10 +88,10 @@ static const qlora__cpu_table qlora__cpu_tables[] = {
      &qlora__rows_neon},
 #endif
 #ifdef QLORA__X86
-    {QLORA_CPU_TIER_AVX2, "avx2", "AVX2, FMA and F16C", qlora__has_avx2, true, NULL,
+    {QLORA_CPU_TIER_AVX2, "avx2", "AVX2, FMA and F16C", qlora__has_avx2, true, &qlora__avx2_gemm,
      &qlora__rows_avx2},
-    {QLORA_CPU_TIER_AVX512, "avx512", "AVX-512 F, BW, DQ and VL", qlora__has_avx512, false, NULL,
-     &qlora__rows_avx2},
+    {QLORA_CPU_TIER_AVX512, "avx512", "AVX-512 F, BW, DQ and VL", qlora__has_avx512, false,
+     &qlora__avx512_gemm, &qlora__rows_avx2},
 #endif
 };
 
