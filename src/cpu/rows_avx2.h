@@ -441,7 +441,7 @@ QLORA__TARGET_AVX2 static void qlora__adamw_avx2(const qlora__adamw_row* r) {
 
 // A permutation knows eight entries: one for the lower half of the levels, one for the upper, and
 // bit 3 of the code chooses.
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_levels(__m256 low, __m256 high, __m256i code) {
+QLORA__TARGET_AVX2 static __m256 qlora__avx2_codes(__m256 low, __m256 high, __m256i code) {
     __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(code, 28));
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, code),
                             _mm256_permutevar8x32_ps(high, code), upper);
@@ -457,8 +457,8 @@ QLORA__TARGET_AVX2 static void qlora__nf4_avx2(const uint8_t* codes, const float
         int64_t eight;
         memcpy(&eight, codes + i / 2, sizeof eight);
         __m256i pair = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(eight));
-        __m256 even = qlora__avx2_levels(low, high, _mm256_srli_epi32(pair, 4));
-        __m256 odd = qlora__avx2_levels(low, high, pair);
+        __m256 even = qlora__avx2_codes(low, high, _mm256_srli_epi32(pair, 4));
+        __m256 odd = qlora__avx2_codes(low, high, pair);
         __m256 first = _mm256_unpacklo_ps(even, odd);
         __m256 second = _mm256_unpackhi_ps(even, odd);
         __m256 front = _mm256_permute2f128_ps(first, second, 0x20);
