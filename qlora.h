@@ -719,7 +719,8 @@ typedef struct qlora_model_desc {
     int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens; // maximum tokens of a text, including the prompt; 0 = no generation
     qlora_choice recompute;  // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
-    qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory
+    qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory on
+                             // CUDA, none on the CPU, which widens weights while it packs them
     const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;
@@ -3937,8 +3938,21 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 #endif
 #ifdef QLORA__X86
 #include <immintrin.h>
-#if defined(_MSC_VER)
+#if defined(_MSC_VER) && !defined(__clang__)
 #include <intrin.h>
+#elif defined(_MSC_VER)
+// Older clangs leave these out of immintrin.h when they act as MSVC; the order matters.
+#include <smmintrin.h>
+// clang-format off
+#include <avxintrin.h>
+#include <avx2intrin.h>
+#include <fmaintrin.h>
+#include <f16cintrin.h>
+#include <avx512fintrin.h>
+#include <avx512vlintrin.h>
+#include <avx512bwintrin.h>
+#include <avx512dqintrin.h>
+// clang-format on
 #endif
 #endif
 
@@ -29545,4 +29559,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 120d11becfc0f128
+//@@ end 857428b0ddbad732
