@@ -14,8 +14,21 @@
 #endif
 #ifdef QLORA__X86
 #include <immintrin.h>
-#if defined(_MSC_VER)
+#if defined(_MSC_VER) && !defined(__clang__)
 #include <intrin.h>
+#elif defined(_MSC_VER)
+// Older clangs leave these out of immintrin.h when they act as MSVC; the order matters.
+#include <smmintrin.h>
+// clang-format off
+#include <avxintrin.h>
+#include <avx2intrin.h>
+#include <fmaintrin.h>
+#include <f16cintrin.h>
+#include <avx512fintrin.h>
+#include <avx512vlintrin.h>
+#include <avx512bwintrin.h>
+#include <avx512dqintrin.h>
+// clang-format on
 #endif
 #endif
 
