@@ -719,7 +719,8 @@ typedef struct qlora_model_desc {
     int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens; // maximum tokens of a text, including the prompt; 0 = no generation
     qlora_choice recompute;  // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
-    qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory
+    qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory on
+                             // CUDA, none on the CPU, which widens weights while it packs them
     const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;
@@ -3937,8 +3938,21 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 #endif
 #ifdef QLORA__X86
 #include <immintrin.h>
-#if defined(_MSC_VER)
+#if defined(_MSC_VER) && !defined(__clang__)
 #include <intrin.h>
+#elif defined(_MSC_VER)
+// Older clangs leave these out of immintrin.h when they act as MSVC; the order matters.
+#include <smmintrin.h>
+// clang-format off
+#include <avxintrin.h>
+#include <avx2intrin.h>
+#include <fmaintrin.h>
+#include <f16cintrin.h>
+#include <avx512fintrin.h>
+#include <avx512vlintrin.h>
+#include <avx512bwintrin.h>
+#include <avx512dqintrin.h>
+// clang-format on
 #endif
 #endif
 
@@ -3956,8 +3970,8 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 #define QLORA__TARGET_AVX512
 #endif
 
-// Products: kernels of the packed loops in cpu/packed.h. A panel has, for each k, `rows` rows of A or
-// `cols` columns of B side by side; both are multiples of four.
+// Products: kernels of the packed loops in cpu/packed.h. A panel has, for each k, `rows` rows of A
+// or `cols` columns of B side by side; both are multiples of four.
 typedef struct qlora__cpu_gemm {
     int64_t rows;
     int64_t cols;
@@ -4479,24 +4493,24 @@ static const qlora__cpu_rows qlora__rows_portable = {
 
 #ifdef QLORA__NEON
 
-static float32x4_t qlora__neon_part(const float* x, int64_t n) {
+static inline float32x4_t qlora__neon_part(const float* x, int64_t n) {
     float room[4] = {0, 0, 0, 0};
     memcpy(room, x, (size_t)n * sizeof *x);
     return vld1q_f32(room);
 }
 
-static void qlora__neon_put_part(float* y, int64_t n, float32x4_t v) {
+static inline void qlora__neon_put_part(float* y, int64_t n, float32x4_t v) {
     float room[4];
     vst1q_f32(room, v);
     memcpy(y, room, (size_t)n * sizeof *y);
 }
 
 // Loads four elements, or the last n of a row.
-static float32x4_t qlora__neon_get(const float* x, int64_t n) {
+static inline float32x4_t qlora__neon_get(const float* x, int64_t n) {
     return n >= 4 ? vld1q_f32(x) : qlora__neon_part(x, n);
 }
 
-static void qlora__neon_put(float* y, int64_t n, float32x4_t v) {
+static inline void qlora__neon_put(float* y, int64_t n, float32x4_t v) {
     if (n >= 4) {
         vst1q_f32(y, v);
     } else {
@@ -4506,7 +4520,7 @@ static void qlora__neon_put(float* y, int64_t n, float32x4_t v) {
 
 // e^x = 2^n p(x - n ln 2), with an error of at most 1.1 ulp from -87.33 to 88.37. Below that the
 // result is 0, above that it stays at e^88.37; a NaN stays a NaN.
-static float32x4_t qlora__neon_exp(float32x4_t x) {
+static inline float32x4_t qlora__neon_exp(float32x4_t x) {
     const float32x4_t low = vdupq_n_f32(-87.33f);
     const float32x4_t magic = vdupq_n_f32(12582912.0f); // 1.5 2^23: adding it rounds to an integer
     uint32x4_t gone = vcltq_f32(x, low);
@@ -4529,7 +4543,7 @@ static float32x4_t qlora__neon_exp(float32x4_t x) {
 }
 
 // 1 / (1 + e^-x), from e^-|x|, which cannot overflow.
-static float32x4_t qlora__neon_sigmoid(float32x4_t x) {
+static inline float32x4_t qlora__neon_sigmoid(float32x4_t x) {
     const float32x4_t one = vdupq_n_f32(1.0f);
     float32x4_t e = qlora__neon_exp(vnegq_f32(vabsq_f32(x)));
     float32x4_t above = vbslq_f32(vcltzq_f32(x), e, one);
@@ -4537,7 +4551,7 @@ static float32x4_t qlora__neon_sigmoid(float32x4_t x) {
 }
 
 // tanh |x| = x + x z q(z), z = x^2, below 0.625, otherwise (1 - e) / (1 + e), e = e^-2|x|.
-static float32x4_t qlora__neon_tanh(float32x4_t x) {
+static inline float32x4_t qlora__neon_tanh(float32x4_t x) {
     const float32x4_t one = vdupq_n_f32(1.0f);
     float32x4_t a = vabsq_f32(x);
     float32x4_t e = qlora__neon_exp(vmulq_f32(a, vdupq_n_f32(-2.0f)));
@@ -4553,7 +4567,7 @@ static float32x4_t qlora__neon_tanh(float32x4_t x) {
     return vbslq_f32(vdupq_n_u32(0x80000000u), x, y);
 }
 
-static float32x4_t qlora__neon_gelu_share(float32x4_t a) {
+static inline float32x4_t qlora__neon_gelu_share(float32x4_t a) {
     float32x4_t w =
         vfmaq_f32(vdupq_n_f32(1.59576912f), vmulq_f32(a, a), vdupq_n_f32(0.0713548163f));
     return qlora__neon_sigmoid(vmulq_f32(a, w));
@@ -4575,7 +4589,7 @@ static void qlora__load_neon(const void* from, qlora_dtype dtype, int64_t n, flo
 }
 
 // Rounds to nearest even; a NaN becomes 0x7fff, as in the portable tier.
-static uint16x4_t qlora__neon_bf16(float32x4_t v) {
+static inline uint16x4_t qlora__neon_bf16(float32x4_t v) {
     uint32x4_t u = vreinterpretq_u32_f32(v);
     uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
     uint16x4_t rounded = vshrn_n_u32(vaddq_u32(vaddq_u32(u, vdupq_n_u32(0x7fff)), odd), 16);
@@ -4913,7 +4927,7 @@ static void qlora__nf4_neon(const uint8_t* codes, const float* levels, float sca
 }
 
 // Upper words of the products of four words with one.
-static uint32x4_t qlora__neon_high(uint32x4_t x, uint32_t by) {
+static inline uint32x4_t qlora__neon_high(uint32x4_t x, uint32_t by) {
     uint64x2_t low = vmull_n_u32(vget_low_u32(x), by);
     uint64x2_t high = vmull_n_u32(vget_high_u32(x), by);
     return vuzp2q_u32(vreinterpretq_u32_u64(low), vreinterpretq_u32_u64(high));
@@ -5061,24 +5075,24 @@ static const qlora__cpu_rows qlora__rows_neon = {
 
 #ifdef QLORA__X86
 
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_part(const float* x, int64_t n) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_part(const float* x, int64_t n) {
     float room[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     memcpy(room, x, (size_t)n * sizeof *x);
     return _mm256_loadu_ps(room);
 }
 
-QLORA__TARGET_AVX2 static void qlora__avx2_put_part(float* y, int64_t n, __m256 v) {
+QLORA__TARGET_AVX2 static inline void qlora__avx2_put_part(float* y, int64_t n, __m256 v) {
     float room[8];
     _mm256_storeu_ps(room, v);
     memcpy(y, room, (size_t)n * sizeof *y);
 }
 
 // Loads eight elements, or the last n of a row.
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_get(const float* x, int64_t n) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_get(const float* x, int64_t n) {
     return n >= 8 ? _mm256_loadu_ps(x) : qlora__avx2_part(x, n);
 }
 
-QLORA__TARGET_AVX2 static void qlora__avx2_put(float* y, int64_t n, __m256 v) {
+QLORA__TARGET_AVX2 static inline void qlora__avx2_put(float* y, int64_t n, __m256 v) {
     if (n >= 8) {
         _mm256_storeu_ps(y, v);
     } else {
@@ -5086,24 +5100,24 @@ QLORA__TARGET_AVX2 static void qlora__avx2_put(float* y, int64_t n, __m256 v) {
     }
 }
 
-QLORA__TARGET_AVX2 static double qlora__avx2_sum(__m256d v) {
+QLORA__TARGET_AVX2 static inline double qlora__avx2_sum(__m256d v) {
     double room[4];
     _mm256_storeu_pd(room, v);
     return (room[0] + room[2]) + (room[1] + room[3]);
 }
 
-QLORA__TARGET_AVX2 static __m256d qlora__avx2_low(__m256 v) {
+QLORA__TARGET_AVX2 static inline __m256d qlora__avx2_low(__m256 v) {
     return _mm256_cvtps_pd(_mm256_castps256_ps128(v));
 }
 
-QLORA__TARGET_AVX2 static __m256d qlora__avx2_high(__m256 v) {
+QLORA__TARGET_AVX2 static inline __m256d qlora__avx2_high(__m256 v) {
     return _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
 }
 
 // e^x = 2^n p(x - n ln 2), with an error of at most 1.1 ulp from -87.33 to 88.37. Below that the
 // result is 0, above that it stays at e^88.37; a NaN stays a NaN, because min and max return their
 // second operand if one is a NaN.
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_exp(__m256 x) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_exp(__m256 x) {
     const __m256 low = _mm256_set1_ps(-87.33f);
     const __m256 magic = _mm256_set1_ps(12582912.0f); // 1.5 2^23: adding it rounds to an integer
     const __m256 one = _mm256_set1_ps(1.0f);
@@ -5125,12 +5139,12 @@ QLORA__TARGET_AVX2 static __m256 qlora__avx2_exp(__m256 x) {
     return _mm256_andnot_ps(gone, _mm256_mul_ps(p, _mm256_castsi256_ps(power)));
 }
 
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_abs(__m256 x) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_abs(__m256 x) {
     return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
 }
 
 // 1 / (1 + e^-x), from e^-|x|, which cannot overflow.
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_sigmoid(__m256 x) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_sigmoid(__m256 x) {
     const __m256 one = _mm256_set1_ps(1.0f);
     __m256 e = qlora__avx2_exp(_mm256_or_ps(_mm256_set1_ps(-0.0f), x));
     __m256 negative = _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_LT_OQ);
@@ -5138,7 +5152,7 @@ QLORA__TARGET_AVX2 static __m256 qlora__avx2_sigmoid(__m256 x) {
 }
 
 // tanh |x| = x + x z q(z), z = x^2, below 0.625, otherwise (1 - e) / (1 + e), e = e^-2|x|.
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_tanh(__m256 x) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_tanh(__m256 x) {
     const __m256 one = _mm256_set1_ps(1.0f);
     __m256 a = qlora__avx2_abs(x);
     __m256 e = qlora__avx2_exp(_mm256_mul_ps(a, _mm256_set1_ps(-2.0f)));
@@ -5155,7 +5169,7 @@ QLORA__TARGET_AVX2 static __m256 qlora__avx2_tanh(__m256 x) {
     return _mm256_or_ps(y, _mm256_and_ps(_mm256_set1_ps(-0.0f), x));
 }
 
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_gelu_share(__m256 a) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_gelu_share(__m256 a) {
     __m256 w = _mm256_fmadd_ps(_mm256_mul_ps(a, a), _mm256_set1_ps(0.0713548163f),
                                _mm256_set1_ps(1.59576912f));
     return qlora__avx2_sigmoid(_mm256_mul_ps(a, w));
@@ -5497,7 +5511,7 @@ QLORA__TARGET_AVX2 static void qlora__adamw_avx2(const qlora__adamw_row* r) {
 
 // A permutation knows eight entries: one for the lower half of the levels, one for the upper, and
 // bit 3 of the code chooses.
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_codes(__m256 low, __m256 high, __m256i code) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_codes(__m256 low, __m256 high, __m256i code) {
     __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(code, 28));
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, code),
                             _mm256_permutevar8x32_ps(high, code), upper);
@@ -5526,20 +5540,22 @@ QLORA__TARGET_AVX2 static void qlora__nf4_avx2(const uint8_t* codes, const float
 }
 
 // Upper words of the products of eight words with one.
-QLORA__TARGET_AVX2 static __m256i qlora__avx2_high_words(__m256i x, __m256i by) {
+QLORA__TARGET_AVX2 static inline __m256i qlora__avx2_high_words(__m256i x, __m256i by) {
     __m256i even = _mm256_srli_epi64(_mm256_mul_epu32(x, by), 32);
     __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), by);
     return _mm256_blend_epi32(even, odd, 0xaa);
 }
 
 // `scale` where the word is at least `least`, both unsigned.
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_kept(__m256i words, __m256i least, __m256 scale) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_kept(__m256i words, __m256i least,
+                                                         __m256 scale) {
     __m256i kept = _mm256_cmpeq_epi32(_mm256_max_epu32(words, least), words);
     return _mm256_and_ps(_mm256_castsi256_ps(kept), scale);
 }
 
 // Writes element i of a, b, c and d as y[4 i], y[4 i + 1] and so on.
-QLORA__TARGET_AVX2 static void qlora__avx2_put4(float* y, __m256 a, __m256 b, __m256 c, __m256 d) {
+QLORA__TARGET_AVX2 static inline void qlora__avx2_put4(float* y, __m256 a, __m256 b, __m256 c,
+                                                       __m256 d) {
     __m256 ab = _mm256_unpacklo_ps(a, b); // a0 b0 a1 b1, a4 b4 a5 b5
     __m256 cd = _mm256_unpacklo_ps(c, d);
     __m256 ab2 = _mm256_unpackhi_ps(a, b); // a2 b2 a3 b3, a6 b6 a7 b7
@@ -31904,4 +31920,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 65f497df6446931b
+//@@ end b9c9d0dae2d20607

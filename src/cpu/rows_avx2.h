@@ -5,24 +5,24 @@
 
 #ifdef QLORA__X86
 
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_part(const float* x, int64_t n) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_part(const float* x, int64_t n) {
     float room[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     memcpy(room, x, (size_t)n * sizeof *x);
     return _mm256_loadu_ps(room);
 }
 
-QLORA__TARGET_AVX2 static void qlora__avx2_put_part(float* y, int64_t n, __m256 v) {
+QLORA__TARGET_AVX2 static inline void qlora__avx2_put_part(float* y, int64_t n, __m256 v) {
     float room[8];
     _mm256_storeu_ps(room, v);
     memcpy(y, room, (size_t)n * sizeof *y);
 }
 
 // Loads eight elements, or the last n of a row.
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_get(const float* x, int64_t n) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_get(const float* x, int64_t n) {
     return n >= 8 ? _mm256_loadu_ps(x) : qlora__avx2_part(x, n);
 }
 
-QLORA__TARGET_AVX2 static void qlora__avx2_put(float* y, int64_t n, __m256 v) {
+QLORA__TARGET_AVX2 static inline void qlora__avx2_put(float* y, int64_t n, __m256 v) {
     if (n >= 8) {
         _mm256_storeu_ps(y, v);
     } else {
@@ -30,24 +30,24 @@ QLORA__TARGET_AVX2 static void qlora__avx2_put(float* y, int64_t n, __m256 v) {
     }
 }
 
-QLORA__TARGET_AVX2 static double qlora__avx2_sum(__m256d v) {
+QLORA__TARGET_AVX2 static inline double qlora__avx2_sum(__m256d v) {
     double room[4];
     _mm256_storeu_pd(room, v);
     return (room[0] + room[2]) + (room[1] + room[3]);
 }
 
-QLORA__TARGET_AVX2 static __m256d qlora__avx2_low(__m256 v) {
+QLORA__TARGET_AVX2 static inline __m256d qlora__avx2_low(__m256 v) {
     return _mm256_cvtps_pd(_mm256_castps256_ps128(v));
 }
 
-QLORA__TARGET_AVX2 static __m256d qlora__avx2_high(__m256 v) {
+QLORA__TARGET_AVX2 static inline __m256d qlora__avx2_high(__m256 v) {
     return _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
 }
 
 // e^x = 2^n p(x - n ln 2), with an error of at most 1.1 ulp from -87.33 to 88.37. Below that the
 // result is 0, above that it stays at e^88.37; a NaN stays a NaN, because min and max return their
 // second operand if one is a NaN.
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_exp(__m256 x) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_exp(__m256 x) {
     const __m256 low = _mm256_set1_ps(-87.33f);
     const __m256 magic = _mm256_set1_ps(12582912.0f); // 1.5 2^23: adding it rounds to an integer
     const __m256 one = _mm256_set1_ps(1.0f);
@@ -69,12 +69,12 @@ QLORA__TARGET_AVX2 static __m256 qlora__avx2_exp(__m256 x) {
     return _mm256_andnot_ps(gone, _mm256_mul_ps(p, _mm256_castsi256_ps(power)));
 }
 
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_abs(__m256 x) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_abs(__m256 x) {
     return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
 }
 
 // 1 / (1 + e^-x), from e^-|x|, which cannot overflow.
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_sigmoid(__m256 x) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_sigmoid(__m256 x) {
     const __m256 one = _mm256_set1_ps(1.0f);
     __m256 e = qlora__avx2_exp(_mm256_or_ps(_mm256_set1_ps(-0.0f), x));
     __m256 negative = _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_LT_OQ);
@@ -82,7 +82,7 @@ QLORA__TARGET_AVX2 static __m256 qlora__avx2_sigmoid(__m256 x) {
 }
 
 // tanh |x| = x + x z q(z), z = x^2, below 0.625, otherwise (1 - e) / (1 + e), e = e^-2|x|.
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_tanh(__m256 x) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_tanh(__m256 x) {
     const __m256 one = _mm256_set1_ps(1.0f);
     __m256 a = qlora__avx2_abs(x);
     __m256 e = qlora__avx2_exp(_mm256_mul_ps(a, _mm256_set1_ps(-2.0f)));
@@ -99,7 +99,7 @@ QLORA__TARGET_AVX2 static __m256 qlora__avx2_tanh(__m256 x) {
     return _mm256_or_ps(y, _mm256_and_ps(_mm256_set1_ps(-0.0f), x));
 }
 
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_gelu_share(__m256 a) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_gelu_share(__m256 a) {
     __m256 w = _mm256_fmadd_ps(_mm256_mul_ps(a, a), _mm256_set1_ps(0.0713548163f),
                                _mm256_set1_ps(1.59576912f));
     return qlora__avx2_sigmoid(_mm256_mul_ps(a, w));
@@ -441,7 +441,7 @@ QLORA__TARGET_AVX2 static void qlora__adamw_avx2(const qlora__adamw_row* r) {
 
 // A permutation knows eight entries: one for the lower half of the levels, one for the upper, and
 // bit 3 of the code chooses.
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_codes(__m256 low, __m256 high, __m256i code) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_codes(__m256 low, __m256 high, __m256i code) {
     __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(code, 28));
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, code),
                             _mm256_permutevar8x32_ps(high, code), upper);
@@ -470,20 +470,22 @@ QLORA__TARGET_AVX2 static void qlora__nf4_avx2(const uint8_t* codes, const float
 }
 
 // Upper words of the products of eight words with one.
-QLORA__TARGET_AVX2 static __m256i qlora__avx2_high_words(__m256i x, __m256i by) {
+QLORA__TARGET_AVX2 static inline __m256i qlora__avx2_high_words(__m256i x, __m256i by) {
     __m256i even = _mm256_srli_epi64(_mm256_mul_epu32(x, by), 32);
     __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), by);
     return _mm256_blend_epi32(even, odd, 0xaa);
 }
 
 // `scale` where the word is at least `least`, both unsigned.
-QLORA__TARGET_AVX2 static __m256 qlora__avx2_kept(__m256i words, __m256i least, __m256 scale) {
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_kept(__m256i words, __m256i least,
+                                                         __m256 scale) {
     __m256i kept = _mm256_cmpeq_epi32(_mm256_max_epu32(words, least), words);
     return _mm256_and_ps(_mm256_castsi256_ps(kept), scale);
 }
 
 // Writes element i of a, b, c and d as y[4 i], y[4 i + 1] and so on.
-QLORA__TARGET_AVX2 static void qlora__avx2_put4(float* y, __m256 a, __m256 b, __m256 c, __m256 d) {
+QLORA__TARGET_AVX2 static inline void qlora__avx2_put4(float* y, __m256 a, __m256 b, __m256 c,
+                                                       __m256 d) {
     __m256 ab = _mm256_unpacklo_ps(a, b); // a0 b0 a1 b1, a4 b4 a5 b5
     __m256 cd = _mm256_unpacklo_ps(c, d);
     __m256 ab2 = _mm256_unpackhi_ps(a, b); // a2 b2 a3 b3, a6 b6 a7 b7

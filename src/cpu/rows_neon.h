@@ -6,24 +6,24 @@
 
 #ifdef QLORA__NEON
 
-static float32x4_t qlora__neon_part(const float* x, int64_t n) {
+static inline float32x4_t qlora__neon_part(const float* x, int64_t n) {
     float room[4] = {0, 0, 0, 0};
     memcpy(room, x, (size_t)n * sizeof *x);
     return vld1q_f32(room);
 }
 
-static void qlora__neon_put_part(float* y, int64_t n, float32x4_t v) {
+static inline void qlora__neon_put_part(float* y, int64_t n, float32x4_t v) {
     float room[4];
     vst1q_f32(room, v);
     memcpy(y, room, (size_t)n * sizeof *y);
 }
 
 // Loads four elements, or the last n of a row.
-static float32x4_t qlora__neon_get(const float* x, int64_t n) {
+static inline float32x4_t qlora__neon_get(const float* x, int64_t n) {
     return n >= 4 ? vld1q_f32(x) : qlora__neon_part(x, n);
 }
 
-static void qlora__neon_put(float* y, int64_t n, float32x4_t v) {
+static inline void qlora__neon_put(float* y, int64_t n, float32x4_t v) {
     if (n >= 4) {
         vst1q_f32(y, v);
     } else {
@@ -33,7 +33,7 @@ static void qlora__neon_put(float* y, int64_t n, float32x4_t v) {
 
 // e^x = 2^n p(x - n ln 2), with an error of at most 1.1 ulp from -87.33 to 88.37. Below that the
 // result is 0, above that it stays at e^88.37; a NaN stays a NaN.
-static float32x4_t qlora__neon_exp(float32x4_t x) {
+static inline float32x4_t qlora__neon_exp(float32x4_t x) {
     const float32x4_t low = vdupq_n_f32(-87.33f);
     const float32x4_t magic = vdupq_n_f32(12582912.0f); // 1.5 2^23: adding it rounds to an integer
     uint32x4_t gone = vcltq_f32(x, low);
@@ -56,7 +56,7 @@ static float32x4_t qlora__neon_exp(float32x4_t x) {
 }
 
 // 1 / (1 + e^-x), from e^-|x|, which cannot overflow.
-static float32x4_t qlora__neon_sigmoid(float32x4_t x) {
+static inline float32x4_t qlora__neon_sigmoid(float32x4_t x) {
     const float32x4_t one = vdupq_n_f32(1.0f);
     float32x4_t e = qlora__neon_exp(vnegq_f32(vabsq_f32(x)));
     float32x4_t above = vbslq_f32(vcltzq_f32(x), e, one);
@@ -64,7 +64,7 @@ static float32x4_t qlora__neon_sigmoid(float32x4_t x) {
 }
 
 // tanh |x| = x + x z q(z), z = x^2, below 0.625, otherwise (1 - e) / (1 + e), e = e^-2|x|.
-static float32x4_t qlora__neon_tanh(float32x4_t x) {
+static inline float32x4_t qlora__neon_tanh(float32x4_t x) {
     const float32x4_t one = vdupq_n_f32(1.0f);
     float32x4_t a = vabsq_f32(x);
     float32x4_t e = qlora__neon_exp(vmulq_f32(a, vdupq_n_f32(-2.0f)));
@@ -80,7 +80,7 @@ static float32x4_t qlora__neon_tanh(float32x4_t x) {
     return vbslq_f32(vdupq_n_u32(0x80000000u), x, y);
 }
 
-static float32x4_t qlora__neon_gelu_share(float32x4_t a) {
+static inline float32x4_t qlora__neon_gelu_share(float32x4_t a) {
     float32x4_t w =
         vfmaq_f32(vdupq_n_f32(1.59576912f), vmulq_f32(a, a), vdupq_n_f32(0.0713548163f));
     return qlora__neon_sigmoid(vmulq_f32(a, w));
@@ -102,7 +102,7 @@ static void qlora__load_neon(const void* from, qlora_dtype dtype, int64_t n, flo
 }
 
 // Rounds to nearest even; a NaN becomes 0x7fff, as in the portable tier.
-static uint16x4_t qlora__neon_bf16(float32x4_t v) {
+static inline uint16x4_t qlora__neon_bf16(float32x4_t v) {
     uint32x4_t u = vreinterpretq_u32_f32(v);
     uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
     uint16x4_t rounded = vshrn_n_u32(vaddq_u32(vaddq_u32(u, vdupq_n_u32(0x7fff)), odd), 16);
@@ -440,7 +440,7 @@ static void qlora__nf4_neon(const uint8_t* codes, const float* levels, float sca
 }
 
 // Upper words of the products of four words with one.
-static uint32x4_t qlora__neon_high(uint32x4_t x, uint32_t by) {
+static inline uint32x4_t qlora__neon_high(uint32x4_t x, uint32_t by) {
     uint64x2_t low = vmull_n_u32(vget_low_u32(x), by);
     uint64x2_t high = vmull_n_u32(vget_high_u32(x), by);
     return vuzp2q_u32(vreinterpretq_u32_u64(low), vreinterpretq_u32_u64(high));
