@@ -11,7 +11,7 @@ static double probe_rate(app* a) {
     qlora_tensor t[3];
     memset(t, 0, sizeof t);
     bool ok = qlora_tensor_create(a->ctx, QLORA_F32, ROWS, k, &t[0]) == QLORA_OK &&
-              qlora_tensor_create(a->ctx, QLORA_F32, n, k, &t[1]) == QLORA_OK &&
+              qlora_tensor_create(a->ctx, QLORA_F32, k, n, &t[1]) == QLORA_OK &&
               qlora_tensor_create(a->ctx, QLORA_F32, ROWS, n, &t[2]) == QLORA_OK;
     for (int i = 0; i < 2; i++) {
         ok = ok && qlora_fill(a->ctx, 0.5f, &t[i]) == QLORA_OK;
