@@ -62,6 +62,7 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/folder.h"
 #include "finetune/plot.h"
 #include "finetune/train.h"
+#include "finetune/estimate.h"
 #include "finetune/reports.h"
 #include "finetune/demo.h"
 #include "finetune/start.h"
@@ -166,6 +167,7 @@ static bool run(app* a, int argc, char** argv) {
         return evaluate_only(a);
     }
     plan_show(a);
+    estimate_print(a);
     return true;
 }
 

@@ -222,6 +222,7 @@ static bool doctor_print(app* a) {
         doctor_json(a, rows);
     } else {
         doctor_text(a, rows);
+        estimate_print(a);
     }
     return a->bad.count == 0 || error_set(a->error, "%zu record%s cannot be read", a->bad.count,
                                           a->bad.count == 1 ? "" : "s");

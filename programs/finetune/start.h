@@ -322,6 +322,7 @@ static bool train(app* a) {
     }
     char text[32];
     say(a, "ready after %s\n", short_time(seconds_now() - start, text));
+    estimate_warn(a);
     bool fresh = a->step == 0;
     bool ok = (!fresh || prompt_show(a, "before")) && train_loop(a);
     if (a->step == 0) {
