@@ -837,6 +837,12 @@ static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
 }
 
+// The value of an environment variable; false if it is not set, empty, or longer than `out`.
+static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
+    unsigned long used = GetEnvironmentVariableA(name, out, (unsigned long)size);
+    return used > 0 && used < size;
+}
+
 // Bytes of physical memory that are available; 0 = not known.
 static QLORA__UNUSED uint64_t qlora__os_memory(const char* root) {
     struct {
@@ -1076,6 +1082,13 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 && n < 4096 ? (int32_t)n : 1;
+}
+
+// The value of an environment variable; false if it is not set or empty.
+static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
+    const char* value = getenv(name);
+    snprintf(out, size, "%s", value != NULL ? value : "");
+    return out[0] != '\0';
 }
 
 // Reads a small text file, such as those of /proc; "" if there is none.
@@ -27624,4 +27637,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 9d15a8d7927e6f64
+//@@ end 5aa06623e4badc52
