@@ -1514,8 +1514,8 @@ typedef struct qlora_attention_desc {
 //
 // bf16 runs on the tensor cores of GPUs from compute capability 8.0 on if head_dim is a multiple of
 // 8 and rows start at multiples of 16 bytes. Its kernels have head sizes 32, 64, 80, 96, 128, 192
-// and 256; another head_dim takes the time of the next larger one. Everything else is f32
-// arithmetic.
+// and 256, for capped scores 128 and 256; another head_dim takes the time of a larger one.
+// Everything else is f32 arithmetic.
 QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                                const qlora_tensor* q, const qlora_tensor* k,
                                                const qlora_tensor* v, const qlora_tensor* seqs,
@@ -12596,8 +12596,8 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 #define QLORA__NEED_F32    4u // computes in f32
 #define QLORA__NEED_NF4    8u // has an NF4 base
 #define QLORA__NEED_LORA  16u // trains adapters
-#define QLORA__NEED_HEAD64  32u  // tensor-core attention, head sizes up to 64
-#define QLORA__NEED_HEAD128 64u  // the same, up to 128, and so on
+#define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
+#define QLORA__NEED_HEAD128 64u  // the same, head size 128, and so on
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
 #define QLORA__NEED_RANDOM 256u  // generates its weights from a seed
 #define QLORA__NEED_HEAD32  512u
@@ -12605,6 +12605,7 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 #define QLORA__NEED_HEAD96  2048u
 #define QLORA__NEED_HEAD192 4096u
 #define QLORA__NEED_HEAD256 8192u
+#define QLORA__NEED_HEAD128CAP 16384u // capped scores, and head sizes below 128
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
@@ -12734,14 +12735,14 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
     X(attn64_bwd_kv, attn64, 58368, HEAD64)                                                        \
     X(attn64_bwd_sum, attn64, 0, HEAD64)                                                           \
     X(attn64_bwd_q, attn64, 65536, HEAD64)                                                         \
-    X(attn80_fwd, attn80, 67584, HEAD80)                                                           \
+    X(attn80_fwd, attn80, 45056, HEAD80)                                                           \
     X(attn80_stats, attn80, 0, HEAD80)                                                             \
     X(attn80_bwd_kv, attn80, 76800, HEAD80)                                                        \
     X(attn80_bwd_sum, attn80, 0, HEAD80)                                                           \
     X(attn80_bwd_q, attn80, 90112, HEAD80)                                                         \
     X(attn96_fwd, attn96, 79872, HEAD96)                                                           \
     X(attn96_stats, attn96, 0, HEAD96)                                                             \
-    X(attn96_bwd_kv, attn96, 57856, HEAD96)                                                        \
+    X(attn96_bwd_kv, attn96, 89088, HEAD96)                                                        \
     X(attn96_bwd_sum, attn96, 0, HEAD96)                                                           \
     X(attn96_bwd_q, attn96, 79872, HEAD96)                                                         \
     X(attn128_fwd, attn128, 65536, HEAD128)                                                        \
@@ -12749,9 +12750,14 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
     X(attn128_bwd_kv, attn128, 70144, HEAD128)                                                     \
     X(attn128_bwd_sum, attn128, 0, HEAD128)                                                        \
     X(attn128_bwd_q, attn128, 98304, HEAD128)                                                      \
+    X(attn128c_fwd, attn128c, 65536, HEAD128CAP)                                                   \
+    X(attn128c_stats, attn128c, 0, HEAD128CAP)                                                     \
+    X(attn128c_bwd_kv, attn128c, 70144, HEAD128CAP)                                                \
+    X(attn128c_bwd_sum, attn128c, 0, HEAD128CAP)                                                   \
+    X(attn128c_bwd_q, attn128c, 98304, HEAD128CAP)                                                 \
     X(attn192_fwd, attn192, 73728, HEAD192)                                                        \
     X(attn192_stats, attn192, 0, HEAD192)                                                          \
-    X(attn192_bwd_kv, attn192, 76288, HEAD192)                                                     \
+    X(attn192_bwd_kv, attn192, 156672, HEAD192)                                                    \
     X(attn192_bwd_sum, attn192, 0, HEAD192)                                                        \
     X(attn192_bwd_q, attn192, 98304, HEAD192)                                                      \
     X(attn256_fwd, attn256, 98304, HEAD256)                                                        \
@@ -19035,11 +19041,20 @@ typedef struct qlora__attention_kernel {
     uint32_t shared;
 } qlora__attention_kernel;
 
+// What the kernels of a path take. The first three need heads that start at multiples of 16 bytes.
+typedef enum qlora__attention_takes {
+    QLORA__TAKES_EXACT,  // its own head size
+    QLORA__TAKES_PADDED, // and smaller ones
+    QLORA__TAKES_CAPPED, // and capped scores
+    QLORA__TAKES_ALL
+} qlora__attention_takes;
+
 typedef struct qlora__attention_path {
     qlora_dtype dtype;
-    int64_t hd;     // up to this head size, heads starting at multiples of 16 bytes; 0 = any
+    int64_t hd;
     int capability; // minimum compute capability
-    uint32_t need;  // condition in the registry, for pre-warm
+    qlora__attention_takes takes;
+    uint32_t need; // condition in the registry, for pre-warm
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
     qlora__attention_kernel kv;
@@ -19050,39 +19065,43 @@ typedef struct qlora__attention_path {
 // clang-format off
 // The first row that fits is used. The comments in kernels/attn_tc.cuh explain the shared memory.
 static const qlora__attention_path qlora__attention_paths[] = {
-    {QLORA_BF16, 32, 80, QLORA__NEED_HEAD32,
+    {QLORA_BF16, 32, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD32,
      {QLORA__K_attn32_fwd, 128, 128, 30720}, {QLORA__K_attn32_stats, 64, 256, 0},
      {QLORA__K_attn32_bwd_kv, 64, 128, 39936}, {QLORA__K_attn32_bwd_q, 128, 128, 40960},
      {QLORA__K_attn32_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 64, 80, QLORA__NEED_HEAD64,
+    {QLORA_BF16, 64, 80, QLORA__TAKES_EXACT, QLORA__NEED_HEAD64,
      {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
      {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536},
      {QLORA__K_attn64_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 80, 80, QLORA__NEED_HEAD80,
-     {QLORA__K_attn80_fwd, 128, 128, 67584}, {QLORA__K_attn80_stats, 128, 256, 0},
+    {QLORA_BF16, 80, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD80,
+     {QLORA__K_attn80_fwd, 128, 128, 45056}, {QLORA__K_attn80_stats, 128, 256, 0},
      {QLORA__K_attn80_bwd_kv, 64, 128, 76800}, {QLORA__K_attn80_bwd_q, 128, 128, 90112},
      {QLORA__K_attn80_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 96, 80, QLORA__NEED_HEAD96,
+    {QLORA_BF16, 96, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD96,
      {QLORA__K_attn96_fwd, 128, 128, 79872}, {QLORA__K_attn96_stats, 64, 256, 0},
-     {QLORA__K_attn96_bwd_kv, 64, 128, 57856}, {QLORA__K_attn96_bwd_q, 128, 128, 79872},
+     {QLORA__K_attn96_bwd_kv, 64, 128, 89088}, {QLORA__K_attn96_bwd_q, 128, 128, 79872},
      {QLORA__K_attn96_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 128, 80, QLORA__NEED_HEAD128,
+    {QLORA_BF16, 128, 80, QLORA__TAKES_EXACT, QLORA__NEED_HEAD128,
      {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
      {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304},
      {QLORA__K_attn128_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 192, 80, QLORA__NEED_HEAD192,
+    {QLORA_BF16, 128, 80, QLORA__TAKES_CAPPED, QLORA__NEED_HEAD128CAP,
+     {QLORA__K_attn128c_fwd, 128, 128, 65536}, {QLORA__K_attn128c_stats, 16, 256, 0},
+     {QLORA__K_attn128c_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128c_bwd_q, 128, 128, 98304},
+     {QLORA__K_attn128c_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 192, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD192,
      {QLORA__K_attn192_fwd, 64, 128, 73728}, {QLORA__K_attn192_stats, 32, 256, 0},
-     {QLORA__K_attn192_bwd_kv, 32, 128, 76288}, {QLORA__K_attn192_bwd_q, 64, 128, 98304},
+     {QLORA__K_attn192_bwd_kv, 64, 256, 156672}, {QLORA__K_attn192_bwd_q, 64, 128, 98304},
      {QLORA__K_attn192_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 256, 80, QLORA__NEED_HEAD256,
+    {QLORA_BF16, 256, 80, QLORA__TAKES_CAPPED, QLORA__NEED_HEAD256,
      {QLORA__K_attn256_fwd, 64, 128, 98304}, {QLORA__K_attn256_stats, 16, 256, 0},
      {QLORA__K_attn256_bwd_kv, 32, 128, 100864}, {QLORA__K_attn256_bwd_q, 64, 128, 98304},
      {QLORA__K_attn256_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 0, 75, QLORA__NEED_HEADANY,
+    {QLORA_BF16, 0, 75, QLORA__TAKES_ALL, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
-    {QLORA_F32, 0, 75, QLORA__NEED_HEADANY,
+    {QLORA_F32, 0, 75, QLORA__TAKES_ALL, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
@@ -19093,12 +19112,23 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
     return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
 }
 
+static bool qlora__attention_fits(const qlora_ctx* ctx, const qlora__attention_path* p, int64_t hd,
+                                  bool aligned, bool capped) {
+    if (p->takes == QLORA__TAKES_ALL) {
+        return true;
+    }
+    // No other kernel of a path needs more shared memory than kv does where it does not fit.
+    return aligned && (p->takes == QLORA__TAKES_EXACT ? hd == p->hd : hd <= p->hd) &&
+           (!capped || p->takes == QLORA__TAKES_CAPPED) &&
+           p->kv.shared <= (uint32_t)ctx->gpu->max_shared;
+}
+
 // Finds the first row of the table that fits.
 static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
-                                                          int64_t hd, bool aligned) {
+                                                          int64_t hd, bool aligned, bool capped) {
     const qlora__attention_path* p = qlora__attention_paths;
-    while (p->dtype != dtype || (p->hd != 0 && (hd > p->hd || !aligned)) ||
-           !qlora__gpu_takes(ctx, p->capability)) {
+    while (p->dtype != dtype || !qlora__gpu_takes(ctx, p->capability) ||
+           !qlora__attention_fits(ctx, p, hd, aligned, capped)) {
         p++; // the last row for each dtype always fits
     }
     return p;
@@ -19111,13 +19141,14 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         aligned = aligned && qlora__attention_aligned(all[i]);
     }
-    return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned);
+    return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned, a->cap > 0.0f);
 }
 
-// Returns the condition of the kernels that attention needs for this type and head size.
+// Returns the condition of the kernels that attention needs for this type and head size, with or
+// without a cap.
 static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
-                                                    int64_t hd) {
-    return qlora__attention_find(ctx, dtype, hd, hd % 8 == 0)->need;
+                                                    int64_t hd, bool capped) {
+    return qlora__attention_find(ctx, dtype, hd, hd % 8 == 0, capped)->need;
 }
 
 // Kernels count tokens, heads and offsets in 32 bits.
@@ -19965,19 +19996,21 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
 // Returns the conditions of the kernel registry that hold for a model. random: its weights are
 // generated.
 static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
-                                      bool nf4, bool lora, bool random) {
+                                      bool capped, bool nf4, bool lora, bool random) {
     return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
            (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
            (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
-           (random ? QLORA__NEED_RANDOM : 0) | qlora__attention_need(ctx, compute, head_dim);
+           (random ? QLORA__NEED_RANDOM : 0) |
+           qlora__attention_need(ctx, compute, head_dim, capped);
 }
 
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     double start = qlora__clock_ms();
     // Without 4-bit weights, the base itself can be trained, and mixed products also need the
     // 16-bit kernels.
-    uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, s->base == QLORA_BASE_NF4,
-                                          s->rank > 0 || s->base != QLORA_BASE_NF4, true);
+    uint32_t have =
+        qlora__kernels_needed(ctx, s->compute, s->head_dim, false, s->base == QLORA_BASE_NF4,
+                              s->rank > 0 || s->base != QLORA_BASE_NF4, true);
     if (s->base == QLORA_BASE_16BIT && qlora__gpu_takes(ctx, 80)) {
         have |= QLORA__NEED_BF16;
     }
@@ -23485,8 +23518,9 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
         // The kernels that only decoding uses are loaded by the dry run.
         const qlora_model_config* c = &m->plan.config;
-        return qlora__cache_warm(
-            ctx, qlora__kernels_needed(ctx, m->compute, c->head_dim, nf4, true, m->dir == NULL));
+        return qlora__cache_warm(ctx, qlora__kernels_needed(ctx, m->compute, c->head_dim,
+                                                            c->attention_cap > 0.0, nf4, true,
+                                                            m->dir == NULL));
     }
 #else
     (void)m;
@@ -28349,4 +28383,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 6682c8580b337ccf
+//@@ end 67ec68de686d6fb8

@@ -97,9 +97,10 @@ template <int HD> struct tile {
                                                    : 2;
 };
 
-template <int HD> __device__ __forceinline__ uint32_t tile_at(int32_t row, int32_t chunk) {
-    return (uint32_t)(row * tile<HD>::PITCH +
-                      ((tile<HD>::SWIZZLED ? chunk ^ (row & 7) : chunk) << 4));
+template <int HD>
+__device__ __forceinline__ uint32_t tile_at(int32_t row, int32_t chunk, int32_t bytes = 0) {
+    int32_t turn = tile<HD>::SWIZZLED ? row & 7 : 0;
+    return (uint32_t)(row * tile<HD>::PITCH + ((chunk ^ turn) << 4) + bytes);
 }
 
 // Start of this thread's part of a tile: a chunk of one row, then of every STEP-th row. hd, the
@@ -140,7 +141,7 @@ __device__ __forceinline__ void tile_load(uint32_t to, const bf16* from, int64_t
             bool row = thread / LANES + i < rows_left;
 #pragma unroll 1
             for (int c = 0; c < CHUNKS; c += LANES) {
-                bool inside = row && (thread % LANES + c) * 8 < hd;
+                bool inside = row && (hd == HD || (thread % LANES + c) * 8 < hd);
                 copy16_or_zero(to + (uint32_t)(i * tile<HD>::PITCH + c * 16),
                                inside ? from + c * 8 : any, inside ? 16 : 0);
             }
@@ -161,13 +162,16 @@ template <int HD> __device__ __forceinline__ uint32_t tile_step(uint32_t lane_ad
 // multiple of 8.
 template <int HD> __device__ __forceinline__ uint32_t lane_rows16(uint32_t base, int32_t row) {
     int32_t lane = (int32_t)threadIdx.x & 31;
-    return base + tile_at<HD>(row + (lane & 15), lane >> 4);
+    int32_t turn = tile<HD>::SWIZZLED ? lane & 7 : 0;
+    return base + (uint32_t)((row + (lane & 15)) * tile<HD>::PITCH + (((lane >> 4) ^ turn) << 4));
 }
 
 // B operand [16 n][16 k] of an [n][k] tile.
 template <int HD> __device__ __forceinline__ uint32_t lane_cols16(uint32_t base, int32_t row) {
     int32_t lane = (int32_t)threadIdx.x & 31;
-    return base + tile_at<HD>(row + (lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
+    int32_t r = (lane & 7) + ((lane >> 4) << 3);
+    int32_t turn = tile<HD>::SWIZZLED ? lane & 7 : 0;
+    return base + (uint32_t)((row + r) * tile<HD>::PITCH + ((((lane >> 3) & 1) ^ turn) << 4));
 }
 
 template <int MT, int N> __device__ __forceinline__ void clear(float (&acc)[MT][N][4]) {
@@ -241,7 +245,7 @@ rows_store(float (&acc)[MT][HD / 8][4], const float (&factor)[MT][2], uint32_t r
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 int32_t row = m * 16 + h * 8 + (lane >> 2);
-                uint32_t at = mine + tile_at<HD>(row, n) + (uint32_t)(lane & 3) * 4;
+                uint32_t at = mine + tile_at<HD>(row, n, (lane & 3) * 4);
                 uint32_t x =
                     pack_bf16(acc[m][n][2 * h] * factor[m][h], acc[m][n][2 * h + 1] * factor[m][h]);
                 asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
@@ -259,7 +263,7 @@ rows_store(float (&acc)[MT][HD / 8][4], const float (&factor)[MT][2], uint32_t r
                      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                      : "r"(at)
                      : "memory");
-        if (first + row < length && chunk * 8 < hd) {
+        if (first + row < length && (hd == HD || chunk * 8 < hd)) {
             *(uint4*)(base + (int64_t)(first + row) * ld + chunk * 8) = x;
         }
     }
@@ -280,7 +284,7 @@ __device__ __forceinline__ void rows_store_f32(const float (&acc)[MT][HD / 8][4]
                 float* to = base + (int64_t)row * ld + (lane & 3) * 2;
 #pragma unroll
                 for (int n = 0; n < HD / 8; n++) {
-                    if (n * 8 < hd) {
+                    if (hd == HD || n * 8 < hd) {
                         *(float2*)(to + n * 8) =
                             make_float2(acc[m][n][2 * h] * factor, acc[m][n][2 * h + 1] * factor);
                     }
@@ -295,10 +299,9 @@ __device__ __forceinline__ void rows_zero(T* base, int64_t ld, int32_t hd, int32
                                           int32_t length) {
     constexpr int EACH = 16 / sizeof(T);
     constexpr int CHUNKS = HD / EACH;
-#pragma unroll 1
     for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
         int32_t row = first + i / CHUNKS;
-        if (row < length && i % CHUNKS * EACH < hd) {
+        if (row < length && (hd == HD || i % CHUNKS * EACH < hd)) {
             *(uint4*)(base + (int64_t)row * ld + i % CHUNKS * EACH) = make_uint4(0, 0, 0, 0);
         }
     }

@@ -330,10 +330,10 @@ __device__ __forceinline__ void attn_stats(const bf16* o, int64_t ld_o, const bf
     float d = 0.0f;
 #pragma unroll
     for (int c = 0; c < tile<HD>::CHUNKS; c += LANES) {
-        int32_t at = (lane + c) * 8;
-        if (at < hd) {
-            uint4 x = *(const uint4*)(o + token * ld_o + head * hd + at);
-            uint4 y = *(const uint4*)(d_o + token * ld_do + head * hd + at);
+        int32_t chunk = lane + c;
+        if (hd == HD || chunk * 8 < hd) {
+            uint4 x = *(const uint4*)(o + token * ld_o + head * hd + chunk * 8);
+            uint4 y = *(const uint4*)(d_o + token * ld_do + head * hd + chunk * 8);
             const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
             const uint32_t ys[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
@@ -465,7 +465,7 @@ __device__ __forceinline__ void pair_take(const float (&dp)[MT][NT][4], uint32_t
 __device__ __forceinline__ float* part_at(const attn_args& a, float* parts, int64_t begin,
                                           int which) {
     int64_t share = (int64_t)which * gridDim.z + blockIdx.z;
-    return parts + (share * a.tokens + begin) * a.kv_heads * a.hd + (int32_t)blockIdx.y * a.hd;
+    return parts + (share * a.tokens + begin) * a.kv_heads * a.hd + blockIdx.y * a.hd;
 }
 
 // One block per tile of BKV = 16 MT PAIRS keys, kv head and share of the group's query heads
@@ -636,13 +636,13 @@ __device__ __forceinline__ void attn_sum(const float* parts, int32_t shares, int
 
 // { lse, D } of this thread's rows.
 template <int MT>
-__device__ __forceinline__ void stats_load(float2 (&stat)[MT][2], const float2* stats, int32_t row0,
-                                           int32_t length) {
+__device__ __forceinline__ void stats_load(float2 (&stat)[MT][2], const float2* stats, int32_t lane,
+                                           int32_t row0, int32_t length) {
 #pragma unroll
     for (int m = 0; m < MT; m++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int32_t row = row0 + m * 16 + h * 8 + (((int32_t)threadIdx.x & 31) >> 2);
+            int32_t row = row0 + m * 16 + h * 8 + (lane >> 2);
             stat[m][h] = row < length ? stats[row] : make_float2(0.0f, 0.0f);
         }
     }
@@ -685,15 +685,13 @@ __device__ __forceinline__ void cap_gradients(const float (&s)[MT][NT][4], float
     }
 }
 
-// Adds to acc what the keys from col0 on give to dq; dp holds do.v of these keys. The lane
-// addresses point to the first of them.
+// Adds to acc what the keys from col0 on give to dq; s holds q.k and dp holds do.v of these keys,
+// and the lane address points to the first of them.
 template <int HD, int MT, int NT>
-__device__ __forceinline__ void gradients_add(float (&acc)[MT][HD / 8][4], float (&dp)[MT][NT][4],
-                                              const attn_args& a, const float2 (&stat)[MT][2],
-                                              uint32_t q_lane, uint32_t k_lane,
+__device__ __forceinline__ void gradients_add(float (&acc)[MT][HD / 8][4], float (&s)[MT][NT][4],
+                                              float (&dp)[MT][NT][4], const attn_args& a,
+                                              float factor, const float2 (&stat)[MT][2],
                                               uint32_t k_cols_lane, int32_t row0, int32_t col0) {
-    float s[MT][NT][4];
-    product_rows<HD, MT, NT>(s, q_lane, k_lane);
     if (a.cap > 0.0f) {
         scores_cap(s, a);
     }
@@ -704,7 +702,7 @@ __device__ __forceinline__ void gradients_add(float (&acc)[MT][HD / 8][4], float
         cap_gradients(s, dp, stat);
     }
     uint32_t ds[MT][NT / 2][4];
-    score_gradients<MT, NT>(s, dp, score_factor(a), stat, ds);
+    score_gradients<MT, NT>(s, dp, factor, stat, ds);
     product_columns<HD, MT, NT / 2>(acc, ds, k_cols_lane);
 }
 
@@ -729,12 +727,13 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
     if (t.first >= t.length) {
         return;
     }
-    dq += (int64_t)t.begin * ld_dq + head * a.hd;
     if (t.tail) {
+        dq += (int64_t)t.begin * ld_dq + head * a.hd;
         rows_zero<HD, BM, THREADS>(dq, ld_dq, a.hd, t.first, t.length);
         return;
     }
     int32_t kv_head = head / (a.heads / a.kv_heads);
+    stats += (int64_t)head * a.tokens + t.begin;
     int32_t n_end = (min(t.first + BM, t.length) + BN - 1) / BN;
     int32_t n = a.window > 0 ? max(t.first - a.window + 1, 0) / BN : 0;
     const bf16* k = tile_source<HD>(a.k, a.ld_k, a.hd, kv_head, t.begin + n * BN);
@@ -744,6 +743,7 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
     uint32_t do_tile = q_tile + BM * PITCH;
     uint32_t k_tile = do_tile + BM * PITCH;
     uint32_t v_tile = k_tile + BN * PITCH;
+    int32_t lane = (int32_t)threadIdx.x & 31;
     int32_t warp_row = (int32_t)(threadIdx.x >> 5) * MT * 16;
     int32_t row0 = t.first + warp_row;
     uint32_t q_lane = lane_rows16<HD>(q_tile, warp_row);
@@ -751,22 +751,26 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
     uint32_t k_lane = lane_cols16<HD>(k_tile, 0);
     uint32_t v_lane = lane_cols16<HD>(v_tile, 0);
     uint32_t k_cols_lane = lane_rows16<HD>(k_tile, 0);
+    const float factor = score_factor(a);
 
     tile_load<HD, BM, THREADS>(q_tile, tile_source<HD>(a.q, a.ld_q, a.hd, head, t.begin + t.first),
                                a.ld_q, a.hd, t.length - t.first, a.q);
     tile_load<HD, BM, THREADS>(do_tile,
                                tile_source<HD>(a.d_o, a.ld_do, a.hd, head, t.begin + t.first),
                                a.ld_do, a.hd, t.length - t.first, a.d_o);
-    tile_load<HD, BN, THREADS>(v_tile, v, a.ld_v, a.hd, t.length - n * BN, a.v);
     if (STAGES == 1) {
+        tile_load<HD, BN, THREADS>(v_tile, v, a.ld_v, a.hd, t.length - n * BN, a.v);
         copy_commit();
     }
     tile_load<HD, BN, THREADS>(k_tile, k, a.ld_k, a.hd, t.length - n * BN, a.k);
+    if (STAGES == 2) {
+        tile_load<HD, BN, THREADS>(v_tile, v, a.ld_v, a.hd, t.length - n * BN, a.v);
+    }
     copy_commit();
     float acc[MT][HD / 8][4];
     clear(acc);
     float2 stat[MT][2];
-    stats_load<MT>(stat, stats + (int64_t)head * a.tokens + t.begin, row0, t.length);
+    stats_load<MT>(stat, stats, lane, row0, t.length);
     uint32_t stage = 0;
     for (; n < n_end; n++) {
         copy_wait<2 - STAGES>();
@@ -775,10 +779,11 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
         v += BN * a.ld_v;
         forget(q_lane);
         forget(do_lane);
-        int32_t rows_left = n + 1 < n_end ? t.length - (n + 1) * BN : 0;
         if (STAGES == 2 && n + 1 < n_end) {
-            tile_load<HD, BN, THREADS>(k_tile + (stage ^ STAGE), k, a.ld_k, a.hd, rows_left, a.k);
-            tile_load<HD, BN, THREADS>(v_tile + (stage ^ STAGE), v, a.ld_v, a.hd, rows_left, a.v);
+            uint32_t next = k_tile + (stage ^ STAGE);
+            int32_t rows_left = t.length - (n + 1) * BN;
+            tile_load<HD, BN, THREADS>(next, k, a.ld_k, a.hd, rows_left, a.k);
+            tile_load<HD, BN, THREADS>(next + BN * PITCH, v, a.ld_v, a.hd, rows_left, a.v);
             copy_commit();
         }
 #pragma unroll
@@ -786,26 +791,37 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
             int32_t col0 = n * BN + part * SUB;
             uint32_t at = stage + (uint32_t)(part * SUB * PITCH);
             bool visible = col0 <= row0 + MT * 16 - 1;
-            float dp[MT][NT][4];
-            if (visible) {
-                product_rows<HD, MT, NT>(dp, do_lane, v_lane + at);
+            if (STAGES == 2 && !visible) {
+                break;
             }
-            if (STAGES == 1) {
+            float s[MT][NT][4];
+            float dp[MT][NT][4];
+            if (STAGES == 2) {
+                product_rows<HD, MT, NT>(s, q_lane, k_lane + at);
+                product_rows<HD, MT, NT>(dp, do_lane, v_lane + at);
+            } else {
+                if (visible) {
+                    product_rows<HD, MT, NT>(dp, do_lane, v_lane);
+                }
                 copy_wait();
                 __syncthreads();
                 if (n + 1 < n_end) {
-                    tile_load<HD, BN, THREADS>(v_tile, v, a.ld_v, a.hd, rows_left, a.v);
+                    tile_load<HD, BN, THREADS>(v_tile, v, a.ld_v, a.hd, t.length - (n + 1) * BN,
+                                               a.v);
                     copy_commit();
+                }
+                if (visible) {
+                    product_rows<HD, MT, NT>(s, q_lane, k_lane);
                 }
             }
             if (visible) {
-                gradients_add<HD, MT, NT>(acc, dp, a, stat, q_lane, k_lane + at, k_cols_lane + at,
-                                          row0, col0);
+                gradients_add<HD, MT, NT>(acc, s, dp, a, factor, stat, k_cols_lane + at, row0,
+                                          col0);
             }
         }
         if (STAGES == 1 && n + 1 < n_end) {
             __syncthreads();
-            tile_load<HD, BN, THREADS>(k_tile, k, a.ld_k, a.hd, rows_left, a.k);
+            tile_load<HD, BN, THREADS>(k_tile, k, a.ld_k, a.hd, t.length - (n + 1) * BN, a.k);
             copy_commit();
         }
         stage ^= STAGE;
@@ -815,54 +831,64 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
     for (int m = 0; m < MT; m++) {
         factors[m][0] = factors[m][1] = a.scale;
     }
+    dq += (int64_t)t.begin * ld_dq + (int32_t)blockIdx.y * a.hd;
     rows_store<HD, MT>(acc, factors, q_tile, warp_row, dq, ld_dq, a.hd, row0, t.length);
 }
 
 // --- entry points ---
 
-// The five kernels of a module. half exists for the common launch code, which also launches
-// attn_f32.cu; here it is 1. PITCH is the number of bytes of a row in shared memory: 2 HD, or
+// The five kernels of a module. KIND says which head sizes and scores they take; what is not taken
+// costs nothing, because it is a constant. half exists for the common launch code, which also
+// launches attn_f32.cu; here it is 1. PITCH is the number of bytes of a row in shared memory: 2 HD, or
 // 2 HD + 16 if HD is not a multiple of 64.
+
+#define EXACT 0  // head size HD, no cap
+#define PADDED 1 // any head size up to HD that is a multiple of 8, no cap
+#define CAPPED 2 // the same, with or without a cap
+#define SIZE_OF(KIND, HD) ((KIND) == EXACT ? (HD) : hd)
+#define CAP_OF(KIND) ((KIND) == CAPPED ? cap : 0.0f)
 
 // Forward. Grid (floor(tokens / (16 MT WARPS)) + n_seqs + 1, heads), 32 WARPS threads,
 // (16 MT WARPS + 2 STAGES BN) PITCH bytes of dynamic shared memory.
-#define ATTN_FORWARD(HD, WARPS, MT, BN, STAGES, BLOCKS)                                            \
-    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##HD##_fwd(                       \
+#define ATTN_FORWARD(KIND, NAME, HD, WARPS, MT, BN, STAGES, BLOCKS)                                \
+    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##NAME##_fwd(                     \
         const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,     \
         bf16* o, int64_t ld_o, float* lse, const int32_t* cu, int32_t n_seqs, int32_t tokens,      \
         int32_t heads, int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half,    \
         float cap) {                                                                               \
-        attn_args a = {q,      k,      v,     nullptr,  ld_q, ld_k,   ld_v,  0,  cu,               \
-                       n_seqs, tokens, heads, kv_heads, hd,   window, scale, cap};                 \
+        attn_args a = {q,      k,     v,           nullptr, ld_q,  ld_k,     ld_v,                 \
+                       0,      cu,    n_seqs,      tokens,  heads, kv_heads, SIZE_OF(KIND, HD),    \
+                       window, scale, CAP_OF(KIND)};                                               \
         attn_forward<HD, WARPS, MT, BN, STAGES>(a, o, ld_o, lse);                                  \
     }
 
 // Grid (ceil(tokens / (256 / LANES)), heads), 256 threads; LANES is 16 for HD 128 and 256, 8 for 64
 // and 192, 4 for 32 and 96, 2 for 80.
-#define ATTN_STATS(HD)                                                                             \
-    QLORA_KERNEL __launch_bounds__(256) qlora_attn##HD##_stats(                                    \
+#define ATTN_STATS(KIND, NAME, HD)                                                                 \
+    QLORA_KERNEL __launch_bounds__(256) qlora_attn##NAME##_stats(                                  \
         const bf16* o, int64_t ld_o, const bf16* d_o, int64_t ld_do, const float* lse,             \
         float2* stats, int32_t tokens, int32_t hd, int32_t half) {                                 \
-        attn_stats<HD>(o, ld_o, d_o, ld_do, lse, stats, tokens, hd);                               \
+        attn_stats<HD>(o, ld_o, d_o, ld_do, lse, stats, tokens, SIZE_OF(KIND, HD));                \
     }
 
 // Grid (floor(tokens / (16 MT PAIRS)) + n_seqs + 1, kv_heads, shares), 64 PAIRS threads,
 // (32 MT PAIRS + 4 BQ) PITCH + 32 MT PAIRS BQ + 16 BQ bytes of dynamic shared memory.
-#define ATTN_BACKWARD_KV(HD, PAIRS, MT, BQ, BLOCKS)                                                \
-    QLORA_KERNEL __launch_bounds__(PAIRS * 64, BLOCKS) qlora_attn##HD##_bwd_kv(                    \
+#define ATTN_BACKWARD_KV(KIND, NAME, HD, PAIRS, MT, BQ, BLOCKS)                                    \
+    QLORA_KERNEL __launch_bounds__(PAIRS * 64, BLOCKS) qlora_attn##NAME##_bwd_kv(                  \
         const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,     \
         const bf16* d_o, int64_t ld_do, const float2* stats, bf16* dk, int64_t ld_dk, bf16* dv,    \
         int64_t ld_dv, const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads,           \
         int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half, float* parts,     \
         int32_t each, float cap) {                                                                 \
-        attn_args a = {q,      k,      v,     d_o,      ld_q, ld_k,   ld_v,  ld_do, cu,            \
-                       n_seqs, tokens, heads, kv_heads, hd,   window, scale, cap};                 \
+        attn_args a = {q,      k,     v,           d_o,    ld_q,  ld_k,     ld_v,                  \
+                       ld_do,  cu,    n_seqs,      tokens, heads, kv_heads, SIZE_OF(KIND, HD),     \
+                       window, scale, CAP_OF(KIND)};                                               \
         attn_backward_kv<HD, PAIRS, MT, BQ>(a, stats, dk, ld_dk, dv, ld_dv, parts, each);          \
     }
 
 // Grid (ceil(tokens width / 2048), 2), 256 threads.
-#define ATTN_SUM(HD)                                                                               \
-    QLORA_KERNEL __launch_bounds__(256) qlora_attn##HD##_bwd_sum(                                  \
+#define ATTN_SUM(NAME)                                                                             \
+    QLORA_KERNEL __launch_bounds__(256) qlora_attn##NAME##_bwd_sum(                                \
         const float* parts, int32_t shares, int32_t tokens, int32_t width, bf16* dk,               \
         int64_t ld_dk, bf16* dv, int64_t ld_dv) {                                                  \
         attn_sum(parts, shares, tokens, width, dk, ld_dk, dv, ld_dv);                              \
@@ -870,14 +896,15 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
 
 // Grid (floor(tokens / (16 MT WARPS)) + n_seqs + 1, heads), 32 WARPS threads,
 // (32 MT WARPS + 2 STAGES BN) PITCH bytes of dynamic shared memory.
-#define ATTN_BACKWARD_Q(HD, WARPS, MT, BN, SUB, STAGES, BLOCKS)                                    \
-    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##HD##_bwd_q(                     \
+#define ATTN_BACKWARD_Q(KIND, NAME, HD, WARPS, MT, BN, SUB, STAGES, BLOCKS)                        \
+    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##NAME##_bwd_q(                   \
         const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,     \
         const bf16* d_o, int64_t ld_do, const float2* stats, bf16* dq, int64_t ld_dq,              \
         const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads, int32_t kv_heads,        \
         int32_t hd, int32_t window, float scale, int32_t half, float cap) {                        \
-        attn_args a = {q,      k,      v,     d_o,      ld_q, ld_k,   ld_v,  ld_do, cu,            \
-                       n_seqs, tokens, heads, kv_heads, hd,   window, scale, cap};                 \
+        attn_args a = {q,      k,     v,           d_o,    ld_q,  ld_k,     ld_v,                  \
+                       ld_do,  cu,    n_seqs,      tokens, heads, kv_heads, SIZE_OF(KIND, HD),     \
+                       window, scale, CAP_OF(KIND)};                                               \
         attn_backward_q<HD, WARPS, MT, BN, SUB, STAGES>(a, stats, dq, ld_dq);                      \
     }
 

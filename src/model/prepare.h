@@ -129,8 +129,9 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
         // The kernels that only decoding uses are loaded by the dry run.
         const qlora_model_config* c = &m->plan.config;
-        return qlora__cache_warm(
-            ctx, qlora__kernels_needed(ctx, m->compute, c->head_dim, nf4, true, m->dir == NULL));
+        return qlora__cache_warm(ctx, qlora__kernels_needed(ctx, m->compute, c->head_dim,
+                                                            c->attention_cap > 0.0, nf4, true,
+                                                            m->dir == NULL));
     }
 #else
     (void)m;

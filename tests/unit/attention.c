@@ -428,7 +428,7 @@ static const attention_case cases[] = {
     {QLORA_BF16, 96, 2, 1, 0, 140, 8, 0, 1, {131}, 0},
     {QLORA_BF16, 192, 2, 1, 0, 70, 8, 0, 2, {34, 33}, 0},
     {QLORA_BF16, 256, 2, 1, 33, 80, 16, 0, 2, {67, 1}, 0},
-    {QLORA_BF16, 24, 2, 1, 9, 40, 0, 0, 2, {30, 9}, 0}, // from here on, the next larger size
+    {QLORA_BF16, 24, 2, 1, 9, 40, 0, 0, 2, {30, 9}, 0}, // from here on, a larger size
     {QLORA_BF16, 56, 2, 1, 0, 40, 8, 0, 1, {36}, 0},
     {QLORA_BF16, 72, 1, 1, 0, 40, 0, 0, 1, {37}, 0},
     {QLORA_BF16, 88, 2, 2, 0, 40, 0, 0, 1, {33}, 1.5f},

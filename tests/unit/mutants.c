@@ -59,7 +59,7 @@ static const mutant mutants[] = {
      "attention_is_right_sm_90"},
     {"values waited for too late", "qlora_attn256_bwd_q", 1, "cp.async.wait_group 1;",
      "cp.async.wait_group 2;", "attention_is_right_sm_90"},
-    {"the slope of negative capped scores", "qlora_attn96_bwd_kv", 0, "mov.f32 *,0fBF800000;",
+    {"the slope of negative capped scores", "qlora_attn128c_bwd_kv", 0, "mov.f32 *,0fBF800000;",
      "mov.f32 *,0f00000000;", "attention_is_right_sm_90"},
     {"halves of a byte swapped", "qlora_nf4_quantise_f32", 1, "shl.b32 *,%r*,4;",
      "shl.b32 *,%r*,0;", "nf4_bytes_equal_the_cpus_sm_90"},
