@@ -839,8 +839,8 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
 
 // The five kernels of a module. KIND says which head sizes and scores they take; what is not taken
 // costs nothing, because it is a constant. half exists for the common launch code, which also
-// launches attn_f32.cu; here it is 1. PITCH is the number of bytes of a row in shared memory: 2 HD, or
-// 2 HD + 16 if HD is not a multiple of 64.
+// launches attn_f32.cu; here it is 1. PITCH is the number of bytes of a row in shared memory:
+// 2 HD, or 2 HD + 16 if HD is not a multiple of 64.
 
 #define EXACT 0  // head size HD, no cap
 #define PADDED 1 // any head size up to HD that is a multiple of 8, no cap
