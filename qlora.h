@@ -1532,6 +1532,11 @@ typedef struct qlora_attention_desc {
 // is I32 [1, n + 1]: the token offsets of n sequences in ascending order, starting with 0; unused
 // entries repeat the last one, so that any packing fits one n. Rows of o after the last sequence
 // are set to zero. lse is f32 [heads, tokens], contiguous, and is needed by backward.
+//
+// bf16 runs on the tensor cores of GPUs from compute capability 8.0 on if head_dim is a multiple of
+// 8 and rows start at multiples of 16 bytes. Its kernels have head sizes 32, 64, 80, 96, 128, 192
+// and 256, for capped scores 128 and 256; another head_dim takes the time of a larger one.
+// Everything else is f32 arithmetic.
 QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                                const qlora_tensor* q, const qlora_tensor* k,
                                                const qlora_tensor* v, const qlora_tensor* seqs,
@@ -15670,9 +15675,15 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 #define QLORA__NEED_NF4    8u // has an NF4 base
 #define QLORA__NEED_LORA  16u // trains adapters
 #define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
-#define QLORA__NEED_HEAD128 64u  // the same, head size 128
+#define QLORA__NEED_HEAD128 64u  // the same, head size 128, and so on
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
 #define QLORA__NEED_RANDOM 256u  // generates its weights from a seed
+#define QLORA__NEED_HEAD32  512u
+#define QLORA__NEED_HEAD80  1024u
+#define QLORA__NEED_HEAD96  2048u
+#define QLORA__NEED_HEAD192 4096u
+#define QLORA__NEED_HEAD256 8192u
+#define QLORA__NEED_HEAD128CAP 16384u // capped scores, and head sizes below 128
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
@@ -15792,16 +15803,46 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
     X(dropout_bf16, dropout_bf16, 0, LORA_BF16)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                \
+    X(attn32_fwd, attn32, 30720, HEAD32)                                                           \
+    X(attn32_stats, attn32, 0, HEAD32)                                                             \
+    X(attn32_bwd_kv, attn32, 39936, HEAD32)                                                        \
+    X(attn32_bwd_sum, attn32, 0, HEAD32)                                                           \
+    X(attn32_bwd_q, attn32, 40960, HEAD32)                                                         \
     X(attn64_fwd, attn64, 49152, HEAD64)                                                           \
     X(attn64_stats, attn64, 0, HEAD64)                                                             \
     X(attn64_bwd_kv, attn64, 58368, HEAD64)                                                        \
     X(attn64_bwd_sum, attn64, 0, HEAD64)                                                           \
     X(attn64_bwd_q, attn64, 65536, HEAD64)                                                         \
+    X(attn80_fwd, attn80, 45056, HEAD80)                                                           \
+    X(attn80_stats, attn80, 0, HEAD80)                                                             \
+    X(attn80_bwd_kv, attn80, 76800, HEAD80)                                                        \
+    X(attn80_bwd_sum, attn80, 0, HEAD80)                                                           \
+    X(attn80_bwd_q, attn80, 90112, HEAD80)                                                         \
+    X(attn96_fwd, attn96, 79872, HEAD96)                                                           \
+    X(attn96_stats, attn96, 0, HEAD96)                                                             \
+    X(attn96_bwd_kv, attn96, 89088, HEAD96)                                                        \
+    X(attn96_bwd_sum, attn96, 0, HEAD96)                                                           \
+    X(attn96_bwd_q, attn96, 79872, HEAD96)                                                         \
     X(attn128_fwd, attn128, 65536, HEAD128)                                                        \
     X(attn128_stats, attn128, 0, HEAD128)                                                          \
     X(attn128_bwd_kv, attn128, 70144, HEAD128)                                                     \
     X(attn128_bwd_sum, attn128, 0, HEAD128)                                                        \
     X(attn128_bwd_q, attn128, 98304, HEAD128)                                                      \
+    X(attn128c_fwd, attn128c, 65536, HEAD128CAP)                                                   \
+    X(attn128c_stats, attn128c, 0, HEAD128CAP)                                                     \
+    X(attn128c_bwd_kv, attn128c, 70144, HEAD128CAP)                                                \
+    X(attn128c_bwd_sum, attn128c, 0, HEAD128CAP)                                                   \
+    X(attn128c_bwd_q, attn128c, 98304, HEAD128CAP)                                                 \
+    X(attn192_fwd, attn192, 73728, HEAD192)                                                        \
+    X(attn192_stats, attn192, 0, HEAD192)                                                          \
+    X(attn192_bwd_kv, attn192, 156672, HEAD192)                                                    \
+    X(attn192_bwd_sum, attn192, 0, HEAD192)                                                        \
+    X(attn192_bwd_q, attn192, 98304, HEAD192)                                                      \
+    X(attn256_fwd, attn256, 98304, HEAD256)                                                        \
+    X(attn256_stats, attn256, 0, HEAD256)                                                          \
+    X(attn256_bwd_kv, attn256, 100864, HEAD256)                                                    \
+    X(attn256_bwd_sum, attn256, 0, HEAD256)                                                        \
+    X(attn256_bwd_q, attn256, 98304, HEAD256)                                                      \
     X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                          \
     X(attn_f32_stats, attn_f32, 0, HEADANY)                                                        \
     X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                       \
@@ -22600,13 +22641,20 @@ typedef struct qlora__attention_kernel {
     uint32_t shared;
 } qlora__attention_kernel;
 
+// What the kernels of a path take. The first three need heads that start at multiples of 16 bytes.
+typedef enum qlora__attention_takes {
+    QLORA__TAKES_EXACT,  // its own head size
+    QLORA__TAKES_PADDED, // and smaller ones
+    QLORA__TAKES_CAPPED, // and capped scores
+    QLORA__TAKES_ALL
+} qlora__attention_takes;
+
 typedef struct qlora__attention_path {
     qlora_dtype dtype;
-    int64_t hd;     // 0 = any up to 256
+    int64_t hd;
     int capability; // minimum compute capability
-    bool aligned;   // rows must start at multiples of 16 bytes
-    bool caps;      // can limit scores
-    uint32_t need;  // condition in the registry, for pre-warm
+    qlora__attention_takes takes;
+    uint32_t need; // condition in the registry, for pre-warm
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
     qlora__attention_kernel kv;
@@ -22617,19 +22665,43 @@ typedef struct qlora__attention_path {
 // clang-format off
 // The first row that fits is used. The comments in kernels/attn_tc.cuh explain the shared memory.
 static const qlora__attention_path qlora__attention_paths[] = {
-    {QLORA_BF16, 64, 80, true, false, QLORA__NEED_HEAD64,
+    {QLORA_BF16, 32, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD32,
+     {QLORA__K_attn32_fwd, 128, 128, 30720}, {QLORA__K_attn32_stats, 64, 256, 0},
+     {QLORA__K_attn32_bwd_kv, 64, 128, 39936}, {QLORA__K_attn32_bwd_q, 128, 128, 40960},
+     {QLORA__K_attn32_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 64, 80, QLORA__TAKES_EXACT, QLORA__NEED_HEAD64,
      {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
      {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536},
      {QLORA__K_attn64_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 128, 80, true, false, QLORA__NEED_HEAD128,
+    {QLORA_BF16, 80, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD80,
+     {QLORA__K_attn80_fwd, 128, 128, 45056}, {QLORA__K_attn80_stats, 128, 256, 0},
+     {QLORA__K_attn80_bwd_kv, 64, 128, 76800}, {QLORA__K_attn80_bwd_q, 128, 128, 90112},
+     {QLORA__K_attn80_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 96, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD96,
+     {QLORA__K_attn96_fwd, 128, 128, 79872}, {QLORA__K_attn96_stats, 64, 256, 0},
+     {QLORA__K_attn96_bwd_kv, 64, 128, 89088}, {QLORA__K_attn96_bwd_q, 128, 128, 79872},
+     {QLORA__K_attn96_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 128, 80, QLORA__TAKES_EXACT, QLORA__NEED_HEAD128,
      {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
      {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304},
      {QLORA__K_attn128_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 0, 75, false, true, QLORA__NEED_HEADANY,
+    {QLORA_BF16, 128, 80, QLORA__TAKES_CAPPED, QLORA__NEED_HEAD128CAP,
+     {QLORA__K_attn128c_fwd, 128, 128, 65536}, {QLORA__K_attn128c_stats, 16, 256, 0},
+     {QLORA__K_attn128c_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128c_bwd_q, 128, 128, 98304},
+     {QLORA__K_attn128c_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 192, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD192,
+     {QLORA__K_attn192_fwd, 64, 128, 73728}, {QLORA__K_attn192_stats, 32, 256, 0},
+     {QLORA__K_attn192_bwd_kv, 64, 256, 156672}, {QLORA__K_attn192_bwd_q, 64, 128, 98304},
+     {QLORA__K_attn192_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 256, 80, QLORA__TAKES_CAPPED, QLORA__NEED_HEAD256,
+     {QLORA__K_attn256_fwd, 64, 128, 98304}, {QLORA__K_attn256_stats, 16, 256, 0},
+     {QLORA__K_attn256_bwd_kv, 32, 128, 100864}, {QLORA__K_attn256_bwd_q, 64, 128, 98304},
+     {QLORA__K_attn256_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 0, 75, QLORA__TAKES_ALL, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
-    {QLORA_F32, 0, 75, false, true, QLORA__NEED_HEADANY,
+    {QLORA_F32, 0, 75, QLORA__TAKES_ALL, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
@@ -22640,13 +22712,23 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
     return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
 }
 
+static bool qlora__attention_fits(const qlora_ctx* ctx, const qlora__attention_path* p, int64_t hd,
+                                  bool aligned, bool capped) {
+    if (p->takes == QLORA__TAKES_ALL) {
+        return true;
+    }
+    // No other kernel of a path needs more shared memory than kv does where it does not fit.
+    return aligned && (p->takes == QLORA__TAKES_EXACT ? hd == p->hd : hd <= p->hd) &&
+           (!capped || p->takes == QLORA__TAKES_CAPPED) &&
+           p->kv.shared <= (uint32_t)ctx->gpu->max_shared;
+}
+
 // Finds the first row of the table that fits.
 static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
                                                           int64_t hd, bool aligned, bool capped) {
     const qlora__attention_path* p = qlora__attention_paths;
-    while (p->dtype != dtype || (p->hd != 0 && p->hd != hd) ||
-           !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned) ||
-           (capped && !p->caps)) {
+    while (p->dtype != dtype || !qlora__gpu_takes(ctx, p->capability) ||
+           !qlora__attention_fits(ctx, p, hd, aligned, capped)) {
         p++; // the last row for each dtype always fits
     }
     return p;
@@ -22655,7 +22737,7 @@ static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, 
 static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx,
                                                             const qlora__attention* a) {
     const qlora_tensor* all[] = {a->q, a->k, a->v, a->o, a->d_o, a->dq, a->dk, a->dv};
-    bool aligned = true;
+    bool aligned = a->hd % 8 == 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         aligned = aligned && qlora__attention_aligned(all[i]);
     }
@@ -22666,7 +22748,7 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
 // without a cap.
 static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
                                                     int64_t hd, bool capped) {
-    return qlora__attention_find(ctx, dtype, hd, true, capped)->need;
+    return qlora__attention_find(ctx, dtype, hd, hd % 8 == 0, capped)->need;
 }
 
 // Kernels count tokens, heads and offsets in 32 bits.
@@ -31922,4 +32004,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 8b871cf155c07895
+//@@ end 8bbfef8e2d7bd700

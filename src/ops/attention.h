@@ -39,13 +39,20 @@ typedef struct qlora__attention_kernel {
     uint32_t shared;
 } qlora__attention_kernel;
 
+// What the kernels of a path take. The first three need heads that start at multiples of 16 bytes.
+typedef enum qlora__attention_takes {
+    QLORA__TAKES_EXACT,  // its own head size
+    QLORA__TAKES_PADDED, // and smaller ones
+    QLORA__TAKES_CAPPED, // and capped scores
+    QLORA__TAKES_ALL
+} qlora__attention_takes;
+
 typedef struct qlora__attention_path {
     qlora_dtype dtype;
-    int64_t hd;     // 0 = any up to 256
+    int64_t hd;
     int capability; // minimum compute capability
-    bool aligned;   // rows must start at multiples of 16 bytes
-    bool caps;      // can limit scores
-    uint32_t need;  // condition in the registry, for pre-warm
+    qlora__attention_takes takes;
+    uint32_t need; // condition in the registry, for pre-warm
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
     qlora__attention_kernel kv;
@@ -56,19 +63,43 @@ typedef struct qlora__attention_path {
 // clang-format off
 // The first row that fits is used. The comments in kernels/attn_tc.cuh explain the shared memory.
 static const qlora__attention_path qlora__attention_paths[] = {
-    {QLORA_BF16, 64, 80, true, false, QLORA__NEED_HEAD64,
+    {QLORA_BF16, 32, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD32,
+     {QLORA__K_attn32_fwd, 128, 128, 30720}, {QLORA__K_attn32_stats, 64, 256, 0},
+     {QLORA__K_attn32_bwd_kv, 64, 128, 39936}, {QLORA__K_attn32_bwd_q, 128, 128, 40960},
+     {QLORA__K_attn32_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 64, 80, QLORA__TAKES_EXACT, QLORA__NEED_HEAD64,
      {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
      {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536},
      {QLORA__K_attn64_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 128, 80, true, false, QLORA__NEED_HEAD128,
+    {QLORA_BF16, 80, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD80,
+     {QLORA__K_attn80_fwd, 128, 128, 45056}, {QLORA__K_attn80_stats, 128, 256, 0},
+     {QLORA__K_attn80_bwd_kv, 64, 128, 76800}, {QLORA__K_attn80_bwd_q, 128, 128, 90112},
+     {QLORA__K_attn80_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 96, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD96,
+     {QLORA__K_attn96_fwd, 128, 128, 79872}, {QLORA__K_attn96_stats, 64, 256, 0},
+     {QLORA__K_attn96_bwd_kv, 64, 128, 89088}, {QLORA__K_attn96_bwd_q, 128, 128, 79872},
+     {QLORA__K_attn96_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 128, 80, QLORA__TAKES_EXACT, QLORA__NEED_HEAD128,
      {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
      {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304},
      {QLORA__K_attn128_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 0, 75, false, true, QLORA__NEED_HEADANY,
+    {QLORA_BF16, 128, 80, QLORA__TAKES_CAPPED, QLORA__NEED_HEAD128CAP,
+     {QLORA__K_attn128c_fwd, 128, 128, 65536}, {QLORA__K_attn128c_stats, 16, 256, 0},
+     {QLORA__K_attn128c_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128c_bwd_q, 128, 128, 98304},
+     {QLORA__K_attn128c_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 192, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD192,
+     {QLORA__K_attn192_fwd, 64, 128, 73728}, {QLORA__K_attn192_stats, 32, 256, 0},
+     {QLORA__K_attn192_bwd_kv, 64, 256, 156672}, {QLORA__K_attn192_bwd_q, 64, 128, 98304},
+     {QLORA__K_attn192_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 256, 80, QLORA__TAKES_CAPPED, QLORA__NEED_HEAD256,
+     {QLORA__K_attn256_fwd, 64, 128, 98304}, {QLORA__K_attn256_stats, 16, 256, 0},
+     {QLORA__K_attn256_bwd_kv, 32, 128, 100864}, {QLORA__K_attn256_bwd_q, 64, 128, 98304},
+     {QLORA__K_attn256_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 0, 75, QLORA__TAKES_ALL, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
-    {QLORA_F32, 0, 75, false, true, QLORA__NEED_HEADANY,
+    {QLORA_F32, 0, 75, QLORA__TAKES_ALL, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
@@ -79,13 +110,23 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
     return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
 }
 
+static bool qlora__attention_fits(const qlora_ctx* ctx, const qlora__attention_path* p, int64_t hd,
+                                  bool aligned, bool capped) {
+    if (p->takes == QLORA__TAKES_ALL) {
+        return true;
+    }
+    // No other kernel of a path needs more shared memory than kv does where it does not fit.
+    return aligned && (p->takes == QLORA__TAKES_EXACT ? hd == p->hd : hd <= p->hd) &&
+           (!capped || p->takes == QLORA__TAKES_CAPPED) &&
+           p->kv.shared <= (uint32_t)ctx->gpu->max_shared;
+}
+
 // Finds the first row of the table that fits.
 static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
                                                           int64_t hd, bool aligned, bool capped) {
     const qlora__attention_path* p = qlora__attention_paths;
-    while (p->dtype != dtype || (p->hd != 0 && p->hd != hd) ||
-           !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned) ||
-           (capped && !p->caps)) {
+    while (p->dtype != dtype || !qlora__gpu_takes(ctx, p->capability) ||
+           !qlora__attention_fits(ctx, p, hd, aligned, capped)) {
         p++; // the last row for each dtype always fits
     }
     return p;
@@ -94,7 +135,7 @@ static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, 
 static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx,
                                                             const qlora__attention* a) {
     const qlora_tensor* all[] = {a->q, a->k, a->v, a->o, a->d_o, a->dq, a->dk, a->dv};
-    bool aligned = true;
+    bool aligned = a->hd % 8 == 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         aligned = aligned && qlora__attention_aligned(all[i]);
     }
@@ -105,7 +146,7 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
 // without a cap.
 static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
                                                     int64_t hd, bool capped) {
-    return qlora__attention_find(ctx, dtype, hd, true, capped)->need;
+    return qlora__attention_find(ctx, dtype, hd, hd % 8 == 0, capped)->need;
 }
 
 // Kernels count tokens, heads and offsets in 32 bits.
