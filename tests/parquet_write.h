@@ -88,7 +88,7 @@ static const pq_element pq_schema[] = {
     {"old", 1, 2, 0, PQ_NONE},  // repeated without a LIST
     {"flag", 0, 1, 0, PQ_NONE}, // RLE
     {"tags", -1, 0, 1, PQ_LIST},
-    {"array", 6, 2, 0, PQ_UTF8}}; // two levels; DELTA_LENGTH_BYTE_ARRAY
+    {"item", 6, 2, 0, PQ_UTF8}}; // two levels; DELTA_LENGTH_BYTE_ARRAY
 
 #define PQ_ROWS 3
 
@@ -120,7 +120,7 @@ static const pq_column pq_columns[] = {
     {{"ids", "list", "item", NULL}, 2, 5, "01100", "22212", "....."},
     {{"old", NULL}, 1, 0, "0100", "1101", "...."},
     {{"flag", NULL}, 0, 3, "", "101", "..."},
-    {{"tags", "array", NULL}, 6, 6, "0100", "1101", "...."}};
+    {{"tags", "item", NULL}, 6, 6, "0100", "1101", "...."}};
 
 #define PQ_COLUMNS 8
 
