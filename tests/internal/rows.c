@@ -338,7 +338,7 @@ TEST curves_hold_their_limits(void) {
     float x[PIECE];
     float y[PIECE];
     float one[PIECE];
-    int pieces = getenv("QLORA_TEST_EMULATED") != NULL ? 20 : 200;
+    int pieces = test_brief() ? 20 : 200;
     for (int i = 0; i < PIECE; i++) {
         one[i] = 1.0f;
     }
