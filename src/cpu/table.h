@@ -46,8 +46,8 @@
 #define QLORA__TARGET_AVX512
 #endif
 
-// Products: kernels of the packed loops in cpu/packed.h. A panel has, for each k, `rows` rows of A or
-// `cols` columns of B side by side; both are multiples of four.
+// Products: kernels of the packed loops in cpu/packed.h. A panel has, for each k, `rows` rows of A
+// or `cols` columns of B side by side; both are multiples of four.
 typedef struct qlora__cpu_gemm {
     int64_t rows;
     int64_t cols;
