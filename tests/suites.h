@@ -11,6 +11,7 @@
     X(linear_suite)                                                                                \
     X(linear_double_suite)                                                                         \
     X(ops_suite)                                                                                   \
+    X(rows_suite)                                                                                  \
     X(attention_suite)                                                                             \
     X(formats_suite)                                                                               \
     X(gguf_suite)                                                                                  \
@@ -19,6 +20,7 @@
     X(data_suite)                                                                                  \
     X(templates_suite)                                                                             \
     X(tokens_suite)                                                                                \
+    X(parquet_suite)                                                                               \
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
     X(gradient_suite)                                                                              \

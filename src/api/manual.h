@@ -124,7 +124,8 @@
        Deterministic: no float atomics, one writer per output, a fixed order of summation, choices
        from committed tables and the context's settings. The same inputs give the same bytes on the
        same device, driver and cuBLAS, and on the CPU with the same tier for any number of
-       threads; tiers (qlora_cpu_tier) differ from each other by rounding. F32 is exact fp32 unless
+       threads; tiers (qlora_cpu_tier) differ from each other by rounding, and those with vectors
+       compute e^x by a polynomial (at most 1.1 units in the last place). F32 is exact fp32 unless
        the context's math asks for TF32, which a model adopts when it is opened; 16-bit operands
        accumulate in fp32. 4-bit weights are dequantised to bf16 values in every mode, as
        bitsandbytes does. Built with -ffast-math, the CPU results are unspecified.

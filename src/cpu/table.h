@@ -73,5 +73,5 @@ struct qlora__cpu_table {
     bool (*present)(void); // whether it has that, and the operating system saves the registers
     bool proven;           // has run on a processor or an emulator; others are used only on request
     const qlora__cpu_gemm* gemm; // NULL: the portable loops
-    const qlora__cpu_rows* rows; // NULL: the portable loops
+    const qlora__cpu_rows* rows; // cpu/rows.h
 };

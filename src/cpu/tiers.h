@@ -81,15 +81,17 @@ static bool qlora__has_everything(void) {
 
 // From the slowest to the fastest.
 static const qlora__cpu_table qlora__cpu_tables[] = {
-    {QLORA_CPU_TIER_PORTABLE, "portable", "nothing", qlora__has_everything, true, NULL, NULL},
+    {QLORA_CPU_TIER_PORTABLE, "portable", "nothing", qlora__has_everything, true, NULL,
+     &qlora__rows_portable},
 #ifdef QLORA__NEON
-    {QLORA_CPU_TIER_NEON, "neon", "NEON", qlora__has_everything, true, &qlora__neon_gemm, NULL},
+    {QLORA_CPU_TIER_NEON, "neon", "NEON", qlora__has_everything, true, &qlora__neon_gemm,
+     &qlora__rows_neon},
 #endif
 #ifdef QLORA__X86
     {QLORA_CPU_TIER_AVX2, "avx2", "AVX2, FMA and F16C", qlora__has_avx2, true, &qlora__avx2_gemm,
-     NULL},
+     &qlora__rows_avx2},
     {QLORA_CPU_TIER_AVX512, "avx512", "AVX-512 F, BW, DQ and VL", qlora__has_avx512, false,
-     &qlora__avx512_gemm, NULL},
+     &qlora__avx512_gemm, &qlora__rows_avx2},
 #endif
 };
 

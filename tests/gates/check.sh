@@ -745,7 +745,9 @@ registry_groups() {
         BEGIN {
             of["GEMM"] = "gemm"; of["GEMM16"] = "bf16 gemm"; of["BF16"] = "bf16"; of["F32"] = "f32"
             of["NF4"] = "nf4"; of["NF4_BF16"] = "bf16 nf4"; of["LORA_BF16"] = "bf16"
-            of["HEAD64"] = "bf16 head64"; of["HEAD128"] = "bf16 head128"; of["HEADANY"] = "headany"
+            of["HEADANY"] = "headany"; of["HEAD128CAP"] = "bf16 head128cap"
+            count = split("32 64 80 96 128 192 256", sizes, " ")
+            for (i = 1; i <= count; i++) of["HEAD" sizes[i]] = "bf16 head" sizes[i]
         }
         /^    X\([a-z]/ {
             # What all its kernels have in common.
@@ -792,13 +794,13 @@ gate_groups() {
     for macro in NO_HEAD64 NO_BF16; do
         # shellcheck disable=SC2086
         gcc -o $d/$macro $d/QLORA_PTX_$macro.o $LIBS || bad=1
-        LD_LIBRARY_PATH=build/fake $d/$macro get attn64_bwd_q attention 64 prewarm 64 attention 80 \
+        LD_LIBRARY_PATH=build/fake $d/$macro get attn64_bwd_q attention 64 prewarm 64 attention 20 \
             >$d/$macro.out || fault "$macro: status $?"
         for kernel in "get.*attn64_bwd_q" "attention 64.*attn64_fwd" "prewarm 64.*[a-z0-9_]*"; do
             grep -qE "^$kernel is not in this build: its module .* left out by QLORA_PTX_$macro\$" \
                 $d/$macro.out || fault "$macro: no clear error for $kernel: $(cat $d/$macro.out)"
         done
-        grep -q "^attention 80: OK" $d/$macro.out || fault "$macro: other kernels do not work"
+        grep -q "^attention 20: OK" $d/$macro.out || fault "$macro: other kernels do not work"
     done
     LD_LIBRARY_PATH=build/fake $d/none get cast_scale | grep -q 'left out by QLORA_PTX_NO_CORE$' ||
         fault "all groups left out: no clear error"
