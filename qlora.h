@@ -720,8 +720,9 @@ typedef struct qlora_model_desc {
     int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens; // maximum tokens of a text, including the prompt; 0 = no generation
     qlora_choice recompute;  // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
-    qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory on
-                             // CUDA, none on the CPU, which widens weights while it packs them
+    qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory; on
+                             // the CPU only if a budget is given, since copies gain little there:
+                             // products widen each weight once, while they pack it
     const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;
@@ -32004,4 +32005,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 8bbfef8e2d7bd700
+//@@ end 8b9aff1981dc7b89

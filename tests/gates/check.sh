@@ -1043,7 +1043,11 @@ gate_golden() {
     build build/golden build/fake/libcuda.so.1 build/fake/libcublas.so.13 || return 1
     build/golden --known "${dirs[@]}" >$OUT/golden.out 2>&1 ||
         fault "$(grep -E 'FAILED|error' $OUT/golden.out)"
-    local cc
+    local cc tier
+    for tier in portable neon avx2 avx512; do
+        QLORA_CPU_TIER=$tier build/golden --backend cpu tests/golden/tiny >$OUT/golden.$tier 2>&1 ||
+            grep -q 'usable here' $OUT/golden.$tier || fault "$tier: $(tail -5 $OUT/golden.$tier)"
+    done
     for cc in 75 90; do
         FAKECUDA_CC=$cc LD_LIBRARY_PATH=build/fake build/golden --backend cuda --mode f32 \
             tests/golden/tiny >$OUT/golden.$cc 2>&1 || fault "sm_$cc: $(tail -5 $OUT/golden.$cc)"
