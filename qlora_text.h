@@ -100,7 +100,7 @@
 
    DATA
        .jsonl or .ndjson (one object per line), .json (an array of objects, {"data": [...]}, or as
-       .jsonl), .txt; desc.format overrides the ending.
+       .jsonl), .csv and .tsv with a header, .txt; desc.format overrides the ending.
 
        {"text"}                            all of it is trained
        {"prompt", "completion"}            two strings, joined as they are; the completion is
@@ -111,6 +111,9 @@
        {"instruction", "input", "output", "history"}          the same (Alpaca)
        {"question", "answer"}, {"input", "output"}            the same
        {"input_ids", "labels"}             taken as they are
+
+       {"prompt", "chosen", "rejected"}    preference pairs: recognised, and refused; so is a
+                                           "label" of true or false beside an answer
 
        "response" is accepted for "completion", "output" and "answer", and "context" for "input"
        (Dolly, SQuAD). "system" becomes the first message. In a message, "weight" or "train" 0 or
@@ -125,9 +128,25 @@
        Arguments of a tool call that are a string are parsed before rendering, unless the template
        itself asks whether they are a string. Contents in parts are joined.
 
+       .csv, .tsv: RFC 4180. The names in the header are those of a record, and all values are
+       strings: neither an empty field nor "NA" becomes null. Quotes have a meaning at the start
+       of a field; line ends are LF, CRLF or CR; empty lines are skipped; a column without a name
+       is called "Unnamed: N". A row with more or fewer fields than the header is an error.
+
+       desc.columns gives names of the file for those above: "prompt=question,completion=answer".
+       The name on the left must be one that records have, and the one on the right must occur in
+       the file. A column of the file that has a name on the left, but is not the one that is
+       given for it, is not used.
+
        .txt: documents are separated by lines that contain only <|endoftext|>; a file without
        such a line is one document. A document longer than desc.chunk_tokens is split into
        samples of that length, and no token is lost.
+
+       Files are read through a window: only the record that is being read is in memory, not the
+       file ({"data": [...]} and a .txt document count as one record). A sample takes 4.125 bytes
+       per token (8 if its labels are neither -100 nor the ids) and 40 bytes. With desc.stream it
+       takes 40 bytes alone, whatever its length: qlora_text_sample_read finds its record in the
+       file and makes the sample anew. Samples and their order are the same.
 
        A sample gets BOS exactly once: from the template, or where the tokenizer's post-processor
        adds it. Its end is trained: the end marker of the template, otherwise EOS.
@@ -21725,12 +21744,27 @@ static qlora_result qlora__text_message_add(qlora__env* env, qlora__text_loader*
 
 // The names that data sets use.
 static const char* qlora__text_role_of(const char* name) {
-    static const char* const names[][2] = {
-        {"system", "system"},     {"developer", "system"}, {"user", "user"},
-        {"human", "user"},        {"prompter", "user"},    {"assistant", "assistant"},
-        {"gpt", "assistant"},     {"model", "assistant"},  {"bot", "assistant"},
-        {"chatgpt", "assistant"}, {"tool", "tool"},        {"observation", "tool"},
-        {"ipython", "tool"},      {"function", "tool"}};
+    static const char* const names[][2] = {{"system", "system"},
+                                           {"developer", "system"},
+                                           {"user", "user"},
+                                           {"human", "user"},
+                                           {"prompter", "user"},
+                                           {"input", "user"},
+                                           {"assistant", "assistant"},
+                                           {"gpt", "assistant"},
+                                           {"model", "assistant"},
+                                           {"bot", "assistant"},
+                                           {"chatgpt", "assistant"},
+                                           {"bing", "assistant"},
+                                           {"bard", "assistant"},
+                                           {"output", "assistant"},
+                                           {"tool", "tool"},
+                                           {"observation", "tool"},
+                                           {"ipython", "tool"},
+                                           {"function", "tool"},
+                                           {"function_response", "tool"},
+                                           {"tool_response", "tool"},
+                                           {"tool_results", "tool"}};
     for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
         if (strcmp(name, names[i][0]) == 0) {
             return names[i][1];
@@ -21885,6 +21919,12 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
     if (name == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
     }
+    if (strcmp(name, "function_call") == 0 || strcmp(name, "tool_call") == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "has the role \"%s\", a tool call as plain text; give it as "
+                               "\"tool_calls\" of an assistant message",
+                               name);
+    }
     const char* known = qlora__text_role_of(name);
     bool tool = known != NULL && strcmp(known, "tool") == 0;
     if (known == NULL || (tool && loader->desc->chat->built_in)) {
@@ -22013,7 +22053,8 @@ typedef enum qlora__text_kind {
     QLORA__TEXT_R_CHAT = 2,
     QLORA__TEXT_R_COMPLETION = 4,
     QLORA__TEXT_R_PAIR = 8,
-    QLORA__TEXT_R_TEXT = 16
+    QLORA__TEXT_R_TEXT = 16,
+    QLORA__TEXT_R_PREFERENCE = 32
 } qlora__text_kind;
 
 typedef struct qlora__text_form {
@@ -22034,6 +22075,7 @@ static const qlora__text_form qlora__text_forms[] = {
     {"question", "question", "answer", QLORA__TEXT_R_PAIR},
     {"question", "question", "response", QLORA__TEXT_R_PAIR},
     {"text", "text", NULL, QLORA__TEXT_R_TEXT},
+    {"preference", "chosen", "rejected", QLORA__TEXT_R_PREFERENCE},
     {"input", "input", "output", QLORA__TEXT_R_PAIR}}; // only if nothing else fits
 
 enum { QLORA__TEXT_INPUT_FORM = QLORA__TEXT_COUNT(qlora__text_forms) - 1 };
@@ -22346,6 +22388,37 @@ static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* 
     return qlora__text_record_unpad(env, loader, begin, !qlora__text_json_absent(labels));
 }
 
+// ---- preferences
+
+// Pairs of a better and a worse answer, which training on answers cannot use.
+static qlora_result qlora__text_record_preference(qlora__env* env) {
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "the record is a preference pair (\"chosen\" and \"rejected\"), and "
+                           "supervised training needs one answer; the columns completion=chosen or "
+                           "messages=chosen take the better one");
+}
+
+// true or false beside an answer says whether it is a good one: training on both would teach the
+// bad ones as well. A form that is given says that this is meant.
+static qlora_result qlora__text_record_judged(qlora__env* env, const qlora__text_loader* loader,
+                                              const qlora__json_token* record,
+                                              const qlora__text_form* form) {
+    const qlora__json_token* label = qlora__text_json_get(loader->json, record, "label");
+    bool answer = form->kind == QLORA__TEXT_R_COMPLETION || form->kind == QLORA__TEXT_R_CHAT ||
+                  form->kind == QLORA__TEXT_R_PAIR;
+    bool judged =
+        label != NULL && (label->kind == QLORA__JSON_TRUE || label->kind == QLORA__JSON_FALSE);
+    if (!answer || !judged || loader->form != NULL) {
+        return QLORA_OK;
+    }
+    return qlora__env_fail(
+        env, QLORA_ERR_UNSUPPORTED,
+        "the record is a judged answer (\"label\" is true or false), and "
+        "supervised training would learn the bad ones as well; set the format to "
+        "\"%s\" to train on all of them",
+        form->name);
+}
+
 // ---- one record
 
 // Names the keys that the record has.
@@ -22452,6 +22525,7 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
     if (form == NULL) {
         return qlora__text_record_unknown(env, loader, record);
     }
+    QLORA__TRY(qlora__text_record_judged(env, loader, record, form));
     QLORA__TRY(qlora__text_record_names(env, loader, record, form));
     switch (form->kind) {
     case QLORA__TEXT_R_IDS:
@@ -22462,6 +22536,8 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
         return qlora__text_record_completion(env, loader, record, form);
     case QLORA__TEXT_R_PAIR:
         return qlora__text_record_pair(env, loader, record, form);
+    case QLORA__TEXT_R_PREFERENCE:
+        return qlora__text_record_preference(env);
     default:
         QLORA__TRY(qlora__text_record_string(env, loader, record, form->first, &text));
         return qlora__text_data_plain(env, loader, NULL, 0, qlora__text_json_text(json, text),
@@ -23444,7 +23520,7 @@ static void qlora__text_data_rewind(qlora_text_data* data, size_t count) {
 }
 
 // Whether an error is one of the record, which desc.bad is told about, so that reading goes on.
-static bool qlora__text_data_bad(const qlora__env* env, qlora__text_loader* loader, qlora_result r,
+static bool qlora__text_data_bad(qlora__env* env, qlora__text_loader* loader, qlora_result r,
                                  size_t line) {
     const qlora_text_data_desc* desc = loader->desc;
     bool record = r == QLORA_ERR_FORMAT || r == QLORA_ERR_UNSUPPORTED;
@@ -23452,6 +23528,7 @@ static bool qlora__text_data_bad(const qlora__env* env, qlora__text_loader* load
         return false;
     }
     loader->bad++;
+    env->error[0] = 0;
     return true;
 }
 
@@ -24002,4 +24079,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 29eda00fe8a17f99
+//@@ end 10ed239084ab3899

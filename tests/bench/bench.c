@@ -1,6 +1,7 @@
 // bench.c - measures the kernels on the current GPU and compares them with the project's targets.
 //
 //     build/bench [ops|gemm|clip|graph|prewarm|all] [--json] [--quick] [--dry] [--help]
+//     build/bench step ..., build/bench data ...: see bench_step.h and bench_data.h
 //
 // Every row of ROWS is one measurement: tensors, a step, the amount of data or work of the step,
 // and the target (bar). A step runs as nodes of a captured graph over sets of random data that
@@ -17,6 +18,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "bench_data.h"
 #include "bench_step.h"
 
 enum { MAX_TENSORS = 8, MAX_SETS = 64, MAX_REPLAYS = 25, CLIP_BUFFERS = 448 };
@@ -1215,6 +1217,9 @@ static int gpu_run(bench* b, const char* group) {
 int main(int argc, char** argv) {
     if (argc > 1 && strcmp(argv[1], "step") == 0) {
         return bench_step_main(argc - 1, argv + 1);
+    }
+    if (argc > 1 && strcmp(argv[1], "data") == 0) {
+        return bench_data_main(argc - 1, argv + 1);
     }
     bench b;
     memset(&b, 0, sizeof b);
