@@ -21356,8 +21356,8 @@ static qlora_result qlora__text_block_take(qlora__env* env, qlora_text_data* dat
                                              1, sizeof(qlora__text_block));
         data->blocks = (qlora__text_block*)blocks;
         QLORA__TRY(r);
-        size_t capacity = last == NULL ? QLORA__TEXT_BLOCK_MIN : last->capacity * 2;
-        capacity = capacity < QLORA__TEXT_BLOCK_MAX ? capacity : QLORA__TEXT_BLOCK_MAX;
+        size_t capacity = last == NULL ? (size_t)QLORA__TEXT_BLOCK_MIN : last->capacity * 2;
+        capacity = capacity < QLORA__TEXT_BLOCK_MAX ? capacity : (size_t)QLORA__TEXT_BLOCK_MAX;
         capacity = capacity < words ? words : capacity;
         last = &data->blocks[data->block_count];
         last->data = (int32_t*)qlora__text_zalloc(env, capacity, sizeof(int32_t));
@@ -21597,7 +21597,7 @@ static qlora_result qlora__text_input_more(qlora__env* env, qlora__text_input* i
     }
     qlora_text_bytes* buffer = &input->buffer;
     size_t left = input->count - input->at;
-    size_t wanted = left < QLORA__TEXT_INPUT_STEP ? QLORA__TEXT_INPUT_STEP : left;
+    size_t wanted = left < QLORA__TEXT_INPUT_STEP ? (size_t)QLORA__TEXT_INPUT_STEP : left;
     if (input->at > 0 && left > 0) {
         memmove(buffer->data, buffer->data + input->at, left);
     }
@@ -24079,4 +24079,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 10ed239084ab3899
+//@@ end faf4bd9d5a11b790
