@@ -156,8 +156,8 @@ $(EXAMPLES): $(B)/%: examples/%.c $(LIBRARY)
 $(PROGRAMS) $(EXAMPLES):
 	$(COMPILE) -DQLORA_IMPLEMENTATION_DONE -DQLORA_TEXT_IMPLEMENTATION_DONE -o $@ $< $(LIBRARY) $(LIBS)
 
-$(B)/bench: tests/bench/bench.c $(B)/obj/qlora.o
-	$(COMPILE) -o $@ $< $(B)/obj/qlora.o $(LIBS)
+$(B)/bench: tests/bench/bench.c $(LIBRARY)
+	$(COMPILE) -o $@ $< $(LIBRARY) $(LIBS)
 
 $(B)/soak_kill: tests/gates/soak_kill.c $(B)/obj/qlora.o
 	$(COMPILE) -o $@ $< $(B)/obj/qlora.o $(LIBS)

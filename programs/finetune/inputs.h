@@ -2,7 +2,7 @@
 #ifndef FINETUNE_INPUTS_H
 #define FINETUNE_INPUTS_H
 
-static void inputs_free(inputs* list) {
+static void inputs_free(input_list* list) {
     for (size_t i = 0; i < list->count; i++) {
         qlora_text_data_close(list->data[i].data);
         free(list->data[i].path);
@@ -11,7 +11,7 @@ static void inputs_free(inputs* list) {
     memset(list, 0, sizeof *list);
 }
 
-static bool input_add(app* a, inputs* list, const char* path, double weight) {
+static bool input_add(app* a, input_list* list, const char* path, double weight) {
     size_t size = strlen(path) + 1;
     input* grown = (input*)realloc(list->data, (list->count + 1) * sizeof *grown);
     char* copy = (char*)malloc(size);
@@ -74,7 +74,7 @@ static void name_append(char list[200], const char* name) {
 }
 
 // The data files in a folder, in the order of their names. What else is there is named.
-static bool folder_add(app* a, inputs* list, const char* folder, double weight) {
+static bool folder_add(app* a, input_list* list, const char* folder, double weight) {
     listing all;
     char skipped[200] = "";
     char path[FOLDER_PATH];
@@ -137,7 +137,7 @@ static bool weight_split(app* a, const char* text, char path[FOLDER_PATH], doubl
 }
 
 // The files that the values of an option stand for.
-static bool inputs_make(app* a, const option_texts* texts, bool weighted, inputs* list) {
+static bool inputs_make(app* a, const option_texts* texts, bool weighted, input_list* list) {
     for (int64_t i = 0; i < texts->count; i++) {
         char path[FOLDER_PATH];
         double weight = 1.0;

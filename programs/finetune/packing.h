@@ -237,7 +237,7 @@ static bool batches_room(app* a, size_t count, size_t tokens, size_t sequences) 
 
 // Assembles the packs from `first` to `end` - 1 as a->batches.data[0], [1], ...
 static bool batches_fill(app* a, const samples* s, const packs* p, size_t first, size_t end) {
-    const inputs* list = inputs_of(a, s);
+    const input_list* list = inputs_of(a, s);
     size_t tokens = 0;
     size_t sequences = p->starts[end] - p->starts[first];
     for (size_t i = p->starts[first]; i < p->starts[end]; i++) {

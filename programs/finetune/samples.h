@@ -189,7 +189,7 @@ static uint64_t sample_key(const int32_t* ids, size_t length) {
 }
 
 // Collects the samples of a file that can be used for training and counts the others.
-static bool samples_take(app* a, const inputs* list, size_t number, samples* out, counts* c) {
+static bool samples_take(app* a, const input_list* list, size_t number, samples* out, counts* c) {
     qlora_text_tok_info info;
     qlora_text_data* data = list->data[number].data;
     const char* path = data_name(list->data[number].path);
@@ -375,7 +375,7 @@ static void counts_print(app* a) {
     }
 }
 
-static bool samples_need(app* a, const samples* s, const counts* c, const inputs* list) {
+static bool samples_need(app* a, const samples* s, const counts* c, const input_list* list) {
     if (s->count > 0 || a->o.doctor) {
         return true;
     }
@@ -387,8 +387,8 @@ static bool samples_need(app* a, const samples* s, const counts* c, const inputs
 }
 
 // Reads every file of an option.
-static bool files_take(app* a, const option_texts* texts, bool weighted, inputs* list, samples* out,
-                       counts* c) {
+static bool files_take(app* a, const option_texts* texts, bool weighted, input_list* list,
+                       samples* out, counts* c) {
     if (!inputs_make(a, texts, weighted, list)) {
         return false;
     }
@@ -429,7 +429,7 @@ static bool samples_open(app* a) {
 }
 
 // The files that samples come from.
-static const inputs* inputs_of(const app* a, const samples* s) {
+static const input_list* inputs_of(const app* a, const samples* s) {
     return s == &a->eval && a->o.eval_data.count > 0 && !a->o.eval_only ? &a->eval_inputs
                                                                         : &a->inputs;
 }

@@ -26,10 +26,10 @@ typedef struct input { // a data file
     uint64_t tokens;
 } input;
 
-typedef struct inputs {
+typedef struct input_list {
     input* data;
     size_t count;
-} inputs;
+} input_list;
 
 typedef struct counts { // statistics of the data, taken before training
     size_t all;
@@ -125,9 +125,9 @@ typedef struct app {
     qlora_text* text;
     qlora_text_tok* tok;
     qlora_text_chat* chat;
-    inputs inputs;       // of --data, or what --eval-only evaluates
-    inputs eval_inputs;  // of --eval-data
-    const char* reading; // the file that is being read, as messages call it
+    input_list inputs;      // of --data, or what --eval-only evaluates
+    input_list eval_inputs; // of --eval-data
+    const char* reading;    // the file that is being read, as messages call it
     counts counted;
     samples train;
     samples eval;

@@ -262,11 +262,13 @@ static void help_print(const option_set* set) {
         "  {\"text\"}  {\"prompt\", \"completion\"}  {\"messages\": [{\"role\", \"content\"}]}\n"
         "  {\"conversations\": [{\"from\", \"value\"}]}  {\"instruction\", \"input\", \"output\"}\n"
         "  {\"question\", \"answer\"}  {\"input_ids\", \"labels\"}\n"
-        "  .csv, .tsv: with a header whose names are those above; .txt: plain text, split\n"
-        "  into samples of --length tokens; .parquet: rows; .gz may follow the other endings\n"
-        "Weights: --data a.jsonl:0.3 --data b.jsonl uses 30%% of the samples of a.jsonl in\n"
-        "every epoch, other ones in the next, and all of b.jsonl; 2.5 uses each sample twice\n"
-        "and half of them once more (default 1). A path that exists as given has no weight.\n"
+        "  .csv, .tsv: with a header that has these names; .parquet: rows with them\n"
+        "  .txt: plain text, split into samples of --length tokens\n"
+        "  .gz may follow every ending but .parquet\n"
+        "Weights: --data a.jsonl:0.3 --data b.jsonl uses 30%% of the samples of a.jsonl\n"
+        "in each epoch, different ones until all had their turn, and all of b.jsonl; 2.5\n"
+        "uses each sample twice and half of them once more (default 1). A path that\n"
+        "exists as it is given has no weight.\n"
         "Exit status: 0 on success, 1 on error (reported on standard error), 130 after\n"
         "Ctrl-C.\n");
 }

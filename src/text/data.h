@@ -106,12 +106,27 @@ static qlora_result qlora__text_message_add(qlora__env* env, qlora__text_loader*
 
 // The names that data sets use.
 static const char* qlora__text_role_of(const char* name) {
-    static const char* const names[][2] = {
-        {"system", "system"},     {"developer", "system"}, {"user", "user"},
-        {"human", "user"},        {"prompter", "user"},    {"assistant", "assistant"},
-        {"gpt", "assistant"},     {"model", "assistant"},  {"bot", "assistant"},
-        {"chatgpt", "assistant"}, {"tool", "tool"},        {"observation", "tool"},
-        {"ipython", "tool"},      {"function", "tool"}};
+    static const char* const names[][2] = {{"system", "system"},
+                                           {"developer", "system"},
+                                           {"user", "user"},
+                                           {"human", "user"},
+                                           {"prompter", "user"},
+                                           {"input", "user"},
+                                           {"assistant", "assistant"},
+                                           {"gpt", "assistant"},
+                                           {"model", "assistant"},
+                                           {"bot", "assistant"},
+                                           {"chatgpt", "assistant"},
+                                           {"bing", "assistant"},
+                                           {"bard", "assistant"},
+                                           {"output", "assistant"},
+                                           {"tool", "tool"},
+                                           {"observation", "tool"},
+                                           {"ipython", "tool"},
+                                           {"function", "tool"},
+                                           {"function_response", "tool"},
+                                           {"tool_response", "tool"},
+                                           {"tool_results", "tool"}};
     for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
         if (strcmp(name, names[i][0]) == 0) {
             return names[i][1];
@@ -265,6 +280,12 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
     const char* name = qlora__text_json_cstring(json, role);
     if (name == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
+    }
+    if (strcmp(name, "function_call") == 0 || strcmp(name, "tool_call") == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "has the role \"%s\", a tool call as plain text; give it as "
+                               "\"tool_calls\" of an assistant message",
+                               name);
     }
     const char* known = qlora__text_role_of(name);
     bool tool = known != NULL && strcmp(known, "tool") == 0;

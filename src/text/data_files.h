@@ -9,7 +9,7 @@ static void qlora__text_data_rewind(qlora_text_data* data, size_t count) {
 }
 
 // Whether an error is one of the record, which desc.bad is told about, so that reading goes on.
-static bool qlora__text_data_bad(const qlora__env* env, qlora__text_loader* loader, qlora_result r,
+static bool qlora__text_data_bad(qlora__env* env, qlora__text_loader* loader, qlora_result r,
                                  size_t line) {
     const qlora_text_data_desc* desc = loader->desc;
     bool record = r == QLORA_ERR_FORMAT || r == QLORA_ERR_UNSUPPORTED;
@@ -17,6 +17,7 @@ static bool qlora__text_data_bad(const qlora__env* env, qlora__text_loader* load
         return false;
     }
     loader->bad++;
+    env->error[0] = 0;
     return true;
 }
 

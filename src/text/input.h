@@ -80,7 +80,7 @@ static qlora_result qlora__text_input_more(qlora__env* env, qlora__text_input* i
     }
     qlora_text_bytes* buffer = &input->buffer;
     size_t left = input->count - input->at;
-    size_t wanted = left < QLORA__TEXT_INPUT_STEP ? QLORA__TEXT_INPUT_STEP : left;
+    size_t wanted = left < QLORA__TEXT_INPUT_STEP ? (size_t)QLORA__TEXT_INPUT_STEP : left;
     if (input->at > 0 && left > 0) {
         memmove(buffer->data, buffer->data + input->at, left);
     }

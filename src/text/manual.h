@@ -103,7 +103,7 @@
 
    DATA
        .jsonl or .ndjson (one object per line), .json (an array of objects, {"data": [...]}, or as
-       .jsonl), .txt; desc.format overrides the ending.
+       .jsonl), .csv and .tsv with a header, .txt; desc.format overrides the ending.
 
        {"text"}                            all of it is trained
        {"prompt", "completion"}            two strings, joined as they are; the completion is
@@ -114,6 +114,9 @@
        {"instruction", "input", "output", "history"}          the same (Alpaca)
        {"question", "answer"}, {"input", "output"}            the same
        {"input_ids", "labels"}             taken as they are
+
+       {"prompt", "chosen", "rejected"}    preference pairs: recognised, and refused; so is a
+                                           "label" of true or false beside an answer
 
        "response" is accepted for "completion", "output" and "answer", and "context" for "input"
        (Dolly, SQuAD). "system" becomes the first message. In a message, "weight" or "train" 0 or
@@ -127,6 +130,16 @@
        "enable_thinking" and "chat_template_kwargs" of a record are variables of the template.
        Arguments of a tool call that are a string are parsed before rendering, unless the template
        itself asks whether they are a string. Contents in parts are joined.
+
+       .csv, .tsv: RFC 4180. The names in the header are those of a record, and all values are
+       strings: neither an empty field nor "NA" becomes null. Quotes have a meaning at the start
+       of a field; line ends are LF, CRLF or CR; empty lines are skipped; a column without a name
+       is called "Unnamed: N". A row with more or fewer fields than the header is an error.
+
+       desc.columns gives names of the file for those above: "prompt=question,completion=answer".
+       The name on the left must be one that records have, and the one on the right must occur in
+       the file. A column of the file that has a name on the left, but is not the one that is
+       given for it, is not used.
 
        .txt: documents are separated by lines that contain only <|endoftext|>; a file without
        such a line is one document. A document longer than desc.chunk_tokens is split into
@@ -144,6 +157,12 @@
        .gz after any other ending but .parquet: decompressed while it is read, through a window;
        checksums and lengths are compared. A stream (desc.stream) keeps the samples of compressed
        and Parquet files in memory.
+
+       Files are read through a window: only the record that is being read is in memory, not the
+       file ({"data": [...]} and a .txt document count as one record). A sample takes 4.125 bytes
+       per token (8 if its labels are neither -100 nor the ids) and 40 bytes. With desc.stream it
+       takes 40 bytes alone, whatever its length: qlora_text_sample_read finds its record in the
+       file and makes the sample anew. Samples and their order are the same.
 
        A sample gets BOS exactly once: from the template, or where the tokenizer's post-processor
        adds it. Its end is trained: the end marker of the template, otherwise EOS.

@@ -68,8 +68,8 @@ static qlora_result qlora__text_block_take(qlora__env* env, qlora_text_data* dat
                                              1, sizeof(qlora__text_block));
         data->blocks = (qlora__text_block*)blocks;
         QLORA__TRY(r);
-        size_t capacity = last == NULL ? QLORA__TEXT_BLOCK_MIN : last->capacity * 2;
-        capacity = capacity < QLORA__TEXT_BLOCK_MAX ? capacity : QLORA__TEXT_BLOCK_MAX;
+        size_t capacity = last == NULL ? (size_t)QLORA__TEXT_BLOCK_MIN : last->capacity * 2;
+        capacity = capacity < QLORA__TEXT_BLOCK_MAX ? capacity : (size_t)QLORA__TEXT_BLOCK_MAX;
         capacity = capacity < words ? words : capacity;
         last = &data->blocks[data->block_count];
         last->data = (int32_t*)qlora__text_zalloc(env, capacity, sizeof(int32_t));

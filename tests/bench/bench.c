@@ -3,6 +3,7 @@
 //     build/bench [ops|gemm|clip|graph|prewarm|all] [--json] [--quick] [--dry] [--help]
 //     build/bench step ...    bench_step.h
 //     build/bench cpu ...     bench_cpu.h
+//     build/bench data ...    bench_data.h
 //
 // Every row of ROWS is one measurement: tensors, a step, the amount of data or work of the step,
 // and the target (bar). A step runs as nodes of a captured graph over sets of random data that
@@ -20,6 +21,7 @@
 #include <time.h>
 
 #include "bench_cpu.h"
+#include "bench_data.h"
 #include "bench_step.h"
 
 enum { MAX_TENSORS = 8, MAX_SETS = 64, MAX_REPLAYS = 25, CLIP_BUFFERS = 448 };
@@ -1243,6 +1245,9 @@ int main(int argc, char** argv) {
     }
     if (argc > 1 && strcmp(argv[1], "cpu") == 0) {
         return bench_cpu_main(argc - 1, argv + 1);
+    }
+    if (argc > 1 && strcmp(argv[1], "data") == 0) {
+        return bench_data_main(argc - 1, argv + 1);
     }
     bench b;
     memset(&b, 0, sizeof b);

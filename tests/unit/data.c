@@ -211,6 +211,11 @@ TEST forms(void) {
          "\"completion\":[{\"role\":\"assistant\",\"content\":\"a\"}]}",
          "<s>S\nu\n{a</s>}"},
         {"plain", "{\"text\":\"t\",\"messages\":null,\"input\":null}", "<s>{t</s>}"},
+        {"plain",
+         "{\"conversations\":[{\"from\":\"input\",\"value\":\"u\"},{\"from\":\"bing\",\"value\":"
+         "\"a\"},"
+         "{\"from\":\"human\",\"value\":\"v\"},{\"from\":\"output\",\"value\":\"b\"}]}",
+         "<s>u\n{a</s>}\nv\n{b</s>}"},
         {"plain", ANSWER("\"weight\":0.0"), "<s>a</s>"},
         {"plain", ANSWER("\"weight\":false"), "<s>a</s>"},
         {"plain", ANSWER("\"train\":0"), "<s>a</s>"},
@@ -267,6 +272,13 @@ TEST refused(void) {
          "element 1 is 0, but its label is not -100"},
         {"{\"input_ids\":[1,2],\"position_ids\":[0,0]}", "\"position_ids\": element 1 is 0"},
         {"{\"input_ids\":[1,2],\"completion_mask\":[0,1]}", "\"completion_mask\" is not supported"},
+        {"{\"prompt\":\"p\",\"chosen\":\"c\",\"rejected\":\"r\"}",
+         "x.jsonl:1: the record is a preference pair (\"chosen\" and \"rejected\"), and"},
+        {"{\"chosen\":[],\"rejected\":[]}", "the record is a preference pair"},
+        {"{\"prompt\":\"p\",\"completion\":\"c\",\"label\":false}",
+         "the record is a judged answer (\"label\" is true or false), and"},
+        {"{\"conversations\":[{\"from\":\"function_call\",\"value\":\"{}\"}]}",
+         "message 1 has the role \"function_call\", a tool call as plain text"},
         {"{\"text\":\"a\"\n{\"text\":\"b\"}\n", "x.jsonl:1:12: invalid JSON"},
         {"\n{\"text\":\"a", "x.jsonl:2:11: invalid JSON"}};
     rig r;
@@ -341,6 +353,8 @@ TEST file_formats(void) {
         {"x.json", "instruction",
          "{\"instruction\":\"i\",\"input\":\"n\",\"output\":\"o\",\"text\":\"t\"}",
          "<s>i\nn\n{o</s>}"},
+        {"x.json", "prompt", "{\"prompt\":\"p\",\"completion\":\"c\",\"label\":true}",
+         "<s>p{c</s>}"},
         {"x.json", "messages", "{\"text\":\"a\"}", "does not have the format \"messages\""},
         {"x.json", "xls", "a", "unknown data format \"xls\"; use one of jsonl, "},
         {"x.xls", NULL, "a", "must end in one of .jsonl, .ndjson, .json, .txt, .csv, .tsv"},
@@ -502,6 +516,7 @@ TEST columns(void) {
         // exchanged names, and one of the file that is not the one that is meant
         {"x.csv", "prompt=completion,completion=prompt", "prompt,completion\n1,2", "<s>2{1</s>}"},
         {"x.csv", "text=body", "text,body\n1,2", "<s>{2</s>}"},
+        {"x.csv", "completion=chosen", "prompt,chosen,rejected\n1,2,3", "<s>1{2</s>}"},
         {"x.csv", "texts=body", "text,body\n1,2", "columns: \"texts\" is not a name of a record"},
         {"x.csv", "text=bodies", "text,body\n1,2", "x.csv: no record has \"bodies\""},
         {"x.jsonl", "text=bodies", "{\"body\":\"1\",\"text\":\"a\"}", "found body, text (of"},
