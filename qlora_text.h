@@ -56,6 +56,7 @@
        text/jinja_api        templates as objects
        text/chat_formats    built-in chat templates
        text/chat            which template a model has
+       text/chat_output     rendered texts to ids and labels
        text/chat_encode     conversations to ids, and what is trained
        text/data            samples, messages
        text/records         one record of a JSON file to a sample
@@ -524,8 +525,8 @@ typedef struct qlora_text_chat_desc {
     // A built-in format: chatml, llama3, mistral, alpaca, plain, ...; NULL = the model's template,
     // else a format whose tokens the tokenizer has, else alpaca.
     const char* name;
-    const char* template_file; // a Jinja template in a file; NULL = as `name` says
-    int64_t clock; // for strftime_now: seconds since 1970 in local time; 0 = 2024-07-26
+    const char* template_file; // a Jinja template in a file; then `name` must be NULL
+    int64_t clock;             // for strftime_now: seconds since 1970 in local time; 0 = 2024-07-26
     uint32_t reserved_must_be_zero1;
 } qlora_text_chat_desc;
 
@@ -533,6 +534,8 @@ QLORA_API qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_c
                                             qlora_text_chat** out);
 QLORA_API qlora_result qlora_text_chat_close(qlora_text_chat* chat); // NULL is fine
 QLORA_API const char* qlora_text_chat_names(size_t index); // every name; NULL after the last one
+// The Jinja template of a built-in format; NULL if there is no format of this name.
+QLORA_API const char* qlora_text_chat_template(const char* name);
 QLORA_API qlora_result qlora_text_chat_set_clock(qlora_text_chat* chat, int64_t clock);
 
 typedef struct qlora_text_chat_info {
@@ -553,6 +556,8 @@ QLORA_API qlora_result qlora_text_chat_encode(qlora_text_chat* chat,
 
 // The same for a conversation as JSON: an object with "messages", perhaps "tools", and any other
 // variable of the template. Appends the rendering to `text` as well; text and labels may be NULL.
+// The ids are those of the whole text. An answer that the template renders differently once later
+// turns follow is trained in a sample of its own: it has no labels here, and a warning is logged.
 QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conversation,
                                                    size_t size, bool prompt, qlora_text_bytes* text,
                                                    qlora_text_ids* ids, qlora_text_ids* labels);
@@ -11173,6 +11178,8 @@ enum {
     QLORA__JIN_MAX_STEPS = 3000000, // and two more for each byte of the conversation
     QLORA__JIN_CHUNK = 65536
 };
+// Python prints the address of a generator. Here it has this one, which must not be printed.
+#define QLORA__JIN_ADDRESS "7fa90badc0de"
 #define QLORA__JIN_MAX_MEMORY ((size_t)96 << 20) // and 64 more for each byte of the conversation
 
 // ---- memory -------------------------------------------------------------------------------------
@@ -11436,6 +11443,8 @@ struct qlora__jin_machine {
     qlora__jin_buffer* out; // what output goes to
     qlora__jin_buffer* top; // what the whole template writes
     int jump;               // a break or continue on its way to its loop
+    bool folding;           // computing a constant before the template runs, as jinja2 does
+    bool addresses;         // a string with the address of an object was made
     qlora__jin_span* spans; // of generation blocks
     size_t span_count;
     size_t span_capacity;
@@ -12257,6 +12266,8 @@ typedef struct qlora__jin_node {
     bool flag;        // const: of a name, may be undefined; macro: uses caller
     bool uses_kwargs;
     bool uses_varargs;
+    bool plain; // an expression without variables and calls
+    bool folds; // it contains a slice of something plain: see qlora__jin_fold
     const char* name;
     size_t size;
     struct qlora__jin_node* a;
@@ -12325,14 +12336,37 @@ static qlora_result qlora__jin_node_of(qlora__jin_parser* p, qlora__jin_node_kin
     return QLORA_OK;
 }
 
+// The node after n for functions that walk a whole tree. An elif hangs below its if and follows it
+// here, so that a long chain is not a deep recursion; *rest keeps what follows the if.
+static const qlora__jin_node* qlora__jin_walk(const qlora__jin_node* n,
+                                              const qlora__jin_node** rest) {
+    if (n->kind == QLORA__JIN_N_IF && n->d != NULL) {
+        *rest = n->next != NULL ? n->next : *rest;
+        return n->d;
+    }
+    const qlora__jin_node* next = n->next != NULL ? n->next : *rest;
+    *rest = n->next != NULL ? *rest : NULL;
+    return next;
+}
+
+// What is below n, without the elif.
+static const qlora__jin_node* qlora__jin_below(const qlora__jin_node* n) {
+    return n->kind == QLORA__JIN_N_IF ? NULL : n->d;
+}
+
 // Measures a finished node, so that whatever walks the tree later is bounded.
 static qlora_result qlora__jin_node_done(qlora__jin_parser* p, qlora__jin_node* node) {
     const qlora__jin_node* lists[5] = {node->a, node->b, node->c, node->d, node->e};
+    node->plain = node->kind != QLORA__JIN_N_CALL;
     for (size_t i = 0; i < 5; i++) {
         for (const qlora__jin_node* n = lists[i]; n != NULL; n = n->next) {
             node->nesting = n->nesting + 1 > node->nesting ? n->nesting + 1 : node->nesting;
+            node->plain = node->plain && (n->plain || n->kind == QLORA__JIN_N_CONST);
+            node->folds = node->folds || n->folds;
         }
     }
+    node->folds = node->folds || (node->kind == QLORA__JIN_N_GETITEM && node->plain &&
+                                  node->b->kind == QLORA__JIN_N_SLICE);
     if (node->nesting > QLORA__JIN_MAX_NESTING) {
         p->m->line = node->line;
         return qlora__jin_fail(p->m, "the template is nested deeper than %d levels",
@@ -13758,7 +13792,9 @@ static qlora_result qlora__jin_bind_expressions(qlora__jin_binder* b, const qlor
 // up to know whether a loop needs `loop`, or a macro `caller`.
 static bool qlora__jin_mentions(const qlora__jin_node* first, const char* name, bool* stored) {
     bool found = false;
-    for (const qlora__jin_node* n = first; n != NULL && !found && !*stored; n = n->next) {
+    const qlora__jin_node* rest = NULL;
+    for (const qlora__jin_node* n = first; n != NULL && !found && !*stored;
+         n = qlora__jin_walk(n, &rest)) {
         bool named =
             n->size == strlen(name) && n->name != NULL && memcmp(n->name, name, n->size) == 0;
         if (n->kind == QLORA__JIN_N_NAME) {
@@ -13776,7 +13812,7 @@ static bool qlora__jin_mentions(const qlora__jin_node* first, const char* name, 
             }
             continue;
         }
-        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, n->d, n->e};
+        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, qlora__jin_below(n), n->e};
         for (size_t i = 0; i < 5 && !found; i++) {
             found = parts[i] != NULL && qlora__jin_mentions(parts[i], name, stored);
         }
@@ -14122,10 +14158,13 @@ static qlora_result qlora__jin_repr_inner(qlora__jin_machine* m, qlora__jin_valu
                  (long long)v.as.range->start, (long long)v.as.range->stop,
                  (long long)v.as.range->step);
         return qlora__jin_puts(m, out, text);
+    case QLORA__JIN_ITER: // it may be a string in between, but not in the output
+        m->addresses = true;
+        return qlora__jin_puts(m, out,
+                               "<generator object sync_do_map at 0x" QLORA__JIN_ADDRESS ">");
     default:
         // Python prints an address here, which is different each time
-        return qlora__jin_fail(m, "a %s cannot be printed%s", qlora__jin_type(v),
-                               v.kind == QLORA__JIN_ITER ? "; make a list of it" : "");
+        return qlora__jin_fail(m, "a %s cannot be printed", qlora__jin_type(v));
     }
 }
 
@@ -14936,8 +14975,9 @@ static qlora_result qlora__jin_binary(qlora__jin_machine* m, char op, qlora__jin
         name[0] = op == 'f' ? '/' : '*';
         name[1] = name[0];
     }
-    return qlora__jin_fail(m, "a %s %s a %s is not possible", qlora__jin_type(a), name,
-                           qlora__jin_type(b));
+    bool set = op == '-' && (a.kind == QLORA__JIN_VIEW || b.kind == QLORA__JIN_VIEW);
+    return qlora__jin_fail(m, "a %s %s a %s is not %s", qlora__jin_type(a), name,
+                           qlora__jin_type(b), set ? "supported: it is a set" : "possible");
 }
 
 // ---- slices
@@ -18827,6 +18867,31 @@ static qlora_result qlora__jin_field(qlora__jin_machine* m, qlora__jin_value v, 
 
 // ---- expressions --------------------------------------------------------------------------------
 
+// Values that can be written as a constant: numbers, strings, and collections of them.
+static bool qlora__jin_is_constant(qlora__jin_machine* m, qlora__jin_value v) {
+    const qlora__jin_value* lists[2] = {NULL, NULL};
+    size_t count = 0;
+    if (v.kind == QLORA__JIN_LIST || v.kind == QLORA__JIN_TUPLE) {
+        lists[0] = v.as.list->items;
+        count = v.as.list->count;
+    } else if (v.kind == QLORA__JIN_DICT) {
+        lists[0] = v.as.dict->keys;
+        lists[1] = v.as.dict->values;
+        count = v.as.dict->count;
+    } else {
+        return (v.kind >= QLORA__JIN_NONE && v.kind <= QLORA__JIN_STRING) ||
+               v.kind == QLORA__JIN_RANGE;
+    }
+    bool all = m->depth < QLORA__JIN_MAX_DEPTH;
+    m->depth++;
+    for (size_t i = 0; all && i < count; i++) {
+        all = qlora__jin_is_constant(m, lists[0][i]) &&
+              (lists[1] == NULL || qlora__jin_is_constant(m, lists[1][i]));
+    }
+    m->depth--;
+    return all;
+}
+
 #define QLORA__JIN_EVAL(name)                                                                      \
     static qlora_result qlora__jin_eval_##name(qlora__jin_machine* m, const qlora__jin_node* node, \
                                                qlora__jin_value* out)
@@ -18845,7 +18910,13 @@ QLORA__JIN_EVAL(const) {
     return QLORA_OK;
 }
 
+// What depends on the conversation is not a constant.
+static qlora_result qlora__jin_no_constant(qlora__jin_machine* m) {
+    return m->folding ? qlora__jin_fail(m, "not a constant") : QLORA_OK;
+}
+
 QLORA__JIN_EVAL(name) {
+    QLORA__TRY(qlora__jin_no_constant(m));
     const qlora__jin_value* value = qlora__jin_slot(m, node);
     if (value->kind == QLORA__JIN_MISSING) {
         return qlora__jin_undefined(m, NULL, node->name, node->size, false, out);
@@ -18911,6 +18982,9 @@ QLORA__JIN_EVAL(getitem) {
         return qlora__jin_undefined_error(m, v);
     }
     QLORA__TRY(qlora__jin_slice(m, v, parts, out, &found));
+    if (!found && m->folding) {
+        return qlora__jin_undefined(m, qlora__jin_type(v), "slice", 5, false, out);
+    }
     return found ? QLORA_OK
                  : qlora__jin_fail(m, "a %s cannot be sliced like this", qlora__jin_type(v));
 }
@@ -18998,6 +19072,7 @@ static qlora_result qlora__jin_args_eval(qlora__jin_machine* m, const qlora__jin
 QLORA__JIN_EVAL(call) {
     qlora__jin_value callee;
     qlora__jin_args args;
+    QLORA__TRY(qlora__jin_no_constant(m));
     QLORA__TRY(m->hooks->eval(m, node->a, &callee));
     QLORA__TRY(qlora__jin_args_eval(m, node, NULL, &args));
     m->line = node->line;
@@ -19012,6 +19087,9 @@ QLORA__JIN_EVAL(filter) {
     m->line = node->line;
     if (node->found == NULL) {
         return qlora__jin_unknown(m, "filter", node->name, node->size);
+    }
+    if (((const qlora__jin_filter_row*)node->found)->many != NULL) { // they use the variables
+        QLORA__TRY(qlora__jin_no_constant(m));
     }
     return qlora__jin_filter_run(m, (const qlora__jin_filter_row*)node->found, v, &args, out);
 }
@@ -19156,11 +19234,38 @@ static const qlora__jin_eval_fn qlora__jin_evals[QLORA__JIN_N_OUTPUT] = {
     qlora__jin_eval_binary,  qlora__jin_eval_compare, qlora__jin_eval_wrong,
     qlora__jin_eval_concat,  qlora__jin_eval_cond};
 
+// jinja2 computes constants when it compiles a template. There, a slice of what cannot be sliced is
+// undefined, while it is an error when the template runs; so such expressions are tried both ways.
+// What prints as a constant replaces the expression; `any`: every value does.
+static qlora_result qlora__jin_fold(qlora__jin_machine* m, const qlora__jin_node* node, bool any,
+                                    qlora__jin_value* out, bool* done) {
+    char error[QLORA__ERROR_SIZE];
+    uint32_t depth = m->depth;
+    memcpy(error, m->env->error, sizeof error);
+    m->folding = true;
+    qlora_result r = m->hooks->eval(m, node, out);
+    m->folding = false;
+    m->depth = depth;
+    *done = r == QLORA_OK && (any || qlora__jin_is_constant(m, *out));
+    if (r != QLORA_OK && r != QLORA_ERR_MEMORY) {
+        memcpy(m->env->error, error, sizeof error);
+        return m->steps <= m->step_limit ? QLORA_OK : qlora__jin_work(m, 1);
+    }
+    return r;
+}
+
 static qlora_result qlora__jin_eval(qlora__jin_machine* m, const qlora__jin_node* node,
                                     qlora__jin_value* out) {
     if (node->kind == QLORA__JIN_N_CONST) {
         *out = node->value;
         return QLORA_OK;
+    }
+    if (node->folds && !m->folding) {
+        bool done = false;
+        QLORA__TRY(qlora__jin_fold(m, node, false, out, &done));
+        if (done) {
+            return QLORA_OK;
+        }
     }
     QLORA__TRY(qlora__jin_enter(m));
     QLORA__TRY(node->kind < QLORA__JIN_N_OUTPUT ? qlora__jin_evals[node->kind](m, node, out)
@@ -19373,11 +19478,31 @@ static qlora_result qlora__jin_macro_value(qlora__jin_machine* m, const qlora__j
 #define QLORA__JIN_RUN(name)                                                                       \
     static qlora_result qlora__jin_run_##name(qlora__jin_machine* m, const qlora__jin_node* node)
 
+// Whether the address of a generator was written behind `from`, in any case.
+static bool qlora__jin_has_address(const qlora__jin_buffer* out, size_t from) {
+    static const char address[] = QLORA__JIN_ADDRESS;
+    size_t same = 0;
+    for (size_t i = from; i < out->count && same < sizeof address - 1; i++) {
+        char c = out->data[i];
+        char lower = c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+        same = lower == address[same] ? same + 1 : lower == address[0] ? 1 : 0;
+    }
+    return same == sizeof address - 1;
+}
+
 QLORA__JIN_RUN(output) {
     for (const qlora__jin_node* n = node->a; n != NULL; n = n->next) {
         qlora__jin_value value;
-        QLORA__TRY(m->hooks->eval(m, n, &value));
+        bool done = false;
+        size_t from = m->out->count;
+        if (n->folds) {
+            QLORA__TRY(qlora__jin_fold(m, n, true, &value, &done));
+        }
+        QLORA__TRY(done ? QLORA_OK : m->hooks->eval(m, n, &value));
         QLORA__TRY(qlora__jin_print(m, value, m->out));
+        if (m->addresses && qlora__jin_has_address(m->out, from)) {
+            return qlora__jin_fail(m, "a generator cannot be printed; make a list of it");
+        }
     }
     return QLORA_OK;
 }
@@ -19761,8 +19886,9 @@ static void qlora__jin_template_free(qlora__env* env, qlora_text_template* t) {
 }
 
 static bool qlora__jin_has_generation(const qlora__jin_node* first) {
-    for (const qlora__jin_node* n = first; n != NULL; n = n->next) {
-        const qlora__jin_node* parts[3] = {n->b, n->c, n->d};
+    const qlora__jin_node* rest = NULL;
+    for (const qlora__jin_node* n = first; n != NULL; n = qlora__jin_walk(n, &rest)) {
+        const qlora__jin_node* parts[3] = {n->b, n->c, qlora__jin_below(n)};
         if (n->kind == QLORA__JIN_N_GENERATION) {
             return true;
         }
@@ -20112,7 +20238,8 @@ struct qlora_text_chat {
     const char* name;                // of a built-in format, or "model"
     const char* source;
     bool built_in;
-    bool keeps_strings;          // the template asks whether arguments are a string
+    bool keeps_strings[2];       // the template (with tools) asks whether arguments are a string
+    bool blocks;                 // what is trained comes from generation blocks
     qlora__text_owned tokens[4]; // the texts of bos_token, eos_token, pad_token, unk_token
     int64_t clock;
     int32_t bos;
@@ -20172,8 +20299,9 @@ static void qlora__text_chat_add_stop(qlora_text_chat* chat, int64_t id) {
 
 // Whether a template asks if arguments of a tool call are a string: then they stay one.
 static bool qlora__text_asks_string(const qlora__jin_node* first) {
-    for (const qlora__jin_node* n = first; n != NULL; n = n->next) {
-        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, n->d, n->e};
+    const qlora__jin_node* rest = NULL;
+    for (const qlora__jin_node* n = first; n != NULL; n = qlora__jin_walk(n, &rest)) {
+        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, qlora__jin_below(n), n->e};
         if (n->kind == QLORA__JIN_N_TEST && qlora__jin_named("string", n->name, n->size) &&
             n->a != NULL) {
             const qlora__jin_node* of = n->a;
@@ -20199,7 +20327,15 @@ static qlora_result qlora__text_chat_compile(qlora_text_chat* chat, const char* 
     chat->source = source;
     chat->name = "model";
     QLORA__TRY(qlora__jin_compile(chat->text, source, text, size, &chat->template_));
-    chat->keeps_strings = qlora__text_asks_string(chat->template_->root->c);
+    chat->keeps_strings[0] = qlora__text_asks_string(chat->template_->root->c);
+    return QLORA_OK;
+}
+
+// The template for conversations with tools, where a model has two.
+static qlora_result qlora__text_chat_compile_tools(qlora_text_chat* chat, const char* source,
+                                                   const char* text, size_t size) {
+    QLORA__TRY(qlora__jin_compile(chat->text, source, text, size, &chat->with_tools));
+    chat->keeps_strings[1] = qlora__text_asks_string(chat->with_tools->root->c);
     return QLORA_OK;
 }
 
@@ -20264,11 +20400,10 @@ static qlora_result qlora__text_config_tokenizer(qlora__env* env, qlora_text_cha
     QLORA__TRY(qlora__text_chat_compile(chat, source, qlora__text_json_text(json, found),
                                         qlora__text_json_size(found)));
     const qlora__json_token* tools = qlora__text_config_template(json, "tool_use", false);
-    if (tools == NULL) {
-        return QLORA_OK;
-    }
-    return qlora__jin_compile(chat->text, source, qlora__text_json_text(json, tools),
-                              qlora__text_json_size(tools), &chat->with_tools);
+    return tools == NULL
+               ? QLORA_OK
+               : qlora__text_chat_compile_tools(chat, source, qlora__text_json_text(json, tools),
+                                                qlora__text_json_size(tools));
 }
 
 // config.json and generation_config.json, read in this order: see formats/stop_ids.h.
@@ -20288,6 +20423,7 @@ typedef struct qlora__text_folder {
 
 enum {
     QLORA__TEXT_FILE_TEMPLATE,
+    QLORA__TEXT_FILE_TOOLS,
     QLORA__TEXT_FILE_TEMPLATE_JSON,
     QLORA__TEXT_FILE_TOKENIZER,
     QLORA__TEXT_FILE_CONFIG
@@ -20299,6 +20435,11 @@ static qlora_result qlora__text_folder_file(qlora__env* env, qlora__text_folder*
     if (which == QLORA__TEXT_FILE_TEMPLATE) {
         return folder->wanted
                    ? qlora__text_chat_compile(chat, "chat_template.jinja", file->data, file->count)
+                   : QLORA_OK;
+    }
+    if (which == QLORA__TEXT_FILE_TOOLS) { // beside chat_template.jinja only
+        return folder->wanted && chat->template_ != NULL
+                   ? qlora__text_chat_compile_tools(chat, name, file->data, file->count)
                    : QLORA_OK;
     }
     qlora__json json;
@@ -20316,9 +20457,10 @@ static qlora_result qlora__text_folder_file(qlora__env* env, qlora__text_folder*
 }
 
 static qlora_result qlora__text_folder_load(qlora__env* env, qlora__text_folder* folder) {
-    static const char* const names[] = {"chat_template.jinja", "chat_template.json",
-                                        "tokenizer_config.json", "config.json",
-                                        "generation_config.json"};
+    static const char* const names[] = {
+        "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
+        "chat_template.json",  "tokenizer_config.json",
+        "config.json",         "generation_config.json"};
     qlora_result r = QLORA_OK;
     for (size_t i = 0; r == QLORA_OK && i < QLORA__TEXT_COUNT(names); i++) {
         qlora_text_bytes file;
@@ -20427,6 +20569,327 @@ static qlora_result qlora__text_chat_fill(qlora__env* env, qlora_text_chat* chat
     return qlora__text_chat_finish(env, chat);
 }
 
+//@@ src/text/chat_output.h
+
+// From a rendering to ids and labels.
+
+typedef struct qlora__text_output {
+    qlora_text_ids* ids;
+    qlora_text_ids* labels; // may be NULL
+    size_t start;           // of this sample, in both
+    size_t labels_start;
+    bool complete; // keep what follows the last trained token
+} qlora__text_output;
+
+static qlora__text_output qlora__text_output_start(qlora_text_ids* ids, qlora_text_ids* labels) {
+    qlora__text_output o;
+    o.ids = ids;
+    o.labels = labels;
+    o.start = ids->count;
+    o.labels_start = labels != NULL ? labels->count : 0;
+    o.complete = false;
+    return o;
+}
+
+static qlora_result qlora__text_output_label(qlora__env* env, const qlora__text_output* o,
+                                             bool trained) {
+    while (o->labels != NULL && o->labels->count - o->labels_start < o->ids->count - o->start) {
+        int32_t id = o->ids->data[o->start + (o->labels->count - o->labels_start)];
+        QLORA__TRY(qlora__text_ids_add(env, o->labels, trained ? id : -100));
+    }
+    return QLORA_OK;
+}
+
+static bool qlora__text_is_marker(const qlora_text_tok* tok, int32_t id) {
+    return qlora__text_tok_has(tok, id, QLORA__TEXT_K_ADDED | QLORA__TEXT_K_SPECIAL);
+}
+
+// One piece of the text of a built-in format, all trained or all not.
+static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_output* o,
+                                             const qlora_text_chat* chat, const char* text,
+                                             size_t size, bool trained) {
+    qlora_text_tok* tok = chat->tok;
+    size_t from = o->ids->count;
+    if (size > 0) {
+        // Text that follows plain text continues it: no space is prepended.
+        bool fresh = from == o->start || qlora__text_is_marker(tok, o->ids->data[from - 1]);
+        QLORA__TRY(qlora__text_encode(env, tok, text, size,
+                                      fresh ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
+    }
+    bool first = from == o->start;
+    if (first && chat->bos >= 0 && (o->ids->count == from || o->ids->data[from] != chat->bos)) {
+        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
+        memmove(o->ids->data + from + 1, o->ids->data + from,
+                (o->ids->count - from - 1) * sizeof(int32_t));
+        o->ids->data[from] = chat->bos;
+    }
+    if (first && trained && o->ids->count > from && o->ids->data[from] == chat->bos &&
+        o->labels != NULL) {
+        QLORA__TRY(qlora__text_ids_add(env, o->labels, -100)); // BOS is never generated
+    }
+    // a built-in format may end with a marker that this tokenizer does not have
+    size_t count = o->ids->count;
+    if (trained && chat->built_in && chat->eos >= 0 &&
+        (count == from || !qlora__text_is_marker(tok, o->ids->data[count - 1]))) {
+        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->eos));
+    }
+    return qlora__text_output_label(env, o, trained);
+}
+
+// The markers in a text: how many, whether there is nothing else but whitespace, whether it ends
+// with one, and the first one if the text starts with it.
+typedef struct qlora__text_marks_seen {
+    size_t count;
+    bool alone;
+    bool last;
+    int32_t first; // -1: something else comes first
+} qlora__text_marks_seen;
+
+static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_chat* chat,
+                                            const char* text, size_t size,
+                                            qlora__text_marks_seen* seen) {
+    const qlora_text_tok* tok = chat->tok;
+    qlora_text_ids ids;
+    size_t at = 0;
+    memset(&ids, 0, sizeof ids);
+    memset(seen, 0, sizeof *seen);
+    seen->first = -1;
+    seen->alone = true;
+    qlora_result r = size == 0 ? QLORA_OK
+                               : qlora__text_encode(env, chat->tok, text, size,
+                                                    (uint32_t)QLORA_TEXT_CONTINUE, &ids);
+    for (size_t i = 0; r == QLORA_OK && i < ids.count; i++) {
+        if (!qlora__text_is_marker(tok, ids.data[i])) {
+            continue;
+        }
+        qlora__text_span name = tok->spans[ids.data[i]];
+        size_t hit = qlora__jin_find_bytes(text, size, at, tok->names.data + name.at, name.size);
+        if (hit == SIZE_MAX) {
+            continue;
+        }
+        seen->alone = seen->alone && qlora__jin_skip_space(text, hit, at) == hit;
+        seen->first = seen->count == 0 && hit == 0 ? ids.data[i] : seen->first;
+        seen->count++;
+        at = hit + name.size;
+    }
+    seen->alone = seen->alone && qlora__jin_skip_space(text, size, at) == size;
+    seen->last = seen->count > 0 && at == size;
+    qlora__text_ids_free(env, &ids);
+    return r;
+}
+
+// ---- a whole text
+
+// A stretch of plain text between two added tokens, and the spans from `at` on.
+typedef struct qlora__text_stretch {
+    const char* text;
+    size_t begin;
+    size_t end;
+    const qlora_text_spans* spans;
+    size_t at; // the first span that ends behind `begin`
+} qlora__text_stretch;
+
+// Whether [begin, end) overlaps a span, and whether it also has something outside of that span.
+static bool qlora__text_stretch_marked(const qlora__text_stretch* s, size_t begin, size_t end,
+                                       bool* mixed) {
+    bool marked = false;
+    *mixed = false;
+    for (size_t i = s->at; i < s->spans->count && s->spans->data[i].begin < end; i++) {
+        const qlora_text_span* span = &s->spans->data[i];
+        if (span->end > begin && span->end > span->begin) {
+            *mixed = *mixed || marked || span->begin > begin || span->end < end;
+            marked = true;
+        }
+    }
+    return marked;
+}
+
+// The last place in the stretch where a span begins or ends.
+static size_t qlora__text_stretch_last(const qlora__text_stretch* s) {
+    size_t last = s->begin;
+    for (size_t i = s->at; i < s->spans->count && s->spans->data[i].begin < s->end; i++) {
+        const qlora_text_span* span = &s->spans->data[i];
+        last = span->begin > last ? span->begin : last;
+        last = span->end > last && span->end < s->end ? span->end : last;
+    }
+    return last;
+}
+
+// Labels the tokens of a stretch by the bytes they stand for; the first `skip` bytes are a space
+// that the tokenizer prepended. *fits is false if they are not the bytes of the text (it was
+// normalised), or if a token is mixed and that is not wanted.
+static qlora_result qlora__text_stretch_label(qlora__env* env, const qlora__text_stretch* s,
+                                              const qlora__text_output* o,
+                                              const qlora_text_chat* chat, size_t from, size_t skip,
+                                              bool* fits) {
+    qlora_text_bytes bytes;
+    size_t at = s->begin;
+    size_t last = qlora__text_stretch_last(s);
+    size_t whole = 0;
+    bool mixed = false;
+    qlora_result r = QLORA_OK;
+    memset(&bytes, 0, sizeof bytes);
+    *fits = true;
+    for (size_t i = from; r == QLORA_OK && *fits && at < last && i < o->ids->count; i++) {
+        bytes.count = 0;
+        r = qlora__text_token_decode(env, chat->tok, o->ids->data[i], false, &bytes, &whole);
+        size_t size = r == QLORA_OK && bytes.count >= skip ? bytes.count - skip : SIZE_MAX;
+        *fits = size <= s->end - at && (skip == 0 || bytes.data[0] == ' ') &&
+                (size == 0 || memcmp(s->text + at, bytes.data + skip, size) == 0);
+        bool marked = *fits && qlora__text_stretch_marked(s, at, at + size, &mixed);
+        *fits = *fits && (chat->blocks || !mixed);
+        at += *fits ? size : 0;
+        skip = 0;
+        if (*fits && o->labels != NULL) {
+            r = qlora__text_ids_add(env, o->labels, marked ? o->ids->data[i] : -100);
+        }
+    }
+    *fits = *fits && at >= last;
+    qlora__text_bytes_free(env, &bytes);
+    QLORA__TRY(r);
+    return *fits
+               ? qlora__text_output_label(env, o, qlora__text_stretch_marked(s, at, s->end, &mixed))
+               : QLORA_OK;
+}
+
+// Encodes a stretch in which a span begins or ends. As one text, like the rest; a token with both
+// trained and other text is trained if the template has generation blocks, as in transformers.
+// Otherwise the text is encoded in parts: at inference, the prompt ends where the span begins.
+static qlora_result qlora__text_stretch_cut(qlora__env* env, const qlora__text_stretch* s,
+                                            const qlora__text_output* o,
+                                            const qlora_text_chat* chat) {
+    size_t from = o->ids->count;
+    size_t labels = o->labels != NULL ? o->labels->count : 0;
+    bool fits = false;
+    bool mixed = false;
+    QLORA__TRY(qlora__text_stretch_encode(env, chat->tok, s->text + s->begin, s->end - s->begin,
+                                          s->begin == 0, 0u, o->ids));
+    for (size_t skip = 0; skip < 2; skip++) {
+        QLORA__TRY(qlora__text_stretch_label(env, s, o, chat, from, skip, &fits));
+        if (fits) {
+            return QLORA_OK;
+        }
+        if (o->labels != NULL) {
+            o->labels->count = labels;
+        }
+    }
+    o->ids->count = from;
+    for (size_t begin = s->begin, end = 0; begin < s->end; begin = end) {
+        end = s->end;
+        for (size_t i = s->at; i < s->spans->count && s->spans->data[i].begin < end; i++) {
+            const qlora_text_span* span = &s->spans->data[i];
+            size_t cut = span->begin > begin ? span->begin : span->end > begin ? span->end : end;
+            end = cut < end ? cut : end;
+        }
+        bool first = begin == s->begin;
+        QLORA__TRY(qlora__text_stretch_encode(env, chat->tok, s->text + begin, end - begin,
+                                              !first || begin == 0,
+                                              first ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
+        QLORA__TRY(
+            qlora__text_output_label(env, o, qlora__text_stretch_marked(s, begin, end, &mixed)));
+    }
+    return QLORA_OK;
+}
+
+// The whole text at once, as transformers encodes it.
+static qlora_result qlora__text_output_marked(qlora__env* env, const qlora__text_output* o,
+                                              const qlora_text_chat* chat, const char* text,
+                                              size_t size, const qlora_text_spans* spans) {
+    qlora_text_tok* tok = chat->tok;
+    qlora__text_scan scan = qlora__text_scan_of(&tok->raw_trie, text, size, 0u);
+    const qlora__text_added* added = NULL;
+    qlora__text_stretch s;
+    memset(&s, 0, sizeof s);
+    s.text = text;
+    s.spans = spans;
+    while (qlora__text_scan_next(tok, &scan, &s.begin, &s.end, &added)) {
+        bool mixed = false;
+        while (s.at < spans->count && spans->data[s.at].end <= s.begin) {
+            s.at++;
+        }
+        bool marked = qlora__text_stretch_marked(&s, s.begin, s.end, &mixed);
+        if (added != NULL) {
+            QLORA__TRY(qlora__text_ids_add(env, o->ids, added->id));
+        } else if (mixed) {
+            QLORA__TRY(qlora__text_stretch_cut(env, &s, o, chat));
+        } else {
+            QLORA__TRY(qlora__text_stretch_encode(env, tok, text + s.begin, s.end - s.begin,
+                                                  s.begin == 0, 0u, o->ids));
+        }
+        QLORA__TRY(qlora__text_output_label(env, o, marked));
+    }
+    size_t count = o->ids->count - o->start;
+    if (chat->bos >= 0 && (count == 0 || o->ids->data[o->start] != chat->bos)) {
+        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
+        QLORA__TRY(qlora__text_output_label(env, o, false));
+        memmove(o->ids->data + o->start + 1, o->ids->data + o->start, count * sizeof(int32_t));
+        o->ids->data[o->start] = chat->bos;
+        if (o->labels != NULL) {
+            int32_t* labels = o->labels->data + o->labels_start;
+            memmove(labels + 1, labels, count * sizeof(int32_t));
+        }
+    }
+    if (chat->bos >= 0 && o->labels != NULL) {
+        o->labels->data[o->labels_start] = -100; // BOS is never generated
+    }
+    return QLORA_OK;
+}
+
+// The text of a built-in format, piece by piece: an answer without an end marker gets one.
+static qlora_result qlora__text_output_pieces(qlora__env* env, const qlora__text_output* o,
+                                              const qlora_text_chat* chat, const char* text,
+                                              size_t size, const qlora_text_spans* spans) {
+    size_t at = 0;
+    for (size_t i = 0; i < spans->count; i++) {
+        size_t begin = spans->data[i].begin;
+        size_t end = spans->data[i].end;
+        QLORA__TRY(qlora__text_output_piece(env, o, chat, text + at, begin - at, false));
+        if (end > begin) {
+            QLORA__TRY(qlora__text_output_piece(env, o, chat, text + begin, end - begin, true));
+        }
+        at = end;
+    }
+    return at < size || o->ids->count == o->start
+               ? qlora__text_output_piece(env, o, chat, text + at, size - at, false)
+               : QLORA_OK;
+}
+
+// A whole text. Spans are in order and do not overlap.
+static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_output* o,
+                                            const qlora_text_chat* chat,
+                                            const qlora_text_bytes* text,
+                                            const qlora_text_spans* spans) {
+    const char* data = text->count > 0 ? text->data : "";
+    size_t last = text->count;
+    size_t before = 0;
+    for (size_t i = 0; i < spans->count; i++) {
+        if (spans->data[i].begin < before || spans->data[i].end > text->count) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "the template's generation blocks overlap");
+        }
+        before = spans->data[i].end;
+    }
+    bool cuts = o->labels != NULL && !o->complete;
+    if (cuts && spans->count == 0 && last > 0) { // no whitespace after the last marker
+        qlora__text_marks_seen seen;
+        size_t cut = qlora__jin_back_space(data, 0, last);
+        QLORA__TRY(qlora__text_see_markers(env, chat, data, cut, &seen));
+        last = seen.last ? cut : last;
+    }
+    QLORA__TRY(chat->built_in ? qlora__text_output_pieces(env, o, chat, data, last, spans)
+                              : qlora__text_output_marked(env, o, chat, data, last, spans));
+    // what follows the last trained token teaches nothing
+    size_t count = o->ids->count - o->start;
+    while (cuts && count > 0 && o->labels->data[o->labels_start + count - 1] == -100) {
+        count--;
+    }
+    if (cuts && count > 0) {
+        o->ids->count = o->start + count;
+        o->labels->count = o->labels_start + count;
+    }
+    return QLORA_OK;
+}
+
 //@@ src/text/chat_encode.h
 
 // From a conversation to ids, and what of it is trained.
@@ -20510,6 +20973,24 @@ static qlora_result qlora__text_tool_calls(qlora__jin_machine* m, qlora_text_cha
     return QLORA_OK;
 }
 
+static bool qlora__text_talk_has_tools(const qlora__text_talk* talk) {
+    const qlora__json_token* tools =
+        talk->record != NULL ? qlora__text_json_get(talk->json, talk->record, "tools") : NULL;
+    return tools != NULL && tools->kind == QLORA__JSON_ARRAY;
+}
+
+static bool qlora__text_talk_second(const qlora__text_talk* talk) {
+    return talk->chat->with_tools != NULL && qlora__text_talk_has_tools(talk);
+}
+
+static qlora_text_template* qlora__text_talk_template(const qlora__text_talk* talk) {
+    return qlora__text_talk_second(talk) ? talk->chat->with_tools : talk->chat->template_;
+}
+
+static bool qlora__text_talk_keeps(const qlora__text_talk* talk) {
+    return talk->chat->keeps_strings[qlora__text_talk_second(talk) ? 1 : 0];
+}
+
 // The message as the template sees it.
 static qlora_result qlora__text_turn_value(qlora__jin_machine* m, const qlora__text_talk* talk,
                                            const qlora__text_turn* turn, qlora__jin_value* out) {
@@ -20540,7 +21021,7 @@ static qlora_result qlora__text_turn_value(qlora__jin_machine* m, const qlora__t
         if (!known) {
             QLORA__TRY(qlora__jin_dict_add(m, out->as.dict, key, all.as.dict->values[i]));
         }
-        if (qlora__jin_is(key, "tool_calls", 10) && !talk->chat->keeps_strings) {
+        if (qlora__jin_is(key, "tool_calls", 10) && !qlora__text_talk_keeps(talk)) {
             QLORA__TRY(qlora__text_tool_calls(m, talk->chat, all.as.dict->values[i]));
         }
     }
@@ -20609,17 +21090,6 @@ static qlora_result qlora__text_talk_set(qlora__jin_machine* m, const qlora__tex
     return qlora__jin_set(m, "add_generation_prompt", qlora__jin_bool(prompt));
 }
 
-static bool qlora__text_talk_has_tools(const qlora__text_talk* talk) {
-    const qlora__json_token* tools =
-        talk->record != NULL ? qlora__text_json_get(talk->json, talk->record, "tools") : NULL;
-    return tools != NULL && tools->kind == QLORA__JSON_ARRAY && tools->count > 0;
-}
-
-static qlora_text_template* qlora__text_talk_template(const qlora__text_talk* talk) {
-    bool tools = talk->chat->with_tools != NULL && qlora__text_talk_has_tools(talk);
-    return tools ? talk->chat->with_tools : talk->chat->template_;
-}
-
 // Renders the first `count` turns into `out`, which is emptied first.
 static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_talk* talk,
                                             size_t count, bool prompt, qlora_text_bytes* out,
@@ -20649,153 +21119,6 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
         qlora__json_free(env, &chat->parsed[--chat->parsed_count]);
     }
     return r;
-}
-
-// ---- text to ids
-
-typedef struct qlora__text_output {
-    qlora_text_ids* ids;
-    qlora_text_ids* labels; // may be NULL
-    size_t start;           // of this sample, in both
-    size_t labels_start;
-} qlora__text_output;
-
-static qlora__text_output qlora__text_output_start(qlora_text_ids* ids, qlora_text_ids* labels) {
-    qlora__text_output o;
-    o.ids = ids;
-    o.labels = labels;
-    o.start = ids->count;
-    o.labels_start = labels != NULL ? labels->count : 0;
-    return o;
-}
-
-static qlora_result qlora__text_output_label(qlora__env* env, const qlora__text_output* o,
-                                             bool trained) {
-    while (o->labels != NULL && o->labels->count - o->labels_start < o->ids->count - o->start) {
-        int32_t id = o->ids->data[o->start + (o->labels->count - o->labels_start)];
-        QLORA__TRY(qlora__text_ids_add(env, o->labels, trained ? id : -100));
-    }
-    return QLORA_OK;
-}
-
-static bool qlora__text_is_marker(const qlora_text_tok* tok, int32_t id) {
-    return qlora__text_tok_has(tok, id, QLORA__TEXT_K_ADDED | QLORA__TEXT_K_SPECIAL);
-}
-
-// One piece of the text, all trained or all not.
-static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_output* o,
-                                             const qlora_text_chat* chat, const char* text,
-                                             size_t size, bool trained) {
-    qlora_text_tok* tok = chat->tok;
-    size_t from = o->ids->count;
-    if (size > 0) {
-        // Text that follows plain text continues it: no space is prepended.
-        bool fresh = from == o->start || qlora__text_is_marker(tok, o->ids->data[from - 1]);
-        QLORA__TRY(qlora__text_encode(env, tok, text, size,
-                                      fresh ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
-    }
-    bool first = from == o->start;
-    if (first && chat->bos >= 0 && (o->ids->count == from || o->ids->data[from] != chat->bos)) {
-        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
-        memmove(o->ids->data + from + 1, o->ids->data + from,
-                (o->ids->count - from - 1) * sizeof(int32_t));
-        o->ids->data[from] = chat->bos;
-    }
-    if (first && trained && o->ids->count > from && o->ids->data[from] == chat->bos &&
-        o->labels != NULL) {
-        QLORA__TRY(qlora__text_ids_add(env, o->labels, -100)); // BOS is never generated
-    }
-    // a built-in format may end with a marker that this tokenizer does not have
-    size_t count = o->ids->count;
-    if (trained && chat->built_in && chat->eos >= 0 &&
-        (count == from || !qlora__text_is_marker(tok, o->ids->data[count - 1]))) {
-        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->eos));
-    }
-    return qlora__text_output_label(env, o, trained);
-}
-
-// The markers in a text: how many, whether there is nothing else but whitespace, whether it ends
-// with one, and the first one if the text starts with it.
-typedef struct qlora__text_marks_seen {
-    size_t count;
-    bool alone;
-    bool last;
-    int32_t first; // -1: something else comes first
-} qlora__text_marks_seen;
-
-static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_chat* chat,
-                                            const char* text, size_t size,
-                                            qlora__text_marks_seen* seen) {
-    const qlora_text_tok* tok = chat->tok;
-    qlora_text_ids ids;
-    size_t at = 0;
-    memset(&ids, 0, sizeof ids);
-    memset(seen, 0, sizeof *seen);
-    seen->first = -1;
-    seen->alone = true;
-    qlora_result r = size == 0 ? QLORA_OK
-                               : qlora__text_encode(env, chat->tok, text, size,
-                                                    (uint32_t)QLORA_TEXT_CONTINUE, &ids);
-    for (size_t i = 0; r == QLORA_OK && i < ids.count; i++) {
-        if (!qlora__text_is_marker(tok, ids.data[i])) {
-            continue;
-        }
-        qlora__text_span name = tok->spans[ids.data[i]];
-        size_t hit = qlora__jin_find_bytes(text, size, at, tok->names.data + name.at, name.size);
-        if (hit == SIZE_MAX) {
-            continue;
-        }
-        seen->alone = seen->alone && qlora__jin_skip_space(text, hit, at) == hit;
-        seen->first = seen->count == 0 && hit == 0 ? ids.data[i] : seen->first;
-        seen->count++;
-        at = hit + name.size;
-    }
-    seen->alone = seen->alone && qlora__jin_skip_space(text, size, at) == size;
-    seen->last = seen->count > 0 && at == size;
-    qlora__text_ids_free(env, &ids);
-    return r;
-}
-
-// A whole text. Spans are in order and do not overlap.
-static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_output* o,
-                                            const qlora_text_chat* chat,
-                                            const qlora_text_bytes* text,
-                                            const qlora_text_spans* spans) {
-    size_t at = 0;
-    for (size_t i = 0; i < spans->count; i++) {
-        size_t begin = spans->data[i].begin;
-        size_t end = spans->data[i].end;
-        if (begin < at || end > text->count) {
-            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                   "the template's generation blocks overlap");
-        }
-        QLORA__TRY(qlora__text_output_piece(env, o, chat, text->data + at, begin - at, false));
-        if (end > begin) {
-            QLORA__TRY(
-                qlora__text_output_piece(env, o, chat, text->data + begin, end - begin, true));
-        }
-        at = end;
-    }
-    size_t last = text->count;
-    if (o->labels != NULL && spans->count == 0 && last > 0) { // no whitespace after the last marker
-        qlora__text_marks_seen seen;
-        size_t cut = qlora__jin_back_space(text->data, 0, last);
-        QLORA__TRY(qlora__text_see_markers(env, chat, text->data, cut, &seen));
-        last = seen.last ? cut : last;
-    }
-    if (at < last || o->ids->count == o->start) {
-        QLORA__TRY(qlora__text_output_piece(env, o, chat, text->data + at, last - at, false));
-    }
-    // what follows the last trained token teaches nothing
-    size_t count = o->ids->count - o->start;
-    while (o->labels != NULL && count > 0 && o->labels->data[o->labels_start + count - 1] == -100) {
-        count--;
-    }
-    if (o->labels != NULL && count > 0) {
-        o->ids->count = o->start + count;
-        o->labels->count = o->labels_start + count;
-    }
-    return QLORA_OK;
 }
 
 // ---- what is trained
@@ -20958,12 +21281,13 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
     bool blocks = qlora__text_talk_template(talk)->generation;
     talk->spans.count = 0;
     talk->stable = true;
+    talk->chat->blocks = blocks;
     QLORA__TRY(qlora__text_talk_render(env, talk, talk->count, false, &talk->whole,
                                        blocks ? &talk->spans : NULL));
     if (blocks) {
         return qlora__text_talk_blocks(env, talk);
     }
-    for (size_t k = 0; k < talk->count && talk->stable; k++) {
+    for (size_t k = 0; k < talk->count && (talk->stable || talk->literal); k++) {
         size_t begin = 0;
         size_t end = 0;
         if (!qlora__text_is_trained(&talk->turns[k])) {
@@ -20977,8 +21301,9 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
                                              talk->after.data + talk->whole.count,
                                              talk->after.count - talk->whole.count));
         }
-        talk->stable = qlora__text_starts(&talk->whole, &talk->after, end);
-        QLORA__TRY(qlora__jin_spans_add(env, &talk->spans, begin, end));
+        bool same = qlora__text_starts(&talk->whole, &talk->after, end);
+        talk->stable = talk->stable && same;
+        QLORA__TRY(same ? qlora__jin_spans_add(env, &talk->spans, begin, end) : QLORA_OK);
     }
     return QLORA_OK;
 }
@@ -20998,13 +21323,14 @@ static qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* tal
 static qlora_result qlora__text_talk_encode(qlora__env* env, qlora__text_talk* talk, bool prompt,
                                             qlora_text_ids* ids, qlora_text_ids* labels) {
     qlora__text_output o = qlora__text_output_start(ids, labels);
+    o.complete = talk->literal;
     if (prompt || labels == NULL) {
         talk->spans.count = 0;
         QLORA__TRY(qlora__text_talk_render(env, talk, talk->count, prompt, &talk->whole, NULL));
         return qlora__text_output_text(env, &o, talk->chat, &talk->whole, &talk->spans);
     }
     QLORA__TRY(qlora__text_talk_plan(env, talk));
-    if (!talk->stable) {
+    if (!talk->stable && !talk->literal) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                "the template renders earlier turns differently when later ones "
                                "follow, so one text cannot train them all");
@@ -21058,6 +21384,12 @@ qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* 
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc was not zeroed: a reserved field is set");
     }
+    if (desc->name != NULL && desc->template_file != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "a template file and the built-in format \"%.60s\" cannot be used "
+                               "together",
+                               desc->name);
+    }
     if (desc->tok->text != text) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "desc->tok belongs to another text object");
     }
@@ -21096,6 +21428,15 @@ qlora_result qlora_text_chat_close(qlora_text_chat* chat) {
 
 const char* qlora_text_chat_names(size_t index) {
     return index < QLORA__TEXT_COUNT(qlora__text_formats) ? qlora__text_formats[index].name : NULL;
+}
+
+const char* qlora_text_chat_template(const char* name) {
+    for (size_t i = 0; name != NULL && i < QLORA__TEXT_COUNT(qlora__text_formats); i++) {
+        if (strcmp(name, qlora__text_formats[i].name) == 0) {
+            return qlora__text_formats[i].source;
+        }
+    }
+    return NULL;
 }
 
 qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* out) {
@@ -21171,6 +21512,18 @@ qlora_result qlora_text_chat_encode(qlora_text_chat* chat, const qlora_text_mess
     return r;
 }
 
+// "weight" and "train" of a message: 0 and false switch training off.
+static bool qlora__text_node_off(const qlora__json* json, const qlora__json_token* node,
+                                 const char* name) {
+    const qlora__json_token* value = qlora__text_json_get(json, node, name);
+    double number = 1.0;
+    if (value == NULL || value->kind == QLORA__JSON_FALSE) {
+        return value != NULL;
+    }
+    return value->kind == QLORA__JSON_NUMBER &&
+           qlora__json_double(json, (uint32_t)(value - json->tokens), &number) && number == 0.0;
+}
+
 // The messages of a conversation in JSON, as they are.
 static qlora_result qlora__text_json_turns(qlora__env* env, const qlora__json* json,
                                            qlora__text_turn** out, size_t* count) {
@@ -21189,6 +21542,8 @@ static qlora_result qlora__text_json_turns(qlora__env* env, const qlora__json* j
         const char* role = qlora__text_json_cstring(json, qlora__text_json_get(json, node, "role"));
         turns[i].role = role != NULL ? role : "";
         turns[i].node = node;
+        turns[i].masked =
+            qlora__text_node_off(json, node, "weight") || qlora__text_node_off(json, node, "train");
         node = qlora__text_json_next(json, node);
     }
     *out = turns;
@@ -21220,6 +21575,12 @@ qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conv
     talk.record = json.tokens;
     talk.literal = true;
     r = r == QLORA_OK ? qlora__text_talk_encode(env, &talk, prompt, ids, labels) : r;
+    if (r == QLORA_OK && !prompt && labels != NULL && !talk.stable) {
+        QLORA__TEXT_LOG(env, WARN, "%s",
+                        "the template renders some earlier answers differently once later turns "
+                        "follow; each of them is trained in a sample of its own, and is not marked "
+                        "here");
+    }
     if (r == QLORA_OK && text != NULL) {
         r = qlora__text_bytes_add(env, text, talk.whole.data, talk.whole.count);
     }
@@ -22633,4 +22994,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 9ee377e1b6110585
+//@@ end e06d9f8ac56f0f51

@@ -86,6 +86,7 @@ extern "C" {
 #include "text/jinja_api.h"
 #include "text/chat_formats.h"
 #include "text/chat.h"
+#include "text/chat_output.h"
 #include "text/chat_encode.h"
 #include "text/data.h"
 #include "text/records.h"

@@ -242,8 +242,9 @@ static qlora_result qlora__jin_binary(qlora__jin_machine* m, char op, qlora__jin
         name[0] = op == 'f' ? '/' : '*';
         name[1] = name[0];
     }
-    return qlora__jin_fail(m, "a %s %s a %s is not possible", qlora__jin_type(a), name,
-                           qlora__jin_type(b));
+    bool set = op == '-' && (a.kind == QLORA__JIN_VIEW || b.kind == QLORA__JIN_VIEW);
+    return qlora__jin_fail(m, "a %s %s a %s is not %s", qlora__jin_type(a), name,
+                           qlora__jin_type(b), set ? "supported: it is a set" : "possible");
 }
 
 // ---- slices

@@ -56,6 +56,7 @@
        text/jinja_api        templates as objects
        text/chat_formats    built-in chat templates
        text/chat            which template a model has
+       text/chat_output     rendered texts to ids and labels
        text/chat_encode     conversations to ids, and what is trained
        text/data            samples, messages
        text/records         one record of a JSON file to a sample

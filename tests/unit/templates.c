@@ -120,6 +120,14 @@ TEST behaviour(void) {
         {"{% set b | upper %}x{{ 1 }}{% endset %}{{ b }}{% filter lower %}AB{% endfilter %}",
          "X1ab"},
         {"{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"},
+        // constants are computed first, where a slice of a number is undefined
+        {"{{ (7)[:-1] }}|{{ [(0)[1:2], 1] | upper }}|{{ 'a' ~ (7)[1:] }}|{{ 'abc'[1:] }}",
+         "|[UNDEFINED, 1]|a|bc"},
+        {"{% if (7)[1:] %}{% endif %}", "!a int cannot be sliced"},
+        {"{{ messages ~ (7)[1:] }}", "!a int cannot be sliced"},
+        {"{{ messages | map(attribute='role') | wordcount }}", "5"},
+        {"{{ messages | map(attribute='role') | upper }}", "!a generator cannot be printed"},
+        {"{{ d - d.keys() }}", "!is not supported"},
         {"{{ 1 if false }}|{{ 'x' is in 'xyz' }}|{{ not 1 == 2 }}", "|True|True"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const char* why = NULL;
@@ -578,6 +586,114 @@ TEST masks(size_t index) {
     PASS();
 }
 
+// A conversation as tokenize prints it: tokens, each followed by a |; trained ones in [ ].
+static const struct {
+    const char* source;
+    const char* messages;
+    const char* want;
+} token_rows[] = {
+    // with generation blocks, as in transformers: the whole text is encoded, and a token that is
+    // partly the assistant's is trained
+    {"{{ 't' }}{% generation %}{{ 'he' }}{% endgeneration %}{{ 'n' }}\n\n", "", "<s>|[th][en]\n|"},
+    {"a t{% generation %}{% endgeneration %}h", "", "<s>|a| th|"},
+    // otherwise the answer is encoded alone, as at inference, unless that is the same
+    {"{% for m in messages %}{{ m.content }}{% endfor %}{{ 't' if add_generation_prompt }}",
+     "{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"the\"}",
+     "<s>|q|t|[h][e]"},
+    {"{% for m in messages %}{{ m.content }}{% endfor %}{{ ' t' if add_generation_prompt }}",
+     "{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\" t the\"}",
+     "<s>|q| t|[ the]"},
+    // what follows the last answer stays, and a message can be switched off
+    {"{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}"
+     "{{ '<|im_start|>' if add_generation_prompt }}",
+     "{\"role\":\"assistant\",\"content\":\"t\",\"weight\":0},{\"role\":\"assistant\","
+     "\"content\":\"e\"},{\"role\":\"assistant\",\"content\":\"r\",\"train\":false}",
+     "<s>|<|im_start|>|t|<|im_end|>|\n|<|im_start|>|[e][<|im_end|>]\n|<|im_start|>|r|<|im_end|>|"
+     "\n|"},
+    // an answer that looks different once another follows is not trained in this text
+    {"{% for m in messages %}<|im_start|>{{ m.content if loop.last or m.role == 'user' else 'x' }}"
+     "<|im_end|>{% endfor %}{{ '<|im_start|>' if add_generation_prompt }}",
+     "{\"role\":\"assistant\",\"content\":\"t\"},{\"role\":\"user\",\"content\":\"q\"},"
+     "{\"role\":\"assistant\",\"content\":\"e\"}",
+     "<s>|<|im_start|>|x|<|im_end|>|<|im_start|>|q|<|im_end|>|<|im_start|>|[e][<|im_end|>]"}};
+
+TEST tokens_of_a_text(size_t index) {
+    char got[512] = "";
+    char talk[512];
+    const char* path = "build/tokens_of_a_text.jinja";
+    qlora_text_chat_desc desc;
+    qlora_text_chat* chat = NULL;
+    qlora_text_ids ids = {0};
+    qlora_text_ids labels = {0};
+    qlora_text_bytes text = {0};
+    FILE* file = fopen(path, "wb");
+    ASSERT(file != NULL);
+    ASSERT(fputs(token_rows[index].source, file) >= 0 && fclose(file) == 0);
+    qlora_text_tok* tok = marked_tok();
+    ASSERT(tok != NULL);
+    memset(&desc, 0, sizeof desc);
+    desc.tok = tok;
+    desc.template_file = path;
+    ASSERT_EQm(qlora_text_last_error(lib), QLORA_OK, qlora_text_chat_open(lib, &desc, &chat));
+    remove(path);
+    snprintf(talk, sizeof talk, "{\"messages\":[%s]}", token_rows[index].messages);
+    ASSERT_EQm(qlora_text_last_error(lib), QLORA_OK,
+               qlora_text_chat_encode_json(chat, talk, strlen(talk), false, &text, &ids, &labels));
+    ASSERT_EQ(ids.count, labels.count);
+    for (size_t i = 0; i < ids.count; i++) {
+        qlora_text_bytes one = {0};
+        bool trained = labels.data[i] != -100;
+        size_t used = strlen(got);
+        ASSERT_EQ(QLORA_OK, qlora_text_decode(tok, ids.data + i, 1, 0, &one));
+        snprintf(got + used, sizeof got - used, trained ? "[%.*s]" : "%.*s|", (int)one.count,
+                 one.data);
+        qlora_text_bytes_free(lib, &one);
+    }
+    ASSERT_STR_EQ(token_rows[index].want, got);
+    qlora_text_bytes_free(lib, &text);
+    qlora_text_ids_free(lib, &ids);
+    qlora_text_ids_free(lib, &labels);
+    qlora_text_chat_close(chat);
+    qlora_text_tok_close(tok);
+    PASS();
+}
+
+// A chain of elif is long, not deep: it must not exhaust the stack.
+TEST long_chains(void) {
+    const char* path = "build/long_chains.jinja";
+    const int links = 40000;
+    size_t room = (size_t)links * 12 + 200;
+    char* source = (char*)malloc(room);
+    ASSERT(source != NULL);
+    size_t used = (size_t)snprintf(source, room, "{%% for x in [1] %%}{%% if 0 %%}");
+    for (int k = 0; k < links; k++) {
+        memcpy(source + used, "{% elif 0 %}", 12);
+        used += 12;
+    }
+    used += (size_t)snprintf(source + used, room - used,
+                             "{%% else %%}{{ loop.index }}{%% endif %%}{%% endfor %%}");
+    const char* why = NULL;
+    char* got = render(source, used, conversation, false, NULL, &why);
+    bool same = got != NULL && strcmp(got, "1") == 0;
+    free(got);
+    ASSERTm(why, same);
+    qlora_text_tok* tok = marked_tok();
+    qlora_text_chat_desc desc;
+    qlora_text_chat* chat = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.tok = tok;
+    desc.template_file = path;
+    FILE* file = fopen(path, "wb");
+    ASSERT(file != NULL && tok != NULL);
+    ASSERT(fwrite(source, 1, used, file) == used && fclose(file) == 0);
+    free(source);
+    ASSERT_EQm(qlora_text_last_error(lib), QLORA_OK, qlora_text_chat_open(lib, &desc, &chat));
+    remove(path);
+    qlora_text_chat_close(chat);
+    qlora_text_tok_close(tok);
+    PASS();
+}
+
 SUITE(templates_suite) {
     if (qlora_text_create(NULL, &lib) != QLORA_OK) {
         return;
@@ -587,8 +703,12 @@ SUITE(templates_suite) {
     RUN_TEST(deep_source);
     RUN_TEST(generation_spans);
     RUN_TEST(golden_templates);
+    RUN_TEST(long_chains);
     for (size_t i = 0; i < sizeof mask_rows / sizeof mask_rows[0]; i++) {
         RUN_TESTp(masks, i);
+    }
+    for (size_t i = 0; i < sizeof token_rows / sizeof token_rows[0]; i++) {
+        RUN_TESTp(tokens_of_a_text, i);
     }
     qlora_text_destroy(lib);
     lib = NULL;
