@@ -970,14 +970,15 @@ QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t
 // token), and starts the next turn. The keys and values of the text so far are kept.
 QLORA_API qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids,
                                            int64_t count);
-// Replaces the text by a new prompt and starts the next turn. The keys and values of the tokens with
-// which both texts begin are kept, all others are computed; *kept, which may be NULL, is their
-// number. So each turn of a chat can pass the whole conversation. After training, begin again: what
-// is kept comes from the weights of its time.
+// Replaces the text by a new prompt and starts the next turn. The keys and values of the tokens
+// with which both texts begin are kept, all others are computed; *kept, which may be NULL, is the
+// number of kept tokens. So each turn of a chat can pass the whole conversation. After training,
+// begin again: kept keys and values come from the earlier weights.
 QLORA_API qlora_result qlora_generate_prompt(qlora_generation* generation, const int32_t* ids,
                                              int64_t count, int64_t* kept);
 // Writes the natural logarithm of the probability that the model gave to the token which
-// qlora_generate_next returned last: before temperature, repetition penalty, top_k, top_p and min_p.
+// qlora_generate_next returned last: before temperature, repetition penalty, top_k, top_p and
+// min_p.
 QLORA_API qlora_result qlora_generate_logprob(qlora_generation* generation, double* out);
 typedef struct qlora_generation_info {
     int64_t tokens;   // in the text, including the last one returned
@@ -28410,4 +28411,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end c32daa32c981876e
+//@@ end a6c763915eb2a926
