@@ -15752,7 +15752,9 @@ static qlora_result qlora__jin_percent(qlora__jin_machine* m, qlora__jin_value f
             QLORA__TRY(qlora__jin_percent_part(m, s, &at, &p, &buffer));
         }
     }
-    bool mapping = given.kind == QLORA__JIN_DICT || given.kind == QLORA__JIN_LIST;
+    // Python asks whether it has a subscript, which these have as well as a dictionary
+    bool mapping = given.kind == QLORA__JIN_DICT || given.kind == QLORA__JIN_LIST ||
+                   given.kind == QLORA__JIN_RANGE || given.kind == QLORA__JIN_UNDEFINED;
     if (p.args != NULL ? p.used < p.args->count : p.used == 0 && !mapping) {
         return qlora__jin_fail(m, "a format does not use all its values");
     }
@@ -22994,4 +22996,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end e06d9f8ac56f0f51
+//@@ end 6858c07454278d4d
