@@ -15088,12 +15088,10 @@ static qlora_result qlora__jin_slice(qlora__jin_machine* m, qlora__jin_value v,
 
 // ---- membership
 
-// Where `part` starts in s at or after `from`, in bytes; SIZE_MAX when it is not there.
-static size_t qlora__jin_find_bytes(const char* data, size_t size, size_t from, const char* part,
+enum { QLORA__JIN_LONG = 64 };
+
+static size_t qlora__jin_find_short(const char* data, size_t size, size_t from, const char* part,
                                     size_t length) {
-    if (length == 0) {
-        return from;
-    }
     while (from < size && size - from >= length) {
         const char* hit = (const char*)memchr(data + from, part[0], size - from - length + 1);
         if (hit == NULL) {
@@ -15106,6 +15104,45 @@ static size_t qlora__jin_find_bytes(const char* data, size_t size, size_t from, 
         from++;
     }
     return SIZE_MAX;
+}
+
+// A long part is compared only where a hash of as many bytes, which moves along s[begin..end), is
+// equal: otherwise a text of equal letters would take time by the product of both lengths. Finds
+// the first place or, backwards, the last one.
+static size_t qlora__jin_find_long(const char* data, size_t begin, size_t end, const char* part,
+                                   size_t length, bool backwards) {
+    const uint64_t base = 0x9e3779b97f4a7c15u;
+    uint64_t wanted = 0;
+    uint64_t here = 0;
+    uint64_t top = 1; // base to the power of the length, for the byte that leaves
+    if (begin > end || end - begin < length) {
+        return SIZE_MAX;
+    }
+    for (size_t i = 0; i < length; i++) {
+        wanted = wanted * base + (unsigned char)part[backwards ? length - 1 - i : i];
+        here = here * base + (unsigned char)data[backwards ? end - 1 - i : begin + i];
+        top *= base;
+    }
+    for (size_t moved = 0;; moved++) {
+        size_t at = backwards ? end - moved - length : begin + moved;
+        if (here == wanted && memcmp(data + at, part, length) == 0) {
+            return at;
+        }
+        if (moved == end - begin - length) {
+            return SIZE_MAX;
+        }
+        unsigned char comes = (unsigned char)data[backwards ? at - 1 : at + length];
+        unsigned char leaves = (unsigned char)data[backwards ? at + length - 1 : at];
+        here = here * base + comes - top * leaves;
+    }
+}
+
+// Where `part` starts in s at or after `from`, in bytes; SIZE_MAX when it is not there.
+static size_t qlora__jin_find_bytes(const char* data, size_t size, size_t from, const char* part,
+                                    size_t length) {
+    return length == 0                ? from
+           : length < QLORA__JIN_LONG ? qlora__jin_find_short(data, size, from, part, length)
+                                      : qlora__jin_find_long(data, from, size, part, length, false);
 }
 
 // item in v
@@ -16401,6 +16438,9 @@ static size_t qlora__jin_rfind_bytes(const char* data, size_t begin, size_t end,
                                      size_t length) {
     if (length > end - begin) {
         return SIZE_MAX;
+    }
+    if (length >= QLORA__JIN_LONG) {
+        return qlora__jin_find_long(data, begin, end, part, length, true);
     }
     for (size_t at = end - length + 1; at > begin; at--) {
         if (length == 0 || memcmp(data + at - 1, part, length) == 0) {
@@ -21103,6 +21143,7 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
     uint64_t input = 4096;
     memset(&text, 0, sizeof text);
     out->count = 0;
+    QLORA__TRY(qlora__text_bytes_room(env, out, 1)); // so that offsets are always those of memory
     for (size_t i = 0; i < count; i++) {
         const qlora__text_turn* turn = &talk->turns[i];
         input += turn->node != NULL ? turn->node->end - turn->node->begin : 0;
@@ -22996,4 +23037,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 6858c07454278d4d
+//@@ end 080b00cef8270120

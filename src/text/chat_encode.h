@@ -207,6 +207,7 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
     uint64_t input = 4096;
     memset(&text, 0, sizeof text);
     out->count = 0;
+    QLORA__TRY(qlora__text_bytes_room(env, out, 1)); // so that offsets are always those of memory
     for (size_t i = 0; i < count; i++) {
         const qlora__text_turn* turn = &talk->turns[i];
         input += turn->node != NULL ? turn->node->end - turn->node->begin : 0;

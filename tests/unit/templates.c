@@ -130,6 +130,13 @@ TEST behaviour(void) {
         {"{{ d - d.keys() }}", "!is not supported"},
         {"{{ 'a' % nope }}{{ 'b' % range(2) }}{{ 'c' % [1] }}|{{ '%s' % nope }}|", "abc||"},
         {"{{ 'a' % 1 }}", "!does not use all its values"},
+        // long parts: at the start, at the end, with a letter more, twice
+        {"{% set p = 'ab' * 40 %}{{ ('x' ~ p ~ 'y').find(p) }} {{ p.find(p) }} {{ (p ~ p).find(p, "
+         "1) }}"
+         " {{ (p ~ 'a').rfind(p) }} {{ ('y' ~ p).rfind(p) }} {{ (p ~ p).rfind(p) }} {{ p in p[1:] "
+         "}}"
+         " {{ ('x' ~ p ~ p ~ 'y').split(p) }} {{ p.rfind(p ~ 'c') }} {{ p.count(p) }}",
+         "1 0 2 0 1 80 False ['x', '', 'y'] -1 1"},
         {"{{ 1 if false }}|{{ 'x' is in 'xyz' }}|{{ not 1 == 2 }}", "|True|True"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const char* why = NULL;
@@ -165,6 +172,8 @@ TEST hostile(void) {
         "{{ 'a'.center(999999999999) }}",
         "{{ '%999999999d' % 1 }}",
         "{% macro m(a) %}{{ m(a + 1) }}{{ m(a + 1) }}{% endmacro %}{{ m(0) }}",
+        "{% set t = 'a' * 1200000 %}{% set p = 'a' * 120000 ~ 'b' %}{{ p in t }}{{ t.rfind(p) }}"
+        "{{ 1 / 0 }}",
         "{{ 10 ** 99999999 }}"};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const char* why = NULL;
