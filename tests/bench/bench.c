@@ -1,6 +1,8 @@
 // bench.c - measures the kernels on the current GPU and compares them with the project's targets.
 //
 //     build/bench [ops|gemm|clip|graph|prewarm|all] [--json] [--quick] [--dry] [--help]
+//     build/bench step ...    bench_step.h
+//     build/bench cpu ...     bench_cpu.h
 //
 // Every row of ROWS is one measurement: tensors, a step, the amount of data or work of the step,
 // and the target (bar). A step runs as nodes of a captured graph over sets of random data that
@@ -17,6 +19,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "bench_cpu.h"
 #include "bench_step.h"
 
 enum { MAX_TENSORS = 8, MAX_SETS = 64, MAX_REPLAYS = 25, CLIP_BUFFERS = 448 };
@@ -1168,7 +1171,8 @@ static int arguments(bench* b, int argc, char** argv, const char** group) {
         if (help || !known) {
             fprintf(known ? stdout : stderr,
                     "usage: bench [ops|gemm|clip|graph|prewarm|all] [--json] [--quick] [--dry]\n"
-           "       bench step --shape NAME --batch B --seq S ... (bench step --help)\n"
+                    "       bench step --shape NAME --batch B --seq S ... (bench step --help)\n"
+                    "       bench cpu [--tier NAME] [--threads N] [--quick] [--json]\n"
                     "  --json   print a JSON array of objects\n"
                     "  --quick  use 7 replays instead of 25\n"
                     "  --dry    run every row once, small and untimed, to check that it works\n");
@@ -1215,6 +1219,9 @@ static int gpu_run(bench* b, const char* group) {
 int main(int argc, char** argv) {
     if (argc > 1 && strcmp(argv[1], "step") == 0) {
         return bench_step_main(argc - 1, argv + 1);
+    }
+    if (argc > 1 && strcmp(argv[1], "cpu") == 0) {
+        return bench_cpu_main(argc - 1, argv + 1);
     }
     bench b;
     memset(&b, 0, sizeof b);
