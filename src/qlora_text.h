@@ -95,6 +95,7 @@ extern "C" {
 #include "text/jinja_api.h"
 #include "text/chat_formats.h"
 #include "text/chat.h"
+#include "text/chat_output.h"
 #include "text/chat_encode.h"
 #include "text/samples.h"
 #include "text/input.h"

@@ -58,7 +58,8 @@
 
      Every call returns a qlora_result, which a program checks. In a game loop, replace
      qlora_train_step by qlora_train_begin and one qlora_train_slice(trainer, 4.0, &done) per frame;
-     qlora_generate_begin and qlora_generate_next produce one token per call.
+     qlora_generate_begin and qlora_generate_next produce one token per call, and
+     qlora_generate_prompt continues a chat without computing its earlier turns again.
 
    BUILD AND LINK
        C99 or C++11, 64-bit, little endian. Linux, Windows (mingw-w64, MSVC), macOS and BSD (CPU

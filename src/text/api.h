@@ -174,7 +174,7 @@ typedef struct qlora_text_chat_desc {
     // A built-in format: chatml, llama3, mistral, alpaca, plain, ...; NULL = the model's template,
     // else a format whose tokens the tokenizer has, else alpaca.
     const char* name;
-    const char* template_file; // a Jinja template in a file; NULL = as `name` says
+    const char* template_file; // a Jinja template in a file; then `name` must be NULL
     int64_t clock;             // for strftime_now: seconds since 1970 in local time; 0 = 2024-07-26
     uint32_t reserved_must_be_zero1;
 } qlora_text_chat_desc;
@@ -184,6 +184,8 @@ QLORA_API qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_c
 // NULL is fine. Fails with QLORA_ERR_STATE while data that was opened with `stream` uses the chat.
 QLORA_API qlora_result qlora_text_chat_close(qlora_text_chat* chat);
 QLORA_API const char* qlora_text_chat_names(size_t index); // every name; NULL after the last one
+// The Jinja template of a built-in format; NULL if there is no format of this name.
+QLORA_API const char* qlora_text_chat_template(const char* name);
 QLORA_API qlora_result qlora_text_chat_set_clock(qlora_text_chat* chat, int64_t clock);
 
 typedef struct qlora_text_chat_info {
@@ -204,6 +206,8 @@ QLORA_API qlora_result qlora_text_chat_encode(qlora_text_chat* chat,
 
 // The same for a conversation as JSON: an object with "messages", perhaps "tools", and any other
 // variable of the template. Appends the rendering to `text` as well; text and labels may be NULL.
+// The ids are those of the whole text. An answer that the template renders differently once later
+// turns follow is trained in a sample of its own: it has no labels here, and a warning is logged.
 QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conversation,
                                                    size_t size, bool prompt, qlora_text_bytes* text,
                                                    qlora_text_ids* ids, qlora_text_ids* labels);

@@ -57,6 +57,7 @@
        text/jinja_api        templates as objects
        text/chat_formats    built-in chat templates
        text/chat            which template a model has
+       text/chat_output     rendered texts to ids and labels
        text/chat_encode     conversations to ids, and what is trained
        text/samples         samples in memory, or found again in a file
        text/input           the bytes of a data file, in order
