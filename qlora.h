@@ -3994,13 +3994,15 @@ enum {
     QLORA__READS_FINAL_CAP = 2048,     // final_logit_softcapping only
     QLORA__READS_QUERY_BETA = 4096,    // llama_4_scaling_beta, which is required
     QLORA__READS_HYBRID = 8192,        // layer types and experts of granitemoehybrid
-    QLORA__READS_ACTIVATION = 16384    // hidden_activation, not hidden_act
+    QLORA__READS_ACTIVATION = 16384,   // hidden_activation, not hidden_act
+    QLORA__READS_LOCAL_THETA = 32768   // rope_local_base_freq, for layers with a window
 };
 
 // Which layers have a window.
 typedef enum qlora__window_rule {
     QLORA__WINDOW_NONE,
-    QLORA__WINDOW_ALL,     // every layer, if sliding_window is given
+    QLORA__WINDOW_ALL,     // every layer, if sliding_window is given, or those in layer_types
+    QLORA__WINDOW_EVERY,   // every layer, if sliding_window is given
     QLORA__WINDOW_QWEN,    // use_sliding_window, from max_window_layers on
     QLORA__WINDOW_PATTERN, // layer_types, or all but every n-th
     QLORA__WINDOW_NOPE     // use_sliding_window, on the layers without rotation
@@ -4082,12 +4084,12 @@ static const qlora__arch qlora__archs[] = {
      &qlora__layout_seven, &qlora__norms_around,
      QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_FINAL_CAP |
-         QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND,
+         QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND | QLORA__READS_LOCAL_THETA,
      QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
      {262208, 2304, 9216, 26, 8, 4, 256, 131072, 4096, 6, 1e6, 1e4, 1e-6, 1, true}},
     {QLORA_FAMILY_PHI3, "phi3", "Phi3ForCausalLM", "phi3",
      &qlora__layout_fused, &qlora__norms_before, 0,
-     QLORA__READS_PARTIAL | QLORA__READS_LONGROPE, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
+     QLORA__READS_PARTIAL | QLORA__READS_LONGROPE, QLORA__WINDOW_EVERY, QLORA__NOPE_NONE,
      {32064, 3072, 8192, 32, 32, 0, 0, 4096, 0, 0, 1e4, 0, 1e-5, 1, false}},
     {QLORA_FAMILY_SMOLLM3, "smollm3", "SmolLM3ForCausalLM", "smollm3",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
@@ -4122,7 +4124,7 @@ static const qlora__arch qlora__archs[] = {
      {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false}},
     {QLORA_FAMILY_MINISTRAL3, "ministral3", "Ministral3ForCausalLM", "mistral3",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
-     QLORA__READS_QUERY_BETA, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
+     QLORA__READS_QUERY_BETA, QLORA__WINDOW_EVERY, QLORA__NOPE_NONE,
      {131072, 4096, 14336, 34, 32, 8, 128, 262144, 0, 0, 1e6, 0, 1e-5, 1, false}},
     {QLORA_FAMILY_EXAONE4, "exaone4", "Exaone4ForCausalLM", "exaone4",
      &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM,
@@ -4200,6 +4202,12 @@ static const qlora__arch* qlora__arch_of(qlora_family family) {
         }
     }
     return &qlora__archs[0];
+}
+
+// The architecture of GGUF files of a model. The text part of a multimodal folder has that of its
+// wrapper, where the two differ.
+static const char* qlora__arch_gguf(const qlora__arch* arch, const qlora_model_config* c) {
+    return c->wrapped && arch->family == QLORA_FAMILY_MISTRAL ? "mistral3" : arch->gguf;
 }
 
 // The module of norm number `norm` of a layer; NULL if the layer has no such norm.
@@ -7722,6 +7730,40 @@ static qlora_result qlora__config_query_beta(const qlora__config_reader* r, uint
     return qlora__config_original(&inner, r, -1.0, &c->query_period);
 }
 
+// Refuses what transformers does not read in a file with separate sets for the kinds of layers, or
+// reads differently from version to version: a type without rope_type in rope_scaling, both
+// spellings at once, and truncate, which it looks for outside the sets.
+static qlora_result qlora__config_check_kinds(const qlora__config_reader* r, uint32_t scaling,
+                                              uint32_t both) {
+    const char* names[2] = {"full_attention", "sliding_attention"};
+    uint32_t places[3] = {scaling, 0, 0};
+    if (scaling != 0 && both != 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope_scaling and rope_parameters are both given; only one of "
+                               "them is supported",
+                               r->json->label);
+    }
+    uint32_t type = scaling != 0 ? qlora__json_find(r->json, scaling, "type") : 0;
+    if (type != 0 && qlora__json_find(r->json, scaling, "rope_type") == 0 &&
+        !qlora__json_is(r->json, type, "default")) {
+        return qlora__config_refuse(r, "rope_scaling with the type", type,
+                                    "transformers ignores it in this family; call it rope_type if "
+                                    "it applies");
+    }
+    for (int i = 0; both != 0 && i < 2; i++) {
+        places[i] = qlora__json_find(r->json, both, names[i]);
+    }
+    places[2] = both;
+    for (int i = 0; i < 3; i++) {
+        uint32_t value = places[i] != 0 ? qlora__json_find(r->json, places[i], "truncate") : 0;
+        if (value != 0 && qlora__json_kind_of(r->json, value) != QLORA__JSON_TRUE) {
+            return qlora__config_refuse(r, "truncate", value,
+                                        "only true is supported in this family");
+        }
+    }
+    return QLORA_OK;
+}
+
 // Families whose layers with and without a window are rotated differently: rope_parameters has one
 // set for each kind; in older files, rope_scaling belongs to full attention.
 static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
@@ -7732,9 +7774,14 @@ static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
     uint32_t slide = 0;
     uint32_t both = qlora__config_find(r, "rope_parameters");
     QLORA__TRY(qlora__config_positive(r, "rope_theta", theta, &theta));
-    QLORA__TRY(qlora__config_positive(r, "rope_local_base_freq", sliding, &sliding));
+    if ((arch->reads & QLORA__READS_LOCAL_THETA) != 0) {
+        QLORA__TRY(qlora__config_positive(r, "rope_local_base_freq", sliding, &sliding));
+    }
+    QLORA__TRY(full != 0 ? qlora__config_need_object(r, "rope_scaling", full) : QLORA_OK);
+    full = full != 0 && r->json->tokens[full].count == 0 ? 0 : full;
+    QLORA__TRY(both != 0 ? qlora__config_need_object(r, "rope_parameters", both) : QLORA_OK);
+    QLORA__TRY(qlora__config_check_kinds(r, full, both));
     if (both != 0) {
-        QLORA__TRY(qlora__config_need_object(r, "rope_parameters", both));
         full = qlora__json_find(r->json, both, "full_attention");
         slide = qlora__json_find(r->json, both, "sliding_attention");
         if (full == 0 && slide == 0) {
@@ -7970,6 +8017,10 @@ static qlora_result qlora__config_pattern(const qlora__config_reader* r, const q
     const char* key = "sliding_window_pattern";
     uint32_t value = qlora__config_find(r, key);
     size_t length = 0;
+    memset(slides, 0, (size_t)c->layers);
+    if (c->window == 0) {
+        return QLORA_OK; // files without a window may say 0
+    }
     if (value != 0 && qlora__json_kind_of(r->json, value) == QLORA__JSON_STRING) {
         length = qlora__json_string(r->json, value, letters, sizeof letters);
         if (length == 0 || length >= sizeof letters || strspn(letters, "LG") != length) {
@@ -8047,10 +8098,12 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, const ql
                                                : "supported types: full_attention, "
                                                  "sliding_attention");
         }
-        if (type != 0 && slides[i] && arch->window == QLORA__WINDOW_NONE) {
+        bool fixed = slides[i] ? arch->window == QLORA__WINDOW_NONE
+                               : arch->window == QLORA__WINDOW_EVERY && c->window > 0;
+        if (type != 0 && fixed) { // transformers does not look at the list
             char advice[96];
-            snprintf(advice, sizeof advice, "%s layers always have full attention",
-                     arch->model_type);
+            snprintf(advice, sizeof advice, "%s layers always have %s", arch->model_type,
+                     slides[i] ? "full attention" : "the window");
             return qlora__config_refuse(r, "layer type", type, advice);
         }
         c->sliding[i] = slides[i] && c->window > 0 ? 1 : 0;
@@ -21546,17 +21599,23 @@ static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
 // Reports the smallest plan that the settings allow. It suggests nothing: a smaller setting would
 // have to be planned before it is known to fit.
 static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, uint64_t bytes) {
+    static const char* const units[] = {"GiB", "MiB", "KiB"};
     const qlora_plan* p = &m->plan;
-    double gib = 1073741824.0;
     bool all = p->recompute_layers == p->config.layers;
     uint64_t other = p->workspace + p->head + p->generation + p->batches + p->cache + p->context;
+    double unit = 1073741824.0;
+    int k = 0;
+    for (; k < 2 && (double)bytes < 0.1 * unit; k++) { // small amounts would be printed as 0.00
+        unit /= 1024.0;
+    }
     return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                       "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
+                       "the model needs %.2f %s%s, but only %.2f %s are available (base %.2f, "
                        "adapters and optimizer %.2f, activations %.2f, other %.2f)",
-                       (double)(p->total + p->context) / gib,
-                       all ? " even with every layer recomputed" : "", (double)bytes / gib,
-                       (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
-                       (double)p->activations / gib, (double)other / gib);
+                       (double)(p->total + p->context) / unit, units[k],
+                       all ? " even with every layer recomputed" : "", (double)bytes / unit,
+                       units[k], (double)p->base / unit,
+                       (double)(p->adapters + p->optimizer) / unit, (double)p->activations / unit,
+                       (double)other / unit);
 }
 
 // Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many
@@ -22033,6 +22092,28 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &m->head));
     }
     return qlora__sync(ctx);
+}
+
+// Checks the large tensors before memory for them is allocated: a config that promises more than
+// its files contain must not cost anything.
+static qlora_result qlora__load_check(qlora_ctx* ctx, qlora_model* m) {
+    const qlora__folder* folder = NULL;
+    const qlora__st_tensor* t = NULL;
+    const qlora_model_config* c = &m->plan.config;
+    QLORA__TRY(qlora__source_folder(ctx, m, m->dir, &folder));
+    QLORA__TRY(qlora__folder_need(&ctx->env, folder, "model.embed_tokens.weight", c->vocab,
+                                  c->hidden, &t));
+    for (int64_t l = 0; l < c->layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            qlora__linear_source source;
+            char name[200];
+            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
+                     m->arch->layout->rows[i].module);
+            QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+        }
+    }
+    return QLORA_OK;
 }
 
 static uint64_t qlora__folder_bytes(const qlora__folder* folder) {
@@ -23691,6 +23772,7 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.purpose is QLORA_PURPOSE_ADAPTER, but desc.adapter is NULL");
     }
+    QLORA__TRY(qlora__computes(m) && m->dir != NULL ? qlora__load_check(ctx, m) : QLORA_OK);
     QLORA__TRY(qlora__model_warm_kernels(ctx, m));
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
     qlora__model_layout(m, (char*)m->arena->data);
@@ -24588,12 +24670,6 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
     return QLORA_OK;
 }
 
-// The architecture of the GGUF file of the base, with which llama.cpp compares that of the adapter.
-static const char* qlora__gguf_base(const qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
-    return c->wrapped && c->family == QLORA_FAMILY_MISTRAL ? "mistral3" : m->arch->gguf;
-}
-
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
@@ -24613,7 +24689,9 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
         qlora__gguf_writer w;
         qlora__adapter_defaults(m, &rank, &alpha);
         alpha = qlora__gguf_alpha(alpha, rank, m->desc.rslora);
-        r = qlora__gguf_begin(&ctx->env, path, qlora__gguf_base(m), alpha, entries, count, &w);
+        // llama.cpp compares the architecture with that of the base.
+        r = qlora__gguf_begin(&ctx->env, path, qlora__arch_gguf(m->arch, &m->plan.config), alpha,
+                              entries, count, &w);
         if (r == QLORA_OK) {
             r = qlora__gguf_save_tensors(ctx, m, alpha, buffers, &w);
             if (r == QLORA_OK) {
@@ -25807,7 +25885,7 @@ static void qlora__merge_put_bool(qlora__merge_file* f, const char* key, bool va
     qlora__string_add(&f->values, &byte, 1);
 }
 
-// The ids that the config names.
+// The ids that the config names. llama.cpp ends a text at three of them.
 static void qlora__merge_put_ids(qlora__merge_file* f) {
     const qlora_model_config* c = &f->g->m->plan.config;
     const struct {
@@ -25816,7 +25894,12 @@ static void qlora__merge_put_ids(qlora__merge_file* f) {
     } ids[] = {{"tokenizer.ggml.bos_token_id", c->bos_id},
                {"tokenizer.ggml.eos_token_id", c->stop_count > 0 ? c->stop_ids[0] : -1},
                {"tokenizer.ggml.eot_token_id", c->stop_count > 1 ? c->stop_ids[1] : -1},
+               {"tokenizer.ggml.eom_token_id", c->stop_count > 2 ? c->stop_ids[2] : -1},
                {"tokenizer.ggml.padding_token_id", c->pad_id}};
+    if (c->stop_count > 3) {
+        QLORA__LOG(f->g->ctx, WARN, MODEL,
+                   "the model has %d stop ids; a GGUF file holds three of them", c->stop_count);
+    }
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
         if (ids[i].id >= 0) {
             qlora__merge_put_u32(f, ids[i].key, ids[i].id);
@@ -25967,10 +26050,14 @@ static void qlora__merge_put_f32(qlora__merge_file* f, const char* key, double v
     qlora__gguf_u32(&f->values, bits);
 }
 
+static const char* qlora__merge_arch(const qlora__merge_file* f) {
+    return qlora__arch_gguf(f->g->m->arch, &f->g->m->plan.config);
+}
+
 // The name of a key of the architecture.
 static const char* qlora__merge_arch_key(const qlora__merge_file* f, const char* name,
                                          char out[128]) {
-    snprintf(out, 128, "%s.%s", f->g->m->arch->gguf, name);
+    snprintf(out, 128, "%s.%s", qlora__merge_arch(f), name);
     return out;
 }
 
@@ -26105,7 +26192,7 @@ static qlora_result qlora__merge_unknown(const qlora__merge_file* f,
                                          const qlora__merge_item* item) {
     return qlora__fail(f->g->ctx, QLORA_ERR_UNSUPPORTED,
                        "%s: %s has no place in a GGUF file of architecture %s", f->g->m->dir,
-                       item->tensor->name, f->g->m->arch->gguf);
+                       item->tensor->name, qlora__merge_arch(f));
 }
 
 // A tensor of a layer: `rest` is its name after the number, such as "mlp.up_proj.weight".
@@ -26183,7 +26270,7 @@ static qlora_result qlora__merge_from_folder(qlora__merge_file* f) {
     const char* slash = strrchr(g->m->dir, '/');
     QLORA__TRY(qlora__merge_parts_reserve(f, 2 * (uint64_t)g->count + 2));
     qlora__merge_key(f, "general.architecture", QLORA__GGUF_STRING);
-    qlora__gguf_string(&f->values, g->m->arch->gguf);
+    qlora__gguf_string(&f->values, qlora__merge_arch(f));
     qlora__merge_key(f, "general.type", QLORA__GGUF_STRING);
     qlora__gguf_string(&f->values, "model");
     qlora__merge_key(f, "general.name", QLORA__GGUF_STRING);
@@ -26194,7 +26281,7 @@ static qlora_result qlora__merge_from_folder(qlora__merge_file* f) {
         QLORA__LOG(g->ctx, WARN, MODEL,
                    "llama.cpp ignores the window of %lld tokens of this architecture (%s): it "
                    "computes longer texts differently",
-                   (long long)g->m->plan.config.window, g->m->arch->gguf);
+                   (long long)g->m->plan.config.window, qlora__merge_arch(f));
     }
     for (uint32_t i = 0; i < g->count; i++) {
         QLORA__TRY(qlora__merge_add_item(f, &g->items[i]));
@@ -28301,4 +28388,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 7e3c6405a442ab4d
+//@@ end f1dbd766b1854470
