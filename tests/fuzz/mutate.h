@@ -329,6 +329,23 @@ static void mutate_lines(qlora__env* env, choices* c, buffer* b) {
     free(line.data);
 }
 
+// Another type for one of the tensors of a header.
+static void mutate_dtype(choices* c, buffer* b) {
+    static const char* const names[] = {"F32", "F16", "BF16", "I16", "U16", "I32", "U32", "F64"};
+    static const char key[] = "\"dtype\":\"";
+    size_t wanted = choose(c, 24);
+    const char* name = names[choose(c, sizeof names / sizeof names[0])];
+    const char* at = strstr((const char*)b->data, key);
+    for (; at != NULL && wanted > 0; wanted--) {
+        const char* next = strstr(at + 1, key);
+        at = next != NULL ? next : at;
+    }
+    if (at != NULL) {
+        size_t begin = (size_t)(at - (const char*)b->data) + sizeof key - 1;
+        buffer_splice(b, begin, begin + strcspn(at + sizeof key - 1, "\""), name, strlen(name));
+    }
+}
+
 // safetensors: the header, its length, or the data.
 static void mutate_safetensors(qlora__env* env, choices* c, buffer* b) {
     uint64_t length = 0;
@@ -342,7 +359,11 @@ static void mutate_safetensors(qlora__env* env, choices* c, buffer* b) {
     }
     if (kind > 1) {
         buffer header = buffer_make(b->data + 8, (size_t)length);
-        mutate_json(env, c, &header);
+        if (kind == 2) {
+            mutate_dtype(c, &header);
+        } else {
+            mutate_json(env, c, &header);
+        }
         buffer_splice(b, 8, 8 + (size_t)length, header.data, header.size);
         length = header.size;
         free(header.data);
