@@ -9,9 +9,15 @@
 #define QLORA__NEED_NF4    8u // has an NF4 base
 #define QLORA__NEED_LORA  16u // trains adapters
 #define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
-#define QLORA__NEED_HEAD128 64u  // the same, head size 128
+#define QLORA__NEED_HEAD128 64u  // the same, head size 128, and so on
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
 #define QLORA__NEED_RANDOM 256u  // generates its weights from a seed
+#define QLORA__NEED_HEAD32  512u
+#define QLORA__NEED_HEAD80  1024u
+#define QLORA__NEED_HEAD96  2048u
+#define QLORA__NEED_HEAD192 4096u
+#define QLORA__NEED_HEAD256 8192u
+#define QLORA__NEED_HEAD128CAP 16384u // capped scores, and head sizes below 128
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
@@ -131,16 +137,46 @@
     X(dropout_bf16, dropout_bf16, 0, LORA_BF16)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                \
+    X(attn32_fwd, attn32, 30720, HEAD32)                                                           \
+    X(attn32_stats, attn32, 0, HEAD32)                                                             \
+    X(attn32_bwd_kv, attn32, 39936, HEAD32)                                                        \
+    X(attn32_bwd_sum, attn32, 0, HEAD32)                                                           \
+    X(attn32_bwd_q, attn32, 40960, HEAD32)                                                         \
     X(attn64_fwd, attn64, 49152, HEAD64)                                                           \
     X(attn64_stats, attn64, 0, HEAD64)                                                             \
     X(attn64_bwd_kv, attn64, 58368, HEAD64)                                                        \
     X(attn64_bwd_sum, attn64, 0, HEAD64)                                                           \
     X(attn64_bwd_q, attn64, 65536, HEAD64)                                                         \
+    X(attn80_fwd, attn80, 45056, HEAD80)                                                           \
+    X(attn80_stats, attn80, 0, HEAD80)                                                             \
+    X(attn80_bwd_kv, attn80, 76800, HEAD80)                                                        \
+    X(attn80_bwd_sum, attn80, 0, HEAD80)                                                           \
+    X(attn80_bwd_q, attn80, 90112, HEAD80)                                                         \
+    X(attn96_fwd, attn96, 79872, HEAD96)                                                           \
+    X(attn96_stats, attn96, 0, HEAD96)                                                             \
+    X(attn96_bwd_kv, attn96, 89088, HEAD96)                                                        \
+    X(attn96_bwd_sum, attn96, 0, HEAD96)                                                           \
+    X(attn96_bwd_q, attn96, 79872, HEAD96)                                                         \
     X(attn128_fwd, attn128, 65536, HEAD128)                                                        \
     X(attn128_stats, attn128, 0, HEAD128)                                                          \
     X(attn128_bwd_kv, attn128, 70144, HEAD128)                                                     \
     X(attn128_bwd_sum, attn128, 0, HEAD128)                                                        \
     X(attn128_bwd_q, attn128, 98304, HEAD128)                                                      \
+    X(attn128c_fwd, attn128c, 65536, HEAD128CAP)                                                   \
+    X(attn128c_stats, attn128c, 0, HEAD128CAP)                                                     \
+    X(attn128c_bwd_kv, attn128c, 70144, HEAD128CAP)                                                \
+    X(attn128c_bwd_sum, attn128c, 0, HEAD128CAP)                                                   \
+    X(attn128c_bwd_q, attn128c, 98304, HEAD128CAP)                                                 \
+    X(attn192_fwd, attn192, 73728, HEAD192)                                                        \
+    X(attn192_stats, attn192, 0, HEAD192)                                                          \
+    X(attn192_bwd_kv, attn192, 156672, HEAD192)                                                    \
+    X(attn192_bwd_sum, attn192, 0, HEAD192)                                                        \
+    X(attn192_bwd_q, attn192, 98304, HEAD192)                                                      \
+    X(attn256_fwd, attn256, 98304, HEAD256)                                                        \
+    X(attn256_stats, attn256, 0, HEAD256)                                                          \
+    X(attn256_bwd_kv, attn256, 100864, HEAD256)                                                    \
+    X(attn256_bwd_sum, attn256, 0, HEAD256)                                                        \
+    X(attn256_bwd_q, attn256, 98304, HEAD256)                                                      \
     X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                          \
     X(attn_f32_stats, attn_f32, 0, HEADANY)                                                        \
     X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                       \

@@ -17,6 +17,7 @@ struct qlora_text_chat {
     bool keeps_strings;          // the template asks whether arguments are a string
     qlora__text_owned tokens[4]; // the texts of bos_token, eos_token, pad_token, unk_token
     int64_t clock;
+    int64_t users; // streams of data that use it
     int32_t bos;
     int32_t eos;
     int32_t stops[QLORA__TEXT_MAX_STOPS];

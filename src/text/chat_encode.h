@@ -656,6 +656,12 @@ qlora_result qlora_text_chat_close(qlora_text_chat* chat) {
     if (chat != NULL) {
         qlora_text* text = chat->text;
         qlora__text_enter(text, "qlora_text_chat_close");
+        if (chat->users > 0) {
+            return qlora__env_fail(&text->env, QLORA_ERR_STATE,
+                                   "%lld stream%s of data still use%s the chat; close %s first",
+                                   (long long)chat->users, chat->users == 1 ? "" : "s",
+                                   chat->users == 1 ? "s" : "", chat->users == 1 ? "it" : "them");
+        }
         chat->tok->users--;
         text->chats--;
         qlora__text_chat_free(&text->env, chat);

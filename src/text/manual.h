@@ -14,7 +14,8 @@
        text/api             declarations: text, arrays, tokenizers, templates, chats, data
        platform             files and memory of the operating system; shared with qlora.h
        core                 errors, log, memory, files; shared with qlora.h
-       formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h
+       formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h.
+                            gzip, Snappy, Zstandard, Parquet
        text/base            the text object, growing arrays, whole files
        text/folder          files of a model folder, also made from a GGUF file
        text/classes         classes of characters
@@ -57,8 +58,16 @@
        text/chat_formats    built-in chat templates
        text/chat            which template a model has
        text/chat_encode     conversations to ids, and what is trained
-       text/data            samples, messages
-       text/records         one record of a JSON file to a sample
+       text/samples         samples in memory, or found again in a file
+       text/input           the bytes of a data file, in order
+       text/input_gzip      those inside gzip
+       text/data            messages
+       text/records         one record to a sample
+       text/source          where records come from; columns
+       text/data_json       .jsonl and .json to records
+       text/data_csv        .csv and .tsv to records
+       text/data_text       .txt to samples
+       text/data_parquet    .parquet to records
        text/data_files      training files to samples
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
@@ -122,6 +131,19 @@
        .txt: documents are separated by lines that contain only <|endoftext|>; a file without
        such a line is one document. A document longer than desc.chunk_tokens is split into
        samples of that length, and no token is lost.
+
+       .parquet: every row is a record; lists and structs are those of JSON. Read are strings, JSON
+       and enums, booleans, integers and floats, in the encodings PLAIN, RLE, dictionaries, DELTA_*
+       and BYTE_STREAM_SPLIT, pages of both versions, uncompressed, Snappy, gzip and Zstandard;
+       lists of all layouts. What has no JSON that everybody agrees on (dates, times, decimals,
+       maps, binary data, INT96), other codecs and encryption are an error if a name above is
+       concerned; a column of another name is then not read. One page and one dictionary per column
+       are held, 4 GiB at most (1 GiB per page); a row has at most 256 MiB of JSON, all rows 4 GiB
+       and 1024 bytes per byte of the file. A line in a message is then the number of the row.
+
+       .gz after any other ending but .parquet: decompressed while it is read, through a window;
+       checksums and lengths are compared. A stream (desc.stream) keeps the samples of compressed
+       and Parquet files in memory.
 
        A sample gets BOS exactly once: from the template, or where the tokenizer's post-processor
        adds it. Its end is trained: the end marker of the template, otherwise EOS.

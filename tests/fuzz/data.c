@@ -3,6 +3,7 @@
 // The first byte selects the kind of file, the chat format and the options. Run it in the root of
 // the repository: it uses the small tokenizers in tests/golden.
 
+#define QLORA_STATIC // the compiler leaves out what is not used
 #define QLORA_TEXT_IMPLEMENTATION
 #include "qlora_text.h"
 

@@ -3,6 +3,7 @@
 // The first byte selects the file, the others the change (see mutate.h). Loading must succeed or
 // fail with a message, leak nothing, and need at most ten times the size of the file beyond what
 // the valid one needs. Run it in the root of the repository, with -timeout=5.
+#define QLORA_STATIC // the compiler leaves out what is not used
 #define QLORA_TEXT_IMPLEMENTATION
 #include "qlora_text.h"
 

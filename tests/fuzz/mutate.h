@@ -73,7 +73,7 @@ static void buffer_splice(buffer* b, size_t begin, size_t end, const void* with,
     b->data = data;
 }
 
-static inline bool buffer_file(const char* path, buffer* out) {
+static QLORA__UNUSED bool buffer_file(const char* path, buffer* out) {
     FILE* file = fopen(path, "rb");
     if (file == NULL) {
         return false;
@@ -375,7 +375,7 @@ static void mutate_safetensors(qlora__env* env, choices* c, buffer* b) {
     }
 }
 
-static void mutate_file(qlora__env* env, choices* c, const char* name, buffer* b) {
+static QLORA__UNUSED void mutate_file(qlora__env* env, choices* c, const char* name, buffer* b) {
     size_t length = strlen(name);
     if (choose(c, 10) == 9) {
         mutate_bytes(c, b);

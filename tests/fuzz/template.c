@@ -4,6 +4,7 @@
 // none, a fixed conversation is used. The first byte selects the options. Run it in the root of the
 // repository: it uses a small tokenizer in tests/golden.
 
+#define QLORA_STATIC // the compiler leaves out what is not used
 #define QLORA_TEXT_IMPLEMENTATION
 #include "qlora_text.h"
 

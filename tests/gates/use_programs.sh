@@ -199,9 +199,14 @@ looking() {
     rm -rf o
     works "plan" --model model --plan
     check "plan shows a total" grep -q "total.*MiB" out
+    check "no data, no time" [ "$(grep -c '^time: ' out)" -eq 0 ]
+    works "plan with data" --model model --data sums.jsonl --plan --backend cpu --steps 7
+    check "plan tells the time" \
+        grep -qE "^time: about [0-9hms]+ on this CPU for 7 steps, without evaluation$" out
     works "doctor" --model model --data mixed.jsonl --doctor
     check "doctor marks what is trained" grep -qE "^  TRAINED > +0<\|endoftext\|>" out
     check "doctor counts the long one" grep -qE "too long for --length +1 " out
+    check "doctor tells the time" grep -qE "^time: about [0-9hms]+ on this CPU for [0-9]+ step" out
     check "nothing was created" [ ! -e o ]
 }
 

@@ -282,7 +282,16 @@ interrupts() {
     check "the last whole step is saved" grep -q "^step-1$" slow/checkpoint/latest
     works "it resumes" "${slow[@]}" "${steps[@]}" --out slow
     works "without interruption" "${slow[@]}" "${steps[@]}" --out whole
+    cp out whole.out
     check "the same adapter" same_files slow whole
+
+    rm -rf slow
+    "$finetune" "${slow[@]}" --data sums.jsonl --steps 1000000000 --eval 0 --out slow >out 2>err &
+    pid=$!
+    check "a run of days says so" soon 60 grep -qE "^note: the 1000000000 steps .* days on this" out
+    check "and short runs do not" [ "$(grep -c ' days on this CPU' whole.out)" -eq 0 ]
+    kill -INT $pid
+    wait $pid
 
     rm -rf slow
     "$finetune" "${slow[@]}" --data sums.jsonl --eval-data much.jsonl --steps 3 --out slow \

@@ -1246,7 +1246,7 @@ TEST bad_data(void) {
         {"x.jsonl", "{\"text\":\"\xFF\"}", "invalid UTF-8"},
         {"x.txt", "good\nbad \xFF\n", "x.txt:2: not UTF-8"},
         {"x.txt", "", "no records"},
-        {"x.csv", "a,b", "x.csv: unknown data format"}};
+        {"x.xls", "a,b", "x.xls: unknown data format"}};
     data_world w;
     ASSERT(world_open(&w, "text_byte", NULL, "plain"));
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
