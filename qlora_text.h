@@ -11815,7 +11815,8 @@ struct qlora_text_tok {
     size_t span_capacity;
     uint8_t* kinds; // bits QLORA__TEXT_K_ by id
     size_t kind_capacity;
-    size_t count; // the largest id + 1
+    size_t count;     // the largest id + 1
+    int64_t id_limit; // ids are below it; 0 = the format's own limit
     qlora__text_words words;
     qlora__text_pairs merges;  // (left, right) -> (rank, joined)
     int32_t byte_ids[256];     // one-byte words
@@ -12233,6 +12234,7 @@ static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok
 
 enum {
     QLORA__TEXT_MAX_ID = 1 << 24,
+    QLORA__TEXT_MAX_GAP = 4096, // ids without a token, beyond twice the number of tokens
     QLORA__TEXT_MAX_ADDED = 1024,
     QLORA__TEXT_MAX_LIST = 64,
     QLORA__TEXT_MAX_STEP = 64
@@ -12361,10 +12363,12 @@ static int32_t qlora__text_model_find(const qlora_text_tok* tok, const char* nam
 // Gives an id its name. A new id is created.
 static qlora_result qlora__text_tok_name(qlora__env* env, qlora_text_tok* tok, int64_t id,
                                          const char* name, size_t size, unsigned kind) {
-    if (id < 0 || id >= QLORA__TEXT_MAX_ID) {
+    int64_t limit = tok->id_limit > 0 ? tok->id_limit : QLORA__TEXT_MAX_ID;
+    if (id < 0 || id >= limit) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "token \"%.60s\" has id %lld; ids must be 0 to %d", name,
-                               (long long)id, QLORA__TEXT_MAX_ID - 1);
+                               "token \"%.60s\" has id %lld; ids must be 0 to %lld in a file of "
+                               "this size",
+                               name, (long long)id, (long long)limit - 1);
     }
     size_t index = (size_t)id;
     if (index >= tok->count) {
@@ -13234,6 +13238,10 @@ static qlora_result qlora__text_load_json(qlora__env* env, qlora_text_tok* tok, 
                                           const char* data, size_t size) {
     qlora__json json;
     QLORA__TRY(qlora__text_json(env, name, data, size, &json));
+    // Each word of the vocabulary has at least two JSON tokens. There is a table entry per id, so
+    // that a single large id would cost much more memory than the file.
+    tok->id_limit = (int64_t)json.count + QLORA__TEXT_MAX_GAP;
+    tok->id_limit = tok->id_limit < QLORA__TEXT_MAX_ID ? tok->id_limit : QLORA__TEXT_MAX_ID;
     qlora_result r = qlora__text_load_parts(env, tok, &json);
     qlora__json_free(env, &json);
     return r == QLORA_OK ? r : qlora__env_wrap(env, r, "%s: ", name);
@@ -27637,4 +27645,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 5aa06623e4badc52
+//@@ end 1c04f0d5f26725fc

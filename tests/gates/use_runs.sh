@@ -236,6 +236,14 @@ saved_work() {
     refused "a link" "snapshots/step-3 is not part of" --resume never
     check "what it leads to is kept" [ -s elsewhere/adapter_model.safetensors ]
     rm kept/snapshots/step-3
+    for mine in snapshots checkpoint; do # of another run
+        mv kept/snapshots moved
+        ln -s ../moved kept/$mine
+        refused "a link instead of $mine" "kept/$mine is a link; remove it" --resume never
+        check "what $mine leads to is kept" [ -s moved/step-2/adapter_model.safetensors ]
+        rm kept/$mine
+        mv moved kept/snapshots
+    done
     touch kept/adapter/notes
     begin_over kept
     check "starting over removes the adapter" [ ! -e kept/adapter/adapter_config.json ]
