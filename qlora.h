@@ -58,7 +58,8 @@
 
      Every call returns a qlora_result, which a program checks. In a game loop, replace
      qlora_train_step by qlora_train_begin and one qlora_train_slice(trainer, 4.0, &done) per frame;
-     qlora_generate_begin and qlora_generate_next produce one token per call.
+     qlora_generate_begin and qlora_generate_next produce one token per call, and
+     qlora_generate_prompt continues a chat without computing its earlier turns again.
 
    BUILD AND LINK
        C99 or C++11, 64-bit, little endian. Linux, Windows (mingw-w64, MSVC), macOS and BSD (CPU
@@ -991,6 +992,22 @@ QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t
 // token), and starts the next turn. The keys and values of the text so far are kept.
 QLORA_API qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids,
                                            int64_t count);
+// Replaces the text by a new prompt and starts the next turn. The keys and values of the tokens
+// with which both texts begin are kept, all others are computed; *kept, which may be NULL, is the
+// number of kept tokens. So each turn of a chat can pass the whole conversation. After training,
+// begin again: kept keys and values come from the earlier weights.
+QLORA_API qlora_result qlora_generate_prompt(qlora_generation* generation, const int32_t* ids,
+                                             int64_t count, int64_t* kept);
+// Writes the natural logarithm of the probability that the model gave to the token which
+// qlora_generate_next returned last: before temperature, repetition penalty, top_k, top_p and
+// min_p.
+QLORA_API qlora_result qlora_generate_logprob(qlora_generation* generation, double* out);
+typedef struct qlora_generation_info {
+    int64_t tokens;   // in the text, including the last one returned
+    int64_t computed; // positions run through the model since qlora_generate_begin, prompt included
+} qlora_generation_info;
+QLORA_API qlora_result qlora_generate_query(qlora_generation* generation,
+                                            qlora_generation_info* out);
 // Frees the generation, which may be NULL.
 QLORA_API qlora_result qlora_generate_end(qlora_generation* generation);
 
@@ -1698,6 +1715,7 @@ QLORA_API const char* qlora_kernel_name(size_t index);
     X(qlora_train_info)                                                                        \
     X(qlora_eval_info)                                                                         \
     X(qlora_generate_desc)                                                                     \
+    X(qlora_generation_info)                                                                   \
     X(qlora_adapter_desc)                                                                      \
     X(qlora_merge_desc)                                                                        \
     X(qlora_gemm_desc)                                                                         \
@@ -7077,13 +7095,15 @@ enum {
     QLORA__READS_FINAL_CAP = 2048,     // final_logit_softcapping only
     QLORA__READS_QUERY_BETA = 4096,    // llama_4_scaling_beta, which is required
     QLORA__READS_HYBRID = 8192,        // layer types and experts of granitemoehybrid
-    QLORA__READS_ACTIVATION = 16384    // hidden_activation, not hidden_act
+    QLORA__READS_ACTIVATION = 16384,   // hidden_activation, not hidden_act
+    QLORA__READS_LOCAL_THETA = 32768   // rope_local_base_freq, for layers with a window
 };
 
 // Which layers have a window.
 typedef enum qlora__window_rule {
     QLORA__WINDOW_NONE,
-    QLORA__WINDOW_ALL,     // every layer, if sliding_window is given
+    QLORA__WINDOW_ALL,     // every layer, if sliding_window is given, or those in layer_types
+    QLORA__WINDOW_EVERY,   // every layer, if sliding_window is given
     QLORA__WINDOW_QWEN,    // use_sliding_window, from max_window_layers on
     QLORA__WINDOW_PATTERN, // layer_types, or all but every n-th
     QLORA__WINDOW_NOPE     // use_sliding_window, on the layers without rotation
@@ -7165,12 +7185,12 @@ static const qlora__arch qlora__archs[] = {
      &qlora__layout_seven, &qlora__norms_around,
      QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_FINAL_CAP |
-         QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND,
+         QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND | QLORA__READS_LOCAL_THETA,
      QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
      {262208, 2304, 9216, 26, 8, 4, 256, 131072, 4096, 6, 1e6, 1e4, 1e-6, 1, true}},
     {QLORA_FAMILY_PHI3, "phi3", "Phi3ForCausalLM", "phi3",
      &qlora__layout_fused, &qlora__norms_before, 0,
-     QLORA__READS_PARTIAL | QLORA__READS_LONGROPE, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
+     QLORA__READS_PARTIAL | QLORA__READS_LONGROPE, QLORA__WINDOW_EVERY, QLORA__NOPE_NONE,
      {32064, 3072, 8192, 32, 32, 0, 0, 4096, 0, 0, 1e4, 0, 1e-5, 1, false}},
     {QLORA_FAMILY_SMOLLM3, "smollm3", "SmolLM3ForCausalLM", "smollm3",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
@@ -7205,7 +7225,7 @@ static const qlora__arch qlora__archs[] = {
      {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false}},
     {QLORA_FAMILY_MINISTRAL3, "ministral3", "Ministral3ForCausalLM", "mistral3",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
-     QLORA__READS_QUERY_BETA, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
+     QLORA__READS_QUERY_BETA, QLORA__WINDOW_EVERY, QLORA__NOPE_NONE,
      {131072, 4096, 14336, 34, 32, 8, 128, 262144, 0, 0, 1e6, 0, 1e-5, 1, false}},
     {QLORA_FAMILY_EXAONE4, "exaone4", "Exaone4ForCausalLM", "exaone4",
      &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM,
@@ -7283,6 +7303,12 @@ static const qlora__arch* qlora__arch_of(qlora_family family) {
         }
     }
     return &qlora__archs[0];
+}
+
+// The architecture of GGUF files of a model. The text part of a multimodal folder has that of its
+// wrapper, where the two differ.
+static const char* qlora__arch_gguf(const qlora__arch* arch, const qlora_model_config* c) {
+    return c->wrapped && arch->family == QLORA_FAMILY_MISTRAL ? "mistral3" : arch->gguf;
 }
 
 // The module of norm number `norm` of a layer; NULL if the layer has no such norm.
@@ -10806,6 +10832,40 @@ static qlora_result qlora__config_query_beta(const qlora__config_reader* r, uint
     return qlora__config_original(&inner, r, -1.0, &c->query_period);
 }
 
+// Refuses what transformers does not read in a file with separate sets for the kinds of layers, or
+// reads differently from version to version: a type without rope_type in rope_scaling, both
+// spellings at once, and truncate, which it looks for outside the sets.
+static qlora_result qlora__config_check_kinds(const qlora__config_reader* r, uint32_t scaling,
+                                              uint32_t both) {
+    const char* names[2] = {"full_attention", "sliding_attention"};
+    uint32_t places[3] = {scaling, 0, 0};
+    if (scaling != 0 && both != 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope_scaling and rope_parameters are both given; only one of "
+                               "them is supported",
+                               r->json->label);
+    }
+    uint32_t type = scaling != 0 ? qlora__json_find(r->json, scaling, "type") : 0;
+    if (type != 0 && qlora__json_find(r->json, scaling, "rope_type") == 0 &&
+        !qlora__json_is(r->json, type, "default")) {
+        return qlora__config_refuse(r, "rope_scaling with the type", type,
+                                    "transformers ignores it in this family; call it rope_type if "
+                                    "it applies");
+    }
+    for (int i = 0; both != 0 && i < 2; i++) {
+        places[i] = qlora__json_find(r->json, both, names[i]);
+    }
+    places[2] = both;
+    for (int i = 0; i < 3; i++) {
+        uint32_t value = places[i] != 0 ? qlora__json_find(r->json, places[i], "truncate") : 0;
+        if (value != 0 && qlora__json_kind_of(r->json, value) != QLORA__JSON_TRUE) {
+            return qlora__config_refuse(r, "truncate", value,
+                                        "only true is supported in this family");
+        }
+    }
+    return QLORA_OK;
+}
+
 // Families whose layers with and without a window are rotated differently: rope_parameters has one
 // set for each kind; in older files, rope_scaling belongs to full attention.
 static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
@@ -10816,9 +10876,14 @@ static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
     uint32_t slide = 0;
     uint32_t both = qlora__config_find(r, "rope_parameters");
     QLORA__TRY(qlora__config_positive(r, "rope_theta", theta, &theta));
-    QLORA__TRY(qlora__config_positive(r, "rope_local_base_freq", sliding, &sliding));
+    if ((arch->reads & QLORA__READS_LOCAL_THETA) != 0) {
+        QLORA__TRY(qlora__config_positive(r, "rope_local_base_freq", sliding, &sliding));
+    }
+    QLORA__TRY(full != 0 ? qlora__config_need_object(r, "rope_scaling", full) : QLORA_OK);
+    full = full != 0 && r->json->tokens[full].count == 0 ? 0 : full;
+    QLORA__TRY(both != 0 ? qlora__config_need_object(r, "rope_parameters", both) : QLORA_OK);
+    QLORA__TRY(qlora__config_check_kinds(r, full, both));
     if (both != 0) {
-        QLORA__TRY(qlora__config_need_object(r, "rope_parameters", both));
         full = qlora__json_find(r->json, both, "full_attention");
         slide = qlora__json_find(r->json, both, "sliding_attention");
         if (full == 0 && slide == 0) {
@@ -11054,6 +11119,10 @@ static qlora_result qlora__config_pattern(const qlora__config_reader* r, const q
     const char* key = "sliding_window_pattern";
     uint32_t value = qlora__config_find(r, key);
     size_t length = 0;
+    memset(slides, 0, (size_t)c->layers);
+    if (c->window == 0) {
+        return QLORA_OK; // files without a window may say 0
+    }
     if (value != 0 && qlora__json_kind_of(r->json, value) == QLORA__JSON_STRING) {
         length = qlora__json_string(r->json, value, letters, sizeof letters);
         if (length == 0 || length >= sizeof letters || strspn(letters, "LG") != length) {
@@ -11131,10 +11200,12 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, const ql
                                                : "supported types: full_attention, "
                                                  "sliding_attention");
         }
-        if (type != 0 && slides[i] && arch->window == QLORA__WINDOW_NONE) {
+        bool fixed = slides[i] ? arch->window == QLORA__WINDOW_NONE
+                               : arch->window == QLORA__WINDOW_EVERY && c->window > 0;
+        if (type != 0 && fixed) { // transformers does not look at the list
             char advice[96];
-            snprintf(advice, sizeof advice, "%s layers always have full attention",
-                     arch->model_type);
+            snprintf(advice, sizeof advice, "%s layers always have %s", arch->model_type,
+                     slides[i] ? "full attention" : "the window");
             return qlora__config_refuse(r, "layer type", type, advice);
         }
         c->sliding[i] = slides[i] && c->window > 0 ? 1 : 0;
@@ -25227,17 +25298,23 @@ static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
 // Reports the smallest plan that the settings allow. It suggests nothing: a smaller setting would
 // have to be planned before it is known to fit.
 static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, uint64_t bytes) {
+    static const char* const units[] = {"GiB", "MiB", "KiB"};
     const qlora_plan* p = &m->plan;
-    double gib = 1073741824.0;
     bool all = p->recompute_layers == p->config.layers;
     uint64_t other = p->workspace + p->head + p->generation + p->batches + p->cache + p->context;
+    double unit = 1073741824.0;
+    int k = 0;
+    for (; k < 2 && (double)bytes < 0.1 * unit; k++) { // small amounts would be printed as 0.00
+        unit /= 1024.0;
+    }
     return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                       "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
+                       "the model needs %.2f %s%s, but only %.2f %s are available (base %.2f, "
                        "adapters and optimizer %.2f, activations %.2f, other %.2f)",
-                       (double)(p->total + p->context) / gib,
-                       all ? " even with every layer recomputed" : "", (double)bytes / gib,
-                       (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
-                       (double)p->activations / gib, (double)other / gib);
+                       (double)(p->total + p->context) / unit, units[k],
+                       all ? " even with every layer recomputed" : "", (double)bytes / unit,
+                       units[k], (double)p->base / unit,
+                       (double)(p->adapters + p->optimizer) / unit, (double)p->activations / unit,
+                       (double)other / unit);
 }
 
 // Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many
@@ -25714,6 +25791,28 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &m->head));
     }
     return qlora__sync(ctx);
+}
+
+// Checks the large tensors before memory for them is allocated: a config that promises more than
+// its files contain must not cost anything.
+static qlora_result qlora__load_check(qlora_ctx* ctx, qlora_model* m) {
+    const qlora__folder* folder = NULL;
+    const qlora__st_tensor* t = NULL;
+    const qlora_model_config* c = &m->plan.config;
+    QLORA__TRY(qlora__source_folder(ctx, m, m->dir, &folder));
+    QLORA__TRY(qlora__folder_need(&ctx->env, folder, "model.embed_tokens.weight", c->vocab,
+                                  c->hidden, &t));
+    for (int64_t l = 0; l < c->layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            qlora__linear_source source;
+            char name[200];
+            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
+                     m->arch->layout->rows[i].module);
+            QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+        }
+    }
+    return QLORA_OK;
 }
 
 static uint64_t qlora__folder_bytes(const qlora__folder* folder) {
@@ -26512,29 +26611,41 @@ static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_
     return v;
 }
 
-// Attention of one query, at position pass->first, over the cache. Query heads that share a key
-// head are the rows of one matrix, so that one product per key head is enough:
+// A single row of a tensor.
+static qlora_tensor qlora__one_row(const qlora_tensor* t, int64_t row) {
+    qlora_tensor v = *t;
+    size_t offset = (size_t)(row * t->ld) * qlora_dtype_bytes(t->dtype);
+    v.data = (char*)t->data + offset;
+    v.bytes = t->bytes > offset ? t->bytes - offset : 0;
+    v.rows = 1;
+    return v;
+}
+
+// Attention of one query, row `row` of the pass, over the cache. Query heads that share a key head
+// are the rows of one matrix, so that one product per key head is enough:
 //
 //   s = scale q K^T, with the cap of the family; p = softmax(s), o = p V
 //
 // over the positions within the window of the layer.
-static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index) {
+static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index, int64_t row) {
     qlora_ctx* ctx = pass->ctx;
-    int64_t position = pass->first;
+    int64_t position = pass->first + row;
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     const qlora_model_config* c = &m->plan.config;
     int64_t d = c->head_dim;
     int64_t group = c->heads / c->kv_heads;
     qlora__heads heads = qlora__heads_of(pass, layer);
+    qlora_tensor query = qlora__one_row(&heads.q, row);
+    qlora_tensor output = qlora__one_row(&layer->kept.o, row);
     int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
     int64_t seen = qlora__min(position + 1, window);
     qlora_tensor rows = qlora__cache_rows(m, index, position + 1 - seen, seen);
     qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
     qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
     qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
-    qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
-    qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
+    qlora_tensor q = qlora__as_heads(&query, c->kv_heads, group * d, group, d, d);
+    qlora_tensor o = qlora__as_heads(&output, c->kv_heads, group * d, group, d, d);
     qlora_tensor s =
         qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen, m->scores.ld);
     qlora_tensor p = qlora__as_heads(&m->chances, c->kv_heads, group * m->chances.ld, group, seen,
@@ -26579,17 +26690,21 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     return qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
 }
 
-// When decoding, several rows are the beginning of a text and see only each other; a single row
-// sees the cache.
+// When decoding, several rows at the beginning of a text see only each other. Rows that continue a
+// text see the cache, which already has the keys and values of all of them: one query at a time.
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
     QLORA__TRY(qlora__layer_qkv(pass, layer));
     if (pass->decoding) {
-        QLORA_ASSERT(pass->first == 0 || pass->rows == 1);
         QLORA__TRY(qlora__cache_store(pass, index));
     }
-    return pass->decoding && pass->rows == 1 ? qlora__cache_attention(pass, index)
-                                             : qlora__layer_attention(pass, layer);
+    if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
+        return qlora__layer_attention(pass, layer);
+    }
+    for (int64_t row = 0; row < pass->rows; row++) {
+        QLORA__TRY(qlora__cache_attention(pass, index, row));
+    }
+    return QLORA_OK;
 }
 
 // Leaves the input of the next layer, or of the head, in m->x.
@@ -27372,6 +27487,7 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.purpose is QLORA_PURPOSE_ADAPTER, but desc.adapter is NULL");
     }
+    QLORA__TRY(qlora__computes(m) && m->dir != NULL ? qlora__load_check(ctx, m) : QLORA_OK);
     QLORA__TRY(qlora__model_warm_kernels(ctx, m));
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
     qlora__model_layout(m, (char*)m->arena->data);
@@ -28269,12 +28385,6 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
     return QLORA_OK;
 }
 
-// The architecture of the GGUF file of the base, with which llama.cpp compares that of the adapter.
-static const char* qlora__gguf_base(const qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
-    return c->wrapped && c->family == QLORA_FAMILY_MISTRAL ? "mistral3" : m->arch->gguf;
-}
-
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
@@ -28294,7 +28404,9 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
         qlora__gguf_writer w;
         qlora__adapter_defaults(m, &rank, &alpha);
         alpha = qlora__gguf_alpha(alpha, rank, m->desc.rslora);
-        r = qlora__gguf_begin(&ctx->env, path, qlora__gguf_base(m), alpha, entries, count, &w);
+        // llama.cpp compares the architecture with that of the base.
+        r = qlora__gguf_begin(&ctx->env, path, qlora__arch_gguf(m->arch, &m->plan.config), alpha,
+                              entries, count, &w);
         if (r == QLORA_OK) {
             r = qlora__gguf_save_tensors(ctx, m, alpha, buffers, &w);
             if (r == QLORA_OK) {
@@ -29488,7 +29600,7 @@ static void qlora__merge_put_bool(qlora__merge_file* f, const char* key, bool va
     qlora__string_add(&f->values, &byte, 1);
 }
 
-// The ids that the config names.
+// The ids that the config names. llama.cpp ends a text at three of them.
 static void qlora__merge_put_ids(qlora__merge_file* f) {
     const qlora_model_config* c = &f->g->m->plan.config;
     const struct {
@@ -29497,7 +29609,12 @@ static void qlora__merge_put_ids(qlora__merge_file* f) {
     } ids[] = {{"tokenizer.ggml.bos_token_id", c->bos_id},
                {"tokenizer.ggml.eos_token_id", c->stop_count > 0 ? c->stop_ids[0] : -1},
                {"tokenizer.ggml.eot_token_id", c->stop_count > 1 ? c->stop_ids[1] : -1},
+               {"tokenizer.ggml.eom_token_id", c->stop_count > 2 ? c->stop_ids[2] : -1},
                {"tokenizer.ggml.padding_token_id", c->pad_id}};
+    if (c->stop_count > 3) {
+        QLORA__LOG(f->g->ctx, WARN, MODEL,
+                   "the model has %d stop ids; a GGUF file holds three of them", c->stop_count);
+    }
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
         if (ids[i].id >= 0) {
             qlora__merge_put_u32(f, ids[i].key, ids[i].id);
@@ -29648,10 +29765,14 @@ static void qlora__merge_put_f32(qlora__merge_file* f, const char* key, double v
     qlora__gguf_u32(&f->values, bits);
 }
 
+static const char* qlora__merge_arch(const qlora__merge_file* f) {
+    return qlora__arch_gguf(f->g->m->arch, &f->g->m->plan.config);
+}
+
 // The name of a key of the architecture.
 static const char* qlora__merge_arch_key(const qlora__merge_file* f, const char* name,
                                          char out[128]) {
-    snprintf(out, 128, "%s.%s", f->g->m->arch->gguf, name);
+    snprintf(out, 128, "%s.%s", qlora__merge_arch(f), name);
     return out;
 }
 
@@ -29786,7 +29907,7 @@ static qlora_result qlora__merge_unknown(const qlora__merge_file* f,
                                          const qlora__merge_item* item) {
     return qlora__fail(f->g->ctx, QLORA_ERR_UNSUPPORTED,
                        "%s: %s has no place in a GGUF file of architecture %s", f->g->m->dir,
-                       item->tensor->name, f->g->m->arch->gguf);
+                       item->tensor->name, qlora__merge_arch(f));
 }
 
 // A tensor of a layer: `rest` is its name after the number, such as "mlp.up_proj.weight".
@@ -29864,7 +29985,7 @@ static qlora_result qlora__merge_from_folder(qlora__merge_file* f) {
     const char* slash = strrchr(g->m->dir, '/');
     QLORA__TRY(qlora__merge_parts_reserve(f, 2 * (uint64_t)g->count + 2));
     qlora__merge_key(f, "general.architecture", QLORA__GGUF_STRING);
-    qlora__gguf_string(&f->values, g->m->arch->gguf);
+    qlora__gguf_string(&f->values, qlora__merge_arch(f));
     qlora__merge_key(f, "general.type", QLORA__GGUF_STRING);
     qlora__gguf_string(&f->values, "model");
     qlora__merge_key(f, "general.name", QLORA__GGUF_STRING);
@@ -29875,7 +29996,7 @@ static qlora_result qlora__merge_from_folder(qlora__merge_file* f) {
         QLORA__LOG(g->ctx, WARN, MODEL,
                    "llama.cpp ignores the window of %lld tokens of this architecture (%s): it "
                    "computes longer texts differently",
-                   (long long)g->m->plan.config.window, g->m->arch->gguf);
+                   (long long)g->m->plan.config.window, qlora__merge_arch(f));
     }
     for (uint32_t i = 0; i < g->count; i++) {
         QLORA__TRY(qlora__merge_add_item(f, &g->items[i]));
@@ -31505,12 +31626,14 @@ struct qlora_generation {
     qlora_generate_desc desc; // its pointers are NULL
     int32_t* stops;           // a copy
     int64_t stop_count;
-    int64_t length;  // tokens in the cache
-    int64_t made;    // new tokens in this turn
-    int32_t waiting; // the last token returned, if it is not in the cache yet; -1 = none
-    bool stopped;    // the turn has ended
-    bool broken;     // a pass failed, so the contents of the cache are unknown
-    char* memory;    // of the arrays below and stops
+    int64_t length;   // tokens in the cache
+    int64_t made;     // new tokens in this turn
+    int64_t computed; // positions that were run, in all turns
+    int32_t waiting;  // the last token returned, if it is not in the cache yet; -1 = none
+    int32_t chosen; // the last token returned, if `logits` are those it was chosen from; -1 = none
+    bool stopped;   // the turn has ended
+    bool broken;    // a pass failed, so the contents of the cache are unknown
+    char* memory;   // of the arrays below and stops
     size_t bytes;
     float* logits;  // [V]
     float* weights; // [V], for sampling
@@ -31518,6 +31641,7 @@ struct qlora_generation {
     uint16_t* raw;  // [V]
     uint8_t* seen;  // [V]: 1 if the text contains the token
     int32_t* ints;
+    int32_t* text; // [generate_tokens]: the tokens in the cache
 };
 
 // Orders tokens by weight, largest first, and equal weights by id.
@@ -31595,31 +31719,30 @@ static double qlora__sample_number(uint64_t seed, int64_t position) {
     return ((double)(words[0] >> 5) * 67108864.0 + (double)(words[1] >> 6)) / 9007199254740992.0;
 }
 
-// Applies the repetition penalty to the logits of one token, which are used only once.
-static void qlora__sample_penalise(qlora_generation* g, int64_t vocab) {
-    float penalty = g->desc.repetition_penalty;
-    for (int64_t i = 0; penalty > 0.0f && i < vocab; i++) {
+// Copies the logits to g->weights, with the repetition penalty.
+static void qlora__sample_penalise(const qlora_generation* g, int64_t vocab) {
+    float penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
+    for (int64_t i = 0; i < vocab; i++) {
         float logit = g->logits[i];
-        g->logits[i] = g->seen[i] == 0 ? logit : logit > 0.0f ? logit / penalty : logit * penalty;
+        g->weights[i] = g->seen[i] == 0 ? logit : logit > 0.0f ? logit / penalty : logit * penalty;
     }
 }
 
 // Chooses the token after `position` from g->logits.
-static int32_t qlora__sample(qlora_generation* g, int64_t vocab, int64_t position) {
+static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t position) {
     qlora__sample_penalise(g, vocab);
-    const float* logits = g->logits;
     float* w = g->weights;
     int32_t best = 0;
     for (int64_t i = 1; i < vocab; i++) {
-        best = logits[i] > logits[best] ? (int32_t)i : best;
+        best = w[i] > w[best] ? (int32_t)i : best;
     }
     if (!(g->desc.temperature > 0.0f)) {
         return best;
     }
-    double top = (double)logits[best];
+    double top = (double)w[best];
     double sum = 0.0;
     for (int64_t i = 0; i < vocab; i++) {
-        w[i] = (float)exp(((double)logits[i] - top) / (double)g->desc.temperature);
+        w[i] = (float)exp(((double)w[i] - top) / (double)g->desc.temperature);
         sum += (double)w[i];
     }
     bool all = g->desc.top_k == 0 && !(g->desc.top_p > 0.0f) && !(g->desc.min_p > 0.0f);
@@ -31752,7 +31875,9 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->desc.prompt = NULL;
     g->desc.stops = NULL;
     g->waiting = -1;
-    g->bytes = (vocab * 3 + ints + stop_count) * 4 + vocab * 3;
+    g->chosen = -1;
+    size_t room = (size_t)m->desc.generate_tokens;
+    g->bytes = (vocab * 3 + ints + room + stop_count) * 4 + vocab * 3;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
         qlora__generation_free(g);
@@ -31762,7 +31887,8 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->weights = g->logits + vocab;
     g->order = (int32_t*)(void*)(g->weights + vocab);
     g->ints = g->order + vocab;
-    g->stops = g->ints + ints;
+    g->text = g->ints + ints;
+    g->stops = g->text + room;
     g->raw = (uint16_t*)(void*)(g->stops + stop_count);
     g->seen = (uint8_t*)(g->raw + vocab);
     memset(g->seen, 0, vocab);
@@ -31795,6 +31921,7 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
     pass.first = g->length;
     QLORA__TRY(qlora__forward(&pass));
     g->length += rows;
+    g->computed += rows;
     return QLORA_OK;
 }
 
@@ -31825,16 +31952,26 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     return QLORA_OK;
 }
 
-// Appends tokens to the text: at its beginning as many as fit in one pass, then one by one.
+// Appends the token that was returned last, if it is not in the cache, and `count` more to the
+// text: as many as fit in each pass.
 static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
-    int64_t rows = 1;
+    int64_t end = g->length;
+    int64_t rows = 0;
     g->broken = true;
-    for (int64_t at = 0; at < count; at += rows) {
-        rows = g->length == 0 ? qlora__min(count, g->m->plan.tokens) : 1;
-        QLORA__TRY(qlora__generate_run(g, ids + at, rows));
+    g->chosen = -1;
+    if (g->waiting >= 0) {
+        g->text[end++] = g->waiting;
+        g->waiting = -1;
     }
     for (int64_t i = 0; i < count; i++) {
-        g->seen[ids[i]] = 1;
+        g->text[end++] = ids[i];
+    }
+    for (int64_t i = g->length; i < end; i++) {
+        g->seen[g->text[i]] = 1;
+    }
+    while (g->length < end) {
+        rows = qlora__min(end - g->length, g->m->plan.tokens);
+        QLORA__TRY(qlora__generate_run(g, g->text + g->length, rows));
     }
     QLORA__TRY(qlora__generate_logits(g, rows));
     g->broken = false;
@@ -31888,17 +32025,6 @@ static bool qlora__generate_stops(const qlora_generation* g, int32_t token) {
     return false;
 }
 
-// Runs the token that was returned last. This is done only when its logits are needed, so the last
-// token of a text is never run.
-static qlora_result qlora__generate_catch_up(qlora_generation* g) {
-    if (g->waiting >= 0) {
-        int32_t token = g->waiting;
-        QLORA__TRY(qlora__generate_append(g, &token, 1));
-        g->waiting = -1;
-    }
-    return QLORA_OK;
-}
-
 static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bool* stopped) {
     qlora_ctx* ctx = g->ctx;
     const qlora_model* m = g->m;
@@ -31920,9 +32046,12 @@ static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bo
         *stopped = true;
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__generate_catch_up(g));
+    // The token that was returned last is run only when its logits are needed, so the last token of
+    // a text is never run.
+    QLORA__TRY(g->waiting >= 0 ? qlora__generate_append(g, NULL, 0) : QLORA_OK);
     int32_t chosen = qlora__sample(g, m->plan.config.vocab, g->length - 1);
     g->waiting = chosen;
+    g->chosen = chosen;
     g->made++;
     g->stopped = qlora__generate_stops(g, chosen);
     *token = chosen;
@@ -31939,7 +32068,6 @@ static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids
     int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
     QLORA__TRY(qlora__generate_ready(g));
     QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "ids", ids, count, length));
-    QLORA__TRY(qlora__generate_catch_up(g));
     QLORA__TRY(qlora__generate_append(g, ids, count));
     g->made = 0;
     g->stopped = false;
@@ -31949,6 +32077,75 @@ static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids
 qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids, int64_t count) {
     QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_feed");
     return qlora__leave(generation->ctx, qlora__generate_feed(generation, ids, count));
+}
+
+// The last token of a prompt is always run: its logits are needed.
+static qlora_result qlora__generate_prompt(qlora_generation* g, const int32_t* ids, int64_t count,
+                                           int64_t* kept) {
+    QLORA__TRY(qlora__generate_ready(g));
+    QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "the prompt", ids, count, 0));
+    int64_t most = qlora__min(g->length, count - 1);
+    int64_t same = 0;
+    while (same < most && g->text[same] == ids[same]) {
+        same++;
+    }
+    g->length = same;
+    g->waiting = -1;
+    memset(g->seen, 0, (size_t)g->m->plan.config.vocab);
+    for (int64_t i = 0; i < same; i++) {
+        g->seen[g->text[i]] = 1;
+    }
+    QLORA__TRY(qlora__generate_append(g, ids + same, count - same));
+    g->made = 0;
+    g->stopped = false;
+    if (kept != NULL) {
+        *kept = same;
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_generate_prompt(qlora_generation* generation, const int32_t* ids, int64_t count,
+                                   int64_t* kept) {
+    QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_prompt");
+    return qlora__leave(generation->ctx, qlora__generate_prompt(generation, ids, count, kept));
+}
+
+static qlora_result qlora__generate_logprob(const qlora_generation* g, double* out) {
+    int64_t vocab = g->m->plan.config.vocab;
+    double top = (double)g->logits[0];
+    double sum = 0.0;
+    if (out == NULL) {
+        return qlora__fail(g->ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    if (g->chosen < 0) {
+        return qlora__fail(g->ctx, QLORA_ERR_STATE,
+                           "no token was returned since the text was last changed; call "
+                           "qlora_generate_next first");
+    }
+    for (int64_t i = 1; i < vocab; i++) {
+        top = (double)g->logits[i] > top ? (double)g->logits[i] : top;
+    }
+    for (int64_t i = 0; i < vocab; i++) {
+        sum += exp((double)g->logits[i] - top);
+    }
+    *out = (double)g->logits[g->chosen] - top - log(sum);
+    return QLORA_OK;
+}
+
+qlora_result qlora_generate_logprob(qlora_generation* generation, double* out) {
+    QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_logprob");
+    return qlora__leave(generation->ctx, qlora__generate_logprob(generation, out));
+}
+
+qlora_result qlora_generate_query(qlora_generation* generation, qlora_generation_info* out) {
+    QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_query");
+    qlora_ctx* ctx = generation->ctx;
+    if (out == NULL) {
+        return qlora__leave(ctx, qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL"));
+    }
+    out->tokens = generation->length + (generation->waiting >= 0 ? 1 : 0);
+    out->computed = generation->computed;
+    return qlora__leave(ctx, QLORA_OK);
 }
 
 qlora_result qlora_generate_end(qlora_generation* generation) {
@@ -32005,4 +32202,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 8b9aff1981dc7b89
+//@@ end d2769080cfef1aa3

@@ -57,6 +57,7 @@
        text/jinja_api        templates as objects
        text/chat_formats    built-in chat templates
        text/chat            which template a model has
+       text/chat_output     rendered texts to ids and labels
        text/chat_encode     conversations to ids, and what is trained
        text/samples         samples in memory, or found again in a file
        text/input           the bytes of a data file, in order
@@ -103,7 +104,7 @@
 
    DATA
        .jsonl or .ndjson (one object per line), .json (an array of objects, {"data": [...]}, or as
-       .jsonl), .txt; desc.format overrides the ending.
+       .jsonl), .csv and .tsv with a header, .txt; desc.format overrides the ending.
 
        {"text"}                            all of it is trained
        {"prompt", "completion"}            two strings, joined as they are; the completion is
@@ -114,6 +115,9 @@
        {"instruction", "input", "output", "history"}          the same (Alpaca)
        {"question", "answer"}, {"input", "output"}            the same
        {"input_ids", "labels"}             taken as they are
+
+       {"prompt", "chosen", "rejected"}    preference pairs: recognised, and refused; so is a
+                                           "label" of true or false beside an answer
 
        "response" is accepted for "completion", "output" and "answer", and "context" for "input"
        (Dolly, SQuAD). "system" becomes the first message. In a message, "weight" or "train" 0 or
@@ -127,6 +131,16 @@
        "enable_thinking" and "chat_template_kwargs" of a record are variables of the template.
        Arguments of a tool call that are a string are parsed before rendering, unless the template
        itself asks whether they are a string. Contents in parts are joined.
+
+       .csv, .tsv: RFC 4180. The names in the header are those of a record, and all values are
+       strings: neither an empty field nor "NA" becomes null. Quotes have a meaning at the start
+       of a field; line ends are LF, CRLF or CR; empty lines are skipped; a column without a name
+       is called "Unnamed: N". A row with more or fewer fields than the header is an error.
+
+       desc.columns gives names of the file for those above: "prompt=question,completion=answer".
+       The name on the left must be one that records have, and the one on the right must occur in
+       the file. A column of the file that has a name on the left, but is not the one that is
+       given for it, is not used.
 
        .txt: documents are separated by lines that contain only <|endoftext|>; a file without
        such a line is one document. A document longer than desc.chunk_tokens is split into
@@ -144,6 +158,12 @@
        .gz after any other ending but .parquet: decompressed while it is read, through a window;
        checksums and lengths are compared. A stream (desc.stream) keeps the samples of compressed
        and Parquet files in memory.
+
+       Files are read through a window: only the record that is being read is in memory, not the
+       file ({"data": [...]} and a .txt document count as one record). A sample takes 4.125 bytes
+       per token (8 if its labels are neither -100 nor the ids) and 40 bytes. With desc.stream it
+       takes 40 bytes alone, whatever its length: qlora_text_sample_read finds its record in the
+       file and makes the sample anew. Samples and their order are the same.
 
        A sample gets BOS exactly once: from the template, or where the tokenizer's post-processor
        adds it. Its end is trained: the end marker of the template, otherwise EOS.
@@ -546,7 +566,7 @@ typedef struct qlora_text_chat_desc {
     // A built-in format: chatml, llama3, mistral, alpaca, plain, ...; NULL = the model's template,
     // else a format whose tokens the tokenizer has, else alpaca.
     const char* name;
-    const char* template_file; // a Jinja template in a file; NULL = as `name` says
+    const char* template_file; // a Jinja template in a file; then `name` must be NULL
     int64_t clock;             // for strftime_now: seconds since 1970 in local time; 0 = 2024-07-26
     uint32_t reserved_must_be_zero1;
 } qlora_text_chat_desc;
@@ -556,6 +576,8 @@ QLORA_API qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_c
 // NULL is fine. Fails with QLORA_ERR_STATE while data that was opened with `stream` uses the chat.
 QLORA_API qlora_result qlora_text_chat_close(qlora_text_chat* chat);
 QLORA_API const char* qlora_text_chat_names(size_t index); // every name; NULL after the last one
+// The Jinja template of a built-in format; NULL if there is no format of this name.
+QLORA_API const char* qlora_text_chat_template(const char* name);
 QLORA_API qlora_result qlora_text_chat_set_clock(qlora_text_chat* chat, int64_t clock);
 
 typedef struct qlora_text_chat_info {
@@ -576,6 +598,8 @@ QLORA_API qlora_result qlora_text_chat_encode(qlora_text_chat* chat,
 
 // The same for a conversation as JSON: an object with "messages", perhaps "tools", and any other
 // variable of the template. Appends the rendering to `text` as well; text and labels may be NULL.
+// The ids are those of the whole text. An answer that the template renders differently once later
+// turns follow is trained in a sample of its own: it has no labels here, and a warning is logged.
 QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conversation,
                                                    size_t size, bool prompt, qlora_text_bytes* text,
                                                    qlora_text_ids* ids, qlora_text_ids* labels);
@@ -14648,6 +14672,8 @@ enum {
     QLORA__JIN_MAX_STEPS = 3000000, // and two more for each byte of the conversation
     QLORA__JIN_CHUNK = 65536
 };
+// Python prints the address of a generator. Here it has this one, which must not be printed.
+#define QLORA__JIN_ADDRESS "7fa90badc0de"
 #define QLORA__JIN_MAX_MEMORY ((size_t)96 << 20) // and 64 more for each byte of the conversation
 
 // ---- memory -------------------------------------------------------------------------------------
@@ -14911,6 +14937,8 @@ struct qlora__jin_machine {
     qlora__jin_buffer* out; // what output goes to
     qlora__jin_buffer* top; // what the whole template writes
     int jump;               // a break or continue on its way to its loop
+    bool folding;           // computing a constant before the template runs, as jinja2 does
+    bool addresses;         // a string with the address of an object was made
     qlora__jin_span* spans; // of generation blocks
     size_t span_count;
     size_t span_capacity;
@@ -15732,6 +15760,8 @@ typedef struct qlora__jin_node {
     bool flag;        // const: of a name, may be undefined; macro: uses caller
     bool uses_kwargs;
     bool uses_varargs;
+    bool plain; // an expression without variables and calls
+    bool folds; // it contains a slice of something plain: see qlora__jin_fold
     const char* name;
     size_t size;
     struct qlora__jin_node* a;
@@ -15800,14 +15830,37 @@ static qlora_result qlora__jin_node_of(qlora__jin_parser* p, qlora__jin_node_kin
     return QLORA_OK;
 }
 
+// The node after n for functions that walk a whole tree. An elif hangs below its if and follows it
+// here, so that a long chain is not a deep recursion; *rest keeps what follows the if.
+static const qlora__jin_node* qlora__jin_walk(const qlora__jin_node* n,
+                                              const qlora__jin_node** rest) {
+    if (n->kind == QLORA__JIN_N_IF && n->d != NULL) {
+        *rest = n->next != NULL ? n->next : *rest;
+        return n->d;
+    }
+    const qlora__jin_node* next = n->next != NULL ? n->next : *rest;
+    *rest = n->next != NULL ? *rest : NULL;
+    return next;
+}
+
+// What is below n, without the elif.
+static const qlora__jin_node* qlora__jin_below(const qlora__jin_node* n) {
+    return n->kind == QLORA__JIN_N_IF ? NULL : n->d;
+}
+
 // Measures a finished node, so that whatever walks the tree later is bounded.
 static qlora_result qlora__jin_node_done(qlora__jin_parser* p, qlora__jin_node* node) {
     const qlora__jin_node* lists[5] = {node->a, node->b, node->c, node->d, node->e};
+    node->plain = node->kind != QLORA__JIN_N_CALL;
     for (size_t i = 0; i < 5; i++) {
         for (const qlora__jin_node* n = lists[i]; n != NULL; n = n->next) {
             node->nesting = n->nesting + 1 > node->nesting ? n->nesting + 1 : node->nesting;
+            node->plain = node->plain && (n->plain || n->kind == QLORA__JIN_N_CONST);
+            node->folds = node->folds || n->folds;
         }
     }
+    node->folds = node->folds || (node->kind == QLORA__JIN_N_GETITEM && node->plain &&
+                                  node->b->kind == QLORA__JIN_N_SLICE);
     if (node->nesting > QLORA__JIN_MAX_NESTING) {
         p->m->line = node->line;
         return qlora__jin_fail(p->m, "the template is nested deeper than %d levels",
@@ -17233,7 +17286,9 @@ static qlora_result qlora__jin_bind_expressions(qlora__jin_binder* b, const qlor
 // up to know whether a loop needs `loop`, or a macro `caller`.
 static bool qlora__jin_mentions(const qlora__jin_node* first, const char* name, bool* stored) {
     bool found = false;
-    for (const qlora__jin_node* n = first; n != NULL && !found && !*stored; n = n->next) {
+    const qlora__jin_node* rest = NULL;
+    for (const qlora__jin_node* n = first; n != NULL && !found && !*stored;
+         n = qlora__jin_walk(n, &rest)) {
         bool named =
             n->size == strlen(name) && n->name != NULL && memcmp(n->name, name, n->size) == 0;
         if (n->kind == QLORA__JIN_N_NAME) {
@@ -17251,7 +17306,7 @@ static bool qlora__jin_mentions(const qlora__jin_node* first, const char* name, 
             }
             continue;
         }
-        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, n->d, n->e};
+        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, qlora__jin_below(n), n->e};
         for (size_t i = 0; i < 5 && !found; i++) {
             found = parts[i] != NULL && qlora__jin_mentions(parts[i], name, stored);
         }
@@ -17597,10 +17652,13 @@ static qlora_result qlora__jin_repr_inner(qlora__jin_machine* m, qlora__jin_valu
                  (long long)v.as.range->start, (long long)v.as.range->stop,
                  (long long)v.as.range->step);
         return qlora__jin_puts(m, out, text);
+    case QLORA__JIN_ITER: // it may be a string in between, but not in the output
+        m->addresses = true;
+        return qlora__jin_puts(m, out,
+                               "<generator object sync_do_map at 0x" QLORA__JIN_ADDRESS ">");
     default:
         // Python prints an address here, which is different each time
-        return qlora__jin_fail(m, "a %s cannot be printed%s", qlora__jin_type(v),
-                               v.kind == QLORA__JIN_ITER ? "; make a list of it" : "");
+        return qlora__jin_fail(m, "a %s cannot be printed", qlora__jin_type(v));
     }
 }
 
@@ -18411,8 +18469,9 @@ static qlora_result qlora__jin_binary(qlora__jin_machine* m, char op, qlora__jin
         name[0] = op == 'f' ? '/' : '*';
         name[1] = name[0];
     }
-    return qlora__jin_fail(m, "a %s %s a %s is not possible", qlora__jin_type(a), name,
-                           qlora__jin_type(b));
+    bool set = op == '-' && (a.kind == QLORA__JIN_VIEW || b.kind == QLORA__JIN_VIEW);
+    return qlora__jin_fail(m, "a %s %s a %s is not %s", qlora__jin_type(a), name,
+                           qlora__jin_type(b), set ? "supported: it is a set" : "possible");
 }
 
 // ---- slices
@@ -18523,12 +18582,10 @@ static qlora_result qlora__jin_slice(qlora__jin_machine* m, qlora__jin_value v,
 
 // ---- membership
 
-// Where `part` starts in s at or after `from`, in bytes; SIZE_MAX when it is not there.
-static size_t qlora__jin_find_bytes(const char* data, size_t size, size_t from, const char* part,
+enum { QLORA__JIN_LONG = 64 };
+
+static size_t qlora__jin_find_short(const char* data, size_t size, size_t from, const char* part,
                                     size_t length) {
-    if (length == 0) {
-        return from;
-    }
     while (from < size && size - from >= length) {
         const char* hit = (const char*)memchr(data + from, part[0], size - from - length + 1);
         if (hit == NULL) {
@@ -18541,6 +18598,45 @@ static size_t qlora__jin_find_bytes(const char* data, size_t size, size_t from, 
         from++;
     }
     return SIZE_MAX;
+}
+
+// A long part is compared only where a hash of as many bytes, which moves along s[begin..end), is
+// equal: otherwise a text of equal letters would take time by the product of both lengths. Finds
+// the first place or, backwards, the last one.
+static size_t qlora__jin_find_long(const char* data, size_t begin, size_t end, const char* part,
+                                   size_t length, bool backwards) {
+    const uint64_t base = 0x9e3779b97f4a7c15u;
+    uint64_t wanted = 0;
+    uint64_t here = 0;
+    uint64_t top = 1; // base to the power of the length, for the byte that leaves
+    if (begin > end || end - begin < length) {
+        return SIZE_MAX;
+    }
+    for (size_t i = 0; i < length; i++) {
+        wanted = wanted * base + (unsigned char)part[backwards ? length - 1 - i : i];
+        here = here * base + (unsigned char)data[backwards ? end - 1 - i : begin + i];
+        top *= base;
+    }
+    for (size_t moved = 0;; moved++) {
+        size_t at = backwards ? end - moved - length : begin + moved;
+        if (here == wanted && memcmp(data + at, part, length) == 0) {
+            return at;
+        }
+        if (moved == end - begin - length) {
+            return SIZE_MAX;
+        }
+        unsigned char comes = (unsigned char)data[backwards ? at - 1 : at + length];
+        unsigned char leaves = (unsigned char)data[backwards ? at + length - 1 : at];
+        here = here * base + comes - top * leaves;
+    }
+}
+
+// Where `part` starts in s at or after `from`, in bytes; SIZE_MAX when it is not there.
+static size_t qlora__jin_find_bytes(const char* data, size_t size, size_t from, const char* part,
+                                    size_t length) {
+    return length == 0                ? from
+           : length < QLORA__JIN_LONG ? qlora__jin_find_short(data, size, from, part, length)
+                                      : qlora__jin_find_long(data, from, size, part, length, false);
 }
 
 // item in v
@@ -19187,7 +19283,9 @@ static qlora_result qlora__jin_percent(qlora__jin_machine* m, qlora__jin_value f
             QLORA__TRY(qlora__jin_percent_part(m, s, &at, &p, &buffer));
         }
     }
-    bool mapping = given.kind == QLORA__JIN_DICT || given.kind == QLORA__JIN_LIST;
+    // Python asks whether it has a subscript, which these have as well as a dictionary
+    bool mapping = given.kind == QLORA__JIN_DICT || given.kind == QLORA__JIN_LIST ||
+                   given.kind == QLORA__JIN_RANGE || given.kind == QLORA__JIN_UNDEFINED;
     if (p.args != NULL ? p.used < p.args->count : p.used == 0 && !mapping) {
         return qlora__jin_fail(m, "a format does not use all its values");
     }
@@ -19834,6 +19932,9 @@ static size_t qlora__jin_rfind_bytes(const char* data, size_t begin, size_t end,
                                      size_t length) {
     if (length > end - begin) {
         return SIZE_MAX;
+    }
+    if (length >= QLORA__JIN_LONG) {
+        return qlora__jin_find_long(data, begin, end, part, length, true);
     }
     for (size_t at = end - length + 1; at > begin; at--) {
         if (length == 0 || memcmp(data + at - 1, part, length) == 0) {
@@ -22302,6 +22403,31 @@ static qlora_result qlora__jin_field(qlora__jin_machine* m, qlora__jin_value v, 
 
 // ---- expressions --------------------------------------------------------------------------------
 
+// Values that can be written as a constant: numbers, strings, and collections of them.
+static bool qlora__jin_is_constant(qlora__jin_machine* m, qlora__jin_value v) {
+    const qlora__jin_value* lists[2] = {NULL, NULL};
+    size_t count = 0;
+    if (v.kind == QLORA__JIN_LIST || v.kind == QLORA__JIN_TUPLE) {
+        lists[0] = v.as.list->items;
+        count = v.as.list->count;
+    } else if (v.kind == QLORA__JIN_DICT) {
+        lists[0] = v.as.dict->keys;
+        lists[1] = v.as.dict->values;
+        count = v.as.dict->count;
+    } else {
+        return (v.kind >= QLORA__JIN_NONE && v.kind <= QLORA__JIN_STRING) ||
+               v.kind == QLORA__JIN_RANGE;
+    }
+    bool all = m->depth < QLORA__JIN_MAX_DEPTH;
+    m->depth++;
+    for (size_t i = 0; all && i < count; i++) {
+        all = qlora__jin_is_constant(m, lists[0][i]) &&
+              (lists[1] == NULL || qlora__jin_is_constant(m, lists[1][i]));
+    }
+    m->depth--;
+    return all;
+}
+
 #define QLORA__JIN_EVAL(name)                                                                      \
     static qlora_result qlora__jin_eval_##name(qlora__jin_machine* m, const qlora__jin_node* node, \
                                                qlora__jin_value* out)
@@ -22320,7 +22446,13 @@ QLORA__JIN_EVAL(const) {
     return QLORA_OK;
 }
 
+// What depends on the conversation is not a constant.
+static qlora_result qlora__jin_no_constant(qlora__jin_machine* m) {
+    return m->folding ? qlora__jin_fail(m, "not a constant") : QLORA_OK;
+}
+
 QLORA__JIN_EVAL(name) {
+    QLORA__TRY(qlora__jin_no_constant(m));
     const qlora__jin_value* value = qlora__jin_slot(m, node);
     if (value->kind == QLORA__JIN_MISSING) {
         return qlora__jin_undefined(m, NULL, node->name, node->size, false, out);
@@ -22386,6 +22518,9 @@ QLORA__JIN_EVAL(getitem) {
         return qlora__jin_undefined_error(m, v);
     }
     QLORA__TRY(qlora__jin_slice(m, v, parts, out, &found));
+    if (!found && m->folding) {
+        return qlora__jin_undefined(m, qlora__jin_type(v), "slice", 5, false, out);
+    }
     return found ? QLORA_OK
                  : qlora__jin_fail(m, "a %s cannot be sliced like this", qlora__jin_type(v));
 }
@@ -22473,6 +22608,7 @@ static qlora_result qlora__jin_args_eval(qlora__jin_machine* m, const qlora__jin
 QLORA__JIN_EVAL(call) {
     qlora__jin_value callee;
     qlora__jin_args args;
+    QLORA__TRY(qlora__jin_no_constant(m));
     QLORA__TRY(m->hooks->eval(m, node->a, &callee));
     QLORA__TRY(qlora__jin_args_eval(m, node, NULL, &args));
     m->line = node->line;
@@ -22487,6 +22623,9 @@ QLORA__JIN_EVAL(filter) {
     m->line = node->line;
     if (node->found == NULL) {
         return qlora__jin_unknown(m, "filter", node->name, node->size);
+    }
+    if (((const qlora__jin_filter_row*)node->found)->many != NULL) { // they use the variables
+        QLORA__TRY(qlora__jin_no_constant(m));
     }
     return qlora__jin_filter_run(m, (const qlora__jin_filter_row*)node->found, v, &args, out);
 }
@@ -22631,11 +22770,38 @@ static const qlora__jin_eval_fn qlora__jin_evals[QLORA__JIN_N_OUTPUT] = {
     qlora__jin_eval_binary,  qlora__jin_eval_compare, qlora__jin_eval_wrong,
     qlora__jin_eval_concat,  qlora__jin_eval_cond};
 
+// jinja2 computes constants when it compiles a template. There, a slice of what cannot be sliced is
+// undefined, while it is an error when the template runs; so such expressions are tried both ways.
+// What prints as a constant replaces the expression; `any`: every value does.
+static qlora_result qlora__jin_fold(qlora__jin_machine* m, const qlora__jin_node* node, bool any,
+                                    qlora__jin_value* out, bool* done) {
+    char error[QLORA__ERROR_SIZE];
+    uint32_t depth = m->depth;
+    memcpy(error, m->env->error, sizeof error);
+    m->folding = true;
+    qlora_result r = m->hooks->eval(m, node, out);
+    m->folding = false;
+    m->depth = depth;
+    *done = r == QLORA_OK && (any || qlora__jin_is_constant(m, *out));
+    if (r != QLORA_OK && r != QLORA_ERR_MEMORY) {
+        memcpy(m->env->error, error, sizeof error);
+        return m->steps <= m->step_limit ? QLORA_OK : qlora__jin_work(m, 1);
+    }
+    return r;
+}
+
 static qlora_result qlora__jin_eval(qlora__jin_machine* m, const qlora__jin_node* node,
                                     qlora__jin_value* out) {
     if (node->kind == QLORA__JIN_N_CONST) {
         *out = node->value;
         return QLORA_OK;
+    }
+    if (node->folds && !m->folding) {
+        bool done = false;
+        QLORA__TRY(qlora__jin_fold(m, node, false, out, &done));
+        if (done) {
+            return QLORA_OK;
+        }
     }
     QLORA__TRY(qlora__jin_enter(m));
     QLORA__TRY(node->kind < QLORA__JIN_N_OUTPUT ? qlora__jin_evals[node->kind](m, node, out)
@@ -22848,11 +23014,31 @@ static qlora_result qlora__jin_macro_value(qlora__jin_machine* m, const qlora__j
 #define QLORA__JIN_RUN(name)                                                                       \
     static qlora_result qlora__jin_run_##name(qlora__jin_machine* m, const qlora__jin_node* node)
 
+// Whether the address of a generator was written behind `from`, in any case.
+static bool qlora__jin_has_address(const qlora__jin_buffer* out, size_t from) {
+    static const char address[] = QLORA__JIN_ADDRESS;
+    size_t same = 0;
+    for (size_t i = from; i < out->count && same < sizeof address - 1; i++) {
+        char c = out->data[i];
+        char lower = c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+        same = lower == address[same] ? same + 1 : lower == address[0] ? 1 : 0;
+    }
+    return same == sizeof address - 1;
+}
+
 QLORA__JIN_RUN(output) {
     for (const qlora__jin_node* n = node->a; n != NULL; n = n->next) {
         qlora__jin_value value;
-        QLORA__TRY(m->hooks->eval(m, n, &value));
+        bool done = false;
+        size_t from = m->out->count;
+        if (n->folds) {
+            QLORA__TRY(qlora__jin_fold(m, n, true, &value, &done));
+        }
+        QLORA__TRY(done ? QLORA_OK : m->hooks->eval(m, n, &value));
         QLORA__TRY(qlora__jin_print(m, value, m->out));
+        if (m->addresses && qlora__jin_has_address(m->out, from)) {
+            return qlora__jin_fail(m, "a generator cannot be printed; make a list of it");
+        }
     }
     return QLORA_OK;
 }
@@ -23236,8 +23422,9 @@ static void qlora__jin_template_free(qlora__env* env, qlora_text_template* t) {
 }
 
 static bool qlora__jin_has_generation(const qlora__jin_node* first) {
-    for (const qlora__jin_node* n = first; n != NULL; n = n->next) {
-        const qlora__jin_node* parts[3] = {n->b, n->c, n->d};
+    const qlora__jin_node* rest = NULL;
+    for (const qlora__jin_node* n = first; n != NULL; n = qlora__jin_walk(n, &rest)) {
+        const qlora__jin_node* parts[3] = {n->b, n->c, qlora__jin_below(n)};
         if (n->kind == QLORA__JIN_N_GENERATION) {
             return true;
         }
@@ -23587,7 +23774,8 @@ struct qlora_text_chat {
     const char* name;                // of a built-in format, or "model"
     const char* source;
     bool built_in;
-    bool keeps_strings;          // the template asks whether arguments are a string
+    bool keeps_strings[2];       // the template (with tools) asks whether arguments are a string
+    bool blocks;                 // what is trained comes from generation blocks
     qlora__text_owned tokens[4]; // the texts of bos_token, eos_token, pad_token, unk_token
     int64_t clock;
     int64_t users; // streams of data that use it
@@ -23648,8 +23836,9 @@ static void qlora__text_chat_add_stop(qlora_text_chat* chat, int64_t id) {
 
 // Whether a template asks if arguments of a tool call are a string: then they stay one.
 static bool qlora__text_asks_string(const qlora__jin_node* first) {
-    for (const qlora__jin_node* n = first; n != NULL; n = n->next) {
-        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, n->d, n->e};
+    const qlora__jin_node* rest = NULL;
+    for (const qlora__jin_node* n = first; n != NULL; n = qlora__jin_walk(n, &rest)) {
+        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, qlora__jin_below(n), n->e};
         if (n->kind == QLORA__JIN_N_TEST && qlora__jin_named("string", n->name, n->size) &&
             n->a != NULL) {
             const qlora__jin_node* of = n->a;
@@ -23675,7 +23864,15 @@ static qlora_result qlora__text_chat_compile(qlora_text_chat* chat, const char* 
     chat->source = source;
     chat->name = "model";
     QLORA__TRY(qlora__jin_compile(chat->text, source, text, size, &chat->template_));
-    chat->keeps_strings = qlora__text_asks_string(chat->template_->root->c);
+    chat->keeps_strings[0] = qlora__text_asks_string(chat->template_->root->c);
+    return QLORA_OK;
+}
+
+// The template for conversations with tools, where a model has two.
+static qlora_result qlora__text_chat_compile_tools(qlora_text_chat* chat, const char* source,
+                                                   const char* text, size_t size) {
+    QLORA__TRY(qlora__jin_compile(chat->text, source, text, size, &chat->with_tools));
+    chat->keeps_strings[1] = qlora__text_asks_string(chat->with_tools->root->c);
     return QLORA_OK;
 }
 
@@ -23740,11 +23937,10 @@ static qlora_result qlora__text_config_tokenizer(qlora__env* env, qlora_text_cha
     QLORA__TRY(qlora__text_chat_compile(chat, source, qlora__text_json_text(json, found),
                                         qlora__text_json_size(found)));
     const qlora__json_token* tools = qlora__text_config_template(json, "tool_use", false);
-    if (tools == NULL) {
-        return QLORA_OK;
-    }
-    return qlora__jin_compile(chat->text, source, qlora__text_json_text(json, tools),
-                              qlora__text_json_size(tools), &chat->with_tools);
+    return tools == NULL
+               ? QLORA_OK
+               : qlora__text_chat_compile_tools(chat, source, qlora__text_json_text(json, tools),
+                                                qlora__text_json_size(tools));
 }
 
 // config.json and generation_config.json, read in this order: see formats/stop_ids.h.
@@ -23764,6 +23960,7 @@ typedef struct qlora__text_folder {
 
 enum {
     QLORA__TEXT_FILE_TEMPLATE,
+    QLORA__TEXT_FILE_TOOLS,
     QLORA__TEXT_FILE_TEMPLATE_JSON,
     QLORA__TEXT_FILE_TOKENIZER,
     QLORA__TEXT_FILE_CONFIG
@@ -23775,6 +23972,11 @@ static qlora_result qlora__text_folder_file(qlora__env* env, qlora__text_folder*
     if (which == QLORA__TEXT_FILE_TEMPLATE) {
         return folder->wanted
                    ? qlora__text_chat_compile(chat, "chat_template.jinja", file->data, file->count)
+                   : QLORA_OK;
+    }
+    if (which == QLORA__TEXT_FILE_TOOLS) { // beside chat_template.jinja only
+        return folder->wanted && chat->template_ != NULL
+                   ? qlora__text_chat_compile_tools(chat, name, file->data, file->count)
                    : QLORA_OK;
     }
     qlora__json json;
@@ -23792,9 +23994,10 @@ static qlora_result qlora__text_folder_file(qlora__env* env, qlora__text_folder*
 }
 
 static qlora_result qlora__text_folder_load(qlora__env* env, qlora__text_folder* folder) {
-    static const char* const names[] = {"chat_template.jinja", "chat_template.json",
-                                        "tokenizer_config.json", "config.json",
-                                        "generation_config.json"};
+    static const char* const names[] = {
+        "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
+        "chat_template.json",  "tokenizer_config.json",
+        "config.json",         "generation_config.json"};
     qlora_result r = QLORA_OK;
     for (size_t i = 0; r == QLORA_OK && i < QLORA__TEXT_COUNT(names); i++) {
         qlora_text_bytes file;
@@ -23903,6 +24106,327 @@ static qlora_result qlora__text_chat_fill(qlora__env* env, qlora_text_chat* chat
     return qlora__text_chat_finish(env, chat);
 }
 
+//@@ src/text/chat_output.h
+
+// From a rendering to ids and labels.
+
+typedef struct qlora__text_output {
+    qlora_text_ids* ids;
+    qlora_text_ids* labels; // may be NULL
+    size_t start;           // of this sample, in both
+    size_t labels_start;
+    bool complete; // keep what follows the last trained token
+} qlora__text_output;
+
+static qlora__text_output qlora__text_output_start(qlora_text_ids* ids, qlora_text_ids* labels) {
+    qlora__text_output o;
+    o.ids = ids;
+    o.labels = labels;
+    o.start = ids->count;
+    o.labels_start = labels != NULL ? labels->count : 0;
+    o.complete = false;
+    return o;
+}
+
+static qlora_result qlora__text_output_label(qlora__env* env, const qlora__text_output* o,
+                                             bool trained) {
+    while (o->labels != NULL && o->labels->count - o->labels_start < o->ids->count - o->start) {
+        int32_t id = o->ids->data[o->start + (o->labels->count - o->labels_start)];
+        QLORA__TRY(qlora__text_ids_add(env, o->labels, trained ? id : -100));
+    }
+    return QLORA_OK;
+}
+
+static bool qlora__text_is_marker(const qlora_text_tok* tok, int32_t id) {
+    return qlora__text_tok_has(tok, id, QLORA__TEXT_K_ADDED | QLORA__TEXT_K_SPECIAL);
+}
+
+// One piece of the text of a built-in format, all trained or all not.
+static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_output* o,
+                                             const qlora_text_chat* chat, const char* text,
+                                             size_t size, bool trained) {
+    qlora_text_tok* tok = chat->tok;
+    size_t from = o->ids->count;
+    if (size > 0) {
+        // Text that follows plain text continues it: no space is prepended.
+        bool fresh = from == o->start || qlora__text_is_marker(tok, o->ids->data[from - 1]);
+        QLORA__TRY(qlora__text_encode(env, tok, text, size,
+                                      fresh ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
+    }
+    bool first = from == o->start;
+    if (first && chat->bos >= 0 && (o->ids->count == from || o->ids->data[from] != chat->bos)) {
+        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
+        memmove(o->ids->data + from + 1, o->ids->data + from,
+                (o->ids->count - from - 1) * sizeof(int32_t));
+        o->ids->data[from] = chat->bos;
+    }
+    if (first && trained && o->ids->count > from && o->ids->data[from] == chat->bos &&
+        o->labels != NULL) {
+        QLORA__TRY(qlora__text_ids_add(env, o->labels, -100)); // BOS is never generated
+    }
+    // a built-in format may end with a marker that this tokenizer does not have
+    size_t count = o->ids->count;
+    if (trained && chat->built_in && chat->eos >= 0 &&
+        (count == from || !qlora__text_is_marker(tok, o->ids->data[count - 1]))) {
+        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->eos));
+    }
+    return qlora__text_output_label(env, o, trained);
+}
+
+// The markers in a text: how many, whether there is nothing else but whitespace, whether it ends
+// with one, and the first one if the text starts with it.
+typedef struct qlora__text_marks_seen {
+    size_t count;
+    bool alone;
+    bool last;
+    int32_t first; // -1: something else comes first
+} qlora__text_marks_seen;
+
+static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_chat* chat,
+                                            const char* text, size_t size,
+                                            qlora__text_marks_seen* seen) {
+    const qlora_text_tok* tok = chat->tok;
+    qlora_text_ids ids;
+    size_t at = 0;
+    memset(&ids, 0, sizeof ids);
+    memset(seen, 0, sizeof *seen);
+    seen->first = -1;
+    seen->alone = true;
+    qlora_result r = size == 0 ? QLORA_OK
+                               : qlora__text_encode(env, chat->tok, text, size,
+                                                    (uint32_t)QLORA_TEXT_CONTINUE, &ids);
+    for (size_t i = 0; r == QLORA_OK && i < ids.count; i++) {
+        if (!qlora__text_is_marker(tok, ids.data[i])) {
+            continue;
+        }
+        qlora__text_span name = tok->spans[ids.data[i]];
+        size_t hit = qlora__jin_find_bytes(text, size, at, tok->names.data + name.at, name.size);
+        if (hit == SIZE_MAX) {
+            continue;
+        }
+        seen->alone = seen->alone && qlora__jin_skip_space(text, hit, at) == hit;
+        seen->first = seen->count == 0 && hit == 0 ? ids.data[i] : seen->first;
+        seen->count++;
+        at = hit + name.size;
+    }
+    seen->alone = seen->alone && qlora__jin_skip_space(text, size, at) == size;
+    seen->last = seen->count > 0 && at == size;
+    qlora__text_ids_free(env, &ids);
+    return r;
+}
+
+// ---- a whole text
+
+// A stretch of plain text between two added tokens, and the spans from `at` on.
+typedef struct qlora__text_stretch {
+    const char* text;
+    size_t begin;
+    size_t end;
+    const qlora_text_spans* spans;
+    size_t at; // the first span that ends behind `begin`
+} qlora__text_stretch;
+
+// Whether [begin, end) overlaps a span, and whether it also has something outside of that span.
+static bool qlora__text_stretch_marked(const qlora__text_stretch* s, size_t begin, size_t end,
+                                       bool* mixed) {
+    bool marked = false;
+    *mixed = false;
+    for (size_t i = s->at; i < s->spans->count && s->spans->data[i].begin < end; i++) {
+        const qlora_text_span* span = &s->spans->data[i];
+        if (span->end > begin && span->end > span->begin) {
+            *mixed = *mixed || marked || span->begin > begin || span->end < end;
+            marked = true;
+        }
+    }
+    return marked;
+}
+
+// The last place in the stretch where a span begins or ends.
+static size_t qlora__text_stretch_last(const qlora__text_stretch* s) {
+    size_t last = s->begin;
+    for (size_t i = s->at; i < s->spans->count && s->spans->data[i].begin < s->end; i++) {
+        const qlora_text_span* span = &s->spans->data[i];
+        last = span->begin > last ? span->begin : last;
+        last = span->end > last && span->end < s->end ? span->end : last;
+    }
+    return last;
+}
+
+// Labels the tokens of a stretch by the bytes they stand for; the first `skip` bytes are a space
+// that the tokenizer prepended. *fits is false if they are not the bytes of the text (it was
+// normalised), or if a token is mixed and that is not wanted.
+static qlora_result qlora__text_stretch_label(qlora__env* env, const qlora__text_stretch* s,
+                                              const qlora__text_output* o,
+                                              const qlora_text_chat* chat, size_t from, size_t skip,
+                                              bool* fits) {
+    qlora_text_bytes bytes;
+    size_t at = s->begin;
+    size_t last = qlora__text_stretch_last(s);
+    size_t whole = 0;
+    bool mixed = false;
+    qlora_result r = QLORA_OK;
+    memset(&bytes, 0, sizeof bytes);
+    *fits = true;
+    for (size_t i = from; r == QLORA_OK && *fits && at < last && i < o->ids->count; i++) {
+        bytes.count = 0;
+        r = qlora__text_token_decode(env, chat->tok, o->ids->data[i], false, &bytes, &whole);
+        size_t size = r == QLORA_OK && bytes.count >= skip ? bytes.count - skip : SIZE_MAX;
+        *fits = size <= s->end - at && (skip == 0 || bytes.data[0] == ' ') &&
+                (size == 0 || memcmp(s->text + at, bytes.data + skip, size) == 0);
+        bool marked = *fits && qlora__text_stretch_marked(s, at, at + size, &mixed);
+        *fits = *fits && (chat->blocks || !mixed);
+        at += *fits ? size : 0;
+        skip = 0;
+        if (*fits && o->labels != NULL) {
+            r = qlora__text_ids_add(env, o->labels, marked ? o->ids->data[i] : -100);
+        }
+    }
+    *fits = *fits && at >= last;
+    qlora__text_bytes_free(env, &bytes);
+    QLORA__TRY(r);
+    return *fits
+               ? qlora__text_output_label(env, o, qlora__text_stretch_marked(s, at, s->end, &mixed))
+               : QLORA_OK;
+}
+
+// Encodes a stretch in which a span begins or ends. As one text, like the rest; a token with both
+// trained and other text is trained if the template has generation blocks, as in transformers.
+// Otherwise the text is encoded in parts: at inference, the prompt ends where the span begins.
+static qlora_result qlora__text_stretch_cut(qlora__env* env, const qlora__text_stretch* s,
+                                            const qlora__text_output* o,
+                                            const qlora_text_chat* chat) {
+    size_t from = o->ids->count;
+    size_t labels = o->labels != NULL ? o->labels->count : 0;
+    bool fits = false;
+    bool mixed = false;
+    QLORA__TRY(qlora__text_stretch_encode(env, chat->tok, s->text + s->begin, s->end - s->begin,
+                                          s->begin == 0, 0u, o->ids));
+    for (size_t skip = 0; skip < 2; skip++) {
+        QLORA__TRY(qlora__text_stretch_label(env, s, o, chat, from, skip, &fits));
+        if (fits) {
+            return QLORA_OK;
+        }
+        if (o->labels != NULL) {
+            o->labels->count = labels;
+        }
+    }
+    o->ids->count = from;
+    for (size_t begin = s->begin, end = 0; begin < s->end; begin = end) {
+        end = s->end;
+        for (size_t i = s->at; i < s->spans->count && s->spans->data[i].begin < end; i++) {
+            const qlora_text_span* span = &s->spans->data[i];
+            size_t cut = span->begin > begin ? span->begin : span->end > begin ? span->end : end;
+            end = cut < end ? cut : end;
+        }
+        bool first = begin == s->begin;
+        QLORA__TRY(qlora__text_stretch_encode(env, chat->tok, s->text + begin, end - begin,
+                                              !first || begin == 0,
+                                              first ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
+        QLORA__TRY(
+            qlora__text_output_label(env, o, qlora__text_stretch_marked(s, begin, end, &mixed)));
+    }
+    return QLORA_OK;
+}
+
+// The whole text at once, as transformers encodes it.
+static qlora_result qlora__text_output_marked(qlora__env* env, const qlora__text_output* o,
+                                              const qlora_text_chat* chat, const char* text,
+                                              size_t size, const qlora_text_spans* spans) {
+    qlora_text_tok* tok = chat->tok;
+    qlora__text_scan scan = qlora__text_scan_of(&tok->raw_trie, text, size, 0u);
+    const qlora__text_added* added = NULL;
+    qlora__text_stretch s;
+    memset(&s, 0, sizeof s);
+    s.text = text;
+    s.spans = spans;
+    while (qlora__text_scan_next(tok, &scan, &s.begin, &s.end, &added)) {
+        bool mixed = false;
+        while (s.at < spans->count && spans->data[s.at].end <= s.begin) {
+            s.at++;
+        }
+        bool marked = qlora__text_stretch_marked(&s, s.begin, s.end, &mixed);
+        if (added != NULL) {
+            QLORA__TRY(qlora__text_ids_add(env, o->ids, added->id));
+        } else if (mixed) {
+            QLORA__TRY(qlora__text_stretch_cut(env, &s, o, chat));
+        } else {
+            QLORA__TRY(qlora__text_stretch_encode(env, tok, text + s.begin, s.end - s.begin,
+                                                  s.begin == 0, 0u, o->ids));
+        }
+        QLORA__TRY(qlora__text_output_label(env, o, marked));
+    }
+    size_t count = o->ids->count - o->start;
+    if (chat->bos >= 0 && (count == 0 || o->ids->data[o->start] != chat->bos)) {
+        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
+        QLORA__TRY(qlora__text_output_label(env, o, false));
+        memmove(o->ids->data + o->start + 1, o->ids->data + o->start, count * sizeof(int32_t));
+        o->ids->data[o->start] = chat->bos;
+        if (o->labels != NULL) {
+            int32_t* labels = o->labels->data + o->labels_start;
+            memmove(labels + 1, labels, count * sizeof(int32_t));
+        }
+    }
+    if (chat->bos >= 0 && o->labels != NULL) {
+        o->labels->data[o->labels_start] = -100; // BOS is never generated
+    }
+    return QLORA_OK;
+}
+
+// The text of a built-in format, piece by piece: an answer without an end marker gets one.
+static qlora_result qlora__text_output_pieces(qlora__env* env, const qlora__text_output* o,
+                                              const qlora_text_chat* chat, const char* text,
+                                              size_t size, const qlora_text_spans* spans) {
+    size_t at = 0;
+    for (size_t i = 0; i < spans->count; i++) {
+        size_t begin = spans->data[i].begin;
+        size_t end = spans->data[i].end;
+        QLORA__TRY(qlora__text_output_piece(env, o, chat, text + at, begin - at, false));
+        if (end > begin) {
+            QLORA__TRY(qlora__text_output_piece(env, o, chat, text + begin, end - begin, true));
+        }
+        at = end;
+    }
+    return at < size || o->ids->count == o->start
+               ? qlora__text_output_piece(env, o, chat, text + at, size - at, false)
+               : QLORA_OK;
+}
+
+// A whole text. Spans are in order and do not overlap.
+static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_output* o,
+                                            const qlora_text_chat* chat,
+                                            const qlora_text_bytes* text,
+                                            const qlora_text_spans* spans) {
+    const char* data = text->count > 0 ? text->data : "";
+    size_t last = text->count;
+    size_t before = 0;
+    for (size_t i = 0; i < spans->count; i++) {
+        if (spans->data[i].begin < before || spans->data[i].end > text->count) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "the template's generation blocks overlap");
+        }
+        before = spans->data[i].end;
+    }
+    bool cuts = o->labels != NULL && !o->complete;
+    if (cuts && spans->count == 0 && last > 0) { // no whitespace after the last marker
+        qlora__text_marks_seen seen;
+        size_t cut = qlora__jin_back_space(data, 0, last);
+        QLORA__TRY(qlora__text_see_markers(env, chat, data, cut, &seen));
+        last = seen.last ? cut : last;
+    }
+    QLORA__TRY(chat->built_in ? qlora__text_output_pieces(env, o, chat, data, last, spans)
+                              : qlora__text_output_marked(env, o, chat, data, last, spans));
+    // what follows the last trained token teaches nothing
+    size_t count = o->ids->count - o->start;
+    while (cuts && count > 0 && o->labels->data[o->labels_start + count - 1] == -100) {
+        count--;
+    }
+    if (cuts && count > 0) {
+        o->ids->count = o->start + count;
+        o->labels->count = o->labels_start + count;
+    }
+    return QLORA_OK;
+}
+
 //@@ src/text/chat_encode.h
 
 // From a conversation to ids, and what of it is trained.
@@ -23986,6 +24510,24 @@ static qlora_result qlora__text_tool_calls(qlora__jin_machine* m, qlora_text_cha
     return QLORA_OK;
 }
 
+static bool qlora__text_talk_has_tools(const qlora__text_talk* talk) {
+    const qlora__json_token* tools =
+        talk->record != NULL ? qlora__text_json_get(talk->json, talk->record, "tools") : NULL;
+    return tools != NULL && tools->kind == QLORA__JSON_ARRAY;
+}
+
+static bool qlora__text_talk_second(const qlora__text_talk* talk) {
+    return talk->chat->with_tools != NULL && qlora__text_talk_has_tools(talk);
+}
+
+static qlora_text_template* qlora__text_talk_template(const qlora__text_talk* talk) {
+    return qlora__text_talk_second(talk) ? talk->chat->with_tools : talk->chat->template_;
+}
+
+static bool qlora__text_talk_keeps(const qlora__text_talk* talk) {
+    return talk->chat->keeps_strings[qlora__text_talk_second(talk) ? 1 : 0];
+}
+
 // The message as the template sees it.
 static qlora_result qlora__text_turn_value(qlora__jin_machine* m, const qlora__text_talk* talk,
                                            const qlora__text_turn* turn, qlora__jin_value* out) {
@@ -24016,7 +24558,7 @@ static qlora_result qlora__text_turn_value(qlora__jin_machine* m, const qlora__t
         if (!known) {
             QLORA__TRY(qlora__jin_dict_add(m, out->as.dict, key, all.as.dict->values[i]));
         }
-        if (qlora__jin_is(key, "tool_calls", 10) && !talk->chat->keeps_strings) {
+        if (qlora__jin_is(key, "tool_calls", 10) && !qlora__text_talk_keeps(talk)) {
             QLORA__TRY(qlora__text_tool_calls(m, talk->chat, all.as.dict->values[i]));
         }
     }
@@ -24085,17 +24627,6 @@ static qlora_result qlora__text_talk_set(qlora__jin_machine* m, const qlora__tex
     return qlora__jin_set(m, "add_generation_prompt", qlora__jin_bool(prompt));
 }
 
-static bool qlora__text_talk_has_tools(const qlora__text_talk* talk) {
-    const qlora__json_token* tools =
-        talk->record != NULL ? qlora__text_json_get(talk->json, talk->record, "tools") : NULL;
-    return tools != NULL && tools->kind == QLORA__JSON_ARRAY && tools->count > 0;
-}
-
-static qlora_text_template* qlora__text_talk_template(const qlora__text_talk* talk) {
-    bool tools = talk->chat->with_tools != NULL && qlora__text_talk_has_tools(talk);
-    return tools ? talk->chat->with_tools : talk->chat->template_;
-}
-
 // Renders the first `count` turns into `out`, which is emptied first.
 static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_talk* talk,
                                             size_t count, bool prompt, qlora_text_bytes* out,
@@ -24107,6 +24638,7 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
     uint64_t input = 4096;
     memset(&text, 0, sizeof text);
     out->count = 0;
+    QLORA__TRY(qlora__text_bytes_room(env, out, 1)); // so that offsets are always those of memory
     for (size_t i = 0; i < count; i++) {
         const qlora__text_turn* turn = &talk->turns[i];
         input += turn->node != NULL ? turn->node->end - turn->node->begin : 0;
@@ -24125,153 +24657,6 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
         qlora__json_free(env, &chat->parsed[--chat->parsed_count]);
     }
     return r;
-}
-
-// ---- text to ids
-
-typedef struct qlora__text_output {
-    qlora_text_ids* ids;
-    qlora_text_ids* labels; // may be NULL
-    size_t start;           // of this sample, in both
-    size_t labels_start;
-} qlora__text_output;
-
-static qlora__text_output qlora__text_output_start(qlora_text_ids* ids, qlora_text_ids* labels) {
-    qlora__text_output o;
-    o.ids = ids;
-    o.labels = labels;
-    o.start = ids->count;
-    o.labels_start = labels != NULL ? labels->count : 0;
-    return o;
-}
-
-static qlora_result qlora__text_output_label(qlora__env* env, const qlora__text_output* o,
-                                             bool trained) {
-    while (o->labels != NULL && o->labels->count - o->labels_start < o->ids->count - o->start) {
-        int32_t id = o->ids->data[o->start + (o->labels->count - o->labels_start)];
-        QLORA__TRY(qlora__text_ids_add(env, o->labels, trained ? id : -100));
-    }
-    return QLORA_OK;
-}
-
-static bool qlora__text_is_marker(const qlora_text_tok* tok, int32_t id) {
-    return qlora__text_tok_has(tok, id, QLORA__TEXT_K_ADDED | QLORA__TEXT_K_SPECIAL);
-}
-
-// One piece of the text, all trained or all not.
-static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_output* o,
-                                             const qlora_text_chat* chat, const char* text,
-                                             size_t size, bool trained) {
-    qlora_text_tok* tok = chat->tok;
-    size_t from = o->ids->count;
-    if (size > 0) {
-        // Text that follows plain text continues it: no space is prepended.
-        bool fresh = from == o->start || qlora__text_is_marker(tok, o->ids->data[from - 1]);
-        QLORA__TRY(qlora__text_encode(env, tok, text, size,
-                                      fresh ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
-    }
-    bool first = from == o->start;
-    if (first && chat->bos >= 0 && (o->ids->count == from || o->ids->data[from] != chat->bos)) {
-        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
-        memmove(o->ids->data + from + 1, o->ids->data + from,
-                (o->ids->count - from - 1) * sizeof(int32_t));
-        o->ids->data[from] = chat->bos;
-    }
-    if (first && trained && o->ids->count > from && o->ids->data[from] == chat->bos &&
-        o->labels != NULL) {
-        QLORA__TRY(qlora__text_ids_add(env, o->labels, -100)); // BOS is never generated
-    }
-    // a built-in format may end with a marker that this tokenizer does not have
-    size_t count = o->ids->count;
-    if (trained && chat->built_in && chat->eos >= 0 &&
-        (count == from || !qlora__text_is_marker(tok, o->ids->data[count - 1]))) {
-        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->eos));
-    }
-    return qlora__text_output_label(env, o, trained);
-}
-
-// The markers in a text: how many, whether there is nothing else but whitespace, whether it ends
-// with one, and the first one if the text starts with it.
-typedef struct qlora__text_marks_seen {
-    size_t count;
-    bool alone;
-    bool last;
-    int32_t first; // -1: something else comes first
-} qlora__text_marks_seen;
-
-static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_chat* chat,
-                                            const char* text, size_t size,
-                                            qlora__text_marks_seen* seen) {
-    const qlora_text_tok* tok = chat->tok;
-    qlora_text_ids ids;
-    size_t at = 0;
-    memset(&ids, 0, sizeof ids);
-    memset(seen, 0, sizeof *seen);
-    seen->first = -1;
-    seen->alone = true;
-    qlora_result r = size == 0 ? QLORA_OK
-                               : qlora__text_encode(env, chat->tok, text, size,
-                                                    (uint32_t)QLORA_TEXT_CONTINUE, &ids);
-    for (size_t i = 0; r == QLORA_OK && i < ids.count; i++) {
-        if (!qlora__text_is_marker(tok, ids.data[i])) {
-            continue;
-        }
-        qlora__text_span name = tok->spans[ids.data[i]];
-        size_t hit = qlora__jin_find_bytes(text, size, at, tok->names.data + name.at, name.size);
-        if (hit == SIZE_MAX) {
-            continue;
-        }
-        seen->alone = seen->alone && qlora__jin_skip_space(text, hit, at) == hit;
-        seen->first = seen->count == 0 && hit == 0 ? ids.data[i] : seen->first;
-        seen->count++;
-        at = hit + name.size;
-    }
-    seen->alone = seen->alone && qlora__jin_skip_space(text, size, at) == size;
-    seen->last = seen->count > 0 && at == size;
-    qlora__text_ids_free(env, &ids);
-    return r;
-}
-
-// A whole text. Spans are in order and do not overlap.
-static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_output* o,
-                                            const qlora_text_chat* chat,
-                                            const qlora_text_bytes* text,
-                                            const qlora_text_spans* spans) {
-    size_t at = 0;
-    for (size_t i = 0; i < spans->count; i++) {
-        size_t begin = spans->data[i].begin;
-        size_t end = spans->data[i].end;
-        if (begin < at || end > text->count) {
-            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                   "the template's generation blocks overlap");
-        }
-        QLORA__TRY(qlora__text_output_piece(env, o, chat, text->data + at, begin - at, false));
-        if (end > begin) {
-            QLORA__TRY(
-                qlora__text_output_piece(env, o, chat, text->data + begin, end - begin, true));
-        }
-        at = end;
-    }
-    size_t last = text->count;
-    if (o->labels != NULL && spans->count == 0 && last > 0) { // no whitespace after the last marker
-        qlora__text_marks_seen seen;
-        size_t cut = qlora__jin_back_space(text->data, 0, last);
-        QLORA__TRY(qlora__text_see_markers(env, chat, text->data, cut, &seen));
-        last = seen.last ? cut : last;
-    }
-    if (at < last || o->ids->count == o->start) {
-        QLORA__TRY(qlora__text_output_piece(env, o, chat, text->data + at, last - at, false));
-    }
-    // what follows the last trained token teaches nothing
-    size_t count = o->ids->count - o->start;
-    while (o->labels != NULL && count > 0 && o->labels->data[o->labels_start + count - 1] == -100) {
-        count--;
-    }
-    if (o->labels != NULL && count > 0) {
-        o->ids->count = o->start + count;
-        o->labels->count = o->labels_start + count;
-    }
-    return QLORA_OK;
 }
 
 // ---- what is trained
@@ -24434,12 +24819,13 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
     bool blocks = qlora__text_talk_template(talk)->generation;
     talk->spans.count = 0;
     talk->stable = true;
+    talk->chat->blocks = blocks;
     QLORA__TRY(qlora__text_talk_render(env, talk, talk->count, false, &talk->whole,
                                        blocks ? &talk->spans : NULL));
     if (blocks) {
         return qlora__text_talk_blocks(env, talk);
     }
-    for (size_t k = 0; k < talk->count && talk->stable; k++) {
+    for (size_t k = 0; k < talk->count && (talk->stable || talk->literal); k++) {
         size_t begin = 0;
         size_t end = 0;
         if (!qlora__text_is_trained(&talk->turns[k])) {
@@ -24453,8 +24839,9 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
                                              talk->after.data + talk->whole.count,
                                              talk->after.count - talk->whole.count));
         }
-        talk->stable = qlora__text_starts(&talk->whole, &talk->after, end);
-        QLORA__TRY(qlora__jin_spans_add(env, &talk->spans, begin, end));
+        bool same = qlora__text_starts(&talk->whole, &talk->after, end);
+        talk->stable = talk->stable && same;
+        QLORA__TRY(same ? qlora__jin_spans_add(env, &talk->spans, begin, end) : QLORA_OK);
     }
     return QLORA_OK;
 }
@@ -24474,13 +24861,14 @@ static qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* tal
 static qlora_result qlora__text_talk_encode(qlora__env* env, qlora__text_talk* talk, bool prompt,
                                             qlora_text_ids* ids, qlora_text_ids* labels) {
     qlora__text_output o = qlora__text_output_start(ids, labels);
+    o.complete = talk->literal;
     if (prompt || labels == NULL) {
         talk->spans.count = 0;
         QLORA__TRY(qlora__text_talk_render(env, talk, talk->count, prompt, &talk->whole, NULL));
         return qlora__text_output_text(env, &o, talk->chat, &talk->whole, &talk->spans);
     }
     QLORA__TRY(qlora__text_talk_plan(env, talk));
-    if (!talk->stable) {
+    if (!talk->stable && !talk->literal) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                "the template renders earlier turns differently when later ones "
                                "follow, so one text cannot train them all");
@@ -24534,6 +24922,12 @@ qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* 
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc was not zeroed: a reserved field is set");
     }
+    if (desc->name != NULL && desc->template_file != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "a template file and the built-in format \"%.60s\" cannot be used "
+                               "together",
+                               desc->name);
+    }
     if (desc->tok->text != text) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "desc->tok belongs to another text object");
     }
@@ -24578,6 +24972,15 @@ qlora_result qlora_text_chat_close(qlora_text_chat* chat) {
 
 const char* qlora_text_chat_names(size_t index) {
     return index < QLORA__TEXT_COUNT(qlora__text_formats) ? qlora__text_formats[index].name : NULL;
+}
+
+const char* qlora_text_chat_template(const char* name) {
+    for (size_t i = 0; name != NULL && i < QLORA__TEXT_COUNT(qlora__text_formats); i++) {
+        if (strcmp(name, qlora__text_formats[i].name) == 0) {
+            return qlora__text_formats[i].source;
+        }
+    }
+    return NULL;
 }
 
 qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* out) {
@@ -24653,6 +25056,18 @@ qlora_result qlora_text_chat_encode(qlora_text_chat* chat, const qlora_text_mess
     return r;
 }
 
+// "weight" and "train" of a message: 0 and false switch training off.
+static bool qlora__text_node_off(const qlora__json* json, const qlora__json_token* node,
+                                 const char* name) {
+    const qlora__json_token* value = qlora__text_json_get(json, node, name);
+    double number = 1.0;
+    if (value == NULL || value->kind == QLORA__JSON_FALSE) {
+        return value != NULL;
+    }
+    return value->kind == QLORA__JSON_NUMBER &&
+           qlora__json_double(json, (uint32_t)(value - json->tokens), &number) && number == 0.0;
+}
+
 // The messages of a conversation in JSON, as they are.
 static qlora_result qlora__text_json_turns(qlora__env* env, const qlora__json* json,
                                            qlora__text_turn** out, size_t* count) {
@@ -24671,6 +25086,8 @@ static qlora_result qlora__text_json_turns(qlora__env* env, const qlora__json* j
         const char* role = qlora__text_json_cstring(json, qlora__text_json_get(json, node, "role"));
         turns[i].role = role != NULL ? role : "";
         turns[i].node = node;
+        turns[i].masked =
+            qlora__text_node_off(json, node, "weight") || qlora__text_node_off(json, node, "train");
         node = qlora__text_json_next(json, node);
     }
     *out = turns;
@@ -24702,6 +25119,12 @@ qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conv
     talk.record = json.tokens;
     talk.literal = true;
     r = r == QLORA_OK ? qlora__text_talk_encode(env, &talk, prompt, ids, labels) : r;
+    if (r == QLORA_OK && !prompt && labels != NULL && !talk.stable) {
+        QLORA__TEXT_LOG(env, WARN, "%s",
+                        "the template renders some earlier answers differently once later turns "
+                        "follow; each of them is trained in a sample of its own, and is not marked "
+                        "here");
+    }
     if (r == QLORA_OK && text != NULL) {
         r = qlora__text_bytes_add(env, text, talk.whole.data, talk.whole.count);
     }
@@ -24789,8 +25212,8 @@ static qlora_result qlora__text_block_take(qlora__env* env, qlora_text_data* dat
                                              1, sizeof(qlora__text_block));
         data->blocks = (qlora__text_block*)blocks;
         QLORA__TRY(r);
-        size_t capacity = last == NULL ? QLORA__TEXT_BLOCK_MIN : last->capacity * 2;
-        capacity = capacity < QLORA__TEXT_BLOCK_MAX ? capacity : QLORA__TEXT_BLOCK_MAX;
+        size_t capacity = last == NULL ? (size_t)QLORA__TEXT_BLOCK_MIN : last->capacity * 2;
+        capacity = capacity < QLORA__TEXT_BLOCK_MAX ? capacity : (size_t)QLORA__TEXT_BLOCK_MAX;
         capacity = capacity < words ? words : capacity;
         last = &data->blocks[data->block_count];
         last->data = (int32_t*)qlora__text_zalloc(env, capacity, sizeof(int32_t));
@@ -25035,7 +25458,7 @@ static qlora_result qlora__text_input_more(qlora__env* env, qlora__text_input* i
     }
     qlora_text_bytes* buffer = &input->buffer;
     size_t left = input->count - input->at;
-    size_t wanted = left < QLORA__TEXT_INPUT_STEP ? QLORA__TEXT_INPUT_STEP : left;
+    size_t wanted = left < QLORA__TEXT_INPUT_STEP ? (size_t)QLORA__TEXT_INPUT_STEP : left;
     if (input->at > 0 && left > 0) {
         memmove(buffer->data, buffer->data + input->at, left);
     }
@@ -25246,12 +25669,27 @@ static qlora_result qlora__text_message_add(qlora__env* env, qlora__text_loader*
 
 // The names that data sets use.
 static const char* qlora__text_role_of(const char* name) {
-    static const char* const names[][2] = {
-        {"system", "system"},     {"developer", "system"}, {"user", "user"},
-        {"human", "user"},        {"prompter", "user"},    {"assistant", "assistant"},
-        {"gpt", "assistant"},     {"model", "assistant"},  {"bot", "assistant"},
-        {"chatgpt", "assistant"}, {"tool", "tool"},        {"observation", "tool"},
-        {"ipython", "tool"},      {"function", "tool"}};
+    static const char* const names[][2] = {{"system", "system"},
+                                           {"developer", "system"},
+                                           {"user", "user"},
+                                           {"human", "user"},
+                                           {"prompter", "user"},
+                                           {"input", "user"},
+                                           {"assistant", "assistant"},
+                                           {"gpt", "assistant"},
+                                           {"model", "assistant"},
+                                           {"bot", "assistant"},
+                                           {"chatgpt", "assistant"},
+                                           {"bing", "assistant"},
+                                           {"bard", "assistant"},
+                                           {"output", "assistant"},
+                                           {"tool", "tool"},
+                                           {"observation", "tool"},
+                                           {"ipython", "tool"},
+                                           {"function", "tool"},
+                                           {"function_response", "tool"},
+                                           {"tool_response", "tool"},
+                                           {"tool_results", "tool"}};
     for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
         if (strcmp(name, names[i][0]) == 0) {
             return names[i][1];
@@ -25406,6 +25844,12 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
     if (name == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
     }
+    if (strcmp(name, "function_call") == 0 || strcmp(name, "tool_call") == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "has the role \"%s\", a tool call as plain text; give it as "
+                               "\"tool_calls\" of an assistant message",
+                               name);
+    }
     const char* known = qlora__text_role_of(name);
     bool tool = known != NULL && strcmp(known, "tool") == 0;
     if (known == NULL || (tool && loader->desc->chat->built_in)) {
@@ -25534,7 +25978,8 @@ typedef enum qlora__text_kind {
     QLORA__TEXT_R_CHAT = 2,
     QLORA__TEXT_R_COMPLETION = 4,
     QLORA__TEXT_R_PAIR = 8,
-    QLORA__TEXT_R_TEXT = 16
+    QLORA__TEXT_R_TEXT = 16,
+    QLORA__TEXT_R_PREFERENCE = 32
 } qlora__text_kind;
 
 typedef struct qlora__text_form {
@@ -25555,6 +26000,7 @@ static const qlora__text_form qlora__text_forms[] = {
     {"question", "question", "answer", QLORA__TEXT_R_PAIR},
     {"question", "question", "response", QLORA__TEXT_R_PAIR},
     {"text", "text", NULL, QLORA__TEXT_R_TEXT},
+    {"preference", "chosen", "rejected", QLORA__TEXT_R_PREFERENCE},
     {"input", "input", "output", QLORA__TEXT_R_PAIR}}; // only if nothing else fits
 
 enum { QLORA__TEXT_INPUT_FORM = QLORA__TEXT_COUNT(qlora__text_forms) - 1 };
@@ -25867,6 +26313,37 @@ static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* 
     return qlora__text_record_unpad(env, loader, begin, !qlora__text_json_absent(labels));
 }
 
+// ---- preferences
+
+// Pairs of a better and a worse answer, which training on answers cannot use.
+static qlora_result qlora__text_record_preference(qlora__env* env) {
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "the record is a preference pair (\"chosen\" and \"rejected\"), and "
+                           "supervised training needs one answer; the columns completion=chosen or "
+                           "messages=chosen take the better one");
+}
+
+// true or false beside an answer says whether it is a good one: training on both would teach the
+// bad ones as well. A form that is given says that this is meant.
+static qlora_result qlora__text_record_judged(qlora__env* env, const qlora__text_loader* loader,
+                                              const qlora__json_token* record,
+                                              const qlora__text_form* form) {
+    const qlora__json_token* label = qlora__text_json_get(loader->json, record, "label");
+    bool answer = form->kind == QLORA__TEXT_R_COMPLETION || form->kind == QLORA__TEXT_R_CHAT ||
+                  form->kind == QLORA__TEXT_R_PAIR;
+    bool judged =
+        label != NULL && (label->kind == QLORA__JSON_TRUE || label->kind == QLORA__JSON_FALSE);
+    if (!answer || !judged || loader->form != NULL) {
+        return QLORA_OK;
+    }
+    return qlora__env_fail(
+        env, QLORA_ERR_UNSUPPORTED,
+        "the record is a judged answer (\"label\" is true or false), and "
+        "supervised training would learn the bad ones as well; set the format to "
+        "\"%s\" to train on all of them",
+        form->name);
+}
+
 // ---- one record
 
 // Names the keys that the record has.
@@ -25973,6 +26450,7 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
     if (form == NULL) {
         return qlora__text_record_unknown(env, loader, record);
     }
+    QLORA__TRY(qlora__text_record_judged(env, loader, record, form));
     QLORA__TRY(qlora__text_record_names(env, loader, record, form));
     switch (form->kind) {
     case QLORA__TEXT_R_IDS:
@@ -25983,6 +26461,8 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
         return qlora__text_record_completion(env, loader, record, form);
     case QLORA__TEXT_R_PAIR:
         return qlora__text_record_pair(env, loader, record, form);
+    case QLORA__TEXT_R_PREFERENCE:
+        return qlora__text_record_preference(env);
     default:
         QLORA__TRY(qlora__text_record_string(env, loader, record, form->first, &text));
         return qlora__text_data_plain(env, loader, NULL, 0, qlora__text_json_text(json, text),
@@ -27082,7 +27562,7 @@ static void qlora__text_data_rewind(qlora_text_data* data, size_t count) {
 }
 
 // Whether an error is one of the record, which desc.bad is told about, so that reading goes on.
-static bool qlora__text_data_bad(const qlora__env* env, qlora__text_loader* loader, qlora_result r,
+static bool qlora__text_data_bad(qlora__env* env, qlora__text_loader* loader, qlora_result r,
                                  size_t line) {
     const qlora_text_data_desc* desc = loader->desc;
     bool record = r == QLORA_ERR_FORMAT || r == QLORA_ERR_UNSUPPORTED;
@@ -27090,6 +27570,7 @@ static bool qlora__text_data_bad(const qlora__env* env, qlora__text_loader* load
         return false;
     }
     loader->bad++;
+    env->error[0] = 0;
     return true;
 }
 
@@ -27645,4 +28126,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 1c04f0d5f26725fc
+//@@ end eba0c63e5478ff1c
