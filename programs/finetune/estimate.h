@@ -48,7 +48,7 @@ static double step_work(app* a) {
     return flop * (1.0 + 0.5 * again);
 }
 
-// The share of a step that is not spent in products, as measured.
+// The rest of a step, beside its products: an estimate, not a measurement.
 #define ESTIMATE_REST 1.25
 
 // Seconds that the steps still to be done take on the CPU; 0 if that is not known.
