@@ -4587,8 +4587,8 @@ static inline float32x4_t qlora__neon_tanh(float32x4_t x) {
     q = vfmaq_f32(vdupq_n_f32(-0.0538351424f), q, z);
     q = vfmaq_f32(vdupq_n_f32(0.133326635f), q, z);
     q = vfmaq_f32(vdupq_n_f32(-0.333333284f), q, z);
-    float32x4_t small = vfmaq_f32(a, vmulq_f32(a, z), q);
-    float32x4_t y = vbslq_f32(vcltq_f32(a, vdupq_n_f32(0.625f)), small, large);
+    float32x4_t below = vfmaq_f32(a, vmulq_f32(a, z), q);
+    float32x4_t y = vbslq_f32(vcltq_f32(a, vdupq_n_f32(0.625f)), below, large);
     return vbslq_f32(vdupq_n_u32(0x80000000u), x, y);
 }
 
@@ -5188,9 +5188,9 @@ QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_tanh(__m256 x) {
     q = _mm256_fmadd_ps(q, z, _mm256_set1_ps(-0.0538351424f));
     q = _mm256_fmadd_ps(q, z, _mm256_set1_ps(0.133326635f));
     q = _mm256_fmadd_ps(q, z, _mm256_set1_ps(-0.333333284f));
-    __m256 small = _mm256_fmadd_ps(_mm256_mul_ps(a, z), q, a);
+    __m256 below = _mm256_fmadd_ps(_mm256_mul_ps(a, z), q, a);
     __m256 is_small = _mm256_cmp_ps(a, _mm256_set1_ps(0.625f), _CMP_LT_OQ);
-    __m256 y = _mm256_blendv_ps(large, small, is_small);
+    __m256 y = _mm256_blendv_ps(large, below, is_small);
     return _mm256_or_ps(y, _mm256_and_ps(_mm256_set1_ps(-0.0f), x));
 }
 
@@ -32202,4 +32202,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d2769080cfef1aa3
+//@@ end f8a4ded4ffd216e3

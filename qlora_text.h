@@ -6079,7 +6079,7 @@ struct qlora__parquet_leaf {
     // the last value
     const uint8_t* value;
     size_t value_size;
-    uint8_t small[16]; // where it was put together
+    uint8_t made[16]; // where it was put together
 };
 
 static void qlora__parquet_block_free(qlora__env* env, qlora__parquet_held* held,
@@ -6138,9 +6138,9 @@ static bool qlora__parquet_plain_next(qlora__parquet_leaf* leaf) {
     if (leaf->index / 8 >= (uint64_t)(leaf->values_end - leaf->values)) {
         return false;
     }
-    leaf->small[0] = leaf->values[leaf->index / 8] >> (leaf->index % 8) & 1;
+    leaf->made[0] = leaf->values[leaf->index / 8] >> (leaf->index % 8) & 1;
     leaf->index++;
-    leaf->value = leaf->small;
+    leaf->value = leaf->made;
     leaf->value_size = 1;
     return true;
 }
@@ -6198,8 +6198,8 @@ static bool qlora__parquet_rle_begin(qlora__parquet_leaf* leaf) {
 static bool qlora__parquet_rle_next(qlora__parquet_leaf* leaf) {
     uint32_t value = 0;
     bool ok = qlora__parquet_runs_next(&leaf->runs, &value);
-    leaf->small[0] = (uint8_t)value;
-    leaf->value = leaf->small;
+    leaf->made[0] = (uint8_t)value;
+    leaf->value = leaf->made;
     leaf->value_size = 1;
     return ok && value < 2;
 }
@@ -6223,8 +6223,8 @@ static bool qlora__parquet_numbers_begin(qlora__parquet_leaf* leaf) {
 static bool qlora__parquet_numbers_next(qlora__parquet_leaf* leaf) {
     uint64_t value = 0;
     bool ok = qlora__parquet_delta_next(&leaf->lengths, &value);
-    memcpy(leaf->small, &value, 8); // little-endian: the low bytes first
-    leaf->value = leaf->small;
+    memcpy(leaf->made, &value, 8); // little-endian: the low bytes first
+    leaf->value = leaf->made;
     leaf->value_size = leaf->width;
     return ok;
 }
@@ -6272,7 +6272,7 @@ static bool qlora__parquet_prefixes_next(qlora__parquet_leaf* leaf) {
 // The first byte of every value, then the second byte of every value, and so on.
 static bool qlora__parquet_split_begin(qlora__parquet_leaf* leaf) {
     leaf->index = 0;
-    return leaf->width <= sizeof leaf->small &&
+    return leaf->width <= sizeof leaf->made &&
            (size_t)(leaf->values_end - leaf->values) % leaf->width == 0;
 }
 
@@ -6282,10 +6282,10 @@ static bool qlora__parquet_split_next(qlora__parquet_leaf* leaf) {
         return false;
     }
     for (uint32_t i = 0; i < leaf->width; i++) {
-        leaf->small[i] = leaf->values[i * count + leaf->index];
+        leaf->made[i] = leaf->values[i * count + leaf->index];
     }
     leaf->index++;
-    leaf->value = leaf->small;
+    leaf->value = leaf->made;
     leaf->value_size = leaf->width;
     return true;
 }
@@ -12387,7 +12387,7 @@ static int32_t qlora__text_model_find(const qlora_text_tok* tok, const char* nam
 // Gives an id its name. A new id is created.
 static qlora_result qlora__text_tok_name(qlora__env* env, qlora_text_tok* tok, int64_t id,
                                          const char* name, size_t size, unsigned kind) {
-    int64_t limit = tok->id_limit > 0 ? tok->id_limit : QLORA__TEXT_MAX_ID;
+    int64_t limit = tok->id_limit > 0 ? tok->id_limit : (int64_t)QLORA__TEXT_MAX_ID;
     if (id < 0 || id >= limit) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "token \"%.60s\" has id %lld; ids must be 0 to %lld in a file of "
@@ -13265,7 +13265,8 @@ static qlora_result qlora__text_load_json(qlora__env* env, qlora_text_tok* tok, 
     // Each word of the vocabulary has at least two JSON tokens. There is a table entry per id, so
     // that a single large id would cost much more memory than the file.
     tok->id_limit = (int64_t)json.count + QLORA__TEXT_MAX_GAP;
-    tok->id_limit = tok->id_limit < QLORA__TEXT_MAX_ID ? tok->id_limit : QLORA__TEXT_MAX_ID;
+    tok->id_limit =
+        tok->id_limit < QLORA__TEXT_MAX_ID ? tok->id_limit : (int64_t)QLORA__TEXT_MAX_ID;
     qlora_result r = qlora__text_load_parts(env, tok, &json);
     qlora__json_free(env, &json);
     return r == QLORA_OK ? r : qlora__env_wrap(env, r, "%s: ", name);
@@ -28126,4 +28127,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end eba0c63e5478ff1c
+//@@ end 819db05efa7a1f48

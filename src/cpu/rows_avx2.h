@@ -93,9 +93,9 @@ QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_tanh(__m256 x) {
     q = _mm256_fmadd_ps(q, z, _mm256_set1_ps(-0.0538351424f));
     q = _mm256_fmadd_ps(q, z, _mm256_set1_ps(0.133326635f));
     q = _mm256_fmadd_ps(q, z, _mm256_set1_ps(-0.333333284f));
-    __m256 small = _mm256_fmadd_ps(_mm256_mul_ps(a, z), q, a);
+    __m256 below = _mm256_fmadd_ps(_mm256_mul_ps(a, z), q, a);
     __m256 is_small = _mm256_cmp_ps(a, _mm256_set1_ps(0.625f), _CMP_LT_OQ);
-    __m256 y = _mm256_blendv_ps(large, small, is_small);
+    __m256 y = _mm256_blendv_ps(large, below, is_small);
     return _mm256_or_ps(y, _mm256_and_ps(_mm256_set1_ps(-0.0f), x));
 }
 

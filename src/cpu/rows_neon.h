@@ -75,8 +75,8 @@ static inline float32x4_t qlora__neon_tanh(float32x4_t x) {
     q = vfmaq_f32(vdupq_n_f32(-0.0538351424f), q, z);
     q = vfmaq_f32(vdupq_n_f32(0.133326635f), q, z);
     q = vfmaq_f32(vdupq_n_f32(-0.333333284f), q, z);
-    float32x4_t small = vfmaq_f32(a, vmulq_f32(a, z), q);
-    float32x4_t y = vbslq_f32(vcltq_f32(a, vdupq_n_f32(0.625f)), small, large);
+    float32x4_t below = vfmaq_f32(a, vmulq_f32(a, z), q);
+    float32x4_t y = vbslq_f32(vcltq_f32(a, vdupq_n_f32(0.625f)), below, large);
     return vbslq_f32(vdupq_n_u32(0x80000000u), x, y);
 }
 

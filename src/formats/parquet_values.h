@@ -229,7 +229,7 @@ struct qlora__parquet_leaf {
     // the last value
     const uint8_t* value;
     size_t value_size;
-    uint8_t small[16]; // where it was put together
+    uint8_t made[16]; // where it was put together
 };
 
 static void qlora__parquet_block_free(qlora__env* env, qlora__parquet_held* held,
@@ -288,9 +288,9 @@ static bool qlora__parquet_plain_next(qlora__parquet_leaf* leaf) {
     if (leaf->index / 8 >= (uint64_t)(leaf->values_end - leaf->values)) {
         return false;
     }
-    leaf->small[0] = leaf->values[leaf->index / 8] >> (leaf->index % 8) & 1;
+    leaf->made[0] = leaf->values[leaf->index / 8] >> (leaf->index % 8) & 1;
     leaf->index++;
-    leaf->value = leaf->small;
+    leaf->value = leaf->made;
     leaf->value_size = 1;
     return true;
 }
@@ -348,8 +348,8 @@ static bool qlora__parquet_rle_begin(qlora__parquet_leaf* leaf) {
 static bool qlora__parquet_rle_next(qlora__parquet_leaf* leaf) {
     uint32_t value = 0;
     bool ok = qlora__parquet_runs_next(&leaf->runs, &value);
-    leaf->small[0] = (uint8_t)value;
-    leaf->value = leaf->small;
+    leaf->made[0] = (uint8_t)value;
+    leaf->value = leaf->made;
     leaf->value_size = 1;
     return ok && value < 2;
 }
@@ -373,8 +373,8 @@ static bool qlora__parquet_numbers_begin(qlora__parquet_leaf* leaf) {
 static bool qlora__parquet_numbers_next(qlora__parquet_leaf* leaf) {
     uint64_t value = 0;
     bool ok = qlora__parquet_delta_next(&leaf->lengths, &value);
-    memcpy(leaf->small, &value, 8); // little-endian: the low bytes first
-    leaf->value = leaf->small;
+    memcpy(leaf->made, &value, 8); // little-endian: the low bytes first
+    leaf->value = leaf->made;
     leaf->value_size = leaf->width;
     return ok;
 }
@@ -422,7 +422,7 @@ static bool qlora__parquet_prefixes_next(qlora__parquet_leaf* leaf) {
 // The first byte of every value, then the second byte of every value, and so on.
 static bool qlora__parquet_split_begin(qlora__parquet_leaf* leaf) {
     leaf->index = 0;
-    return leaf->width <= sizeof leaf->small &&
+    return leaf->width <= sizeof leaf->made &&
            (size_t)(leaf->values_end - leaf->values) % leaf->width == 0;
 }
 
@@ -432,10 +432,10 @@ static bool qlora__parquet_split_next(qlora__parquet_leaf* leaf) {
         return false;
     }
     for (uint32_t i = 0; i < leaf->width; i++) {
-        leaf->small[i] = leaf->values[i * count + leaf->index];
+        leaf->made[i] = leaf->values[i * count + leaf->index];
     }
     leaf->index++;
-    leaf->value = leaf->small;
+    leaf->value = leaf->made;
     leaf->value_size = leaf->width;
     return true;
 }

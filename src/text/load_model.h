@@ -131,7 +131,7 @@ static int32_t qlora__text_model_find(const qlora_text_tok* tok, const char* nam
 // Gives an id its name. A new id is created.
 static qlora_result qlora__text_tok_name(qlora__env* env, qlora_text_tok* tok, int64_t id,
                                          const char* name, size_t size, unsigned kind) {
-    int64_t limit = tok->id_limit > 0 ? tok->id_limit : QLORA__TEXT_MAX_ID;
+    int64_t limit = tok->id_limit > 0 ? tok->id_limit : (int64_t)QLORA__TEXT_MAX_ID;
     if (id < 0 || id >= limit) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "token \"%.60s\" has id %lld; ids must be 0 to %lld in a file of "

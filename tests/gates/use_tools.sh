@@ -410,9 +410,9 @@ token_lines() { # token_lines MODEL
     printf '\n' >>texts
     cmp -s plain texts && [[ $(wc -l <out) -eq 12 ]]
     note $? "--ids"
-    "${run[@]}" --logprobs >scored 2>err
-    grep -cE '^\{"id": [0-9]+, "text": ".*", "logprob": -[0-9]+\.[0-9]{6}\}$' scored | grep -qx 12 &&
-        sed 's/, "logprob": [-0-9.]*//' scored | cmp -s - out
+    "${run[@]}" --logprobs >full 2>err
+    grep -cE '^\{"id": [0-9]+, "text": ".*", "logprob": -[0-9]+\.[0-9]{6}\}$' full | grep -qx 12 &&
+        sed 's/, "logprob": [-0-9.]*//' full | cmp -s - out
     note $? "--logprobs"
 }
 
