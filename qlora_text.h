@@ -26654,7 +26654,7 @@ static const char* qlora__text_column_name(qlora__text_loader* loader, const cha
     }
     for (size_t i = 0; i < loader->column_count; i++) {
         if (strcmp(loader->columns[i].to, name) == 0) {
-            snprintf(room, 64, "%s (of the file)", name);
+            snprintf(room, 64, "%.40s (of the file)", name);
             return room;
         }
     }
@@ -28127,4 +28127,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 819db05efa7a1f48
+//@@ end d8492a9474b17376

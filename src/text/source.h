@@ -166,7 +166,7 @@ static const char* qlora__text_column_name(qlora__text_loader* loader, const cha
     }
     for (size_t i = 0; i < loader->column_count; i++) {
         if (strcmp(loader->columns[i].to, name) == 0) {
-            snprintf(room, 64, "%s (of the file)", name);
+            snprintf(room, 64, "%.40s (of the file)", name);
             return room;
         }
     }
