@@ -487,6 +487,7 @@ static const char* data_load(data_rig* r, const char* path, const void* bytes_in
         qlora_text_sample sample;
         qlora_text_bytes text;
         memset(&text, 0, sizeof text);
+        memset(&sample, 0, sizeof sample);
         if (OK(qlora_text_sample_read(r->data, i, &sample)) &&
             OK(qlora_text_decode(r->tok, sample.ids, sample.count, 0, &text))) {
             int wrote = snprintf(shown + used, sizeof shown - used, "%lu:%.*s\n",

@@ -375,8 +375,8 @@ TEST file_formats(void) {
     while (qlora_text_data_formats(count) != NULL) {
         count++;
     }
-    ASSERT_EQ((size_t)15, count);
-    ASSERT_STR_EQ("input", qlora_text_data_formats(14));
+    ASSERT_EQ((size_t)16, count);
+    ASSERT_STR_EQ("input", qlora_text_data_formats(15));
     rig_close(&r);
     PASS();
 }
