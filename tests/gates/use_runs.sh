@@ -110,13 +110,15 @@ together() { # three at once: one trains, two are refused, and its folder is who
 
 closing() {
     local pid line
-    begin hung
-    kill -HUP $pid
-    kill -HUP $pid 2>/dev/null
-    wait $pid
-    status=$?
-    check "SIGHUP saves ($status)" [ -s hung/adapter/adapter_model.safetensors ]
-    check "SIGHUP: status 130" [ $status -eq 130 ]
+    if [[ -z $(trap -p HUP) ]]; then # under nohup, it is ignored, and must be
+        begin hung
+        kill -HUP $pid
+        kill -HUP $pid 2>/dev/null
+        wait $pid
+        status=$?
+        check "SIGHUP saves ($status)" [ -s hung/adapter/adapter_model.safetensors ]
+        check "SIGHUP: status 130" [ $status -eq 130 ]
+    fi
 
     rm -rf piped
     "$finetune" "${few[@]}" --model model --steps 20000 --out piped 2>err | head -8 >out
