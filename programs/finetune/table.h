@@ -266,8 +266,8 @@ static void help_print(const option_set* set) {
         "  .txt: plain text, split into samples of --length tokens\n"
         "  .gz may follow every ending but .parquet\n"
         "Weights: --data a.jsonl:0.3 --data b.jsonl uses 30%% of the samples of a.jsonl\n"
-        "in each epoch, different ones until all had their turn, and all of b.jsonl; 2.5\n"
-        "uses each sample twice and half of them once more (default 1). A path that\n"
+        "in each epoch, different ones until all have been used, and all of b.jsonl; 2.5\n"
+        "uses each sample twice and half of them a third time (default 1). A path that\n"
         "exists as it is given has no weight.\n"
         "Exit status: 0 on success, 1 on error (reported on standard error), 130 after\n"
         "Ctrl-C.\n");
