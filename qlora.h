@@ -6850,7 +6850,7 @@ static void qlora__packed_slice(qlora_ctx* ctx, qlora__packed* p, void* C) {
 }
 
 static const void* qlora__operand_at(const void* data, qlora_dtype dtype, int64_t element) {
-    return (const char*)data + (size_t)element * qlora_dtype_bytes(dtype);
+    return data != NULL ? (const char*)data + (size_t)element * qlora_dtype_bytes(dtype) : NULL;
 }
 
 static qlora__operand qlora__operand_of(const void* data, qlora_dtype dtype, const qlora_nf4* nf4,
@@ -32202,4 +32202,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end f8a4ded4ffd216e3
+//@@ end 19fc03d957d3270e

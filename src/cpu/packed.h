@@ -258,7 +258,7 @@ static void qlora__packed_slice(qlora_ctx* ctx, qlora__packed* p, void* C) {
 }
 
 static const void* qlora__operand_at(const void* data, qlora_dtype dtype, int64_t element) {
-    return (const char*)data + (size_t)element * qlora_dtype_bytes(dtype);
+    return data != NULL ? (const char*)data + (size_t)element * qlora_dtype_bytes(dtype) : NULL;
 }
 
 static qlora__operand qlora__operand_of(const void* data, qlora_dtype dtype, const qlora_nf4* nf4,
