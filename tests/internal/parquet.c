@@ -363,7 +363,7 @@ static const char* compare_shared(const char* name, char* said, size_t room) {
     bool same = true;
     while (r == QLORA_OK && found && same) {
         r = qlora__parquet_next(&env, &p, &row, &found);
-        const char* line = (const char*)lines.data + at;
+        const char* line = at < lines.size ? (const char*)lines.data + at : "";
         const char* end =
             at < lines.size ? (const char*)memchr(line, '\n', (size_t)(lines.size - at)) : NULL;
         if (r != QLORA_OK) {
