@@ -161,7 +161,7 @@ static bool data_open(data_bench* b) {
 
 static bool data_measure(data_bench* b) {
     double tokens = 0.0;
-    snprintf(b->path, sizeof b->path, "/tmp/bench_data_%ld.jsonl", (long)getpid());
+    snprintf(b->path, sizeof b->path, "bench_data_%ld.jsonl", (long)getpid());
     if (!data_open(b) || !data_write(b, 1) || !data_read(b, b->path)) {
         return false;
     }
