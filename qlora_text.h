@@ -37,6 +37,7 @@
        text/load_gguf       the tokenizer in a GGUF file
        text/load_bin        tokenizer.bin of llama2.c; opening and asking
        text/encode          text to ids
+       text/lines           where a long text can be split
        text/decode          ids to text
        text/jinja_base       values of templates, memory, limits
        text/jinja_lex        templates: tokens
@@ -310,7 +311,7 @@ typedef enum qlora_result {
 #define QLORA_X_RESULT(name, value, text) QLORA_##name = (value),
     QLORA_RESULTS(QLORA_X_RESULT)
 #undef QLORA_X_RESULT
-    QLORA_RESULT_FORCE_INT = 0x7fffffff
+        QLORA_RESULT_FORCE_INT = 0x7fffffff
 } qlora_result;
 
 // ---- hooks --------------------------------------------------------------------------------------
@@ -339,7 +340,7 @@ typedef enum qlora_log_item {
 #define QLORA_X_LOG(name, text) QLORA_LOG_ITEM_##name,
     QLORA_LOG_ITEMS(QLORA_X_LOG)
 #undef QLORA_X_LOG
-    QLORA_LOG_ITEM_COUNT
+        QLORA_LOG_ITEM_COUNT
 } qlora_log_item;
 
 // text is never NULL; file may be NULL. Both are valid only during the call.
@@ -367,12 +368,14 @@ typedef enum qlora_file_mode {
     QLORA_FILE_CREATE = 1 // a new file for writing; EEXIST if the name exists, even as a link
 } qlora_file_mode;
 
-// Set all functions or none. Those that return int return 0 or an errno value. read and write
-// return the number of bytes or a negative errno value: after a short write, the rest is written
-// again; a read of 0 bytes is the end of the file.
+// Set all functions or none. Those that return int return 0 or an errno value. read, read_at and
+// write return the number of bytes or a negative errno value: after a short write, the rest is
+// written again; a read of 0 bytes is the end of the file.
 typedef struct qlora_files {
     int (*open)(const char* path, qlora_file_mode mode, void** file, void* user);
     int64_t (*read)(void* file, void* buffer, size_t bytes, void* user);
+    // Reads from a place in the file; where `read` goes on does not change. ESPIPE for a pipe.
+    int64_t (*read_at)(void* file, void* buffer, size_t bytes, uint64_t offset, void* user);
     int64_t (*write)(void* file, const void* data, size_t bytes, void* user);
     int (*sync)(void* file, void* user); // returns once the data is on disk
     int (*close)(void* file, void* user);
@@ -618,8 +621,8 @@ typedef struct qlora_text_data_desc {
     bool train_prompt;     // train on everything
     bool last_turn_only;   // train on the last assistant turn only
     // Keeps an index instead of the samples: qlora_text_sample_read makes a sample from its record
-    // in the file, and the chat must stay open. Standard input, memory, arrays inside an object and
-    // long .txt documents are kept as without it.
+    // in the file, and the chat must stay open. Standard input, memory, compressed and Parquet
+    // files are kept as without it, and so are .txt documents that cannot be split (up to 16 MiB).
     bool stream;
     // One of qlora_text_data_formats: what the file is (jsonl, csv, txt, ...), or the only form of
     // record that is read (text, messages, ...). NULL = from the ending and the names in each
@@ -628,6 +631,10 @@ typedef struct qlora_text_data_desc {
     // Names in the file that stand for those of a record: "prompt=question,completion=answer".
     // NULL = they are as they should be.
     const char* columns;
+    // One of several files: a name of `columns` that no record of this file has is not an error.
+    // The file is then read as if the name had not been given, and qlora_text_data_query lists it.
+    // A pipe can be read only once: there it is an error.
+    bool columns_partial;
     // Called for each record that cannot be used, with its line and what qlora_text_last_error
     // would say. Reading goes on if it returns true. NULL = the first one is an error.
     bool (*bad)(void* user, size_t line, const char* what);
@@ -650,6 +657,7 @@ QLORA_API size_t qlora_text_data_count(const qlora_text_data* data);
 typedef struct qlora_text_data_info {
     size_t count;        // samples
     const char* ignored; // names in the records that were not used: "id, source"; "" = none
+    const char* lacking; // names of desc.columns that the file does not have, in the same way
 } qlora_text_data_info;
 QLORA_API qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out);
 
@@ -971,6 +979,21 @@ static QLORA__UNUSED int64_t qlora__os_read(void* file, void* buffer, size_t byt
     return n == 0 && ferror((FILE*)file) ? -(int64_t)EIO : (int64_t)n;
 }
 
+static QLORA__UNUSED int64_t qlora__os_read_at(void* file, void* buffer, size_t bytes,
+                                               uint64_t offset, void* user) {
+    (void)user;
+    FILE* f = (FILE*)file;
+    long long before = _ftelli64(f);
+    if (before < 0 || offset > (uint64_t)INT64_MAX ||
+        _fseeki64(f, (long long)offset, SEEK_SET) != 0) {
+        return -(int64_t)ESPIPE;
+    }
+    size_t n = fread(buffer, 1, bytes, f);
+    bool failed = n == 0 && ferror(f) != 0;
+    failed = _fseeki64(f, before, SEEK_SET) != 0 || failed;
+    return failed ? -(int64_t)EIO : (int64_t)n;
+}
+
 static QLORA__UNUSED int64_t qlora__os_write(void* file, const void* data, size_t bytes,
                                              void* user) {
     (void)user;
@@ -1278,6 +1301,20 @@ static QLORA__UNUSED int64_t qlora__os_read(void* file, void* buffer, size_t byt
     return n < 0 ? -(int64_t)errno : (int64_t)n;
 }
 
+static QLORA__UNUSED int64_t qlora__os_read_at(void* file, void* buffer, size_t bytes,
+                                               uint64_t offset, void* user) {
+    (void)user;
+    size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30;
+    ssize_t n;
+    if (offset > (uint64_t)INT64_MAX - most) {
+        return -(int64_t)EINVAL;
+    }
+    do {
+        n = pread(qlora__os_fd(file), buffer, most, (off_t)offset);
+    } while (n < 0 && errno == EINTR);
+    return n < 0 ? -(int64_t)errno : (int64_t)n;
+}
+
 static QLORA__UNUSED int64_t qlora__os_write(void* file, const void* data, size_t bytes,
                                              void* user) {
     (void)user;
@@ -1468,13 +1505,13 @@ typedef struct qlora__env {
 
 // ---- hooks --------------------------------------------------------------------------------------
 
-#define QLORA__FILES_ALL 11
+#define QLORA__FILES_ALL 12
 
 // How many of the functions are set.
 static QLORA__UNUSED int qlora__files_count(const qlora_files* f) {
-    return (f->open != NULL) + (f->read != NULL) + (f->write != NULL) + (f->sync != NULL) +
-           (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) + (f->make_dir != NULL) +
-           (f->sync_dir != NULL) + (f->map != NULL) + (f->unmap != NULL);
+    return (f->open != NULL) + (f->read != NULL) + (f->read_at != NULL) + (f->write != NULL) +
+           (f->sync != NULL) + (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) +
+           (f->make_dir != NULL) + (f->sync_dir != NULL) + (f->map != NULL) + (f->unmap != NULL);
 }
 
 // The operating system's functions where there are none.
@@ -1486,6 +1523,7 @@ static QLORA__UNUSED void qlora__hooks_default(qlora_allocator* allocator, qlora
     if (files->open == NULL) {
         files->open = qlora__os_open;
         files->read = qlora__os_read;
+        files->read_at = qlora__os_read_at;
         files->write = qlora__os_write;
         files->sync = qlora__os_sync;
         files->close = qlora__os_close;
@@ -11603,9 +11641,23 @@ static const qlora__text_pattern qlora__text_patterns[] = {
     // The Whitespace step: \w+|[^\w\s]+ in another engine, whose \w differs.
     {"Whitespace", qlora__text_match_words, 0}};
 
+// Whether an expression is a known one. Files have line ends as they are, or escaped.
+static bool qlora__text_pattern_same(const char* known, const char* regex) {
+    while (*known != '\0' && *regex != '\0') {
+        bool escaped = *regex == '\n' || *regex == '\r';
+        if (escaped ? known[0] != '\\' || known[1] != (*regex == '\n' ? 'n' : 'r')
+                    : known[0] != *regex) {
+            return false;
+        }
+        known += escaped ? 2 : 1;
+        regex++;
+    }
+    return *known == *regex;
+}
+
 static const qlora__text_pattern* qlora__text_pattern_find(const char* regex) {
     for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_patterns); i++) {
-        if (strcmp(qlora__text_patterns[i].regex, regex) == 0) {
+        if (qlora__text_pattern_same(qlora__text_patterns[i].regex, regex)) {
             return &qlora__text_patterns[i];
         }
     }
@@ -14373,6 +14425,149 @@ qlora_result qlora_text_encode(qlora_text_tok* tok, const char* text, size_t len
     qlora_result r = qlora__text_encode(env, tok, text, length, flags, out);
     out->count = r == QLORA_OK ? out->count : before;
     return r;
+}
+
+//@@ src/text/lines.h
+
+// Where a long text can be split so that the ids of its parts are the ids of the whole.
+//
+// That is at a line that starts with a letter, if nothing in the tokenizer joins a line end and a
+// letter. A part that is not the first one is encoded with QLORA_TEXT_CONTINUE.
+
+typedef enum qlora__text_lines_kind {
+    QLORA__TEXT_LINES_NONE = 0, // not known of this tokenizer
+    QLORA__TEXT_LINES_AFTER,    // between the line end and the letter
+    QLORA__TEXT_LINES_BEFORE    // before the line end: the pattern takes white space apart there
+} qlora__text_lines_kind;
+
+// Sets *kind if a step of the pre-tokenizer splits at lines. False: what it does is not known.
+static bool qlora__text_lines_step(const qlora__text_step* step, bool first,
+                                   qlora__text_lines_kind* kind) {
+    static const struct {
+        qlora__text_match_fn* match;
+        qlora__text_lines_kind kind;
+    } known[] = {{qlora__text_match_gpt2, QLORA__TEXT_LINES_BEFORE},
+                 {qlora__text_match_cl100k, QLORA__TEXT_LINES_AFTER},
+                 {qlora__text_match_o200k, QLORA__TEXT_LINES_AFTER},
+                 {qlora__text_match_deepseek3, QLORA__TEXT_LINES_AFTER},
+                 {qlora__text_match_digits, QLORA__TEXT_LINES_NONE},
+                 {qlora__text_match_chinese, QLORA__TEXT_LINES_NONE},
+                 {qlora__text_match_ascii3, QLORA__TEXT_LINES_NONE}};
+    switch (step->kind) {
+    case QLORA__TEXT_P_BYTES:
+        return true;
+    case QLORA__TEXT_P_METASPACE:
+    case QLORA__TEXT_P_PREFIX_SPACE: // a later one would also mark the start of a part
+        return first || step->never;
+    case QLORA__TEXT_P_CLASS:
+        return step->mask == QLORA__TEXT_N;
+    case QLORA__TEXT_P_PUNCTUATION:
+        return step->behavior == QLORA__TEXT_B_ISOLATED;
+    case QLORA__TEXT_P_STRING:
+        return memchr(step->a, '\n', step->a_size) == NULL;
+    case QLORA__TEXT_P_REGEX:
+        for (size_t i = 0; step->pattern != NULL && i < QLORA__TEXT_COUNT(known); i++) {
+            if (known[i].match == step->pattern->match) {
+                bool twice = known[i].kind != QLORA__TEXT_LINES_NONE &&
+                             *kind != QLORA__TEXT_LINES_NONE && *kind != known[i].kind;
+                *kind = known[i].kind != QLORA__TEXT_LINES_NONE ? known[i].kind : *kind;
+                return !twice && !step->invert && step->behavior == QLORA__TEXT_B_ISOLATED;
+            }
+        }
+        return false;
+    default:
+        return false;
+    }
+}
+
+// Whether a text contains a line end that a letter follows.
+static bool qlora__text_lines_joined(const qlora_text_tok* tok, const char* text, size_t size) {
+    qlora__text_view view = qlora__text_view_of(tok, text, size);
+    for (size_t i = 0; i + 1 < size; i++) {
+        size_t length;
+        if (text[i] == '\n' && (qlora__text_class_at(&view, i + 1, &length) & QLORA__TEXT_L)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Whether the added tokens leave the place between a line end and a letter alone.
+static bool qlora__text_lines_added(const qlora_text_tok* tok, qlora__text_lines_kind kind) {
+    for (size_t i = 0; i < tok->added_count; i++) {
+        const qlora__text_added* added = &tok->added[i];
+        const char* name = tok->names.data + added->name.at;
+        size_t size = added->name.size;
+        qlora__text_view view = qlora__text_view_of(tok, name, size);
+        size_t length;
+        bool letter = size > 0 && (qlora__text_class_at(&view, 0, &length) & QLORA__TEXT_L) != 0;
+        bool line = size > 0 && memchr(name, '\n', size) != NULL;
+        if ((letter && added->strip_left) || qlora__text_lines_joined(tok, name, size) ||
+            (kind == QLORA__TEXT_LINES_BEFORE && (line || added->strip_right))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Whether no word that merging can make has a letter after a line end.
+static bool qlora__text_lines_words(const qlora_text_tok* tok) {
+    bool known = tok->byte_ids['\n'] >= 0 || (tok->byte_fallback && tok->fallback_ids['\n'] >= 0);
+    if (!known || tok->ignore_merges || tok->byte_level) {
+        return false;
+    }
+    for (size_t i = 0; i < tok->words.count; i++) {
+        const qlora__text_word* word = &tok->words.data[i];
+        if (qlora__text_lines_joined(tok, tok->words.bytes.data + word->at, word->size)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Where texts of this tokenizer can be split. It looks at every word: ask once.
+static qlora__text_lines_kind qlora__text_lines_of(const qlora_text_tok* tok) {
+    qlora__text_lines_kind kind = QLORA__TEXT_LINES_NONE;
+    for (size_t i = 0; i < tok->normalizer.count; i++) {
+        const qlora__text_step* step = &tok->normalizer.data[i];
+        bool local =
+            step->kind == QLORA__TEXT_N_NFC || step->kind == QLORA__TEXT_N_NFD ||
+            step->kind == QLORA__TEXT_N_PREPEND ||
+            (step->kind == QLORA__TEXT_N_REPLACE && memchr(step->a, '\n', step->a_size) == NULL);
+        if (!local) {
+            return QLORA__TEXT_LINES_NONE;
+        }
+    }
+    for (size_t i = 0; i < tok->splitter.count; i++) {
+        if (!qlora__text_lines_step(&tok->splitter.data[i], i == 0, &kind)) {
+            return QLORA__TEXT_LINES_NONE;
+        }
+    }
+    if (kind == QLORA__TEXT_LINES_NONE && qlora__text_lines_words(tok)) {
+        kind = QLORA__TEXT_LINES_AFTER;
+    }
+    return qlora__text_lines_added(tok, kind) ? kind : QLORA__TEXT_LINES_NONE;
+}
+
+// The first place at or after `from`, which is at least 1, where the text can be split; `size` if
+// there is none.
+static size_t qlora__text_lines_cut(const qlora_text_tok* tok, qlora__text_lines_kind kind,
+                                    const char* text, size_t size, size_t from) {
+    qlora__text_view view = qlora__text_view_of(tok, text, size);
+    for (size_t at = from - 1; kind != QLORA__TEXT_LINES_NONE && at < size;) {
+        const char* newline = (const char*)memchr(text + at, '\n', size - at);
+        size_t length;
+        if (newline == NULL) {
+            break;
+        }
+        at = (size_t)(newline - text) + 1;
+        size_t cut = kind == QLORA__TEXT_LINES_AFTER ? at : at - 1;
+        if (cut >= from && at < size &&
+            (qlora__text_class_at(&view, at, &length) & QLORA__TEXT_L) != 0) {
+            return cut;
+        }
+    }
+    return size;
 }
 
 //@@ src/text/decode.h
@@ -25155,12 +25350,14 @@ typedef struct qlora__text_record {
     } as;
     uint64_t place; // of the record in the file, in bytes
     uint32_t size;  // of the record there
-    uint32_t part;  // which sample of the record
+    uint32_t part;  // which sample of the record; of a document, the first id that is in it
     uint32_t count; // tokens
     uint32_t trained;
-    uint64_t line : 62;
+    uint64_t line : 60;
     uint64_t kept : 1;
     uint64_t labelled : 1; // labels follow the ids, not bits
+    uint64_t begins : 1;   // the bytes are the start of a document
+    uint64_t ends : 1;     // the sample is its end
 } qlora__text_record;
 
 typedef struct qlora__text_block {
@@ -25183,22 +25380,23 @@ struct qlora_text_data {
     size_t block_capacity;
     qlora_text_bytes
         ignored; // names that no sample used, each with ", " after it; ends with a zero
+    qlora_text_bytes lacking; // names of desc.columns, in the same way
     // the record that is being read
     uint64_t place;
     uint64_t hash;
     uint32_t size;
     uint32_t part;
     bool placed; // can be read again: nothing of it is kept
+    bool begins; // as in qlora__text_record
+    bool ends;
     // a stream
     qlora__text_loader* loader; // NULL: everything is kept
     bool again;                 // a record is read again, for the sample number `wanted` of it
     bool found;
     uint32_t wanted;
+    uint32_t wanted_count;
     qlora_text_ids shown[2]; // ids and labels of the sample that was read last
-    const void* map;         // the file, while samples are read
-    uint64_t map_bytes;
-    uint64_t map_read;
-    void* map_handle;
+    qlora_text_bytes bytes;  // the record of that sample
 };
 
 // One block holds many samples, so that growing copies nothing.
@@ -25303,8 +25501,10 @@ static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* d
     record->size = data->size;
     record->part = data->part++;
     record->count = (uint32_t)count;
-    record->line = line & (UINT64_MAX >> 2);
+    record->line = line & (UINT64_MAX >> 4);
     record->kept = data->placed ? 0 : 1;
+    record->begins = data->begins ? 1 : 0;
+    record->ends = data->ends ? 1 : 0;
     record->as.hash = data->hash;
     for (size_t i = 1; i < count; i++) {
         record->trained += labels[i] != -100 ? 1 : 0;
@@ -25571,6 +25771,14 @@ typedef struct qlora__text_column {
 
 enum { QLORA__TEXT_COLUMNS = 24 };
 
+// Bytes of a document that were encoded together.
+typedef struct qlora__text_slice {
+    uint64_t place; // in the file
+    size_t at;      // in the loader's bytes
+    int64_t first;  // the first of their ids, among those that are waiting; it may be gone
+    bool begins;    // they start the document
+} qlora__text_slice;
+
 typedef struct qlora__text_source qlora__text_source;
 
 // The state of reading one file.
@@ -25591,8 +25799,17 @@ struct qlora__text_loader {
     qlora_text_ids numbers; // a list that belongs to the ids of one record
     qlora__text_column columns[QLORA__TEXT_COLUMNS];
     size_t column_count;
-    size_t bad; // records that desc.bad was called for
+    bool searching; // for the names in desc.columns: it is not known yet which of them exist
+    size_t bad;     // records that desc.bad was called for
     qlora__text_source* source;
+    // the .txt document that is being read
+    qlora__text_lines_kind lines; // where it can be split
+    size_t document_line;
+    size_t document_count;     // samples before it
+    qlora_text_bytes document; // its bytes that samples are still made of, if it is a stream
+    qlora__text_slice* slices; // how they were encoded
+    size_t slice_count;
+    size_t slice_capacity;
     // copies, for streams
     qlora_text_data_desc own;
     char* path;
@@ -26500,10 +26717,14 @@ struct qlora__text_source {
                           size_t size);
     void (*close)(qlora__env* env, qlora__text_source* source); // frees `state`; may be NULL
     void* state;
+    bool headed; // all names are known once it is open
     // the record: an object as the JSON parser leaves it, decoded strings included, or
     qlora__json json;
-    const char* document; // plain text; then there is no `json`
+    const char* document; // plain text, a part of a document; then there is no `json`
     size_t document_size;
+    bool begins; // it starts the document
+    bool ends;
+    bool skip;      // what is left of the document
     size_t line;    // where it starts
     uint64_t place; // its bytes in the file
     uint64_t size;
@@ -26513,6 +26734,7 @@ struct qlora__text_source {
     size_t at_column; // bytes before it in this line
     size_t strings;   // bytes in use in json.decoded; 0 = not known
     int stage;        // of a source's own
+    bool inside;      // JSON: the records are those of a list in an object
 };
 
 // Moves on by `size` bytes of the input.
@@ -26663,7 +26885,7 @@ static const char* qlora__text_column_name(qlora__text_loader* loader, const cha
 
 // Columns that no record had are refused: a misspelt name must not go unnoticed.
 static qlora_result qlora__text_columns_check(qlora__env* env, const qlora__text_loader* loader) {
-    for (size_t i = 0; i < loader->column_count; i++) {
+    for (size_t i = 0; i < loader->column_count && !loader->searching; i++) {
         if (!loader->columns[i].seen) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                    "%s: no record has \"%.60s\", which columns gives for \"%s\"",
@@ -26716,11 +26938,13 @@ static qlora_result qlora__text_columns_apply(qlora__env* env, qlora__text_sourc
 
 //@@ src/text/data_json.h
 
-// JSON files as a source of records: one per line, or the elements of one array.
+// JSON files as a source of records: one per line, or the elements of one array, which may be the
+// value of "data" in an object.
 
 enum {
     QLORA__TEXT_JSON_START = 0,
     QLORA__TEXT_JSON_LINES,
+    QLORA__TEXT_JSON_OBJECT, // at the start of {"data": [...]}
     QLORA__TEXT_JSON_FIRST,
     QLORA__TEXT_JSON_REST,
     QLORA__TEXT_JSON_OVER
@@ -26803,6 +27027,54 @@ static size_t qlora__text_line_size(const char* text, size_t size) {
     return newline != NULL ? (size_t)(newline - text) : size;
 }
 
+static size_t qlora__text_skip_blank(const char* text, size_t size, size_t at) {
+    while (at < size && qlora__text_is_space(text[at])) {
+        at++;
+    }
+    return at;
+}
+
+// Whether a record may have a value of this name that is used, in the file's own spelling.
+static bool qlora__text_json_uses(const qlora__text_loader* loader, const char* name) {
+    for (size_t i = 0; i < loader->column_count; i++) {
+        if (strcmp(loader->columns[i].from, name) == 0) {
+            return true;
+        }
+    }
+    return qlora__text_name_known(name) != NULL;
+}
+
+// Whether an object, of which the start is given, is a list of records: its "data" is an array of
+// objects, and no name before that is one of a record.
+static bool qlora__text_json_lists(const qlora__text_loader* loader, const char* text,
+                                   size_t size) {
+    for (size_t at = 1;;) {
+        char name[64];
+        size_t begin = qlora__text_skip_blank(text, size, at) + 1;
+        size_t end = begin;
+        while (end < size && text[end] != '"' && text[end] != '\\' && text[end] != '\n') {
+            end++;
+        }
+        at = qlora__text_skip_blank(text, size, end + 1);
+        if (begin > size || text[begin - 1] != '"' || at >= size || text[end] != '"' ||
+            text[at] != ':' || end - begin >= sizeof name) {
+            return false;
+        }
+        memcpy(name, text + begin, end - begin);
+        name[end - begin] = 0;
+        at = qlora__text_skip_blank(text, size, at + 1);
+        if (strcmp(name, "data") == 0) {
+            size_t first = qlora__text_skip_blank(text, size, at + 1);
+            return first < size && text[at] == '[' && text[first] == '{';
+        }
+        at = qlora__text_value_end(text, size, at, false);
+        if (qlora__text_json_uses(loader, name) || at >= size || text[at] != ',') {
+            return false;
+        }
+        at++;
+    }
+}
+
 static void qlora__text_json_point(qlora__text_source* source) {
     qlora__json* json = &source->json;
     size_t left = source->input.count - source->input.at;
@@ -26861,6 +27133,14 @@ static qlora_result qlora__text_json_value(qlora__env* env, qlora__text_source* 
     qlora_result r;
     for (;;) {
         qlora__text_json_point(source);
+        // an object that is longer than a window may be a list of records: they are read singly
+        if (alone && !input->ended && json->size >= QLORA__TEXT_INPUT_STEP &&
+            json->text[0] == '{' &&
+            qlora__text_json_lists(source->loader, json->text, json->size) &&
+            qlora__text_value_end(json->text, json->size, 0, true) == json->size) {
+            source->stage = QLORA__TEXT_JSON_OBJECT;
+            return QLORA_OK;
+        }
         r = qlora__json_parse_one(env, json, alone, end);
         bool long_enough = r == QLORA_OK ? *end < json->size : json->size == QLORA__JSON_MAX_BYTES;
         if (input->ended || long_enough || (r != QLORA_OK && r != QLORA_ERR_FORMAT) ||
@@ -26886,6 +27166,86 @@ static qlora_result qlora__text_json_value(qlora__env* env, qlora__text_source* 
     return r;
 }
 
+// Passes one character that must be there.
+static qlora_result qlora__text_json_expect(qlora__env* env, qlora__text_source* source, char c,
+                                            const char* fault) {
+    qlora__text_input* input = &source->input;
+    QLORA__TRY(qlora__text_source_skip_space(env, source));
+    if (input->at == input->count || input->data[input->at] != c) {
+        return qlora__text_json_fault(env, source, fault);
+    }
+    qlora__text_source_pass(source, 1);
+    return qlora__text_source_skip_space(env, source);
+}
+
+// Reads one member of the object around the list of records, or, if it is "data", up to its first
+// record; *inside is then set. The name is listed: it has no effect. One that would make the object
+// a record is refused; it follows "data", and the records before it have been read already.
+static qlora_result qlora__text_json_member(qlora__env* env, qlora__text_source* source) {
+    qlora__json* json = &source->json;
+    qlora__text_loader* loader = source->loader;
+    uint32_t end = 0;
+    QLORA__TRY(qlora__text_json_value(env, source, &end));
+    if (json->tokens[0].kind != QLORA__JSON_STRING) {
+        return qlora__text_json_fault(env, source, "expected a string");
+    }
+    const char* name = qlora__text_json_text(json, json->tokens);
+    bool data = strcmp(name, "data") == 0;
+    if (data || qlora__text_json_uses(loader, name)) {
+        if (!data || source->stage != QLORA__TEXT_JSON_OBJECT) {
+            source->line = source->at_line;
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s:%lu: \"%.60s\" beside \"data\", which is a list of records",
+                                   loader->name, (unsigned long)source->line, name);
+        }
+        qlora__text_source_pass(source, end);
+        QLORA__TRY(qlora__text_json_expect(env, source, ':', "expected ':'"));
+        source->inside = true;
+        source->stage = QLORA__TEXT_JSON_FIRST;
+        return qlora__text_json_expect(env, source, '[', "expected '['");
+    }
+    QLORA__TRY(qlora__text_ignore(env, loader->data, "", name));
+    qlora__text_source_pass(source, end);
+    QLORA__TRY(qlora__text_json_expect(env, source, ':', "expected ':'"));
+    QLORA__TRY(qlora__text_json_value(env, source, &end));
+    qlora__text_source_pass(source, end);
+    return qlora__text_source_skip_space(env, source);
+}
+
+// The object around the list, from its start to the first record.
+static qlora_result qlora__text_json_enter(qlora__env* env, qlora__text_source* source) {
+    source->lost = true; // a fault in it leaves nothing that could be read
+    QLORA__TRY(qlora__text_json_expect(env, source, '{', "expected '{'"));
+    QLORA__TRY(qlora__text_json_member(env, source));
+    while (!source->inside) {
+        QLORA__TRY(qlora__text_json_expect(env, source, ',', "expected ',' or '}'"));
+        QLORA__TRY(qlora__text_json_member(env, source));
+    }
+    source->lost = false;
+    return QLORA_OK;
+}
+
+// The object from the end of the list on. Its line must end with it.
+static qlora_result qlora__text_json_leave(qlora__env* env, qlora__text_source* source) {
+    qlora__text_input* input = &source->input;
+    source->lost = true;
+    QLORA__TRY(qlora__text_source_skip_space(env, source));
+    while (input->at < input->count && input->data[input->at] == ',') {
+        qlora__text_source_pass(source, 1);
+        QLORA__TRY(qlora__text_source_skip_space(env, source));
+        QLORA__TRY(qlora__text_json_member(env, source));
+    }
+    size_t line = source->at_line;
+    QLORA__TRY(qlora__text_json_expect(env, source, '}', "expected ',' or '}'"));
+    if (input->at < input->count && source->at_line == line) {
+        return qlora__text_json_fault(env, source, "unexpected text after the value");
+    }
+    source->lost = false;
+    source->inside = false;
+    source->stage = QLORA__TEXT_JSON_LINES;
+    return QLORA_OK;
+}
+
 // What comes before an element of the array: a comma. *more = false: the array ends here.
 static qlora_result qlora__text_json_between(qlora__env* env, qlora__text_source* source,
                                              bool* more) {
@@ -26897,6 +27257,9 @@ static qlora_result qlora__text_json_between(qlora__env* env, qlora__text_source
         *more = false;
         qlora__text_source_pass(source, 1);
         source->stage = QLORA__TEXT_JSON_OVER;
+        if (source->inside) {
+            return qlora__text_json_leave(env, source);
+        }
         QLORA__TRY(qlora__text_source_skip_space(env, source));
         source->lost = true;
         return input->at < input->count
@@ -26916,28 +27279,28 @@ static qlora_result qlora__text_json_between(qlora__env* env, qlora__text_source
     return qlora__text_source_skip_space(env, source);
 }
 
-static qlora_result qlora__text_json_next_record(qlora__env* env, qlora__text_source* source,
-                                                 bool* more) {
+// What the file is: an array, or one record per line.
+static qlora_result qlora__text_json_start(qlora__env* env, qlora__text_source* source) {
+    qlora__text_input* input = &source->input;
+    QLORA__TRY(qlora__text_input_skip_mark(env, input));
+    QLORA__TRY(qlora__text_source_skip_space(env, source));
+    bool array = input->at < input->count && input->data[input->at] == '[';
+    source->stage = array ? QLORA__TEXT_JSON_FIRST : QLORA__TEXT_JSON_LINES;
+    if (array) {
+        qlora__text_source_pass(source, 1);
+    }
+    return QLORA_OK;
+}
+
+// Reads the value of the next record. *more = false: there is none, or it is in the list that the
+// value turned out to be; source->stage tells.
+static qlora_result qlora__text_json_try(qlora__env* env, qlora__text_source* source, bool* more) {
     qlora__text_input* input = &source->input;
     uint32_t end = 0;
-    *more = false;
-    if (source->stage == QLORA__TEXT_JSON_OVER) {
-        return QLORA_OK;
-    }
-    if (source->stage == QLORA__TEXT_JSON_START) {
-        QLORA__TRY(qlora__text_input_skip_mark(env, input));
-    }
     QLORA__TRY(qlora__text_source_skip_space(env, source));
-    if (source->stage == QLORA__TEXT_JSON_START) {
-        bool array = input->at < input->count && input->data[input->at] == '[';
-        source->stage = array ? QLORA__TEXT_JSON_FIRST : QLORA__TEXT_JSON_LINES;
-        if (array) {
-            qlora__text_source_pass(source, 1);
-            QLORA__TRY(qlora__text_source_skip_space(env, source));
-        }
-    }
     if (source->stage == QLORA__TEXT_JSON_LINES) {
         *more = input->at < input->count;
+        source->stage = *more ? source->stage : (int)QLORA__TEXT_JSON_OVER;
     } else {
         QLORA__TRY(qlora__text_json_between(env, source, more));
     }
@@ -26945,6 +27308,10 @@ static qlora_result qlora__text_json_next_record(qlora__env* env, qlora__text_so
         return QLORA_OK;
     }
     qlora_result r = qlora__text_json_value(env, source, &end);
+    if (source->stage == QLORA__TEXT_JSON_OBJECT) {
+        *more = false;
+        return r == QLORA_OK ? qlora__text_json_enter(env, source) : r;
+    }
     qlora__text_source_mark(source, end);
     if (r == QLORA_OK) {
         qlora__text_source_pass(source, end);
@@ -26955,6 +27322,18 @@ static qlora_result qlora__text_json_next_record(qlora__env* env, qlora__text_so
         r = moved == QLORA_OK ? r : moved;
     }
     return r;
+}
+
+static qlora_result qlora__text_json_next_record(qlora__env* env, qlora__text_source* source,
+                                                 bool* more) {
+    *more = false;
+    if (source->stage == QLORA__TEXT_JSON_START) {
+        QLORA__TRY(qlora__text_json_start(env, source));
+    }
+    while (!*more && source->stage != QLORA__TEXT_JSON_OVER) {
+        QLORA__TRY(qlora__text_json_try(env, source, more));
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__text_json_again(qlora__env* env, qlora__text_source* source,
@@ -27181,6 +27560,7 @@ static qlora_result qlora__text_csv_header(qlora__env* env, qlora__text_source* 
         QLORA__TRY(qlora__text_ids_add(env, &csv->name_places, (int32_t)csv->names.count - 1));
     }
     csv->columns = columns;
+    source->headed = true;
     return columns > 0 ? qlora__text_columns_check(env, source->loader) : QLORA_OK;
 }
 
@@ -27319,15 +27699,67 @@ static qlora_result qlora__text_plain_check(qlora__env* env, const qlora__text_s
     return QLORA_OK;
 }
 
-// The next document that is not empty. Line ends around it belong to the separators, if the file
-// has any.
-static qlora_result qlora__text_plain_next(qlora__env* env, qlora__text_source* source,
+// A document longer than this is read in parts, where that is possible. Without such a place within
+// the other length it is held whole; a stream refuses it then.
+enum { QLORA__TEXT_PART = 1 << 12, QLORA__TEXT_PART_MOST = 1 << 24 };
+
+// A part at the start of the text, which contains no separator: its size, or 0 if there is none. At
+// first it is not known whether the file has separators, so not whether line ends at the start of
+// the document count.
+static size_t qlora__text_plain_part(const qlora__text_source* source, const char* text,
+                                     size_t size) {
+    const qlora__text_loader* loader = source->loader;
+    bool open = source->begins && source->stage == QLORA__TEXT_PLAIN_START;
+    if (size < 4 * QLORA__TEXT_PART || (open && (text[0] == '\n' || text[0] == '\r'))) {
+        return 0;
+    }
+    size_t end = size - 64; // a separator may begin after it
+    size_t cut = qlora__text_lines_cut(loader->tok, loader->lines, text, end, QLORA__TEXT_PART);
+    return cut < end ? cut : 0;
+}
+
+static qlora_result qlora__text_plain_whole(qlora__env* env, qlora__text_source* source,
+                                            size_t size) {
+    if (source->loader->data->loader == NULL || size < QLORA__TEXT_PART_MOST) {
+        return QLORA_OK;
+    }
+    source->lost = true;
+    return qlora__env_fail(
+        env, QLORA_ERR_UNSUPPORTED,
+        "%s:%lu: a document of more than %d MiB that %s; it can be read only "
+        "when it is kept in memory, without a stream",
+        source->loader->name, (unsigned long)source->at_line, QLORA__TEXT_PART_MOST >> 20,
+        source->loader->lines == QLORA__TEXT_LINES_NONE ? "this tokenizer cannot split"
+                                                        : "has no line that starts with a letter");
+}
+
+// The document text[0..stop), or the rest of it, which `next` bytes end. Line ends around it belong
+// to the separators, if the file has any.
+static void qlora__text_plain_take(qlora__text_source* source, const char* text, size_t stop,
+                                   size_t next) {
+    bool separated = source->stage == QLORA__TEXT_PLAIN_PARTS;
+    size_t begin = 0;
+    size_t end = stop;
+    while (separated && source->begins && begin < end &&
+           (text[begin] == '\n' || text[begin] == '\r')) {
+        begin++;
+    }
+    while (separated && source->ends && end > begin &&
+           (text[end - 1] == '\n' || text[end - 1] == '\r')) {
+        end--;
+    }
+    qlora__text_source_pass(source, begin);
+    qlora__text_source_mark(source, end - begin);
+    source->document = text + begin;
+    source->document_size = end - begin;
+    qlora__text_source_pass(source, next - begin);
+}
+
+// Finds the next part of a document, in the window, and passes it. *more = false: there is none.
+static qlora_result qlora__text_plain_find(qlora__env* env, qlora__text_source* source,
                                            bool* more) {
     qlora__text_input* input = &source->input;
     size_t searched = 0;
-    if (source->stage == QLORA__TEXT_PLAIN_START) {
-        QLORA__TRY(qlora__text_input_skip_mark(env, input));
-    }
     for (;;) {
         const char* text = input->data + input->at;
         size_t size = input->count - input->at;
@@ -27337,33 +27769,51 @@ static qlora_result qlora__text_plain_next(qlora__env* env, qlora__text_source* 
         }
         size_t stop = qlora__text_find_separator(text, size, searched, !input->ended);
         size_t line = qlora__text_line_size(text + stop, size - stop);
-        bool whole = stop < size && stop + line < size;
-        if (!whole && !input->ended) { // the separator may begin just before the end
+        bool whole = input->ended || (stop < size && stop + line < size);
+        size_t part = qlora__text_plain_part(source, text, stop);
+        if (part > 0) {
+            source->ends = false;
+            qlora__text_plain_take(source, text, part, part);
+            return QLORA_OK;
+        }
+        if (!whole) { // the separator may begin just before the end
             searched = size > 64 ? size - 64 : 0;
+            QLORA__TRY(qlora__text_plain_whole(env, source, size));
             QLORA__TRY(qlora__text_input_more(env, input));
             continue;
         }
-        searched = 0;
         if (source->stage == QLORA__TEXT_PLAIN_START) {
             source->stage = stop < size ? QLORA__TEXT_PLAIN_PARTS : QLORA__TEXT_PLAIN_WHOLE;
         }
-        bool separated = source->stage == QLORA__TEXT_PLAIN_PARTS;
-        size_t begin = 0;
-        size_t end = stop;
-        while (separated && begin < end && (text[begin] == '\n' || text[begin] == '\r')) {
-            begin++;
+        source->ends = true;
+        qlora__text_plain_take(source, text, stop, stop + line < size ? stop + line + 1 : size);
+        return QLORA_OK;
+    }
+}
+
+// The next part of a document that is not empty. After a fault, what is left of the document is
+// skipped.
+static qlora_result qlora__text_plain_next(qlora__env* env, qlora__text_source* source,
+                                           bool* more) {
+    if (source->stage == QLORA__TEXT_PLAIN_START && source->document == NULL) {
+        QLORA__TRY(qlora__text_input_skip_mark(env, &source->input));
+        source->ends = true;
+    }
+    for (;;) {
+        source->begins = source->ends;
+        QLORA__TRY(qlora__text_plain_find(env, source, more));
+        if (!*more) {
+            return QLORA_OK;
         }
-        while (separated && end > begin && (text[end - 1] == '\n' || text[end - 1] == '\r')) {
-            end--;
-        }
-        size_t next = stop + line < size ? stop + line + 1 : size;
-        qlora__text_source_pass(source, begin);
-        qlora__text_source_mark(source, end - begin);
-        source->document = text + begin;
-        source->document_size = end - begin;
-        qlora__text_source_pass(source, next - begin);
-        if (end > begin) {
-            return qlora__text_plain_check(env, source);
+        bool skip = source->skip && !source->begins;
+        source->skip = skip;
+        if (!skip && source->document_size > 0) {
+            qlora_result r = qlora__text_plain_check(env, source);
+            source->skip = r != QLORA_OK;
+            if (r != QLORA_OK && !source->begins) {
+                source->line = source->loader->document_line;
+            }
+            return r;
         }
     }
 }
@@ -27379,58 +27829,198 @@ static qlora_result qlora__text_plain_again(qlora__env* env, qlora__text_source*
 static qlora_result qlora__text_txt_open(qlora__env* env, qlora__text_source* source) {
     source->next = qlora__text_plain_next;
     source->again = qlora__text_plain_again;
+    source->loader->lines = qlora__text_lines_of(source->loader->tok);
     return qlora__text_input_open(env, &source->input);
 }
 
-// Splits the ids of one document, which have no BOS yet, into samples of at most chunk_tokens.
-// Without a BOS, every sample starts with the last token of the previous one, so that each token is
-// a target once.
-static qlora_result qlora__text_data_chunk(qlora__env* env, qlora__text_loader* loader,
-                                           size_t line) {
-    qlora_text_data* data = loader->data;
-    int32_t bos = loader->desc->chat->bos;
-    size_t count = data->ids.count;
-    size_t head = bos >= 0 ? 1 : 0;
+// ---- documents to samples
+
+// How many ids of a document are in one sample, and how far apart the samples start. Without a BOS,
+// every sample starts with the last token of the previous one, so that each token is a target once.
+typedef struct qlora__text_chunk {
+    size_t head; // a BOS
+    size_t room;
+    size_t stride;
+} qlora__text_chunk;
+
+static qlora__text_chunk qlora__text_chunk_of(const qlora__text_loader* loader) {
+    qlora__text_chunk chunk;
     size_t limit = loader->desc->chunk_tokens > 0 ? loader->desc->chunk_tokens : SIZE_MAX;
-    size_t room = limit - head; // tokens of the document in one sample
-    size_t stride = bos >= 0 ? room : room - 1;
-    size_t samples = count > room ? 1 + (count - room + stride - 1) / stride : 1;
-    size_t longest = head + (count < room ? count : room);
-    loader->numbers.count = 0;
-    QLORA__TRY(qlora__text_ids_room(env, &loader->numbers, 2 * longest));
-    int32_t* ids = loader->numbers.data;
-    int32_t* labels = ids + longest;
-    for (size_t i = 0; i < samples; i++) {
-        size_t part = count - i * stride < room ? count - i * stride : room;
-        if (bos >= 0) {
-            ids[0] = bos;
-            labels[0] = -100;
-        }
-        memcpy(ids + head, data->ids.data + i * stride, part * sizeof(int32_t));
-        memcpy(labels + head, ids + head, part * sizeof(int32_t));
-        QLORA__TRY(qlora__text_sample_close(env, data, ids, labels, head + part, line));
-    }
-    return QLORA_OK;
+    chunk.head = loader->desc->chat->bos >= 0 ? 1 : 0;
+    chunk.room = limit - chunk.head;
+    chunk.stride = chunk.head > 0 ? chunk.room : chunk.room - 1;
+    return chunk;
 }
 
-static qlora_result qlora__text_data_document(qlora__env* env, qlora__text_loader* loader,
-                                              const char* text, size_t size, size_t line) {
+// Where the bytes are that ids[from..from + count) come from. A sample can be read again if these
+// are not many more than its own.
+static void qlora__text_document_place(qlora__text_loader* loader, size_t from, size_t count,
+                                       bool ends) {
+    qlora_text_data* data = loader->data;
+    data->placed = false;
+    data->begins = data->ends = false;
+    if (data->loader == NULL) {
+        return;
+    }
+    size_t i = loader->slice_count - 1;
+    while (loader->slices[i].first > (int64_t)from) {
+        i--;
+    }
+    const qlora__text_slice* slice = &loader->slices[i];
+    while (i < loader->slice_count && loader->slices[i].first < (int64_t)(from + count)) {
+        i++;
+    }
+    size_t end = ends || i == loader->slice_count ? loader->document.count : loader->slices[i].at;
+    size_t size = end - slice->at;
+    int64_t part = (int64_t)from - slice->first;
+    data->placed = size <= 8 * (size_t)QLORA__TEXT_PART + 16 * count && size <= UINT32_MAX &&
+                   part <= (int64_t)UINT32_MAX;
+    if (data->placed) {
+        data->place = slice->place;
+        data->size = (uint32_t)size;
+        data->part = (uint32_t)part;
+        data->hash = qlora__text_hash(loader->document.data + slice->at, size);
+        data->begins = slice->begins;
+        data->ends = ends;
+    }
+}
+
+// Makes a sample of ids[from..from + count).
+static qlora_result qlora__text_document_emit(qlora__env* env, qlora__text_loader* loader,
+                                              size_t from, size_t count, bool ends) {
+    qlora_text_data* data = loader->data;
+    size_t head = qlora__text_chunk_of(loader).head;
+    loader->numbers.count = 0;
+    QLORA__TRY(qlora__text_ids_room(env, &loader->numbers, 2 * (head + count)));
+    int32_t* ids = loader->numbers.data;
+    int32_t* labels = ids + head + count;
+    if (head > 0) {
+        ids[0] = loader->desc->chat->bos;
+        labels[0] = -100;
+    }
+    memcpy(ids + head, data->ids.data + from, count * sizeof(int32_t));
+    memcpy(labels + head, ids + head, count * sizeof(int32_t));
+    qlora__text_document_place(loader, from, count, ends);
+    qlora_result r =
+        qlora__text_sample_close(env, data, ids, labels, head + count, loader->document_line);
+    data->begins = data->ends = false;
+    return r;
+}
+
+// Drops the first ids and the bytes that only they come from.
+static void qlora__text_document_drop(qlora__text_loader* loader, size_t count) {
+    qlora_text_ids* ids = &loader->data->ids;
+    size_t gone = loader->slice_count;
+    if (count == 0) {
+        return;
+    }
+    ids->count -= count;
+    memmove(ids->data, ids->data + count, ids->count * sizeof(int32_t));
+    while (gone > 0 && loader->slices[gone - 1].first > (int64_t)count) {
+        gone--;
+    }
+    gone -= gone > 0 ? 1 : 0; // the slice of the first id that is left
+    size_t bytes = gone > 0 ? loader->slices[gone].at : 0;
+    if (bytes > 0) {
+        loader->document.count -= bytes;
+        memmove(loader->document.data, loader->document.data + bytes, loader->document.count);
+    }
+    loader->slice_count -= gone;
+    for (size_t i = 0; i < loader->slice_count; i++) {
+        qlora__text_slice* slice = &loader->slices[i];
+        *slice = loader->slices[i + gone];
+        slice->at -= bytes;
+        slice->first -= (int64_t)count;
+    }
+}
+
+// Encodes a part of a document: without BOS, and with the EOS that ends it.
+static qlora_result qlora__text_document_encode(qlora__env* env, const qlora__text_loader* loader,
+                                                const char* text, size_t size, bool begins,
+                                                bool ends) {
     int32_t bos = loader->desc->chat->bos;
     int32_t eos = loader->desc->chat->eos;
     qlora_text_ids* ids = &loader->data->ids;
-    ids->count = 0;
-    QLORA__TRY(qlora__text_encode(env, loader->tok, text, size, 0, ids));
-    if (bos >= 0 && ids->count > 0 && ids->data[0] == bos) {
+    size_t before = ids->count;
+    QLORA__TRY(qlora__text_encode(env, loader->tok, text, size,
+                                  begins ? 0 : (uint32_t)QLORA_TEXT_CONTINUE, ids));
+    if (begins && bos >= 0 && ids->count > before && ids->data[before] == bos) {
         ids->count--; // spelt out in the text: it still comes exactly once
-        memmove(ids->data, ids->data + 1, ids->count * sizeof(int32_t));
+        memmove(ids->data + before, ids->data + before + 1,
+                (ids->count - before) * sizeof(int32_t));
     }
     bool there = ids->count > 0 && ids->data[ids->count - 1] == eos;
-    if (eos >= 0 && !there) {
-        QLORA__TRY(qlora__text_ids_add(env, ids, eos));
+    return ends && eos >= 0 && !there ? qlora__text_ids_add(env, ids, eos) : QLORA_OK;
+}
+
+// Notes where the ids come from that are encoded next.
+static qlora_result qlora__text_document_slice(qlora__env* env, qlora__text_source* source) {
+    qlora__text_loader* loader = source->loader;
+    void* slices = loader->slices;
+    qlora_result r = qlora__text_reserve(env, &slices, &loader->slice_capacity, loader->slice_count,
+                                         1, sizeof(qlora__text_slice));
+    loader->slices = (qlora__text_slice*)slices;
+    QLORA__TRY(r);
+    qlora__text_slice* slice = &loader->slices[loader->slice_count++];
+    slice->place = source->place;
+    slice->at = loader->document.count;
+    slice->first = (int64_t)loader->data->ids.count;
+    slice->begins = source->begins;
+    return qlora__text_bytes_add(env, &loader->document, source->document, source->document_size);
+}
+
+// Encodes the part of a document that was read and makes the samples that are full.
+static qlora_result qlora__text_document_take(qlora__env* env, qlora__text_source* source) {
+    qlora__text_loader* loader = source->loader;
+    qlora_text_data* data = loader->data;
+    qlora__text_chunk chunk = qlora__text_chunk_of(loader);
+    size_t from = 0;
+    if (source->begins) {
+        data->ids.count = 0;
+        loader->document.count = 0;
+        loader->slice_count = 0;
+        loader->document_line = source->line;
+        loader->document_count = data->count;
     }
-    qlora_result r = ids->count > 0 ? qlora__text_data_chunk(env, loader, line) : QLORA_OK;
-    ids->count = 0;
-    return r;
+    if (data->loader != NULL) {
+        QLORA__TRY(qlora__text_document_slice(env, source));
+    }
+    QLORA__TRY(qlora__text_document_encode(env, loader, source->document, source->document_size,
+                                           source->begins, source->ends));
+    while (data->ids.count - from > chunk.room) {
+        QLORA__TRY(qlora__text_document_emit(env, loader, from, chunk.room, false));
+        from += chunk.stride;
+    }
+    if (source->ends && data->ids.count > from) {
+        QLORA__TRY(qlora__text_document_emit(env, loader, from, data->ids.count - from, true));
+        from = data->ids.count;
+    }
+    qlora__text_document_drop(loader, from);
+    return QLORA_OK;
+}
+
+// Makes a sample again from its bytes.
+static qlora_result qlora__text_document_again(qlora__env* env, qlora__text_source* source) {
+    qlora__text_loader* loader = source->loader;
+    qlora_text_data* data = loader->data;
+    size_t head = qlora__text_chunk_of(loader).head;
+    data->ids.count = 0;
+    QLORA__TRY(qlora__text_document_encode(env, loader, source->document, source->document_size,
+                                           data->begins, data->ends));
+    data->found = data->wanted_count >= head && data->wanted <= data->ids.count &&
+                  data->wanted_count - head <= data->ids.count - data->wanted;
+    for (int i = 0; i < 2 && data->found; i++) {
+        qlora_text_ids* shown = &data->shown[i];
+        shown->count = 0;
+        QLORA__TRY(qlora__text_ids_room(env, shown, (size_t)data->wanted_count + 1));
+        if (head > 0) {
+            shown->data[0] = i == 0 ? loader->desc->chat->bos : -100;
+        }
+        memcpy(shown->data + head, data->ids.data + data->wanted,
+               (data->wanted_count - head) * sizeof(int32_t));
+        shown->count = data->wanted_count;
+    }
+    return QLORA_OK;
 }
 
 //@@ src/text/data_parquet.h
@@ -27547,6 +28137,7 @@ static qlora_result qlora__text_parquet_open(qlora__env* env, qlora__text_source
     }
     QLORA__TRY(qlora__parquet_open(env, source->loader->name, data, size, &state->file));
     state->opened = true;
+    source->headed = true;
     return qlora__text_parquet_columns(env, source);
 }
 
@@ -27614,8 +28205,19 @@ static const qlora__json_token* qlora__text_data_inside(const qlora__text_loader
     return list;
 }
 
-// The records of an array inside the object that was read. They are kept: only the object has a
-// place in the file.
+// Where the record is that is being read; `text` is its bytes.
+static void qlora__text_data_place(qlora_text_data* data, uint64_t place, const char* text,
+                                   uint64_t size) {
+    data->place = place;
+    data->size = (uint32_t)size;
+    data->part = 0;
+    data->placed = data->loader != NULL && size <= UINT32_MAX;
+    if (data->placed && !data->again) {
+        data->hash = qlora__text_hash(text, (size_t)size);
+    }
+}
+
+// The records of an array inside the object that was read.
 static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_source* source,
                                               uint32_t array) {
     static const qlora__text_form outer = {"", "data", NULL, QLORA__TEXT_R_TEXT};
@@ -27623,13 +28225,16 @@ static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_sourc
     size_t line = source->line;
     size_t seen = 0;
     uint32_t record = array + 1;
-    source->loader->data->placed = false;
     QLORA__TRY(qlora__text_record_names(env, source->loader, json->tokens, &outer));
     for (uint32_t i = 0; i < json->tokens[array].count; i++) {
         const qlora__json_token* token = &json->tokens[record];
         size_t at = token->kind == QLORA__JSON_STRING ? seen : token->begin;
         line += qlora__text_lines(json->text + seen, at - seen);
         seen = at;
+        if (token->kind == QLORA__JSON_OBJECT) { // anything else is refused
+            qlora__text_data_place(source->loader->data, source->place + token->begin,
+                                   json->text + token->begin, token->end - token->begin);
+        }
         QLORA__TRY(qlora__text_columns_apply(env, source, record));
         QLORA__TRY(qlora__text_data_record(env, source->loader, &json->tokens[record], line));
         record = json->tokens[record].next;
@@ -27637,29 +28242,21 @@ static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_sourc
     return QLORA_OK;
 }
 
-// Long documents are kept: finding one of their samples again would mean to split all of them.
-enum { QLORA__TEXT_STREAM_DOCUMENT = 1 << 14 };
-
 // Makes the samples of what a source has read.
 static qlora_result qlora__text_data_take(qlora__env* env, qlora__text_source* source) {
     qlora__text_loader* loader = source->loader;
     qlora_text_data* data = loader->data;
-    data->place = source->place;
-    data->size = (uint32_t)source->size;
-    data->part = 0;
-    data->placed = data->loader != NULL && source->size <= UINT32_MAX;
-    if (data->placed && !data->again) {
-        const qlora__text_input* input = &source->input;
-        data->hash =
-            qlora__text_hash(input->data + (source->place - input->base), (size_t)source->size);
-    }
     if (source->document != NULL) {
-        data->placed = data->placed && source->document_size <= QLORA__TEXT_STREAM_DOCUMENT;
-        return qlora__text_data_document(env, loader, source->document, source->document_size,
-                                         source->line);
+        return data->again ? qlora__text_document_again(env, source)
+                           : qlora__text_document_take(env, source);
     }
+    const qlora__text_input* input = &source->input;
+    const char* text = data->again ? NULL : input->data + (source->place - input->base);
+    qlora__text_data_place(data, source->place, text, source->size);
     loader->json = &source->json;
-    const qlora__json_token* list = qlora__text_data_inside(loader, source->json.tokens);
+    // a record of a list is not itself one, also when it is read again
+    const qlora__json_token* list =
+        data->again || source->inside ? NULL : qlora__text_data_inside(loader, source->json.tokens);
     return list != NULL
                ? qlora__text_data_elements(env, source, (uint32_t)(list - source->json.tokens))
                : qlora__text_data_record(env, loader, source->json.tokens, source->line);
@@ -27677,6 +28274,9 @@ static qlora_result qlora__text_data_take_all(qlora__env* env, qlora__text_sourc
             QLORA__TRY(qlora__text_data_take(env, source));
             continue;
         }
+        if (source->skip && !source->begins) { // what was read of the document does not count
+            qlora__text_data_rewind(loader->data, loader->document_count);
+        }
         if (!qlora__text_data_bad(env, loader, r, source->line)) {
             return r;
         }
@@ -27688,33 +28288,10 @@ static qlora_result qlora__text_data_take_all(qlora__env* env, qlora__text_sourc
 
 // ---- streams
 
-// Pages of the file that were read count as memory of the process until they are unmapped.
-enum { QLORA__TEXT_STREAM_BYTES = 1 << 26 };
-
-static void qlora__text_stream_unmap(qlora__env* env, qlora_text_data* data) {
-    if (data->map != NULL) {
-        env->files.unmap(data->map, data->map_bytes, data->map_handle, env->files.user);
-        data->map = NULL;
-        data->map_read = 0;
-    }
-}
-
-static qlora_result qlora__text_stream_map(qlora__env* env, qlora_text_data* data) {
-    if (data->map_read > QLORA__TEXT_STREAM_BYTES) {
-        qlora__text_stream_unmap(env, data);
-    }
-    if (data->map != NULL) {
-        return QLORA_OK;
-    }
-    const char* path = data->loader->desc->path;
-    const void* map = NULL;
-    int code = env->files.map(path, &map, &data->map_bytes, &data->map_handle, env->files.user);
-    if (code != 0) {
-        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
-                               qlora__errno_text(code), code);
-    }
-    data->map = map;
-    return QLORA_OK;
+// Whether a file that has just been opened can be read anywhere: a pipe cannot.
+static bool qlora__text_stream_seeks(qlora__env* env, const qlora__text_input* input) {
+    char byte;
+    return env->files.read_at(input->file, &byte, 1, 0, env->files.user) >= 0;
 }
 
 static qlora_result qlora__text_stream_changed(qlora__env* env, const qlora_text_data* data,
@@ -27723,30 +28300,69 @@ static qlora_result qlora__text_stream_changed(qlora__env* env, const qlora_text
                            data->loader->name, (unsigned long long)record->line);
 }
 
+// Reads the bytes of a record from a file that is open. Fewer come if the file has become shorter.
+static qlora_result qlora__text_stream_fill(qlora__env* env, qlora_text_data* data, void* file,
+                                            const qlora__text_record* record) {
+    qlora_text_bytes* bytes = &data->bytes;
+    bytes->count = 0;
+    QLORA__TRY(qlora__text_bytes_room(env, bytes, (size_t)record->size + 1));
+    while (bytes->count < record->size) {
+        size_t left = record->size - bytes->count;
+        int64_t got = env->files.read_at(file, bytes->data + bytes->count, left,
+                                         record->place + bytes->count, env->files.user);
+        if (got < 0 || (uint64_t)got > left) {
+            int code = got < 0 ? (int)-got : EIO;
+            return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)",
+                                   data->loader->name, qlora__errno_text(code), code);
+        }
+        if (got == 0) {
+            return QLORA_OK;
+        }
+        bytes->count += (size_t)got;
+    }
+    return QLORA_OK;
+}
+
+// Reads the bytes of a record. The file is read, not mapped: another process may make it shorter,
+// and a map that then lacks its pages ends the process. It is opened for each record, because
+// thousands of streams may be open, but not thousands of files.
+static qlora_result qlora__text_stream_bytes(qlora__env* env, qlora_text_data* data,
+                                             const qlora__text_record* record) {
+    const char* path = data->loader->desc->path;
+    void* file = NULL;
+    int code = env->files.open(path, QLORA_FILE_READ, &file, env->files.user);
+    if (code != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                               qlora__errno_text(code), code);
+    }
+    qlora_result r = qlora__text_stream_fill(env, data, file, record);
+    env->files.close(file, env->files.user); // nothing was written: a failure loses nothing
+    QLORA__TRY(r);
+    return data->bytes.count == record->size &&
+                   qlora__text_hash(data->bytes.data, record->size) == record->as.hash
+               ? QLORA_OK
+               : qlora__text_stream_changed(env, data, record);
+}
+
 // Makes the sample from its record in the file; afterwards it is in data->shown.
 static qlora_result qlora__text_stream_read(qlora__env* env, qlora_text_data* data,
                                             const qlora__text_record* record) {
     qlora__text_source* source = data->loader->source;
-    QLORA__TRY(qlora__text_stream_map(env, data));
-    if (record->place > data->map_bytes || record->size > data->map_bytes - record->place) {
-        return qlora__text_stream_changed(env, data, record);
-    }
-    data->map_read += record->size + (uint64_t)4096;
-    const char* text = (const char*)data->map + record->place;
-    if (qlora__text_hash(text, record->size) != record->as.hash) {
-        return qlora__text_stream_changed(env, data, record);
-    }
+    QLORA__TRY(qlora__text_stream_bytes(env, data, record));
     source->line = (size_t)record->line;
     data->again = true;
     data->found = false;
     data->wanted = record->part;
-    qlora_result r = source->again(env, source, text, record->size);
+    data->wanted_count = record->count;
+    data->begins = record->begins != 0;
+    data->ends = record->ends != 0;
+    qlora_result r = source->again(env, source, data->bytes.data, record->size);
     if (r == QLORA_OK) {
         source->place = record->place;
         source->size = record->size;
         r = qlora__text_data_take(env, source);
     }
-    data->again = false;
+    data->again = data->begins = data->ends = false;
     qlora__text_data_rewind(data, data->count);
     if (r == QLORA_OK && (!data->found || data->shown[0].count != record->count)) {
         return qlora__env_fail(env, QLORA_ERR_STATE,
@@ -27883,7 +28499,16 @@ static void qlora__text_source_free(qlora__env* env, qlora__text_source* source)
     }
 }
 
+// What only reading from start to end needs.
+static void qlora__text_document_free(qlora__env* env, qlora__text_loader* loader) {
+    qlora__text_bytes_free(env, &loader->document);
+    qlora__env_free(env, loader->slices, loader->slice_capacity * sizeof *loader->slices);
+    loader->slices = NULL;
+    loader->slice_capacity = 0;
+}
+
 static void qlora__text_loader_free(qlora__env* env, qlora__text_loader* loader) {
+    qlora__text_document_free(env, loader);
     qlora__text_source_free(env, loader->source);
     qlora__env_free(env, loader->messages, loader->message_capacity * sizeof *loader->messages);
     qlora__text_bytes_free(env, &loader->work);
@@ -27896,20 +28521,108 @@ static void qlora__text_loader_free(qlora__env* env, qlora__text_loader* loader)
 static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
     if (data->loader != NULL) {
         data->loader->desc->chat->users--;
-        qlora__text_stream_unmap(env, data);
         qlora__text_loader_free(env, data->loader);
     }
+    qlora__text_bytes_free(env, &data->bytes);
     qlora__text_ids_free(env, &data->ids);
     qlora__text_ids_free(env, &data->labels);
     qlora__text_ids_free(env, &data->shown[0]);
     qlora__text_ids_free(env, &data->shown[1]);
     qlora__text_bytes_free(env, &data->ignored);
+    qlora__text_bytes_free(env, &data->lacking);
     for (size_t i = 0; i < data->block_count; i++) {
         qlora__env_free(env, data->blocks[i].data, data->blocks[i].capacity * sizeof(int32_t));
     }
     qlora__env_free(env, data->blocks, data->block_capacity * sizeof *data->blocks);
     qlora__env_free(env, data->records, data->capacity * sizeof *data->records);
     qlora__env_free(env, data, sizeof *data);
+}
+
+// ---- columns that only some of several files have
+
+static bool qlora__text_columns_seen(const qlora__text_loader* loader) {
+    bool all = true;
+    for (size_t i = 0; i < loader->column_count; i++) {
+        all = all && loader->columns[i].seen;
+    }
+    return all;
+}
+
+// Reads records until every name in desc.columns has been seen. Faults in them are reported later,
+// when they are read again.
+static qlora_result qlora__text_columns_look(qlora__env* env, qlora__text_source* source,
+                                             const qlora__text_opener* opener) {
+    qlora__text_loader* loader = source->loader;
+    bool more = true;
+    QLORA__TRY(opener->open(env, source));
+    while (more && !source->headed && opener->records && !qlora__text_columns_seen(loader)) {
+        qlora_result r = source->next(env, source, &more);
+        if (r == QLORA_OK && more) {
+            loader->json = &source->json;
+            const qlora__json_token* list = qlora__text_data_inside(loader, source->json.tokens);
+            uint32_t record = list != NULL ? (uint32_t)(list - source->json.tokens) + 1 : 0;
+            for (uint32_t left = list != NULL ? list->count : 0; left > 0; left--) {
+                QLORA__TRY(qlora__text_columns_apply(env, source, record));
+                record = source->json.tokens[record].next;
+            }
+        } else if (r != QLORA_OK && r != QLORA_ERR_FORMAT && r != QLORA_ERR_UNSUPPORTED) {
+            return r;
+        }
+        more = more && !(r != QLORA_OK && source->lost);
+    }
+    return QLORA_OK;
+}
+
+// Whether the file can be read twice.
+static bool qlora__text_columns_twice(qlora__env* env, const qlora__text_input* input) {
+    void* file = NULL;
+    if (input->path == NULL) {
+        return true;
+    }
+    char byte;
+    bool opened = env->files.open(input->path, QLORA_FILE_READ, &file, env->files.user) == 0;
+    bool twice = opened && env->files.read_at(file, &byte, 1, 0, env->files.user) >= 0;
+    if (opened) {
+        env->files.close(file, env->files.user);
+    }
+    return twice;
+}
+
+// Forgets the names in desc.columns that the file does not have.
+static qlora_result qlora__text_columns_reduce(qlora__env* env, qlora__text_loader* loader,
+                                               const qlora__text_opener* opener) {
+    size_t kept = 0;
+    qlora_text_bytes* lacking = &loader->data->lacking;
+    if (!loader->desc->columns_partial || loader->column_count == 0 ||
+        !qlora__text_columns_twice(env, &loader->source->input)) {
+        return QLORA_OK;
+    }
+    qlora__text_source* source = (qlora__text_source*)qlora__text_zalloc(env, 1, sizeof *source);
+    if (source == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    source->loader = loader;
+    source->input = loader->source->input;
+    source->at_line = 1;
+    loader->searching = true;
+    qlora_result r = qlora__text_columns_look(env, source, opener);
+    loader->searching = false;
+    loader->data->ignored.count = 0;
+    qlora__text_source_free(env, source);
+    QLORA__TRY(r);
+    env->error[0] = 0;
+    for (size_t i = 0; i < loader->column_count; i++) {
+        qlora__text_column column = loader->columns[i];
+        if (column.seen) {
+            column.seen = false;
+            loader->columns[kept++] = column;
+            continue;
+        }
+        QLORA__TRY(qlora__text_bytes_add(env, lacking, ", ", lacking->count > 0 ? 2 : 0));
+        QLORA__TRY(qlora__text_bytes_add(env, lacking, column.from, strlen(column.from)));
+    }
+    loader->column_count = kept;
+    return QLORA_OK;
 }
 
 // Opens the source and reads everything.
@@ -27923,23 +28636,22 @@ static qlora_result qlora__text_data_read(qlora__env* env, qlora__text_loader* l
     if (qlora__text_ends_with(loader->path, strlen(loader->path), "gz")) {
         source->input.unpack = qlora__text_gzip_open;
     }
+    QLORA__TRY(qlora__text_columns_reduce(env, loader, opener));
+    QLORA__TRY(qlora__text_bytes_add(env, &data->lacking, "", 1));
     QLORA__TRY(opener->open(env, source));
     // only bytes that are in the file as they are can be found again
     bool stream = loader->desc->stream && source->again != NULL && source->input.path != NULL &&
-                  source->input.read == qlora__text_input_file;
+                  source->input.read == qlora__text_input_file &&
+                  qlora__text_stream_seeks(env, &source->input);
     data->loader = stream ? loader : NULL;
-    if (stream && qlora__text_stream_map(env, data) != QLORA_OK) { // a pipe, say
-        env->error[0] = 0;
-        data->loader = NULL;
-    }
     qlora_result r = qlora__text_data_take_all(env, source);
     if (r == QLORA_OK && data->count == 0 && loader->bad == 0) {
         r = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the file contains no records",
                             loader->name);
     }
     r = r == QLORA_OK ? qlora__text_columns_check(env, loader) : r;
-    qlora__text_stream_unmap(env, data);
     qlora__text_input_close(env, &source->input);
+    qlora__text_document_free(env, loader);
     QLORA__TRY(r);
     qlora__text_samples_fit(env, data);
     ignored->count -= ignored->count > 0 ? 2 : 0; // the last ", "
@@ -28079,6 +28791,7 @@ qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* 
     QLORA__TEXT_NEED(&data->text->env, out);
     out->count = data->count;
     out->ignored = data->ignored.data;
+    out->lacking = data->lacking.data;
     return QLORA_OK;
 }
 
@@ -28127,4 +28840,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end d8492a9474b17376
+//@@ end 148501ae3a0fec39

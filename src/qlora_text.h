@@ -75,6 +75,7 @@ extern "C" {
 #include "text/load_gguf.h"
 #include "text/load_bin.h"
 #include "text/encode.h"
+#include "text/lines.h"
 #include "text/decode.h"
 #include "text/jinja_base.h"
 #include "text/jinja_lex.h"

@@ -5,13 +5,17 @@ usage: python3 tests/llama_check.py --model FILE.gguf [--text FILE] [--tokens 20
            [--adapter DIR --gguf FILE] [--base 16|32|nf4] [--strings 500] [--reference FILE]
 
 Needs the Python packages numpy and xllamacpp, whose library contains llama.cpp, and
-build/tokenize and build/logprobs. Prints, and checks against limits: how many of the hostile
-strings have llama.cpp's ids; the mean absolute difference of the log-probabilities of the text's
-tokens (limit 0.02), without and with an adapter (a folder of ours, and its adapter.gguf).
+build/tokenize, build/logprobs and build/merge. Prints, and checks against limits: how many of the
+hostile strings have llama.cpp's ids; the mean absolute difference of the log-probabilities of the
+text's tokens (limit 0.02), without and with an adapter (a folder of ours, and its adapter.gguf).
 
 On a quantised file, llama.cpp also rounds the activations to 8 bits, which alone changes the
-log-probabilities by more than that. --reference names a file with the same weights that it does not
-round, such as `merge --dtype f32` writes it; with --adapter, that file has the adapter merged. Exit
+log-probabilities by more than that limit. With --adapter, this is shown: `merge` writes the same
+weights, with a copy of the adapter that is zero, as F32 and F16 files, which llama.cpp does not
+round like that; printed are ours against llama.cpp on those files (these have the limit) and
+llama.cpp on the quantised file against itself on the F32 file (stated). The same with the adapter
+merged. On the quantised file itself, the limit then is what llama.cpp differs from itself by and
+0.02 more. --reference names such a file instead; with --adapter, it has the adapter merged. Exit
 status 0: all within their limits. This is not part of `make test`.
 """
 import argparse
@@ -19,8 +23,11 @@ import ctypes
 import json
 import os
 import random
+import shutil
+import struct
 import subprocess
 import sys
+import tempfile
 
 import numpy
 import xllamacpp
@@ -157,8 +164,53 @@ def compare(what, ours, theirs):
         sys.exit("%s: %d log-probabilities, llama.cpp has %d" % (what, len(ours), len(theirs)))
     difference = sum(abs(a - b) for a, b in zip(ours, theirs)) / len(ours)
     print("%s: %d tokens, loss %.4f, llama.cpp %.4f, mean absolute difference %.5f"
-          % (what, len(ours), -sum(ours) / len(ours), -sum(theirs) / len(theirs), difference))
+          % (what, len(ours), -sum(ours) / len(ours), -sum(theirs) / len(theirs), difference),
+          flush=True)
     return difference
+
+
+def zero_adapter(folder, out):
+    """A copy of a PEFT adapter that changes nothing: its B matrices are zero."""
+    shutil.copytree(folder, out)
+    path = os.path.join(out, "adapter_model.safetensors")
+    with open(path, "rb") as file:
+        data = bytearray(file.read())
+    size = struct.unpack("<Q", data[:8])[0]
+    for name, tensor in json.loads(data[8:8 + size]).items():
+        if "lora_B" in name:
+            begin, end = tensor["data_offsets"]
+            data[8 + size + begin:8 + size + end] = bytes(end - begin)
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def merged(model, adapter, dtype, out):
+    run = subprocess.run([os.path.join(BUILD, "merge"), "--model", model, "--adapter", adapter,
+                          "--out", out, "--dtype", dtype], capture_output=True, text=True)
+    if run.returncode != 0:
+        sys.exit(run.stderr)
+    return out
+
+
+def exact(options, ids, ours, tuned, theirs, with_adapter):
+    """The same weights in files on which llama.cpp does not round activations to 8 bits. Returns
+    whether ours agrees there, and what llama.cpp differs from itself by without and with the
+    adapter."""
+    good, itself = True, []
+    with tempfile.TemporaryDirectory() as folder:
+        zero = os.path.join(folder, "zero")
+        zero_adapter(options.adapter, zero)
+        for what, adapter, us, them in [("base", zero, ours, theirs),
+                                        ("adapter", options.adapter, tuned, with_adapter)]:
+            for dtype in ["f32", "f16"]:
+                out = os.path.join(folder, "%s-%s.gguf" % (what, dtype))
+                reference = Llama(merged(options.model, adapter, dtype, out)).logprobs(ids)
+                good = compare("%s, %s file" % (what, dtype), us, reference) <= LIMIT and good
+                if dtype == "f32":
+                    print("  next line: llama.cpp on --model against llama.cpp on that file")
+                    itself.append(compare("  llama.cpp itself, " + what, them, reference))
+                os.remove(out)
+    return good, itself
 
 
 def main():
@@ -191,13 +243,18 @@ def main():
             theirs = Llama(options.reference).logprobs(ids)
             return 0 if compare("adapter, merged", ours, theirs) <= LIMIT else 1
         theirs = (Llama(options.reference) if options.reference else llama).logprobs(ids)
-        base = compare("base", our_logprobs(options.model, ids, options.base), theirs)
-        good = good and base <= LIMIT
+        ours = our_logprobs(options.model, ids, options.base)
+        limits = [LIMIT, LIMIT]
+        if options.adapter:
+            tuned = our_logprobs(options.model, ids, options.base, options.adapter)
+            with_adapter = llama.logprobs(ids, llama.adapter(options.gguf))
+            agrees, itself = exact(options, ids, ours, tuned, theirs, with_adapter)
+            good = good and agrees
+            limits = [LIMIT + value for value in itself]
+        good = compare("base", ours, theirs) <= limits[0] and good
         compare("NF4 (stated, no limit)", our_logprobs(options.model, ids, "nf4"), theirs)
         if options.adapter:
-            ours = our_logprobs(options.model, ids, options.base, options.adapter)
-            theirs = llama.logprobs(ids, llama.adapter(options.gguf))
-            good = compare("adapter", ours, theirs) <= LIMIT and good
+            good = compare("adapter", tuned, with_adapter) <= limits[1] and good
     print("all within their limits" if good else "FAILED")
     return 0 if good else 1
 

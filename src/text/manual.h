@@ -37,6 +37,7 @@
        text/load_gguf       the tokenizer in a GGUF file
        text/load_bin        tokenizer.bin of llama2.c; opening and asking
        text/encode          text to ids
+       text/lines           where a long text can be split
        text/decode          ids to text
        text/jinja_base       values of templates, memory, limits
        text/jinja_lex        templates: tokens

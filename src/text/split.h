@@ -319,9 +319,23 @@ static const qlora__text_pattern qlora__text_patterns[] = {
     // The Whitespace step: \w+|[^\w\s]+ in another engine, whose \w differs.
     {"Whitespace", qlora__text_match_words, 0}};
 
+// Whether an expression is a known one. Files have line ends as they are, or escaped.
+static bool qlora__text_pattern_same(const char* known, const char* regex) {
+    while (*known != '\0' && *regex != '\0') {
+        bool escaped = *regex == '\n' || *regex == '\r';
+        if (escaped ? known[0] != '\\' || known[1] != (*regex == '\n' ? 'n' : 'r')
+                    : known[0] != *regex) {
+            return false;
+        }
+        known += escaped ? 2 : 1;
+        regex++;
+    }
+    return *known == *regex;
+}
+
 static const qlora__text_pattern* qlora__text_pattern_find(const char* regex) {
     for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_patterns); i++) {
-        if (strcmp(qlora__text_patterns[i].regex, regex) == 0) {
+        if (qlora__text_pattern_same(qlora__text_patterns[i].regex, regex)) {
             return &qlora__text_patterns[i];
         }
     }

@@ -599,6 +599,74 @@ TEST shared_golden(const char* name) {
     PASS();
 }
 
+// A text may be split wherever qlora__text_lines_cut says: the ids of the parts are those of the
+// whole. `kind` is what this tokenizer should allow.
+TEST split_lines(qlora_text_tok* (*open)(const char*), const char* name,
+                 qlora__text_lines_kind kind) {
+    static const char* const pieces[] = {"\n",
+                                         "\n",
+                                         "\n\n",
+                                         "\r\n",
+                                         " ",
+                                         "  ",
+                                         "\t",
+                                         "a",
+                                         "The",
+                                         "it's",
+                                         "'s",
+                                         ".",
+                                         "!",
+                                         "/x",
+                                         "12",
+                                         "\xC3\xA9",
+                                         "\xE4\xB8\xAD\xE6\x96\x87",
+                                         "e\xCC\x81",
+                                         "\xF0\x9F\x98\x80",
+                                         "<s>",
+                                         "</s>",
+                                         "<|endoftext|>",
+                                         "\n \n",
+                                         "word\n",
+                                         "\xE2\x96\x81",
+                                         "\xC2\xA0",
+                                         "(\n"};
+    char text[400];
+    qlora_text_ids whole = {0};
+    qlora_text_ids parts = {0};
+    qlora_text_tok* tok = open(name);
+    if (!tok) {
+        SKIPm("no shared folder, or no gzip");
+    }
+    ASSERT_EQ_FMT((int)kind, (int)qlora__text_lines_of(tok), "%d");
+    test_random random = test_random_start(name);
+    size_t cuts = 0;
+    for (int i = 0; i < (test_brief() ? 40 : 400); i++) {
+        size_t size = 0;
+        for (size_t n = 1 + test_random_below(&random, 30); n > 0; n--) {
+            const char* piece =
+                pieces[test_random_below(&random, sizeof pieces / sizeof pieces[0])];
+            memcpy(text + size, piece, strlen(piece));
+            size += strlen(piece);
+        }
+        whole.count = 0;
+        ASSERT(OK(qlora_text_encode(tok, text, size, 0, &whole)));
+        for (size_t cut = qlora__text_lines_cut(tok, kind, text, size, 1); cut < size;
+             cut = qlora__text_lines_cut(tok, kind, text, size, cut + 1)) {
+            parts.count = 0;
+            cuts++;
+            ASSERT(OK(qlora_text_encode(tok, text, cut, 0, &parts)));
+            ASSERT(OK(qlora_text_encode(tok, text + cut, size - cut, QLORA_TEXT_CONTINUE, &parts)));
+            ASSERT_EQ_FMT(whole.count, parts.count, "%zu");
+            ASSERT_MEM_EQ(whole.data, parts.data, whole.count * sizeof(int32_t));
+        }
+    }
+    ASSERT(kind == QLORA__TEXT_LINES_NONE || cuts > 100 || test_brief());
+    qlora_text_ids_free(lib, &whole);
+    qlora_text_ids_free(lib, &parts);
+    qlora_text_tok_close(tok);
+    PASS();
+}
+
 // Texts are separated as in llama.cpp's .inp; its .out has one line of ids for each.
 static bool vector_is_right(qlora_text_tok* tok, const char* text, size_t size, const char* line) {
     qlora_text_ids got = {0};
@@ -1725,6 +1793,14 @@ SUITE(text_suite) {
     RUN_TESTp(shared_golden, "deepseek_v3");
     RUN_TESTp(shared_golden, "yi");
     RUN_TESTp(shared_golden, "gemma");
+    RUN_TESTp(split_lines, golden_tok, "text_byte", QLORA__TEXT_LINES_AFTER);
+    RUN_TESTp(split_lines, golden_tok, "text_spm", QLORA__TEXT_LINES_AFTER);
+    RUN_TESTp(split_lines, shared_tok, "gpt2", QLORA__TEXT_LINES_BEFORE);
+    RUN_TESTp(split_lines, shared_tok, "qwen3", QLORA__TEXT_LINES_AFTER);
+    RUN_TESTp(split_lines, shared_tok, "mistral_nemo", QLORA__TEXT_LINES_AFTER);
+    RUN_TESTp(split_lines, shared_tok, "deepseek_v3", QLORA__TEXT_LINES_AFTER);
+    RUN_TESTp(split_lines, shared_tok, "gemma", QLORA__TEXT_LINES_AFTER);
+    RUN_TESTp(split_lines, shared_tok, "mistral_v1", QLORA__TEXT_LINES_AFTER);
     RUN_TESTp(llama_cpp_vectors, "gpt-2", "gpt2");
     RUN_TESTp(llama_cpp_vectors, "llama-bpe", "llama3_2");
     RUN_TESTp(llama_cpp_vectors, "qwen2", "qwen2_5");
