@@ -29,7 +29,12 @@
        text/pattern         regular expressions: compiling
        text/pattern_match   regular expressions: matching
        text/split           pre-tokenizers
-       text/bpe             one word to ids
+       text/tok             a tokenizer
+       text/unigram         one word to ids: Unigram
+       text/bpe             one word to ids: BPE
+       text/unicode_graphemes  generated tables of graphemes
+       text/graphemes       borders between graphemes
+       text/charsmap        the map of SentencePiece's normalizer
        text/normalize       normalizers
        text/load_model      tokenizer.json: tokens and merges
        text/load            tokenizer.json: the steps around them
@@ -11706,6 +11711,10 @@ enum {
     QLORA__TEXT_N_PREPEND,
     QLORA__TEXT_N_REPLACE,
     QLORA__TEXT_N_STRIP,
+    QLORA__TEXT_N_REPLACE_PATTERN,
+    QLORA__TEXT_N_CHARSMAP,
+    QLORA__TEXT_N_NMT,
+    QLORA__TEXT_N_LOWER,
     QLORA__TEXT_P_REGEX,
     QLORA__TEXT_P_STRING,
     QLORA__TEXT_P_CLASS,
@@ -11725,7 +11734,7 @@ enum {
 typedef struct qlora__text_step {
     int kind;
     const qlora__text_pattern* pattern; // P_REGEX: a known pattern,
-    qlora__pattern* program;            // or, owned, any other one
+    qlora__pattern* program;            // or, owned, any other one; also N_REPLACE_PATTERN
     unsigned mask;                      // classes of P_CLASS
     int behavior;
     bool invert;
@@ -11837,7 +11846,9 @@ static qlora_result qlora__text_step_merge(qlora__env* env, int behavior,
     return QLORA_OK;
 }
 
-//@@ src/text/bpe.h
+//@@ src/text/tok.h
+
+// A tokenizer: its vocabulary, its steps, and scratch memory.
 
 enum { QLORA__TEXT_CACHE_KEY = 26, QLORA__TEXT_CACHE_IDS = 8, QLORA__TEXT_CACHE_PLACES = 32768 };
 
@@ -11854,6 +11865,15 @@ typedef struct qlora__text_symbol {
     uint32_t previous;
     uint32_t next;
 } qlora__text_symbol;
+
+enum { QLORA__TEXT_PATH_NONE = -1 };
+
+// Unigram: the best way to a position in the word.
+typedef struct qlora__text_path {
+    double score;
+    int64_t start; // of its last token; QLORA__TEXT_PATH_NONE: none is known
+    int32_t id;
+} qlora__text_path;
 
 typedef struct qlora__text_job { // a possible merge
     uint32_t rank;
@@ -11875,7 +11895,7 @@ typedef struct qlora__text_added {
     bool strip_right;
 } qlora__text_added;
 
-// A trie of added tokens: (node, byte) -> (next node, 1 + index of the token that ends there).
+// A trie of tokens: (node, byte) -> (next node, 1 + index of the token that ends there).
 typedef struct qlora__text_trie {
     qlora__text_pairs edges;
     uint32_t nodes;
@@ -11902,6 +11922,12 @@ struct qlora_text_tok {
     bool byte_fallback;
     bool fuse_unknown;
     bool ignore_merges;
+    // Unigram models
+    bool unigram;
+    double* scores; // by id
+    size_t score_capacity;
+    double unknown_score;
+    qlora__text_trie words_trie;
     bool cut_safe; // `cut` never follows another character in a word: words can be split there
     char cut[4];
     size_t cut_size;
@@ -11931,6 +11957,8 @@ struct qlora_text_tok {
     qlora__text_job* jobs;
     size_t job_count;
     size_t job_capacity;
+    qlora__text_path* paths;
+    size_t path_capacity;
 };
 
 enum {
@@ -11939,6 +11967,150 @@ enum {
     QLORA__TEXT_K_ADDED = 4,
     QLORA__TEXT_K_BYTE = 8
 };
+
+static qlora_result qlora__text_trie_add(qlora__env* env, qlora__text_trie* trie, const char* text,
+                                         size_t size, uint32_t token) {
+    uint32_t node = 0;
+    for (size_t i = 0; i < size; i++) {
+        unsigned char c = (unsigned char)text[i];
+        const qlora__text_pair* edge = qlora__text_pairs_find(&trie->edges, node, c);
+        uint32_t next = edge != NULL ? edge->first : ++trie->nodes;
+        uint32_t ends = edge != NULL ? edge->second : 0;
+        if (i + 1 == size) {
+            ends = token + 1;
+        }
+        QLORA__TRY(qlora__text_pairs_put(env, &trie->edges, node, c, next, ends));
+        trie->starts[c] = trie->starts[c] || i == 0;
+        node = next;
+    }
+    return QLORA_OK;
+}
+
+// Length of the character at a position: one byte in byte-level words and in invalid UTF-8.
+static size_t qlora__text_symbol_size(const qlora_text_tok* tok, const char* word, size_t left) {
+    uint32_t code;
+    if (tok->byte_level || (unsigned char)word[0] < 0x80) {
+        return 1;
+    }
+    size_t size = qlora__text_utf8((const unsigned char*)word, left, &code);
+    return size > 0 ? size : 1;
+}
+
+//@@ src/text/unigram.h
+
+// Unigram models: the sequence of tokens with the best sum of scores.
+
+static void qlora__text_path_offer(qlora__text_path* path, double score, size_t start, int32_t id) {
+    if (path->start == QLORA__TEXT_PATH_NONE || score > path->score) {
+        path->score = score;
+        path->start = (int64_t)start;
+        path->id = id;
+    }
+}
+
+// Fills tok->paths. A character that is not a token of its own may be unknown.
+static qlora_result qlora__text_unigram_search(qlora__env* env, qlora_text_tok* tok,
+                                               const char* word, size_t size) {
+    qlora__text_path* paths = tok->paths;
+    for (size_t i = 0; i <= size; i++) {
+        paths[i].start = QLORA__TEXT_PATH_NONE;
+        paths[i].score = 0;
+    }
+    for (size_t at = 0; at < size;) {
+        size_t length = qlora__text_symbol_size(tok, word + at, size - at);
+        double here = paths[at].score;
+        bool single = false;
+        uint32_t node = 0;
+        for (size_t end = at; end < size;) {
+            const qlora__text_pair* edge =
+                qlora__text_pairs_find(&tok->words_trie.edges, node, (unsigned char)word[end]);
+            if (edge == NULL) {
+                break;
+            }
+            node = edge->first;
+            end++;
+            if (edge->second != 0) {
+                int32_t id = (int32_t)(edge->second - 1);
+                qlora__text_path_offer(&paths[end], here + tok->scores[id], at, id);
+                single = single || end - at == length;
+            }
+        }
+        qlora__text_path* next = &paths[at + length];
+        double unknown = here + tok->unknown_score;
+        if (!single && tok->unknown < 0 &&
+            (next->start == QLORA__TEXT_PATH_NONE || unknown > next->score)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "the tokenizer has neither a token for \"%.*s\" nor an unknown "
+                                   "token (model.unk_id)",
+                                   (int)length, word + at);
+        }
+        if (!single) {
+            qlora__text_path_offer(next, unknown, at, tok->unknown);
+        }
+        at += length;
+    }
+    return QLORA_OK;
+}
+
+// Adds what is unknown: its bytes, if the file allows that and has them all, else one token.
+static qlora_result qlora__text_unigram_unknown(qlora__env* env, const qlora_text_tok* tok,
+                                                const char* text, size_t size,
+                                                qlora_text_ids* out) {
+    int32_t id = qlora__text_words_find(&tok->words, text, size);
+    bool bytes = tok->byte_fallback;
+    for (size_t i = 0; i < size && bytes; i++) {
+        bytes = tok->fallback_ids[(unsigned char)text[i]] >= 0;
+    }
+    if (id >= 0 || !bytes) {
+        return qlora__text_ids_add(env, out, id >= 0 ? id : tok->unknown);
+    }
+    for (size_t i = 0; i < size; i++) {
+        QLORA__TRY(qlora__text_ids_add(env, out, tok->fallback_ids[(unsigned char)text[i]]));
+    }
+    return QLORA_OK;
+}
+
+// Encodes one word.
+static qlora_result qlora__text_unigram_word(qlora__env* env, qlora_text_tok* tok, const char* word,
+                                             size_t size, qlora_text_ids* out) {
+    void* paths = tok->paths;
+    qlora_result r = qlora__text_reserve(env, &paths, &tok->path_capacity, 0, size + 1,
+                                         sizeof(qlora__text_path));
+    tok->paths = (qlora__text_path*)paths;
+    QLORA__TRY(r);
+    QLORA__TRY(qlora__text_unigram_search(env, tok, word, size));
+    // from the end to the start: each position on the best way gets the end of its token
+    int64_t end = (int64_t)size;
+    int32_t id = tok->paths[size].id;
+    for (int64_t at = tok->paths[size].start; end > 0;) {
+        int64_t before = tok->paths[at].start;
+        int32_t before_id = tok->paths[at].id;
+        tok->paths[at].start = end;
+        tok->paths[at].id = id;
+        end = at;
+        at = before;
+        id = before_id;
+    }
+    for (size_t at = 0; at < size;) {
+        const qlora__text_path* path = &tok->paths[at];
+        size_t stop = (size_t)path->start;
+        if (tok->unknown < 0 || path->id != tok->unknown) {
+            QLORA__TRY(qlora__text_ids_add(env, out, path->id));
+            at = stop;
+            continue;
+        }
+        while (stop < size && tok->paths[stop].id == tok->unknown) { // neighbours are one
+            stop = (size_t)tok->paths[stop].start;
+        }
+        QLORA__TRY(qlora__text_unigram_unknown(env, tok, word + at, stop - at, out));
+        at = stop;
+    }
+    return QLORA_OK;
+}
+
+//@@ src/text/bpe.h
+
+// BPE models: pairs of tokens are joined, the best first.
 
 static bool qlora__text_job_before(const qlora__text_job* a, const qlora__text_job* b) {
     return a->rank < b->rank || (a->rank == b->rank && a->at < b->at);
@@ -12077,16 +12249,6 @@ static size_t qlora__text_merge_few(qlora_text_tok* tok, size_t count) {
     return count;
 }
 
-// Length of the character at a position: one byte in byte-level words and in invalid UTF-8.
-static size_t qlora__text_symbol_size(const qlora_text_tok* tok, const char* word, size_t left) {
-    uint32_t code;
-    if (tok->byte_level || (unsigned char)word[0] < 0x80) {
-        return 1;
-    }
-    size_t size = qlora__text_utf8((const unsigned char*)word, left, &code);
-    return size > 0 ? size : 1;
-}
-
 // Characters to symbols. A character without an id is spelt in bytes, else becomes unknown, else is
 // dropped, as far as the file allows. Unknown ones wait for the next known one, because the file
 // may fuse neighbours into one. Returns the number of symbols; there is room for `size`.
@@ -12153,6 +12315,12 @@ static qlora_result qlora__text_word_merge(qlora__env* env, qlora_text_tok* tok,
     return QLORA_OK;
 }
 
+static qlora_result qlora__text_word_split(qlora__env* env, qlora_text_tok* tok, const char* word,
+                                           size_t size, qlora_text_ids* out) {
+    return tok->unigram ? qlora__text_unigram_word(env, tok, word, size, out)
+                        : qlora__text_word_merge(env, tok, word, size, out);
+}
+
 // Encodes one word, through the cache.
 static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok, const char* word,
                                             size_t size, qlora_text_ids* out) {
@@ -12163,7 +12331,7 @@ static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok
         }
     }
     if (size > QLORA__TEXT_CACHE_KEY) {
-        return qlora__text_word_merge(env, tok, word, size, out);
+        return qlora__text_word_split(env, tok, word, size, out);
     }
     qlora__text_cached* cached =
         &tok->cache[qlora__text_hash(word, size) % QLORA__TEXT_CACHE_PLACES];
@@ -12174,7 +12342,7 @@ static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok
         return QLORA_OK;
     }
     size_t before = out->count;
-    QLORA__TRY(qlora__text_word_merge(env, tok, word, size, out));
+    QLORA__TRY(qlora__text_word_split(env, tok, word, size, out));
     if (out->count - before <= QLORA__TEXT_CACHE_IDS) {
         cached->size = (uint8_t)size;
         cached->count = (uint8_t)(out->count - before);
@@ -12205,6 +12373,367 @@ static qlora_result qlora__text_piece_encode(qlora__env* env, qlora_text_tok* to
     }
     return begin == size ? QLORA_OK
                          : qlora__text_word_encode(env, tok, text + begin, size - begin, out);
+}
+
+//@@ src/text/unicode_graphemes.h
+
+// Classes for the borders between graphemes.
+// clang-format off
+// Made by tools/grapheme_gen.py.
+// Data: Copyright (c) 1991-2025 Unicode, Inc., Unicode License V3, SPDX Unicode-3.0,
+// https://www.unicode.org/license.txt
+// Runs of equal class: first code point << 8 | class, in the order of the enum below.
+static const uint32_t qlora__text_grapheme_runs[] = {
+    0x7, 0x2000, 0x7f07, 0xa000, 0xa90e, 0xaa00, 0xad07, 0xae0e, 0xaf00, 0x30003, 0x37000,
+    0x48303, 0x48a00, 0x59103, 0x5be00, 0x5bf03, 0x5c000, 0x5c103, 0x5c300, 0x5c403, 0x5c600,
+    0x5c703, 0x5c800, 0x60006, 0x60600, 0x61003, 0x61b00, 0x61c07, 0x61d00, 0x64b03, 0x66000,
+    0x67003, 0x67100, 0x6d603, 0x6dd06, 0x6de00, 0x6df03, 0x6e500, 0x6e703, 0x6e900, 0x6ea03,
+    0x6ee00, 0x70f06, 0x71000, 0x71103, 0x71200, 0x73003, 0x74b00, 0x7a603, 0x7b100, 0x7eb03,
+    0x7f400, 0x7fd03, 0x7fe00, 0x81603, 0x81a00, 0x81b03, 0x82400, 0x82503, 0x82800, 0x82903,
+    0x82e00, 0x85903, 0x85c00, 0x89006, 0x89200, 0x89703, 0x8a000, 0x8ca03, 0x8e206, 0x8e303,
+    0x90305, 0x90400, 0x9150f, 0x93a03, 0x93b05, 0x93c03, 0x93d00, 0x93e05, 0x94103, 0x94905,
+    0x94d01, 0x94e05, 0x95000, 0x95103, 0x9580f, 0x96000, 0x96203, 0x96400, 0x9780f, 0x98000,
+    0x98103, 0x98205, 0x98400, 0x9950f, 0x9a900, 0x9aa0f, 0x9b100, 0x9b20f, 0x9b300, 0x9b60f,
+    0x9ba00, 0x9bc03, 0x9bd00, 0x9be03, 0x9bf05, 0x9c103, 0x9c500, 0x9c705, 0x9c900, 0x9cb05,
+    0x9cd01, 0x9ce00, 0x9d703, 0x9d800, 0x9dc0f, 0x9de00, 0x9df0f, 0x9e000, 0x9e203, 0x9e400,
+    0x9f00f, 0x9f200, 0x9fe03, 0x9ff00, 0xa0103, 0xa0305, 0xa0400, 0xa3c03, 0xa3d00, 0xa3e05,
+    0xa4103, 0xa4300, 0xa4703, 0xa4900, 0xa4b03, 0xa4e00, 0xa5103, 0xa5200, 0xa7003, 0xa7200,
+    0xa7503, 0xa7600, 0xa8103, 0xa8305, 0xa8400, 0xa950f, 0xaa900, 0xaaa0f, 0xab100, 0xab20f,
+    0xab400, 0xab50f, 0xaba00, 0xabc03, 0xabd00, 0xabe05, 0xac103, 0xac600, 0xac703, 0xac905,
+    0xaca00, 0xacb05, 0xacd01, 0xace00, 0xae203, 0xae400, 0xaf90f, 0xafa03, 0xb0000, 0xb0103,
+    0xb0205, 0xb0400, 0xb150f, 0xb2900, 0xb2a0f, 0xb3100, 0xb320f, 0xb3400, 0xb350f, 0xb3a00,
+    0xb3c03, 0xb3d00, 0xb3e03, 0xb4005, 0xb4103, 0xb4500, 0xb4705, 0xb4900, 0xb4b05, 0xb4d01,
+    0xb4e00, 0xb5503, 0xb5800, 0xb5c0f, 0xb5e00, 0xb5f0f, 0xb6000, 0xb6203, 0xb6400, 0xb710f,
+    0xb7200, 0xb8203, 0xb8300, 0xbbe03, 0xbbf05, 0xbc003, 0xbc105, 0xbc300, 0xbc605, 0xbc900,
+    0xbca05, 0xbcd03, 0xbce00, 0xbd703, 0xbd800, 0xc0003, 0xc0105, 0xc0403, 0xc0500, 0xc150f,
+    0xc2900, 0xc2a0f, 0xc3a00, 0xc3c03, 0xc3d00, 0xc3e03, 0xc4105, 0xc4500, 0xc4603, 0xc4900,
+    0xc4a03, 0xc4d01, 0xc4e00, 0xc5503, 0xc5700, 0xc580f, 0xc5b00, 0xc6203, 0xc6400, 0xc8103,
+    0xc8205, 0xc8400, 0xcbc03, 0xcbd00, 0xcbe05, 0xcbf03, 0xcc105, 0xcc203, 0xcc305, 0xcc500,
+    0xcc603, 0xcc900, 0xcca03, 0xcce00, 0xcd503, 0xcd700, 0xce203, 0xce400, 0xcf305, 0xcf400,
+    0xd0003, 0xd0205, 0xd0400, 0xd150f, 0xd3b03, 0xd3d00, 0xd3e03, 0xd3f05, 0xd4103, 0xd4500,
+    0xd4605, 0xd4900, 0xd4a05, 0xd4d01, 0xd4e06, 0xd4f00, 0xd5703, 0xd5800, 0xd6203, 0xd6400,
+    0xd8103, 0xd8205, 0xd8400, 0xdca03, 0xdcb00, 0xdcf03, 0xdd005, 0xdd203, 0xdd500, 0xdd603,
+    0xdd700, 0xdd805, 0xddf03, 0xde000, 0xdf205, 0xdf400, 0xe3103, 0xe3200, 0xe3305, 0xe3403,
+    0xe3b00, 0xe4703, 0xe4f00, 0xeb103, 0xeb200, 0xeb305, 0xeb403, 0xebd00, 0xec803, 0xecf00,
+    0xf1803, 0xf1a00, 0xf3503, 0xf3600, 0xf3703, 0xf3800, 0xf3903, 0xf3a00, 0xf3e05, 0xf4000,
+    0xf7103, 0xf7f05, 0xf8003, 0xf8500, 0xf8603, 0xf8800, 0xf8d03, 0xf9800, 0xf9903, 0xfbd00,
+    0xfc603, 0xfc700, 0x10000f, 0x102b00, 0x102d03, 0x103105, 0x103203, 0x103800, 0x103901,
+    0x103a03, 0x103b05, 0x103d03, 0x103f0f, 0x104000, 0x10500f, 0x105605, 0x105803, 0x105a0f,
+    0x105e03, 0x10610f, 0x106200, 0x10650f, 0x106700, 0x106e0f, 0x107103, 0x10750f, 0x108203,
+    0x108300, 0x108405, 0x108503, 0x108700, 0x108d03, 0x108e0f, 0x108f00, 0x109d03, 0x109e00,
+    0x110008, 0x116009, 0x11a80a, 0x120000, 0x135d03, 0x136000, 0x171203, 0x171600, 0x173203,
+    0x173500, 0x175203, 0x175400, 0x177203, 0x177400, 0x17800f, 0x17b403, 0x17b605, 0x17b703,
+    0x17be05, 0x17c603, 0x17c705, 0x17c903, 0x17d201, 0x17d303, 0x17d400, 0x17dd03, 0x17de00,
+    0x180b03, 0x180e07, 0x180f03, 0x181000, 0x188503, 0x188700, 0x18a903, 0x18aa00, 0x192003,
+    0x192305, 0x192703, 0x192905, 0x192c00, 0x193005, 0x193203, 0x193305, 0x193903, 0x193c00,
+    0x1a1703, 0x1a1905, 0x1a1b03, 0x1a1c00, 0x1a200f, 0x1a5505, 0x1a5603, 0x1a5705, 0x1a5803,
+    0x1a5f00, 0x1a6001, 0x1a6100, 0x1a6203, 0x1a6300, 0x1a6503, 0x1a6d05, 0x1a7303, 0x1a7d00,
+    0x1a7f03, 0x1a8000, 0x1ab003, 0x1acf00, 0x1b0003, 0x1b0405, 0x1b0500, 0x1b0b0f, 0x1b0d00,
+    0x1b130f, 0x1b3403, 0x1b3e05, 0x1b4203, 0x1b4401, 0x1b450f, 0x1b4d00, 0x1b6b03, 0x1b7400,
+    0x1b8003, 0x1b8205, 0x1b830f, 0x1ba105, 0x1ba203, 0x1ba605, 0x1ba803, 0x1bab01, 0x1bac03,
+    0x1bae0f, 0x1bb000, 0x1bbb0f, 0x1bbe00, 0x1be603, 0x1be705, 0x1be803, 0x1bea05, 0x1bed03,
+    0x1bee05, 0x1bef03, 0x1bf400, 0x1c2405, 0x1c2c03, 0x1c3405, 0x1c3603, 0x1c3800, 0x1cd003,
+    0x1cd300, 0x1cd403, 0x1ce105, 0x1ce203, 0x1ce900, 0x1ced03, 0x1cee00, 0x1cf403, 0x1cf501,
+    0x1cf705, 0x1cf803, 0x1cfa00, 0x1dc003, 0x1e0000, 0x200b07, 0x200c04, 0x200d02, 0x200e07,
+    0x201000, 0x202807, 0x202f00, 0x203c0e, 0x203d00, 0x20490e, 0x204a00, 0x206007, 0x207000,
+    0x20d003, 0x20f100, 0x21220e, 0x212300, 0x21390e, 0x213a00, 0x21940e, 0x219a00, 0x21a90e,
+    0x21ab00, 0x231a0e, 0x231c00, 0x23280e, 0x232900, 0x23cf0e, 0x23d000, 0x23e90e, 0x23f400,
+    0x23f80e, 0x23fb00, 0x24c20e, 0x24c300, 0x25aa0e, 0x25ac00, 0x25b60e, 0x25b700, 0x25c00e,
+    0x25c100, 0x25fb0e, 0x25ff00, 0x26000e, 0x260500, 0x260e0e, 0x260f00, 0x26110e, 0x261200,
+    0x26140e, 0x261600, 0x26180e, 0x261900, 0x261d0e, 0x261e00, 0x26200e, 0x262100, 0x26220e,
+    0x262400, 0x26260e, 0x262700, 0x262a0e, 0x262b00, 0x262e0e, 0x263000, 0x26380e, 0x263b00,
+    0x26400e, 0x264100, 0x26420e, 0x264300, 0x26480e, 0x265400, 0x265f0e, 0x266100, 0x26630e,
+    0x266400, 0x26650e, 0x266700, 0x26680e, 0x266900, 0x267b0e, 0x267c00, 0x267e0e, 0x268000,
+    0x26920e, 0x269800, 0x26990e, 0x269a00, 0x269b0e, 0x269d00, 0x26a00e, 0x26a200, 0x26a70e,
+    0x26a800, 0x26aa0e, 0x26ac00, 0x26b00e, 0x26b200, 0x26bd0e, 0x26bf00, 0x26c40e, 0x26c600,
+    0x26c80e, 0x26c900, 0x26ce0e, 0x26d000, 0x26d10e, 0x26d200, 0x26d30e, 0x26d500, 0x26e90e,
+    0x26eb00, 0x26f00e, 0x26f600, 0x26f70e, 0x26fb00, 0x26fd0e, 0x26fe00, 0x27020e, 0x270300,
+    0x27050e, 0x270600, 0x27080e, 0x270e00, 0x270f0e, 0x271000, 0x27120e, 0x271300, 0x27140e,
+    0x271500, 0x27160e, 0x271700, 0x271d0e, 0x271e00, 0x27210e, 0x272200, 0x27280e, 0x272900,
+    0x27330e, 0x273500, 0x27440e, 0x274500, 0x27470e, 0x274800, 0x274c0e, 0x274d00, 0x274e0e,
+    0x274f00, 0x27530e, 0x275600, 0x27570e, 0x275800, 0x27630e, 0x276500, 0x27950e, 0x279800,
+    0x27a10e, 0x27a200, 0x27b00e, 0x27b100, 0x27bf0e, 0x27c000, 0x29340e, 0x293600, 0x2b050e,
+    0x2b0800, 0x2b1b0e, 0x2b1d00, 0x2b500e, 0x2b5100, 0x2b550e, 0x2b5600, 0x2cef03, 0x2cf200,
+    0x2d7f03, 0x2d8000, 0x2de003, 0x2e0000, 0x302a03, 0x30300e, 0x303100, 0x303d0e, 0x303e00,
+    0x309903, 0x309b00, 0x32970e, 0x329800, 0x32990e, 0x329a00, 0xa66f03, 0xa67300, 0xa67403,
+    0xa67e00, 0xa69e03, 0xa6a000, 0xa6f003, 0xa6f200, 0xa80203, 0xa80300, 0xa80603, 0xa80700,
+    0xa80b03, 0xa80c00, 0xa82305, 0xa82503, 0xa82705, 0xa82800, 0xa82c03, 0xa82d00, 0xa88005,
+    0xa88200, 0xa8b405, 0xa8c403, 0xa8c600, 0xa8e003, 0xa8f200, 0xa8ff03, 0xa90000, 0xa92603,
+    0xa92e00, 0xa94703, 0xa95205, 0xa95303, 0xa95400, 0xa96008, 0xa97d00, 0xa98003, 0xa98305,
+    0xa98400, 0xa9890f, 0xa98c00, 0xa98f0f, 0xa9b303, 0xa9b405, 0xa9b603, 0xa9ba05, 0xa9bc03,
+    0xa9be05, 0xa9c001, 0xa9c100, 0xa9e00f, 0xa9e503, 0xa9e600, 0xa9e70f, 0xa9f000, 0xa9fa0f,
+    0xa9ff00, 0xaa2903, 0xaa2f05, 0xaa3103, 0xaa3305, 0xaa3503, 0xaa3700, 0xaa4303, 0xaa4400,
+    0xaa4c03, 0xaa4d05, 0xaa4e00, 0xaa600f, 0xaa7000, 0xaa710f, 0xaa7400, 0xaa7a0f, 0xaa7b00,
+    0xaa7c03, 0xaa7d00, 0xaa7e0f, 0xaa8000, 0xaab003, 0xaab100, 0xaab203, 0xaab500, 0xaab703,
+    0xaab900, 0xaabe03, 0xaac000, 0xaac103, 0xaac200, 0xaae00f, 0xaaeb05, 0xaaec03, 0xaaee05,
+    0xaaf000, 0xaaf505, 0xaaf601, 0xaaf700, 0xabc00f, 0xabdb00, 0xabe305, 0xabe503, 0xabe605,
+    0xabe803, 0xabe905, 0xabeb00, 0xabec05, 0xabed03, 0xabee00, 0xd7b009, 0xd7c700, 0xd7cb0a,
+    0xd7fc00, 0xfb1e03, 0xfb1f00, 0xfe0003, 0xfe1000, 0xfe2003, 0xfe3000, 0xfeff07, 0xff0000,
+    0xff9e03, 0xffa000, 0xfff007, 0xfffc00, 0x101fd03, 0x101fe00, 0x102e003, 0x102e100, 0x1037603,
+    0x1037b00, 0x10a000f, 0x10a0103, 0x10a0400, 0x10a0503, 0x10a0700, 0x10a0c03, 0x10a100f,
+    0x10a1400, 0x10a150f, 0x10a1800, 0x10a190f, 0x10a3600, 0x10a3803, 0x10a3b00, 0x10a3f01,
+    0x10a4000, 0x10ae503, 0x10ae700, 0x10d2403, 0x10d2800, 0x10d6903, 0x10d6e00, 0x10eab03,
+    0x10ead00, 0x10efc03, 0x10f0000, 0x10f4603, 0x10f5100, 0x10f8203, 0x10f8600, 0x1100005,
+    0x1100103, 0x1100205, 0x1100300, 0x1103803, 0x1104700, 0x1107003, 0x1107100, 0x1107303,
+    0x1107500, 0x1107f03, 0x1108205, 0x1108300, 0x110b005, 0x110b303, 0x110b705, 0x110b903,
+    0x110bb00, 0x110bd06, 0x110be00, 0x110c203, 0x110c300, 0x110cd06, 0x110ce00, 0x1110003,
+    0x111030f, 0x1112703, 0x1112c05, 0x1112d03, 0x1113301, 0x1113403, 0x1113500, 0x111440f,
+    0x1114505, 0x111470f, 0x1114800, 0x1117303, 0x1117400, 0x1118003, 0x1118205, 0x1118300,
+    0x111b305, 0x111b603, 0x111bf05, 0x111c003, 0x111c100, 0x111c206, 0x111c400, 0x111c903,
+    0x111cd00, 0x111ce05, 0x111cf03, 0x111d000, 0x1122c05, 0x1122f03, 0x1123205, 0x1123403,
+    0x1123800, 0x1123e03, 0x1123f00, 0x1124103, 0x1124200, 0x112df03, 0x112e005, 0x112e303,
+    0x112eb00, 0x1130003, 0x1130205, 0x1130400, 0x1133b03, 0x1133d00, 0x1133e03, 0x1133f05,
+    0x1134003, 0x1134105, 0x1134500, 0x1134705, 0x1134900, 0x1134b05, 0x1134d03, 0x1134e00,
+    0x1135703, 0x1135800, 0x1136205, 0x1136400, 0x1136603, 0x1136d00, 0x1137003, 0x1137500,
+    0x113800f, 0x1138a00, 0x1138b0f, 0x1138c00, 0x1138e0f, 0x1138f00, 0x113900f, 0x113b600,
+    0x113b803, 0x113b905, 0x113bb03, 0x113c100, 0x113c203, 0x113c300, 0x113c503, 0x113c600,
+    0x113c703, 0x113ca05, 0x113cb00, 0x113cc05, 0x113ce03, 0x113d001, 0x113d106, 0x113d203,
+    0x113d300, 0x113e103, 0x113e300, 0x1143505, 0x1143803, 0x1144005, 0x1144203, 0x1144505,
+    0x1144603, 0x1144700, 0x1145e03, 0x1145f00, 0x114b003, 0x114b105, 0x114b303, 0x114b905,
+    0x114ba03, 0x114bb05, 0x114bd03, 0x114be05, 0x114bf03, 0x114c105, 0x114c203, 0x114c400,
+    0x115af03, 0x115b005, 0x115b203, 0x115b600, 0x115b805, 0x115bc03, 0x115be05, 0x115bf03,
+    0x115c100, 0x115dc03, 0x115de00, 0x1163005, 0x1163303, 0x1163b05, 0x1163d03, 0x1163e05,
+    0x1163f03, 0x1164100, 0x116ab03, 0x116ac05, 0x116ad03, 0x116ae05, 0x116b003, 0x116b800,
+    0x1171d03, 0x1171e05, 0x1171f03, 0x1172000, 0x1172203, 0x1172605, 0x1172703, 0x1172c00,
+    0x1182c05, 0x1182f03, 0x1183805, 0x1183903, 0x1183b00, 0x119000f, 0x1190700, 0x119090f,
+    0x1190a00, 0x1190c0f, 0x1191400, 0x119150f, 0x1191700, 0x119180f, 0x1193003, 0x1193105,
+    0x1193600, 0x1193705, 0x1193900, 0x1193b03, 0x1193e01, 0x1193f06, 0x1194005, 0x1194106,
+    0x1194205, 0x1194303, 0x1194400, 0x119d105, 0x119d403, 0x119d800, 0x119da03, 0x119dc05,
+    0x119e003, 0x119e100, 0x119e405, 0x119e500, 0x11a000f, 0x11a0103, 0x11a0b0f, 0x11a3303,
+    0x11a3905, 0x11a3a01, 0x11a3b03, 0x11a3f00, 0x11a4701, 0x11a4800, 0x11a500f, 0x11a5103,
+    0x11a5705, 0x11a5903, 0x11a5c0f, 0x11a8406, 0x11a8a03, 0x11a9705, 0x11a9803, 0x11a9901,
+    0x11a9a00, 0x11c2f05, 0x11c3003, 0x11c3700, 0x11c3803, 0x11c3e05, 0x11c3f03, 0x11c4000,
+    0x11c9203, 0x11ca800, 0x11ca905, 0x11caa03, 0x11cb105, 0x11cb203, 0x11cb405, 0x11cb503,
+    0x11cb700, 0x11d3103, 0x11d3700, 0x11d3a03, 0x11d3b00, 0x11d3c03, 0x11d3e00, 0x11d3f03,
+    0x11d4606, 0x11d4703, 0x11d4800, 0x11d8a05, 0x11d8f00, 0x11d9003, 0x11d9200, 0x11d9305,
+    0x11d9503, 0x11d9605, 0x11d9703, 0x11d9800, 0x11ef303, 0x11ef505, 0x11ef700, 0x11f0003,
+    0x11f0206, 0x11f0305, 0x11f040f, 0x11f1100, 0x11f120f, 0x11f3405, 0x11f3603, 0x11f3b00,
+    0x11f3e05, 0x11f4003, 0x11f4201, 0x11f4300, 0x11f5a03, 0x11f5b00, 0x1343007, 0x1344003,
+    0x1344100, 0x1344703, 0x1345600, 0x1611e03, 0x1612a05, 0x1612d03, 0x1613000, 0x16af003,
+    0x16af500, 0x16b3003, 0x16b3700, 0x16d6309, 0x16d6400, 0x16d6709, 0x16d6b00, 0x16f4f03,
+    0x16f5000, 0x16f5105, 0x16f8800, 0x16f8f03, 0x16f9300, 0x16fe403, 0x16fe500, 0x16ff003,
+    0x16ff200, 0x1bc9d03, 0x1bc9f00, 0x1bca007, 0x1bca400, 0x1cf0003, 0x1cf2e00, 0x1cf3003,
+    0x1cf4700, 0x1d16503, 0x1d16a00, 0x1d16d03, 0x1d17307, 0x1d17b03, 0x1d18300, 0x1d18503,
+    0x1d18c00, 0x1d1aa03, 0x1d1ae00, 0x1d24203, 0x1d24500, 0x1da0003, 0x1da3700, 0x1da3b03,
+    0x1da6d00, 0x1da7503, 0x1da7600, 0x1da8403, 0x1da8500, 0x1da9b03, 0x1daa000, 0x1daa103,
+    0x1dab000, 0x1e00003, 0x1e00700, 0x1e00803, 0x1e01900, 0x1e01b03, 0x1e02200, 0x1e02303,
+    0x1e02500, 0x1e02603, 0x1e02b00, 0x1e08f03, 0x1e09000, 0x1e13003, 0x1e13700, 0x1e2ae03,
+    0x1e2af00, 0x1e2ec03, 0x1e2f000, 0x1e4ec03, 0x1e4f000, 0x1e5ee03, 0x1e5f000, 0x1e8d003,
+    0x1e8d700, 0x1e94403, 0x1e94b00, 0x1f0040e, 0x1f00500, 0x1f02c0e, 0x1f03000, 0x1f0940e,
+    0x1f0a000, 0x1f0af0e, 0x1f0b100, 0x1f0c00e, 0x1f0c100, 0x1f0cf0e, 0x1f0d100, 0x1f0f60e,
+    0x1f10000, 0x1f1700e, 0x1f17200, 0x1f17e0e, 0x1f18000, 0x1f18e0e, 0x1f18f00, 0x1f1910e,
+    0x1f19b00, 0x1f1af0e, 0x1f1e60d, 0x1f20000, 0x1f2010e, 0x1f21000, 0x1f21a0e, 0x1f21b00,
+    0x1f22f0e, 0x1f23000, 0x1f2320e, 0x1f23b00, 0x1f23c0e, 0x1f24000, 0x1f2490e, 0x1f26000,
+    0x1f2660e, 0x1f32200, 0x1f3240e, 0x1f39400, 0x1f3960e, 0x1f39800, 0x1f3990e, 0x1f39c00,
+    0x1f39e0e, 0x1f3f100, 0x1f3f30e, 0x1f3f600, 0x1f3f70e, 0x1f3fb03, 0x1f4000e, 0x1f4fe00,
+    0x1f4ff0e, 0x1f53e00, 0x1f5490e, 0x1f54f00, 0x1f5500e, 0x1f56800, 0x1f56f0e, 0x1f57100,
+    0x1f5730e, 0x1f57b00, 0x1f5870e, 0x1f58800, 0x1f58a0e, 0x1f58e00, 0x1f5900e, 0x1f59100,
+    0x1f5950e, 0x1f59700, 0x1f5a40e, 0x1f5a600, 0x1f5a80e, 0x1f5a900, 0x1f5b10e, 0x1f5b300,
+    0x1f5bc0e, 0x1f5bd00, 0x1f5c20e, 0x1f5c500, 0x1f5d10e, 0x1f5d400, 0x1f5dc0e, 0x1f5df00,
+    0x1f5e10e, 0x1f5e200, 0x1f5e30e, 0x1f5e400, 0x1f5e80e, 0x1f5e900, 0x1f5ef0e, 0x1f5f000,
+    0x1f5f30e, 0x1f5f400, 0x1f5fa0e, 0x1f65000, 0x1f6800e, 0x1f6c600, 0x1f6cb0e, 0x1f6d300,
+    0x1f6d50e, 0x1f6e600, 0x1f6e90e, 0x1f6ea00, 0x1f6eb0e, 0x1f6f100, 0x1f6f30e, 0x1f70000,
+    0x1f7dc0e, 0x1f7f100, 0x1f80c0e, 0x1f81000, 0x1f8480e, 0x1f85000, 0x1f85a0e, 0x1f86000,
+    0x1f8880e, 0x1f89000, 0x1f8ae0e, 0x1f8b000, 0x1f8bc0e, 0x1f8c000, 0x1f8c20e, 0x1f8d000,
+    0x1f8d90e, 0x1f90000, 0x1f90c0e, 0x1f93b00, 0x1f93c0e, 0x1f94600, 0x1f9470e, 0x1fa0000,
+    0x1fa580e, 0x1fa6000, 0x1fa6e0e, 0x1fb0000, 0x1fc000e, 0x1fffe00, 0xe000007, 0xe002003,
+    0xe008007, 0xe010003, 0xe01f007, 0xe100000};
+// clang-format on
+
+//@@ src/text/graphemes.h
+
+// Graphemes: characters as a reader sees them (extended grapheme clusters, Unicode Annex 29).
+
+enum { // the classes of qlora__text_grapheme_runs
+    QLORA__TEXT_G_OTHER = 0,
+    QLORA__TEXT_G_LINKER, // joins consonants; extends as well
+    QLORA__TEXT_G_ZWJ,
+    QLORA__TEXT_G_EXTEND,
+    QLORA__TEXT_G_EXTEND_ONLY, // ends a series of consonants
+    QLORA__TEXT_G_SPACING,
+    QLORA__TEXT_G_PREPEND,
+    QLORA__TEXT_G_CONTROL,
+    QLORA__TEXT_G_L, // Hangul
+    QLORA__TEXT_G_V,
+    QLORA__TEXT_G_T,
+    QLORA__TEXT_G_LV,
+    QLORA__TEXT_G_LVT,
+    QLORA__TEXT_G_FLAG, // regional indicators, in pairs
+    QLORA__TEXT_G_PICTURE,
+    QLORA__TEXT_G_CONSONANT
+};
+
+static int qlora__text_grapheme_class(uint32_t code) {
+    if (code >= 0xAC00 && code <= 0xD7A3) {
+        return (code - 0xAC00) % 28 == 0 ? QLORA__TEXT_G_LV : QLORA__TEXT_G_LVT;
+    }
+    size_t low = 0;
+    size_t high = QLORA__TEXT_COUNT(qlora__text_grapheme_runs);
+    while (high - low > 1) {
+        size_t middle = (low + high) / 2;
+        bool after = qlora__text_grapheme_runs[middle] >> 8 > code;
+        low = after ? low : middle;
+        high = after ? middle : high;
+    }
+    return (int)(qlora__text_grapheme_runs[low] & 0xFF);
+}
+
+// Whether no border is between two characters that follow each other: Hangul syllables, and what
+// extends the character before it.
+static bool qlora__text_grapheme_joins(int a, int b) {
+    if (a == QLORA__TEXT_G_CONTROL || b == QLORA__TEXT_G_CONTROL) {
+        return false;
+    }
+    bool syllable = (a == QLORA__TEXT_G_L && (b == QLORA__TEXT_G_L || b == QLORA__TEXT_G_V ||
+                                              b == QLORA__TEXT_G_LV || b == QLORA__TEXT_G_LVT)) ||
+                    ((a == QLORA__TEXT_G_LV || a == QLORA__TEXT_G_V) &&
+                     (b == QLORA__TEXT_G_V || b == QLORA__TEXT_G_T)) ||
+                    ((a == QLORA__TEXT_G_LVT || a == QLORA__TEXT_G_T) && b == QLORA__TEXT_G_T);
+    return syllable || (b >= QLORA__TEXT_G_LINKER && b <= QLORA__TEXT_G_SPACING) ||
+           a == QLORA__TEXT_G_PREPEND;
+}
+
+// The length of the grapheme at the start of a text that is not empty. Bytes that are not UTF-8 are
+// one each.
+static size_t qlora__text_grapheme_size(const unsigned char* text, size_t size) {
+    size_t at = 0;
+    int before = QLORA__TEXT_G_OTHER;
+    size_t flags = 0;
+    bool picture = false;   // a picture, extended
+    bool consonant = false; // a consonant, extended
+    bool linked = false;    // and a linker after it
+    while (at < size) {
+        uint32_t code = text[at];
+        size_t length = code < 0x80 ? 1 : qlora__text_utf8(text + at, size - at, &code);
+        int now = length > 0 ? qlora__text_grapheme_class(code) : (int)QLORA__TEXT_G_CONTROL;
+        bool line = at == 1 && text[0] == '\r' && text[1] == '\n';
+        if (at > 0 && !line && !qlora__text_grapheme_joins(before, now) &&
+            !(picture && before == QLORA__TEXT_G_ZWJ && now == QLORA__TEXT_G_PICTURE) &&
+            !(linked && now == QLORA__TEXT_G_CONSONANT) &&
+            !(flags % 2 == 1 && now == QLORA__TEXT_G_FLAG)) {
+            return at;
+        }
+        bool extends = now >= QLORA__TEXT_G_LINKER && now <= QLORA__TEXT_G_EXTEND;
+        flags = now == QLORA__TEXT_G_FLAG ? flags + 1 : 0;
+        picture = now == QLORA__TEXT_G_PICTURE ||
+                  (picture && (extends || now == QLORA__TEXT_G_EXTEND_ONLY) &&
+                   before != QLORA__TEXT_G_ZWJ);
+        linked = (linked && extends) || (consonant && now == QLORA__TEXT_G_LINKER);
+        consonant = now == QLORA__TEXT_G_CONSONANT || (consonant && extends);
+        before = now;
+        at += length > 0 ? length : 1;
+    }
+    return at;
+}
+
+//@@ src/text/charsmap.h
+
+// The "Precompiled" normalizer of SentencePiece: graphemes and characters that become others.
+//
+// The map: the size of a trie in bytes, the trie, then the texts that it leads to, each with a zero
+// byte after it. The trie is a double array of 32-bit units: bits 0 to 7 and 31 are the label, bit 8
+// says that a text belongs to the node, and the rest is the offset of its children, in steps of 256
+// if bit 9 is set. A child is at the node's offset, exclusive-or the label; the text of a node is in
+// bits 0 to 30 of the unit at its offset.
+
+enum { QLORA__TEXT_MAX_MAPPED = 256 }; // bytes that one character can become
+
+static uint32_t qlora__text_charsmap_word(const char* map, size_t index) {
+    const unsigned char* p = (const unsigned char*)map + 4 * index;
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+// What is wrong with a map, or NULL.
+static const char* qlora__text_charsmap_fault(const char* map, size_t size) {
+    if (size < 8) {
+        return "is too short";
+    }
+    uint32_t trie = qlora__text_charsmap_word(map, 0);
+    if (trie % 4 != 0 || trie < 4 || trie > size - 4) {
+        return "has a trie of the wrong size";
+    }
+    size_t length = 0;
+    for (size_t at = 4 + trie; at < size; at++) {
+        length = map[at] != 0 ? length + 1 : 0;
+        if (length > QLORA__TEXT_MAX_MAPPED) { // a text could grow out of bounds
+            return "has a text of more than 256 bytes";
+        }
+    }
+    return NULL;
+}
+
+static uint32_t qlora__text_charsmap_offset(uint32_t unit) {
+    return unit >> 10 << ((unit & 1u << 9) >> 6);
+}
+
+// What the start of a text becomes, and how long that start is; NULL if nothing fits. The shortest
+// entry is taken, or, with `longest`, the longest one.
+static const char* qlora__text_charsmap_find(const char* map, size_t map_size, const char* text,
+                                             size_t size, bool longest, size_t* used,
+                                             size_t* out_size) {
+    size_t trie = qlora__text_charsmap_word(map, 0);
+    size_t units = trie / 4;
+    const char* found = NULL;
+    uint32_t node = qlora__text_charsmap_offset(qlora__text_charsmap_word(map, 1));
+    for (size_t i = 0; i < size && text[i] != 0; i++) {
+        uint32_t label = (unsigned char)text[i];
+        node ^= label;
+        if (node >= units) {
+            break;
+        }
+        uint32_t unit = qlora__text_charsmap_word(map, 1 + (size_t)node);
+        if ((unit & (1u << 31 | 0xFFu)) != label) {
+            break;
+        }
+        node ^= qlora__text_charsmap_offset(unit);
+        if ((unit >> 8 & 1u) == 0 || node >= units) {
+            continue;
+        }
+        size_t at = qlora__text_charsmap_word(map, 1 + (size_t)node) & 0x7FFFFFFFu;
+        if (at >= map_size - 4 - trie) {
+            break;
+        }
+        const char* begin = map + 4 + trie + at;
+        const char* end = (const char*)memchr(begin, 0, (size_t)(map + map_size - begin));
+        found = begin;
+        *used = i + 1;
+        *out_size = (size_t)((end != NULL ? end : map + map_size) - begin);
+        if (!longest) {
+            break;
+        }
+    }
+    return found;
+}
+
+// Replaces graphemes of up to five bytes as a whole, by the entry that fits their start, and
+// otherwise single characters. That is not what the map is made for, but what the library does.
+static qlora_result qlora__text_charsmap_apply(qlora__env* env, const char* map, size_t map_size,
+                                               const char* text, size_t size,
+                                               qlora_text_bytes* out) {
+    for (size_t at = 0; at < size;) {
+        size_t whole = qlora__text_grapheme_size((const unsigned char*)text + at, size - at);
+        size_t used;
+        size_t length;
+        const char* to = NULL;
+        if (whole < 6) {
+            to = qlora__text_charsmap_find(map, map_size, text + at, whole, false, &used, &length);
+        }
+        if (to != NULL) {
+            QLORA__TRY(qlora__text_bytes_add(env, out, to, length));
+            at += whole;
+            continue;
+        }
+        for (size_t end = at + whole; at < end;) {
+            uint32_t code;
+            size_t one = qlora__text_utf8((const unsigned char*)text + at, end - at, &code);
+            one = one > 0 ? one : 1;
+            to = qlora__text_charsmap_find(map, map_size, text + at, one, false, &used, &length);
+            QLORA__TRY(to != NULL ? qlora__text_bytes_add(env, out, to, length)
+                                  : qlora__text_bytes_add(env, out, text + at, one));
+            at += one;
+        }
+    }
+    return QLORA_OK;
 }
 
 //@@ src/text/normalize.h
@@ -12260,6 +12789,85 @@ static size_t qlora__text_space_before(const qlora_text_tok* tok, const char* te
     return end;
 }
 
+// Replaces every match of an expression.
+static qlora_result qlora__text_replace_pattern(qlora__env* env, const qlora_text_tok* tok,
+                                                const qlora__text_step* step, const char* text,
+                                                size_t size, qlora_text_bytes* out) {
+    qlora__text_step regex = *step;
+    qlora__text_view view = qlora__text_view_of(tok, text, size);
+    size_t copied = 0;
+    regex.kind = QLORA__TEXT_P_REGEX;
+    if (regex.program != NULL) {
+        qlora__pattern_allow(regex.program, size);
+    }
+    for (size_t at = 0; at < size;) {
+        size_t end = at;
+        size_t length;
+        QLORA__TRY(qlora__text_step_end(env, &regex, &view, 0, at, &end));
+        if (end == at) {
+            (void)qlora__text_class_at(&view, at, &length);
+            at += length;
+            continue;
+        }
+        QLORA__TRY(qlora__text_bytes_add(env, out, text + copied, at - copied));
+        QLORA__TRY(qlora__text_bytes_add(env, out, step->b, step->b_size));
+        at = end;
+        copied = end;
+    }
+    return qlora__text_bytes_add(env, out, text + copied, size - copied);
+}
+
+// What a character becomes in the Nmt step: itself, a space, or 0 for nothing.
+static uint32_t qlora__text_nmt(uint32_t code) {
+    static const uint32_t dropped[][2] = {{0x1, 0x8},   {0xB, 0xB},   {0xE, 0x1F},
+                                          {0x7F, 0x7F}, {0x8F, 0x8F}, {0x9F, 0x9F}};
+    static const uint32_t spaces[][2] = {{0x9, 0xA},       {0xC, 0xD},       {0x1680, 0x1680},
+                                         {0x200B, 0x200F}, {0x2028, 0x2029}, {0x2581, 0x2581},
+                                         {0xFEFF, 0xFEFF}, {0xFFFD, 0xFFFD}};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(dropped); i++) {
+        if (code >= dropped[i][0] && code <= dropped[i][1]) {
+            return 0;
+        }
+    }
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(spaces); i++) {
+        if (code >= spaces[i][0] && code <= spaces[i][1]) {
+            return ' ';
+        }
+    }
+    return code;
+}
+
+// The steps that change one character after another. What is not UTF-8 stays.
+static qlora_result qlora__text_characters(qlora__env* env, int kind, const char* text, size_t size,
+                                           qlora_text_bytes* out) {
+    for (size_t at = 0; at < size;) {
+        uint32_t code = (unsigned char)text[at];
+        uint32_t to[3];
+        char bytes[12];
+        size_t used = 0;
+        size_t count = 1;
+        size_t length =
+            code < 0x80 ? 1 : qlora__text_utf8((const unsigned char*)text + at, size - at, &code);
+        if (length == 0) {
+            QLORA__TRY(qlora__text_bytes_add(env, out, text + at, 1));
+            at++;
+            continue;
+        }
+        if (kind == QLORA__TEXT_N_LOWER) {
+            count = qlora__text_case_of(code, QLORA__TEXT_LOWER_CASE, to);
+        } else {
+            to[0] = qlora__text_nmt(code);
+            count = to[0] != 0 || code == 0 ? 1 : 0;
+        }
+        for (size_t i = 0; i < count; i++) {
+            used += qlora__text_utf8_put(to[i], bytes + used);
+        }
+        QLORA__TRY(qlora__text_bytes_add(env, out, bytes, used));
+        at += length;
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__text_normalizer_step(qlora__env* env, qlora_text_tok* tok,
                                                 const qlora__text_step* step, const char* text,
                                                 size_t size, bool front, qlora_text_bytes* out) {
@@ -12275,6 +12883,13 @@ static qlora_result qlora__text_normalizer_step(qlora__env* env, qlora_text_tok*
         return qlora__text_bytes_add(env, out, text, size);
     case QLORA__TEXT_N_REPLACE:
         return qlora__text_replace(env, text, size, step, out);
+    case QLORA__TEXT_N_REPLACE_PATTERN:
+        return qlora__text_replace_pattern(env, tok, step, text, size, out);
+    case QLORA__TEXT_N_CHARSMAP:
+        return qlora__text_charsmap_apply(env, step->a, step->a_size, text, size, out);
+    case QLORA__TEXT_N_NMT:
+    case QLORA__TEXT_N_LOWER:
+        return qlora__text_characters(env, step->kind, text, size, out);
     default: { // QLORA__TEXT_N_STRIP
         qlora__text_view view = qlora__text_view_of(tok, text, size);
         size_t begin = step->start > 0 ? qlora__text_run(&view, 0, QLORA__TEXT_WS) : 0;
@@ -12335,6 +12950,9 @@ static void qlora__text_tok_free(qlora__env* env, qlora_text_tok* tok) {
     QLORA__TEXT_FREE(env, tok->kinds, tok->kind_capacity);
     qlora__text_words_free(env, &tok->words);
     qlora__text_pairs_free(env, &tok->merges);
+    qlora__text_pairs_free(env, &tok->words_trie.edges);
+    QLORA__TEXT_FREE(env, tok->scores, tok->score_capacity);
+    QLORA__TEXT_FREE(env, tok->paths, tok->path_capacity);
     QLORA__TEXT_FREE(env, tok->added, tok->added_capacity);
     qlora__text_pairs_free(env, &tok->raw_trie.edges);
     qlora__text_pairs_free(env, &tok->normalized_trie.edges);
@@ -12633,7 +13251,7 @@ static qlora_result qlora__text_load_merges(qlora__env* env, qlora_text_tok* tok
 // Whether the word mark never follows another character in any word that merging can make.
 static bool qlora__text_cut_is_safe(const qlora_text_tok* tok) {
     size_t size = tok->cut_size;
-    if (tok->byte_level || tok->ignore_merges || size == 0 ||
+    if (tok->byte_level || tok->ignore_merges || tok->unigram || size == 0 ||
         qlora__text_words_find(&tok->words, tok->cut, size) < 0) {
         return false;
     }
@@ -12657,6 +13275,69 @@ static bool qlora__text_cut_is_safe(const qlora_text_tok* tok) {
     return true;
 }
 
+// The vocabulary of a Unigram model: [[token, score], ...]. Of equal tokens the last one counts.
+static qlora_result qlora__text_load_scores(qlora__env* env, qlora_text_tok* tok,
+                                            const qlora__json* json,
+                                            const qlora__json_token* vocab) {
+    double least = 0;
+    if (vocab == NULL || vocab->kind != QLORA__JSON_ARRAY || vocab->count == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.vocab is not a list of tokens");
+    }
+    tok->scores = (double*)qlora__text_zalloc(env, vocab->count, sizeof(double));
+    if (tok->scores == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    tok->score_capacity = vocab->count;
+    QLORA__TRY(qlora__text_words_reserve(env, &tok->words, vocab->count));
+    const qlora__json_token* pair = vocab + 1;
+    for (uint32_t i = 0; i < vocab->count; i++) {
+        const qlora__json_token* name = pair + 1;
+        bool good =
+            pair->kind == QLORA__JSON_ARRAY && pair->count == 2 && qlora__text_json_string(name) &&
+            qlora__json_double(json, (uint32_t)(qlora__text_json_next(json, name) - json->tokens),
+                               &tok->scores[i]);
+        if (!good) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.vocab[%lu] is not [token, score]",
+                                   (unsigned long)i);
+        }
+        const char* text = qlora__text_json_text(json, name);
+        size_t size = qlora__text_json_size(name);
+        least = i == 0 || tok->scores[i] < least ? tok->scores[i] : least;
+        QLORA__TRY(qlora__text_tok_word(env, tok, text, size, i));
+        QLORA__TRY(qlora__text_trie_add(env, &tok->words_trie, text, size, i));
+        pair = qlora__text_json_next(json, pair);
+    }
+    tok->unknown_score = least - 10; // as in SentencePiece
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_load_unigram(qlora__env* env, qlora_text_tok* tok,
+                                             const qlora__json* json,
+                                             const qlora__json_token* model) {
+    const qlora__json_token* unknown = qlora__text_json_get(json, model, "unk_id");
+    static const char* const refused[] = {"alpha", "nbest_size"}; // random tokens
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(refused); i++) {
+        if (!qlora__text_json_absent(qlora__text_json_get(json, model, refused[i]))) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "model.%s is not supported",
+                                   refused[i]);
+        }
+    }
+    if (tok->byte_level) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "a Unigram model after ByteLevel is not supported");
+    }
+    tok->unigram = true;
+    tok->byte_fallback = qlora__text_json_true(qlora__text_json_get(json, model, "byte_fallback"));
+    QLORA__TRY(qlora__text_load_scores(env, tok, json, qlora__text_json_get(json, model, "vocab")));
+    int64_t id = -1;
+    if (!qlora__text_json_absent(unknown) && (!qlora__text_json_integer(json, unknown, &id) ||
+                                              id < 0 || (uint64_t)id >= tok->score_capacity)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.unk_id is not in the vocabulary");
+    }
+    tok->unknown = (int32_t)id;
+    return QLORA_OK;
+}
+
 static qlora_result qlora__text_load_model(qlora__env* env, qlora_text_tok* tok,
                                            const qlora__json* json,
                                            const qlora__json_token* model) {
@@ -12665,10 +13346,13 @@ static qlora_result qlora__text_load_model(qlora__env* env, qlora_text_tok* tok,
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "missing \"model\"; this is not a tokenizer.json");
     }
+    if (qlora__text_json_is(json, type, "Unigram")) {
+        return qlora__text_load_unigram(env, tok, json, model);
+    }
     if (!qlora__text_json_absent(type) && !qlora__text_json_is(json, type, "BPE")) {
         const char* name = qlora__text_json_cstring(json, type);
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "the model type is %.60s; only BPE is supported",
+                               "the model type is %.60s; only BPE and Unigram are supported",
                                name != NULL ? name : "not a string");
     }
     static const char* const refused[] = {"continuing_subword_prefix", "end_of_word_suffix"};
@@ -12805,9 +13489,9 @@ static qlora_result qlora__text_step_regex(qlora__env* env, const qlora_text_tok
     return qlora__pattern_compile(env, text, size, tok->classes, &step->program);
 }
 
-// {"String": x} goes to step->a; {"Regex": x} to the pattern or the program, if it is allowed here.
+// {"String": x} goes to step->a; {"Regex": x} to the pattern or the program.
 static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json* json,
-                                             const qlora__json_token* node, bool regex,
+                                             const qlora__json_token* node,
                                              const qlora_text_tok* tok, qlora__text_step* step) {
     const qlora__json_token* pattern = qlora__text_json_get(json, node, "pattern");
     const qlora__json_token* string = qlora__text_json_get(json, pattern, "String");
@@ -12822,14 +13506,60 @@ static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json*
     if (qlora__text_json_string(expression)) {
         const char* text = qlora__text_json_text(json, expression);
         size_t size = qlora__text_json_size(expression);
-        if (!regex) {
-            return qlora__env_fail(
-                env, QLORA_ERR_UNSUPPORTED,
-                "a normalizer with a regular expression is not supported: %.300s", text);
-        }
         return qlora__text_step_regex(env, tok, text, size, step);
     }
     return qlora__env_fail(env, QLORA_ERR_FORMAT, "a step has no \"pattern\"");
+}
+
+// The value of a base64 digit, or -1.
+static int qlora__text_base64(char c) {
+    return c >= 'A' && c <= 'Z'   ? c - 'A'
+           : c >= 'a' && c <= 'z' ? c - 'a' + 26
+           : c >= '0' && c <= '9' ? c - '0' + 52
+           : c == '+'             ? 62
+           : c == '/'             ? 63
+                                  : -1;
+}
+
+static qlora_result qlora__text_base64_read(qlora__env* env, const char* text, size_t size,
+                                            qlora_text_bytes* out) {
+    uint32_t bits = 0;
+    QLORA__TRY(qlora__text_bytes_room(env, out, size + 1));
+    for (size_t i = 0; i < size; i++) {
+        int digit = qlora__text_base64(text[i]);
+        bool padding = text[i] == '=' && i + 2 >= size && size % 4 == 0;
+        if (digit < 0 && !padding) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "Precompiled: precompiled_charsmap is not base64");
+        }
+        bits = bits << 6 | (digit < 0 ? 0u : (uint32_t)digit);
+        if (i % 4 > 0 && digit >= 0) {
+            out->data[out->count++] = (char)(unsigned char)(bits >> (6 - 2 * (i % 4)) & 0xFF);
+        }
+    }
+    return QLORA_OK;
+}
+
+// The map of a Precompiled step.
+static qlora_result qlora__text_step_charsmap(qlora__env* env, const qlora__json* json,
+                                              const qlora__json_token* node,
+                                              qlora__text_step* step) {
+    const qlora__json_token* value = qlora__text_json_get(json, node, "precompiled_charsmap");
+    qlora_text_bytes map;
+    memset(&map, 0, sizeof map);
+    if (!qlora__text_json_string(value)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "Precompiled: precompiled_charsmap is not a string");
+    }
+    qlora_result r = qlora__text_base64_read(env, qlora__text_json_text(json, value),
+                                             qlora__text_json_size(value), &map);
+    const char* fault = r == QLORA_OK ? qlora__text_charsmap_fault(map.data, map.count) : NULL;
+    if (fault != NULL) {
+        r = qlora__env_fail(env, QLORA_ERR_FORMAT, "Precompiled: precompiled_charsmap %s", fault);
+    }
+    r = r == QLORA_OK ? qlora__text_copy(env, map.data, map.count, &step->a, &step->a_size) : r;
+    qlora__text_bytes_free(env, &map);
+    return r;
 }
 
 static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok* tok,
@@ -12841,11 +13571,10 @@ static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok*
     static const struct {
         const char* name;
         int kind;
-    } kinds[] = {{"NFC", QLORA__TEXT_N_NFC},
-                 {"NFD", QLORA__TEXT_N_NFD},
-                 {"Prepend", QLORA__TEXT_N_PREPEND},
-                 {"Replace", QLORA__TEXT_N_REPLACE},
-                 {"Strip", QLORA__TEXT_N_STRIP}};
+    } kinds[] = {{"NFC", QLORA__TEXT_N_NFC},         {"NFD", QLORA__TEXT_N_NFD},
+                 {"Prepend", QLORA__TEXT_N_PREPEND}, {"Replace", QLORA__TEXT_N_REPLACE},
+                 {"Strip", QLORA__TEXT_N_STRIP},     {"Precompiled", QLORA__TEXT_N_CHARSMAP},
+                 {"Nmt", QLORA__TEXT_N_NMT},         {"Lowercase", QLORA__TEXT_N_LOWER}};
     for (size_t i = 0; i < count; i++) {
         const qlora__json_token* type = qlora__text_json_get(json, nodes[i], "type");
         size_t k = 0;
@@ -12863,9 +13592,12 @@ static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok*
             QLORA__TRY(
                 qlora__text_step_string(env, json, nodes[i], "prepend", &step->a, &step->a_size));
         } else if (step->kind == QLORA__TEXT_N_REPLACE) {
-            QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], false, tok, step));
+            QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], tok, step));
+            step->kind = step->a != NULL ? QLORA__TEXT_N_REPLACE : QLORA__TEXT_N_REPLACE_PATTERN;
             QLORA__TRY(
                 qlora__text_step_string(env, json, nodes[i], "content", &step->b, &step->b_size));
+        } else if (step->kind == QLORA__TEXT_N_CHARSMAP) {
+            QLORA__TRY(qlora__text_step_charsmap(env, json, nodes[i], step));
         } else if (step->kind == QLORA__TEXT_N_STRIP) {
             step->start = qlora__text_json_true(qlora__text_json_get(json, nodes[i], "strip_left"));
             step->stop = qlora__text_json_true(qlora__text_json_get(json, nodes[i], "strip_right"));
@@ -12985,7 +13717,7 @@ static qlora_result qlora__text_load_splitter_step(qlora__env* env, qlora_text_t
     if (qlora__text_json_is(json, type, "Split")) {
         qlora__text_step* step = NULL;
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
-        QLORA__TRY(qlora__text_step_pattern(env, json, node, true, tok, step));
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, tok, step));
         step->kind = step->a == NULL ? QLORA__TEXT_P_REGEX : QLORA__TEXT_P_STRING;
         step->invert = qlora__text_json_true(qlora__text_json_get(json, node, "invert"));
         if (tok->byte_level && step->kind == QLORA__TEXT_P_STRING) {
@@ -13036,7 +13768,11 @@ static qlora_result qlora__text_load_decoder_step(qlora__env* env, qlora_text_to
     qlora__text_step* step = NULL;
     QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, kinds[k].kind, &step));
     if (step->kind == QLORA__TEXT_D_REPLACE) {
-        QLORA__TRY(qlora__text_step_pattern(env, json, node, false, tok, step));
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, tok, step));
+        if (step->a == NULL) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "a decoder with a regular expression is not supported");
+        }
         return qlora__text_step_string(env, json, node, "content", &step->b, &step->b_size);
     }
     if (step->kind == QLORA__TEXT_D_METASPACE) {
@@ -13198,24 +13934,6 @@ static qlora_result qlora__text_load_post(qlora__env* env, qlora_text_tok* tok,
         qlora__text_ids_free(env, &front);
     }
     return r;
-}
-
-static qlora_result qlora__text_trie_add(qlora__env* env, qlora__text_trie* trie, const char* text,
-                                         size_t size, uint32_t token) {
-    uint32_t node = 0;
-    for (size_t i = 0; i < size; i++) {
-        unsigned char c = (unsigned char)text[i];
-        const qlora__text_pair* edge = qlora__text_pairs_find(&trie->edges, node, c);
-        uint32_t next = edge != NULL ? edge->first : ++trie->nodes;
-        uint32_t ends = edge != NULL ? edge->second : 0;
-        if (i + 1 == size) {
-            ends = token + 1;
-        }
-        QLORA__TRY(qlora__text_pairs_put(env, &trie->edges, node, c, next, ends));
-        trie->starts[c] = trie->starts[c] || i == 0;
-        node = next;
-    }
-    return QLORA_OK;
 }
 
 static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok* tok,
@@ -28840,4 +29558,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 148501ae3a0fec39
+//@@ end ea005f39834ac8db

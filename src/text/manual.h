@@ -29,7 +29,12 @@
        text/pattern         regular expressions: compiling
        text/pattern_match   regular expressions: matching
        text/split           pre-tokenizers
-       text/bpe             one word to ids
+       text/tok             a tokenizer
+       text/unigram         one word to ids: Unigram
+       text/bpe             one word to ids: BPE
+       text/unicode_graphemes  generated tables of graphemes
+       text/graphemes       borders between graphemes
+       text/charsmap        the map of SentencePiece's normalizer
        text/normalize       normalizers
        text/load_model      tokenizer.json: tokens and merges
        text/load            tokenizer.json: the steps around them

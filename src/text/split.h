@@ -384,6 +384,10 @@ enum {
     QLORA__TEXT_N_PREPEND,
     QLORA__TEXT_N_REPLACE,
     QLORA__TEXT_N_STRIP,
+    QLORA__TEXT_N_REPLACE_PATTERN,
+    QLORA__TEXT_N_CHARSMAP,
+    QLORA__TEXT_N_NMT,
+    QLORA__TEXT_N_LOWER,
     QLORA__TEXT_P_REGEX,
     QLORA__TEXT_P_STRING,
     QLORA__TEXT_P_CLASS,
@@ -403,7 +407,7 @@ enum {
 typedef struct qlora__text_step {
     int kind;
     const qlora__text_pattern* pattern; // P_REGEX: a known pattern,
-    qlora__pattern* program;            // or, owned, any other one
+    qlora__pattern* program;            // or, owned, any other one; also N_REPLACE_PATTERN
     unsigned mask;                      // classes of P_CLASS
     int behavior;
     bool invert;
