@@ -15164,7 +15164,7 @@ static bool qlora__text_lines_step(const qlora__text_step* step, bool first,
     static const struct {
         qlora__text_match_fn* match;
         qlora__text_lines_kind kind;
-    } known[] = {{qlora__text_match_gpt2, QLORA__TEXT_LINES_BEFORE},
+    } known[] = {{qlora__text_match_gpt2, QLORA__TEXT_LINES_AFTER},
                  {qlora__text_match_cl100k, QLORA__TEXT_LINES_AFTER},
                  {qlora__text_match_o200k, QLORA__TEXT_LINES_AFTER},
                  {qlora__text_match_deepseek3, QLORA__TEXT_LINES_AFTER},
@@ -29558,4 +29558,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end ea005f39834ac8db
+//@@ end efeacef137a9d1e2

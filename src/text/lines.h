@@ -97,6 +97,9 @@ static bool qlora__text_lines_words(const qlora_text_tok* tok) {
 // Where texts of this tokenizer can be split. It looks at every word: ask once.
 static qlora__text_lines_kind qlora__text_lines_of(const qlora_text_tok* tok) {
     qlora__text_lines_kind kind = QLORA__TEXT_LINES_NONE;
+    if (tok->unigram) { // what is unknown may be joined over lines
+        return kind;
+    }
     for (size_t i = 0; i < tok->normalizer.count; i++) {
         const qlora__text_step* step = &tok->normalizer.data[i];
         bool local =
