@@ -15164,7 +15164,7 @@ static bool qlora__text_lines_step(const qlora__text_step* step, bool first,
     static const struct {
         qlora__text_match_fn* match;
         qlora__text_lines_kind kind;
-    } known[] = {{qlora__text_match_gpt2, QLORA__TEXT_LINES_AFTER},
+    } known[] = {{qlora__text_match_gpt2, QLORA__TEXT_LINES_BEFORE},
                  {qlora__text_match_cl100k, QLORA__TEXT_LINES_AFTER},
                  {qlora__text_match_o200k, QLORA__TEXT_LINES_AFTER},
                  {qlora__text_match_deepseek3, QLORA__TEXT_LINES_AFTER},
@@ -15246,6 +15246,9 @@ static bool qlora__text_lines_words(const qlora_text_tok* tok) {
 // Where texts of this tokenizer can be split. It looks at every word: ask once.
 static qlora__text_lines_kind qlora__text_lines_of(const qlora_text_tok* tok) {
     qlora__text_lines_kind kind = QLORA__TEXT_LINES_NONE;
+    if (tok->unigram) { // what is unknown may be joined over lines
+        return kind;
+    }
     for (size_t i = 0; i < tok->normalizer.count; i++) {
         const qlora__text_step* step = &tok->normalizer.data[i];
         bool local =
@@ -15690,7 +15693,7 @@ typedef enum qlora__jin_kind {
     QLORA__JIN_LIST,
     QLORA__JIN_TUPLE,
     QLORA__JIN_DICT,
-    QLORA__JIN_VIEW, // keys(), values() or items() of a dictionary
+    QLORA__JIN_VIEW, // keys(), values() or items() of a dictionary; a set is keys of its own
     QLORA__JIN_RANGE,
     QLORA__JIN_ITER, // a generator or iterator, used up once
     QLORA__JIN_NAMESPACE,
@@ -15721,7 +15724,7 @@ typedef struct qlora__jin_string {
 
 typedef struct qlora__jin_value {
     qlora__jin_kind kind;
-    int32_t flag; // string: is Markup; view: 0 keys, 1 values, 2 items; function: which one
+    int32_t flag; // string: is Markup; view: 0 keys, 1 values, 2 items, 3 set; function: which one
     union {
         bool truth;
         int64_t integer;
@@ -15828,6 +15831,9 @@ typedef struct qlora__jin_hooks {
     qlora_result (*equal)(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b, bool* out);
     qlora_result (*less)(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
                          bool or_equal, bool* out);
+    // whether all of one view is in another
+    qlora_result (*within)(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
+                           bool* out);
 } qlora__jin_hooks;
 
 typedef struct qlora__jin_span {
@@ -16149,7 +16155,8 @@ static qlora_result qlora__jin_undefined_error(qlora__jin_machine* m, qlora__jin
 }
 
 static const char* qlora__jin_type(qlora__jin_value value) {
-    return qlora__jin_kind_names[value.kind];
+    return value.kind == QLORA__JIN_VIEW && value.flag == 3 ? "set"
+                                                            : qlora__jin_kind_names[value.kind];
 }
 
 //@@ src/text/jinja_lex.h
@@ -18536,6 +18543,10 @@ static qlora_result qlora__jin_repr_view(qlora__jin_machine* m, qlora__jin_value
         QLORA__TRY(qlora__jin_repr_dict(m, dict, ", ", true, out));
         return qlora__jin_puts(m, out, "])");
     }
+    if (v.flag == 3) {
+        return dict->count == 0 ? qlora__jin_puts(m, out, "set()")
+                                : qlora__jin_repr_items(m, "{", dict->keys, dict->count, "}", out);
+    }
     return qlora__jin_repr_items(m, v.flag == 0 ? "dict_keys([" : "dict_values([",
                                  v.flag == 0 ? dict->keys : dict->values, dict->count, "])", out);
 }
@@ -18758,6 +18769,11 @@ static qlora_result qlora__jin_equal(qlora__jin_machine* m, qlora__jin_value a, 
                 (a.as.range->start == b.as.range->start &&
                  (a.as.range->count == 1 || a.as.range->step == b.as.range->step)));
         break;
+    case QLORA__JIN_VIEW: // of values, each is equal to itself only
+        if (a.flag != 1 && b.flag != 1 && a.as.dict->count == b.as.dict->count) {
+            QLORA__TRY(m->hooks->within(m, a, b, out));
+        }
+        break;
     default:
         *out = a.as.list == b.as.list && a.flag == b.flag;
         break;
@@ -18782,6 +18798,12 @@ static qlora_result qlora__jin_less(qlora__jin_machine* m, qlora__jin_value a, q
         int order = qlora__jin_compare_strings(a.as.string, b.as.string);
         *out = order < 0 || (order == 0 && or_equal);
         return QLORA_OK;
+    }
+    if (a.kind == QLORA__JIN_VIEW && b.kind == QLORA__JIN_VIEW && a.flag != 1 && b.flag != 1) {
+        *out = false; // a part of the other
+        bool fits = a.as.dict->count < b.as.dict->count ||
+                    (or_equal && a.as.dict->count == b.as.dict->count);
+        return fits ? m->hooks->within(m, a, b, out) : QLORA_OK;
     }
     if (a.kind != b.kind || (a.kind != QLORA__JIN_LIST && a.kind != QLORA__JIN_TUPLE)) {
         return qlora__jin_fail(m, "a %s and a %s cannot be ordered", qlora__jin_type(a),
@@ -18815,7 +18837,8 @@ static bool qlora__jin_hashable(qlora__jin_value v) {
             }
         }
     }
-    return v.kind != QLORA__JIN_LIST && v.kind != QLORA__JIN_DICT && v.kind != QLORA__JIN_VIEW;
+    return v.kind != QLORA__JIN_LIST && v.kind != QLORA__JIN_DICT &&
+           (v.kind != QLORA__JIN_VIEW || v.flag == 1);
 }
 
 // The place of any key in a dictionary, or the count.
@@ -19354,6 +19377,52 @@ static bool qlora__jin_is_sequence(qlora__jin_value v) {
     return v.kind == QLORA__JIN_STRING || v.kind == QLORA__JIN_LIST || v.kind == QLORA__JIN_TUPLE;
 }
 
+// Whether a view takes part in a difference: keys and items with whatever can be iterated, a set
+// with another one only.
+static bool qlora__jin_subtracts(qlora__jin_value view, qlora__jin_value other) {
+    bool set = other.kind == QLORA__JIN_VIEW && other.flag == 3;
+    return view.kind == QLORA__JIN_VIEW && view.flag != 1 &&
+           (view.flag != 3 || set || (other.kind == QLORA__JIN_VIEW && other.flag != 1));
+}
+
+// Adds what can be iterated to a set, except what is in `without`, which may be NULL.
+static qlora_result qlora__jin_set_add(qlora__jin_machine* m, qlora__jin_dict* set,
+                                       qlora__jin_value from, const qlora__jin_dict* without) {
+    qlora__jin_iter* iter = NULL;
+    if (!qlora__jin_is_iterable(from)) {
+        return qlora__jin_fail(m, "a %s cannot be made a set", qlora__jin_type(from));
+    }
+    QLORA__TRY(qlora__jin_iter_make(m, from, &iter));
+    for (;;) {
+        qlora__jin_value item;
+        bool more = true;
+        size_t at = 0;
+        QLORA__TRY(m->hooks->next(m, iter, &item, &more));
+        if (!more) {
+            return QLORA_OK;
+        }
+        if (without != NULL) {
+            QLORA__TRY(qlora__jin_dict_find(m, without, item, &at));
+        }
+        if (without == NULL || at == without->count) {
+            QLORA__TRY(qlora__jin_dict_set(m, set, item, qlora__jin_none()));
+        }
+    }
+}
+
+// a - b as sets. The order is that of a; in Python it can be any.
+static qlora_result qlora__jin_difference(qlora__jin_machine* m, qlora__jin_value a,
+                                          qlora__jin_value b, qlora__jin_value* out) {
+    qlora__jin_value without;
+    QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 0, &without));
+    QLORA__TRY(qlora__jin_set_add(m, without.as.dict, b, NULL));
+    QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 0, out));
+    QLORA__TRY(qlora__jin_set_add(m, out->as.dict, a, without.as.dict));
+    out->kind = QLORA__JIN_VIEW;
+    out->flag = 3;
+    return QLORA_OK;
+}
+
 // a op b, where op is + - * / f (//) % p (**). % on a string is for the caller.
 static qlora_result qlora__jin_binary(qlora__jin_machine* m, char op, qlora__jin_value a,
                                       qlora__jin_value b, qlora__jin_value* out) {
@@ -19378,14 +19447,16 @@ static qlora_result qlora__jin_binary(qlora__jin_machine* m, char op, qlora__jin
     if (op == '*' && qlora__jin_is_sequence(b) && qlora__jin_is_integer(a)) {
         return qlora__jin_repeat(m, b, qlora__jin_integer_of(a), out);
     }
+    if (op == '-' && (qlora__jin_subtracts(a, b) || qlora__jin_subtracts(b, a))) {
+        return qlora__jin_difference(m, a, b, out);
+    }
     char name[3] = {op, '\0', '\0'};
     if (op == 'f' || op == 'p') {
         name[0] = op == 'f' ? '/' : '*';
         name[1] = name[0];
     }
-    bool set = op == '-' && (a.kind == QLORA__JIN_VIEW || b.kind == QLORA__JIN_VIEW);
-    return qlora__jin_fail(m, "a %s %s a %s is not %s", qlora__jin_type(a), name,
-                           qlora__jin_type(b), set ? "supported: it is a set" : "possible");
+    return qlora__jin_fail(m, "a %s %s a %s is not possible", qlora__jin_type(a), name,
+                           qlora__jin_type(b));
 }
 
 // ---- slices
@@ -19572,9 +19643,11 @@ static qlora_result qlora__jin_contains(qlora__jin_machine* m, qlora__jin_value 
                                      item.as.string->bytes) != SIZE_MAX;
         return QLORA_OK;
     }
-    if (v.kind == QLORA__JIN_DICT || (v.kind == QLORA__JIN_VIEW && v.flag == 0)) {
-        size_t at = 0;
-        QLORA__TRY(qlora__jin_dict_find(m, v.as.dict, item, &at));
+    if (v.kind == QLORA__JIN_DICT || (v.kind == QLORA__JIN_VIEW && (v.flag == 0 || v.flag == 3))) {
+        size_t at = v.as.dict->count;
+        if (v.flag != 3 || item.kind != QLORA__JIN_VIEW || item.flag != 3) { // a set is in no set
+            QLORA__TRY(qlora__jin_dict_find(m, v.as.dict, item, &at));
+        }
         *out = at < v.as.dict->count;
         return QLORA_OK;
     }
@@ -19589,6 +19662,24 @@ static qlora_result qlora__jin_contains(qlora__jin_machine* m, qlora__jin_value 
             break;
         }
         QLORA__TRY(qlora__jin_equal(m, next, item, out));
+    }
+    return QLORA_OK;
+}
+
+// Whether every item of one view is in another.
+static qlora_result qlora__jin_within(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
+                                      bool* out) {
+    qlora__jin_iter* iter = NULL;
+    *out = true;
+    QLORA__TRY(qlora__jin_iter_make(m, a, &iter));
+    while (*out) {
+        qlora__jin_value item;
+        bool more = true;
+        QLORA__TRY(m->hooks->next(m, iter, &item, &more));
+        if (!more) {
+            break;
+        }
+        QLORA__TRY(qlora__jin_contains(m, b, item, out));
     }
     return QLORA_OK;
 }
@@ -20670,6 +20761,15 @@ static qlora_result qlora__jin_put_case(qlora__jin_machine* m, const qlora__jin_
     return QLORA_OK;
 }
 
+// A letter of title case, which is neither upper nor lower case: both are other letters.
+static bool qlora__jin_is_title(uint32_t code) {
+    uint32_t upper[3];
+    uint32_t lower[3];
+    (void)qlora__text_case_of(code, QLORA__TEXT_UPPER_CASE, upper);
+    (void)qlora__text_case_of(code, QLORA__TEXT_LOWER_CASE, lower);
+    return code >= 0x80 && upper[0] != code && lower[0] != code;
+}
+
 // How the case of each character is chosen.
 enum {
     QLORA__JIN_ALL_LOWER,
@@ -20693,6 +20793,9 @@ static qlora_result qlora__jin_recase(qlora__jin_machine* m, qlora__jin_value v,
         qlora__text_case to = QLORA__TEXT_LOWER_CASE;
         if (how == QLORA__JIN_ALL_UPPER) {
             to = QLORA__TEXT_UPPER_CASE;
+        } else if (how == QLORA__JIN_SWAP && qlora__jin_is_title(code)) {
+            QLORA__TRY(qlora__jin_put_code(m, &buffer, code));
+            continue;
         } else if (how == QLORA__JIN_SWAP) {
             to = qlora__jin_class(code) == QLORA__TEXT_C_UPPER ? QLORA__TEXT_LOWER_CASE
                                                                : QLORA__TEXT_UPPER_CASE;
@@ -21459,6 +21562,28 @@ static qlora_result qlora__jin_dict_items(qlora__jin_machine* m, qlora__jin_valu
     return qlora__jin_dict_view(in, 2, out);
 }
 
+// Whether a view and anything that can be iterated have nothing in common.
+static qlora_result qlora__jin_view_isdisjoint(qlora__jin_machine* m, qlora__jin_value* in,
+                                               qlora__jin_value* out) {
+    qlora__jin_iter* iter = NULL;
+    bool found = false;
+    bool more = true;
+    if (in[0].flag == 1 || !qlora__jin_is_iterable(in[1])) {
+        return qlora__jin_fail(m, "isdisjoint of a %s and a %s is not possible",
+                               qlora__jin_type(in[0]), qlora__jin_type(in[1]));
+    }
+    QLORA__TRY(qlora__jin_iter_make(m, in[1], &iter));
+    while (more && !found) {
+        qlora__jin_value item;
+        QLORA__TRY(m->hooks->next(m, iter, &item, &more));
+        if (more) {
+            QLORA__TRY(qlora__jin_contains(m, in[0], item, &found));
+        }
+    }
+    *out = qlora__jin_bool(!found);
+    return QLORA_OK;
+}
+
 static qlora_result qlora__jin_dict_copy(qlora__jin_machine* m, qlora__jin_value* in,
                                          qlora__jin_value* out) {
     const qlora__jin_dict* from = in[0].as.dict;
@@ -21564,6 +21689,7 @@ static const qlora__jin_method_row qlora__jin_methods[] = {
     {QLORA__JIN_DICT, "items", "", 0, qlora__jin_dict_items, false},
     {QLORA__JIN_DICT, "copy", "", 0, qlora__jin_dict_copy, false},
     QLORA__JIN_NOT_YET(DICT, "fromkeys"),
+    {QLORA__JIN_VIEW, "isdisjoint", "/other", 1, qlora__jin_view_isdisjoint, false},
     QLORA__JIN_UNSAFE(DICT, "clear"),
     QLORA__JIN_UNSAFE(DICT, "pop"),
     QLORA__JIN_UNSAFE(DICT, "popitem"),
@@ -21574,6 +21700,21 @@ static const qlora__jin_method_row qlora__jin_methods[] = {
     QLORA__JIN_NOT_YET(INT, "to_bytes"),
     {QLORA__JIN_FLOAT, "is_integer", "", 0, qlora__jin_float_is_integer, false},
     QLORA__JIN_NOT_YET(FLOAT, "hex"),
+    QLORA__JIN_NOT_YET(INT, "real"),
+    QLORA__JIN_NOT_YET(INT, "imag"),
+    QLORA__JIN_NOT_YET(INT, "numerator"),
+    QLORA__JIN_NOT_YET(INT, "denominator"),
+    QLORA__JIN_NOT_YET(INT, "conjugate"),
+    QLORA__JIN_NOT_YET(INT, "as_integer_ratio"),
+    QLORA__JIN_NOT_YET(FLOAT, "real"),
+    QLORA__JIN_NOT_YET(FLOAT, "imag"),
+    QLORA__JIN_NOT_YET(FLOAT, "conjugate"),
+    QLORA__JIN_NOT_YET(FLOAT, "as_integer_ratio"),
+    QLORA__JIN_NOT_YET(BOOL, "real"),
+    QLORA__JIN_NOT_YET(BOOL, "imag"),
+    QLORA__JIN_NOT_YET(BOOL, "numerator"),
+    QLORA__JIN_NOT_YET(BOOL, "denominator"),
+    QLORA__JIN_NOT_YET(VIEW, "mapping"),
     QLORA__JIN_NOT_YET(RANGE, "count"),
     QLORA__JIN_NOT_YET(RANGE, "index")};
 
@@ -22122,22 +22263,56 @@ QLORA__JIN_FILTER(wordcount) {
     return QLORA_OK;
 }
 
-QLORA__JIN_FILTER(urlencode) {
+// Adds the text of a value with %XX. In a query, a space is a plus.
+static qlora_result qlora__jin_url_quote(qlora__jin_machine* m, qlora__jin_value v, bool query,
+                                         qlora__jin_buffer* out) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-                                "_.-~/";
+                                "_.-~";
+    qlora__jin_value text;
+    QLORA__TRY(qlora__jin_text(m, v, &text));
+    const qlora__jin_string* s = text.as.string;
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
+    for (size_t i = 0; i < s->bytes; i++) {
+        char c = s->data[i];
+        char code[4];
+        bool keep = c != 0 && (strchr(plain, c) != NULL || (c == '/' && !query));
+        snprintf(code, sizeof code, "%%%02X", (unsigned)(unsigned char)c);
+        const char* put = keep ? &s->data[i] : query && c == ' ' ? "+" : code;
+        QLORA__TRY(qlora__jin_put(m, out, put, put == code ? 3 : 1));
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(urlencode) {
     qlora__jin_buffer buffer;
+    qlora__jin_iter* iter = NULL;
+    qlora__jin_value items = in[0];
     memset(&buffer, 0, sizeof buffer);
-    if (in[0].kind != QLORA__JIN_STRING) {
-        return qlora__jin_fail(m, "urlencode of a %s is not supported", qlora__jin_type(in[0]));
+    if (in[0].kind == QLORA__JIN_STRING || !qlora__jin_is_iterable(in[0])) {
+        QLORA__TRY(qlora__jin_url_quote(m, in[0], false, &buffer));
+        return qlora__jin_buffer_string(m, &buffer, out);
     }
-    for (size_t i = 0; i < in[0].as.string->bytes; i++) {
-        char c = in[0].as.string->data[i];
-        char escaped[4];
-        snprintf(escaped, sizeof escaped, "%%%02X", (unsigned)(unsigned char)c);
-        QLORA__TRY(c != '\0' && strchr(plain, c) != NULL ? qlora__jin_put(m, &buffer, &c, 1)
-                                                         : qlora__jin_puts(m, &buffer, escaped));
+    if (in[0].kind == QLORA__JIN_DICT) {
+        QLORA__TRY(qlora__jin_dict_view(in, 2, &items));
     }
-    return qlora__jin_buffer_string(m, &buffer, out);
+    QLORA__TRY(qlora__jin_iter_make(m, items, &iter));
+    for (size_t i = 0;; i++) {
+        qlora__jin_value pair;
+        bool more = true;
+        QLORA__TRY(qlora__jin_next(m, iter, &pair, &more));
+        if (!more) {
+            return qlora__jin_buffer_string(m, &buffer, out);
+        }
+        bool two = (pair.kind == QLORA__JIN_LIST || pair.kind == QLORA__JIN_TUPLE) &&
+                   pair.as.list->count == 2;
+        if (!two) {
+            return qlora__jin_fail(m, "urlencode: item %llu is not a pair", (unsigned long long)i);
+        }
+        QLORA__TRY(qlora__jin_puts(m, &buffer, i > 0 ? "&" : ""));
+        QLORA__TRY(qlora__jin_url_quote(m, pair.as.list->items[0], true, &buffer));
+        QLORA__TRY(qlora__jin_puts(m, &buffer, "="));
+        QLORA__TRY(qlora__jin_url_quote(m, pair.as.list->items[1], true, &buffer));
+    }
 }
 
 static qlora_result qlora__jin_filter_format(qlora__jin_machine* m, qlora__jin_value v,
@@ -22385,6 +22560,9 @@ QLORA__JIN_FILTER(last) {
     bool more = false;
     if (in[0].kind == QLORA__JIN_ITER) {
         return qlora__jin_fail(m, "last: a generator has no last item; make a list of it");
+    }
+    if (in[0].kind == QLORA__JIN_VIEW && in[0].flag == 3) {
+        return qlora__jin_fail(m, "last: a set has no order; make a list of it");
     }
     QLORA__TRY(qlora__jin_reversed(m, in[0], &back));
     QLORA__TRY(qlora__jin_next(m, back.as.iter, out, &more));
@@ -22862,8 +23040,10 @@ static const qlora__jin_filter_row* qlora__jin_filter_find(const char* name, siz
 }
 
 QLORA__JIN_TEST(filter) {
-    (void)m;
     (void)other;
+    if (!qlora__jin_hashable(v)) {
+        return qlora__jin_fail(m, "a %s is not the name of a filter", qlora__jin_type(v));
+    }
     *out = v.kind == QLORA__JIN_STRING &&
            qlora__jin_filter_find(v.as.string->data, v.as.string->bytes) != NULL;
     return QLORA_OK;
@@ -24299,7 +24479,8 @@ static qlora_result qlora__jin_run(qlora__jin_machine* m, const qlora__jin_node*
 static const qlora__jin_hooks qlora__jin_hook_table = {
     qlora__jin_eval,         qlora__jin_run,         qlora__jin_call,  qlora__jin_filter_by_name,
     qlora__jin_test_by_name, qlora__jin_method_find, qlora__jin_field, qlora__jin_method_call,
-    qlora__jin_next,         qlora__jin_repr,        qlora__jin_equal, qlora__jin_less};
+    qlora__jin_next,         qlora__jin_repr,        qlora__jin_equal, qlora__jin_less,
+    qlora__jin_within};
 
 //@@ src/text/jinja_api.h
 
@@ -29558,4 +29739,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end efeacef137a9d1e2
+//@@ end bde4e948c6ddda96
