@@ -10997,6 +10997,9 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER 5
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES 6
 #define QLORA__CU_GRAPH_NODE_TYPE_MEMSET 2
+#define QLORA__CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 9
+#define QLORA__CU_TENSOR_MAP_SWIZZLE_128B 3
+#define QLORA__CU_TENSOR_MAP_L2_PROMOTION_L2_256B 3
 #define QLORA__CUDA_R_32F 0
 #define QLORA__CUDA_R_16F 2
 #define QLORA__CUDA_R_16BF 14
@@ -11058,6 +11061,9 @@ typedef int qlora__cublasStatus;
       (void**, const void*, unsigned, int*, void**))                                               \
     X(1, qlora__CUresult, ModuleGetFunction, "cuModuleGetFunction", (void**, void*, const char*))  \
     X(1, qlora__CUresult, ModuleUnload, "cuModuleUnload", (void*))                                 \
+    X(0, qlora__CUresult, TensorMapEncodeTiled, "cuTensorMapEncodeTiled",                          \
+      (void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const uint32_t*,             \
+       const uint32_t*, int, int, int, int))                                                       \
     X(1, qlora__CUresult, FuncSetAttribute, "cuFuncSetAttribute", (void*, int, int))               \
     X(1, qlora__CUresult, LaunchKernel, "cuLaunchKernel",                                          \
       (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, \
@@ -11127,22 +11133,22 @@ struct qlora__gpu {
     int ptx_version;    // highest PTX version that this driver accepts; 90 is 9.0
     qlora__CUdevice device;
     char device_name[128];
-    int capability;     // 90 is 9.0
+    int capability; // 90 is 9.0
     int sm_count;
-    int max_shared;     // bytes of shared memory available to one block
+    int max_shared; // bytes of shared memory available to one block
     size_t total_bytes;
-    char target[16];    // "sm_90"
-    int target_number;  // 90
+    char target[16];   // "sm_90"
+    int target_number; // 90
     void* context;
-    bool owns_context;  // the primary context was retained
+    bool owns_context; // the primary context was retained
     void* own_stream;
-    void* stream;       // the stream in use
-    void* cublas;       // handle, NULL without cuBLAS
+    void* stream; // the stream in use
+    void* cublas; // handle, NULL without cuBLAS
     int cublas_version;
     bool cublas_exposed; // the caller has the handle, so bind again before every use
     bool cublas_bound;
     char cublas_note[256];
-    void* workspace;    // for cuBLAS
+    void* workspace; // for cuBLAS
     qlora__buffer* own_workspace;
     qlora__beside* beside; // tensor/beside.h
     qlora__cache* cache;
@@ -12595,6 +12601,8 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 #define QLORA__NEED_HEAD128 64u  // the same, head size 128
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
 #define QLORA__NEED_RANDOM 256u  // generates its weights from a seed
+#define QLORA__NEED_WARPGROUP 512u // has the warpgroup instructions of compute capability 9.0
+#define QLORA__NEED_GEMM_WG (QLORA__NEED_GEMM | QLORA__NEED_BF16 | QLORA__NEED_WARPGROUP)
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
@@ -12638,6 +12646,12 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
     X(gemm_tc_f16_nn, gemm_tc, 0, GEMM16)                                                          \
     X(gemm_tc_f16_nt, gemm_tc, 0, GEMM16)                                                          \
     X(gemm_tc_f16_tn, gemm_tc, 0, GEMM16)                                                          \
+    X(gemm_wg_nn_256, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_nt_256, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_tn_256, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_nn_128, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_nt_128, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_tn_128, gemm_wg, 197632, GEMM_WG)                                                    \
     X(cast_f32_bf16, cast, 0, ALWAYS)                                                              \
     X(cast_f32_f16, cast, 0, ALWAYS)                                                               \
     X(cast_bf16_f32, cast, 0, ALWAYS)                                                              \
@@ -14356,6 +14370,107 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 #undef QLORA__TILE
 #undef QLORA__STEP
 
+//@@ src/gemm/warpgroup.h
+
+// ---- products with warpgroup instructions -------------------------------------------------------
+//
+// On devices of compute capability 9.0, gemm_wg.cu computes bf16 products of all but the smallest
+// sizes. Operands come as tensor maps, which are parameters of the launch.
+
+#ifndef QLORA_NO_CUDA
+
+#define QLORA__TENSOR_MAP_BYTES 128
+#define QLORA__TENSOR_MAP_ALIGN 64
+#define QLORA__WARPGROUP_THREADS 384
+
+// Whether kernels for exactly compute capability 9.0 can run, and the driver can describe tensors.
+static bool qlora__has_warpgroups(const qlora_ctx* ctx) {
+    const qlora__gpu* gpu = ctx->gpu;
+    return gpu != NULL && gpu->capability == 90 && gpu->target_number == 90 &&
+           gpu->ptx_version >= 80 && gpu->cu.TensorMapEncodeTiled != NULL;
+}
+
+// A tensor map, and room to align it.
+typedef struct qlora__tensor_map {
+    unsigned char bytes[QLORA__TENSOR_MAP_BYTES + QLORA__TENSOR_MAP_ALIGN];
+} qlora__tensor_map;
+
+static void* qlora__tensor_map_place(qlora__tensor_map* map) {
+    uintptr_t at = (uintptr_t)map->bytes;
+    return map->bytes + (QLORA__TENSOR_MAP_ALIGN - at % QLORA__TENSOR_MAP_ALIGN);
+}
+
+// Describes a bf16 matrix that is copied in boxes of 64 columns.
+static qlora_result qlora__tensor_map_make(qlora_ctx* ctx, const void* data, int64_t rows,
+                                           int64_t cols, int64_t ld, int64_t box_rows,
+                                           qlora__tensor_map* map) {
+    uint64_t size[2] = {(uint64_t)cols, (uint64_t)rows};
+    uint64_t stride[1] = {(uint64_t)ld * 2};
+    uint32_t box[2] = {64, (uint32_t)box_rows};
+    uint32_t steps[2] = {1, 1};
+    int code = ctx->gpu->cu.TensorMapEncodeTiled(
+        qlora__tensor_map_place(map), QLORA__CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void*)data, size,
+        stride, box, steps, 0, QLORA__CU_TENSOR_MAP_SWIZZLE_128B,
+        QLORA__CU_TENSOR_MAP_L2_PROMOTION_L2_256B, 0);
+    return qlora__cu(ctx, code, "cuTensorMapEncodeTiled");
+}
+
+// Tiles of 128 rows and this many columns fill the device best, or 0 if even the smaller ones leave
+// most of it idle.
+static int64_t qlora__warpgroup_width(const qlora_ctx* ctx, const qlora__gemm* g) {
+    int64_t rows = qlora__ceil_div(g->M, 128);
+    int64_t wide = rows * qlora__ceil_div(g->N, 256);
+    int64_t narrow = rows * qlora__ceil_div(g->N, 128);
+    int64_t blocks = ctx->gpu->sm_count;
+    return wide >= blocks ? 256 : 2 * narrow >= blocks ? 128 : 0;
+}
+
+static bool qlora__gemm_takes_warpgroups(const qlora_ctx* ctx, const qlora__gemm* g) {
+    uintptr_t operands = (uintptr_t)g->A | (uintptr_t)g->B;
+    size_t pair = 2 * qlora_dtype_bytes(g->out);
+    bool plain = g->batch == 1 && g->alpha_dev == NULL && !(g->alpha < 1.0f) && !(g->alpha > 1.0f);
+    bool aligned = operands % 16 == 0 && (g->lda | g->ldb) % 8 == 0 && (g->N | g->ldc) % 2 == 0 &&
+                   (uintptr_t)g->C % pair == 0;
+    return g->a_type == QLORA_BF16 && g->b_type == QLORA_BF16 && plain && aligned &&
+           !(g->ta && g->tb) && g->K >= 64 && qlora__has_warpgroups(ctx) &&
+           qlora__warpgroup_width(ctx, g) > 0;
+}
+
+static qlora_result qlora__gemm_warpgroups(qlora_ctx* ctx, const qlora__gemm* g) {
+    static const qlora__kernel_id kernels[2][3] = {
+        {QLORA__K_gemm_wg_nn_128, QLORA__K_gemm_wg_nt_128, QLORA__K_gemm_wg_tn_128},
+        {QLORA__K_gemm_wg_nn_256, QLORA__K_gemm_wg_nt_256, QLORA__K_gemm_wg_tn_256},
+    };
+    int64_t width = qlora__warpgroup_width(ctx, g);
+    qlora__kernel_id kernel = kernels[width == 256 ? 1 : 0][g->ta ? 2 : g->tb ? 1 : 0];
+    qlora__tensor_map maps[2];
+    QLORA__TRY(qlora__tensor_map_make(ctx, g->A, g->ta ? g->K : g->M, g->ta ? g->M : g->K, g->lda,
+                                      g->ta ? 64 : 128, &maps[0]));
+    QLORA__TRY(qlora__tensor_map_make(ctx, g->B, g->tb ? g->N : g->K, g->tb ? g->K : g->N, g->ldb,
+                                      g->tb ? width : 64, &maps[1]));
+    void* C = g->C;
+    int32_t M = (int32_t)g->M;
+    int32_t N = (int32_t)g->N;
+    int32_t K = (int32_t)g->K;
+    int64_t ldc = g->ldc;
+    float beta = g->beta;
+    int32_t flags = g->out == QLORA_BF16 ? 1 : 0;
+    void* args[] = {qlora__tensor_map_place(&maps[0]),
+                    qlora__tensor_map_place(&maps[1]),
+                    &C,
+                    &M,
+                    &N,
+                    &K,
+                    &ldc,
+                    &beta,
+                    &flags};
+    int64_t tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, width);
+    return qlora__launch(ctx, kernel, qlora__min(tiles, ctx->gpu->sm_count), 1, 1,
+                         QLORA__WARPGROUP_THREADS, qlora__kernel_rows[kernel].shared, args);
+}
+
+#endif // QLORA_NO_CUDA
+
 //@@ src/gemm/dense.h
 
 // ---- slices of scratch memory -------------------------------------------------------------------
@@ -14416,6 +14531,9 @@ static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__ge
 }
 
 static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
+    if (qlora__gemm_takes_warpgroups(ctx, g)) {
+        return qlora__gemm_warpgroups(ctx, g);
+    }
     static const qlora__kernel_id tensor[2][3] = {
         {QLORA__K_gemm_tc_bf16_nn, QLORA__K_gemm_tc_bf16_nt, QLORA__K_gemm_tc_bf16_tn},
         {QLORA__K_gemm_tc_f16_nn, QLORA__K_gemm_tc_f16_nt, QLORA__K_gemm_tc_f16_tn},
@@ -14451,14 +14569,16 @@ static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
 // ---- cuBLAS -------------------------------------------------------------------------------------
 
 static int qlora__cublas_type(qlora_dtype dtype) {
-    return dtype == QLORA_F32 ? QLORA__CUDA_R_32F
-                              : dtype == QLORA_BF16 ? QLORA__CUDA_R_16BF : QLORA__CUDA_R_16F;
+    return dtype == QLORA_F32    ? QLORA__CUDA_R_32F
+           : dtype == QLORA_BF16 ? QLORA__CUDA_R_16BF
+                                 : QLORA__CUDA_R_16F;
 }
 
 // Records the shapes that pre-warm runs, and counts unknown shapes once the cache is sealed.
 static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
-    int64_t shape[] = {g->M,     g->N,      g->K,           g->ta ? 1 : 0,   g->tb ? 1 : 0,
-                       g->batch, g->a_type, (int64_t)g->out, g->tf32 ? 1 : 0};
+    int64_t shape[] = {g->M,           g->N,     g->K,      g->ta ? 1 : 0,
+                       g->tb ? 1 : 0,  g->batch, g->a_type, (int64_t)g->out,
+                       g->tf32 ? 1 : 0};
     qlora__cache_count_shape(ctx, qlora__fnv(shape, sizeof shape, 0));
 }
 
@@ -14692,10 +14812,9 @@ static qlora_result qlora__gemm_check_types(qlora_ctx* ctx, const qlora_tensor* 
         fits = a->dtype == QLORA_BF16 && b->dtype == QLORA_BF16;
     }
     if (!fits || c->dtype == QLORA_F16) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "a product of %s and %s into %s is not supported",
-                           qlora_dtype_name(a->dtype), qlora_dtype_name(b->dtype),
-                           qlora_dtype_name(c->dtype));
+        return qlora__fail(
+            ctx, QLORA_ERR_UNSUPPORTED, "a product of %s and %s into %s is not supported",
+            qlora_dtype_name(a->dtype), qlora_dtype_name(b->dtype), qlora_dtype_name(c->dtype));
     }
     return QLORA_OK;
 }
@@ -19916,6 +20035,7 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
 static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
                                       bool capped, bool nf4, bool lora, bool random) {
     return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
+           (qlora__has_warpgroups(ctx) ? QLORA__NEED_WARPGROUP : 0) |
            (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
            (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
            (random ? QLORA__NEED_RANDOM : 0) |
@@ -28301,4 +28421,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 7e3c6405a442ab4d
+//@@ end d4e83c9181500944

@@ -114,6 +114,7 @@ extern "C" {
 #include "cache/modules.h"
 #include "context.h"
 #include "cpu/gemm.h"
+#include "gemm/warpgroup.h"
 #include "gemm/dense.h"
 #include "gemm/nf4.h"
 #include "gemm/nf4_product.h"

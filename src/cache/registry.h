@@ -12,6 +12,8 @@
 #define QLORA__NEED_HEAD128 64u  // the same, head size 128
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
 #define QLORA__NEED_RANDOM 256u  // generates its weights from a seed
+#define QLORA__NEED_WARPGROUP 512u // has the warpgroup instructions of compute capability 9.0
+#define QLORA__NEED_GEMM_WG (QLORA__NEED_GEMM | QLORA__NEED_BF16 | QLORA__NEED_WARPGROUP)
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
@@ -55,6 +57,12 @@
     X(gemm_tc_f16_nn, gemm_tc, 0, GEMM16)                                                          \
     X(gemm_tc_f16_nt, gemm_tc, 0, GEMM16)                                                          \
     X(gemm_tc_f16_tn, gemm_tc, 0, GEMM16)                                                          \
+    X(gemm_wg_nn_256, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_nt_256, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_tn_256, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_nn_128, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_nt_128, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_tn_128, gemm_wg, 197632, GEMM_WG)                                                    \
     X(cast_f32_bf16, cast, 0, ALWAYS)                                                              \
     X(cast_f32_f16, cast, 0, ALWAYS)                                                               \
     X(cast_bf16_f32, cast, 0, ALWAYS)                                                              \

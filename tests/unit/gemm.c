@@ -96,9 +96,9 @@ static void reference(const gemm_case* c, const float* a, const float* b, const 
                 double y = (double)b[c->tb ? j * c->K + k : k * c->N + j];
                 sum += x * y;
             }
-            out[i * c->N + j] = (float)(sum + (c->beta != 0.0f ? (double)c->beta *
-                                                                     (double)before[i * c->N + j]
-                                                               : 0.0));
+            out[i * c->N + j] =
+                (float)(sum +
+                        (c->beta != 0.0f ? (double)c->beta * (double)before[i * c->N + j] : 0.0));
         }
     }
 }
@@ -192,17 +192,18 @@ static size_t paths_of(const test_machine* machine, qlora_path out[2]) {
 }
 
 static const qlora_dtype TYPES[][3] = {
-    {QLORA_F32, QLORA_F32, QLORA_F32},    {QLORA_BF16, QLORA_BF16, QLORA_BF16},
-    {QLORA_BF16, QLORA_BF16, QLORA_F32},  {QLORA_F16, QLORA_F16, QLORA_F32},
-    {QLORA_F32, QLORA_BF16, QLORA_F32},   {QLORA_F32, QLORA_F16, QLORA_F32},
+    {QLORA_F32, QLORA_F32, QLORA_F32},   {QLORA_BF16, QLORA_BF16, QLORA_BF16},
+    {QLORA_BF16, QLORA_BF16, QLORA_F32}, {QLORA_F16, QLORA_F16, QLORA_F32},
+    {QLORA_F32, QLORA_BF16, QLORA_F32},  {QLORA_F32, QLORA_F16, QLORA_F32},
     {QLORA_BF16, QLORA_F32, QLORA_F32},
 };
 
 TEST gemm_every_form(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
-    if (!ctx) SKIPm(test_open_reason());
+    if (!ctx)
+        SKIPm(test_open_reason());
     static const int64_t sizes[][3] = {
-        {1, 1, 1},  {0, 5, 3},    {5, 0, 3},    {4, 3, 0},    {1, 17, 33}, {19, 1, 40},
+        {1, 1, 1},   {0, 5, 3},     {5, 0, 3},     {4, 3, 0},    {1, 17, 33},    {19, 1, 40},
         {37, 29, 1}, {65, 16, 130}, {16, 70, 129}, {64, 40, 24}, {130, 136, 40},
     };
     test_random random = test_random_start("gemm_every_form");
@@ -243,7 +244,8 @@ TEST gemm_every_form(const test_machine* machine) {
 // f16 must hold as well.
 TEST gemm_large_gradients(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
-    if (!ctx) SKIPm(test_open_reason());
+    if (!ctx)
+        SKIPm(test_open_reason());
     test_random random = test_random_start("gemm_large_gradients");
     qlora_path paths[2];
     size_t path_count = paths_of(machine, paths);
@@ -270,7 +272,8 @@ TEST gemm_large_gradients(const test_machine* machine) {
 
 TEST gemm_named_products(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
-    if (!ctx) SKIPm(test_open_reason());
+    if (!ctx)
+        SKIPm(test_open_reason());
     // C = A B with A 2x3, B 3x2, computed by hand.
     const float a_values[] = {1, 2, 3, 4, 5, 6};
     const float b_values[] = {1, 0, 2, 1, 0, 3};
@@ -304,9 +307,9 @@ TEST gemm_named_products(const test_machine* machine) {
             twice[i] = 2.0f * db_expected[i];
         }
         ASSERT_CLOSE(twice, got, 6, 0, 0);
-        qlora_path expected = !gpu                                ? QLORA_PATH_CPU
+        qlora_path expected = !gpu                           ? QLORA_PATH_CPU
                               : pass == 0 && machine->cublas ? QLORA_PATH_CUBLAS
-                                                                  : QLORA_PATH_PTX;
+                                                             : QLORA_PATH_PTX;
         ASSERT_EQ(expected, test_last_path(ctx));
     }
     qlora_tensor* all[] = {&a, &b, &c, &dc, &da, &db};
@@ -371,7 +374,8 @@ TEST gemm_mixed_in_slices(const test_machine* machine) {
 // Heads next to each other in one row, as in attention, and one matrix shared by a whole batch.
 TEST gemm_batched(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
-    if (!ctx) SKIPm(test_open_reason());
+    if (!ctx)
+        SKIPm(test_open_reason());
     enum { T = 21, H = 3, D = 8 };
     test_random random = test_random_start("gemm_batched");
     float q[T * H * D];
@@ -425,7 +429,8 @@ TEST gemm_batched(const test_machine* machine) {
 
 TEST gemm_bad_input(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
-    if (!ctx) SKIPm(test_open_reason());
+    if (!ctx)
+        SKIPm(test_open_reason());
     qlora_ctx_desc other_desc;
     memset(&other_desc, 0, sizeof other_desc);
     other_desc.require_backend = QLORA_BACKEND_CPU;
@@ -540,9 +545,11 @@ static double tf32_error(qlora_ctx* ctx, uint32_t flags, bool backward) {
 }
 
 TEST gemm_tf32_modes(const test_machine* machine) {
-    if (!machine->cublas) SKIPm("TF32 needs cuBLAS");
+    if (!machine->cublas)
+        SKIPm("TF32 needs cuBLAS");
     qlora_ctx* ctx = test_open(machine, with_tf32);
-    if (!ctx) SKIPm(test_open_reason());
+    if (!ctx)
+        SKIPm(test_open_reason());
     double forward = tf32_error(ctx, 0, false);
     ASSERT(forward > 1e-5 && forward < 2e-3);
     double backward = tf32_error(ctx, 0, true);
@@ -608,7 +615,68 @@ TEST gemm_big_tiles(const test_machine* machine) {
     PASS();
 }
 
+static fake_order warpgroup_order;
+
+// Four multiprocessors, so that small products fill the device.
+static void few_multiprocessors(qlora_ctx_desc* desc) {
+    (void)desc;
+    if (test_fake() != NULL) {
+        fake_config config = test_fake()->defaults();
+        config.device[0].cc = 90;
+        config.device[0].sms = 4;
+        config.order = warpgroup_order;
+        config.seed = 11;
+        test_fake()->reset(&config);
+    }
+}
+
+// The kernels with warpgroup instructions: both tile widths, every transposition, edges inside a
+// tile and a slice, both result types, whatever the moment at which copies and products happen.
+TEST gemm_warpgroups(const test_machine* machine) {
+    static const char* const names[] = {"nn_128", "nt_128", "tn_128", "nn_256", "nt_256", "tn_256"};
+    static const fake_order orders[] = {FAKE_FORWARD, FAKE_REVERSE, FAKE_RANDOM};
+    bool fake = strcmp(machine->backend, "fake") == 0;
+    int64_t scale = fake ? 1 : 9; // a real device has 36 times as many multiprocessors
+    test_random random = test_random_start("gemm_warpgroups");
+    for (int order = 0; order < (fake ? 3 : 1); order++) {
+        warpgroup_order = orders[order];
+        qlora_ctx* ctx = test_open(machine, few_multiprocessors);
+        if (!ctx)
+            SKIPm(test_open_reason());
+        for (int i = 0; i < 12; i++) {
+            bool wide = i / 3 % 2 == 1;
+            gemm_case c = {(wide ? 290 : 140) * scale,
+                           (wide ? 262 : 134) * scale,
+                           i % 2 == 0 ? 136 : 72,
+                           i % 3 == 2,
+                           i % 3 == 1,
+                           QLORA_BF16,
+                           QLORA_BF16,
+                           i < 6 ? QLORA_BF16 : QLORA_F32,
+                           i % 2 == 0 ? 0.0f : 1.0f,
+                           0};
+            c.M += c.ta ? 4 * scale : 0; // rows are multiples of 16 bytes
+            c.N += c.tb ? 0 : 2 * scale;
+            c.M = c.ta ? c.M / 8 * 8 : c.M;
+            c.N = c.tb ? c.N / 2 * 2 : c.N / 8 * 8;
+            const char* wrong = run_case(ctx, &random, &c, QLORA_PATH_PTX, 1.0f);
+            if (wrong != NULL) {
+                describe_case(&c, QLORA_PATH_PTX, wrong);
+                FAILm("wrong product");
+            }
+        }
+        for (int i = 0; fake && i < 6; i++) {
+            char kernel[64];
+            snprintf(kernel, sizeof kernel, "qlora_gemm_wg_%s", names[i]);
+            ASSERT_EQ(2, (int)test_fake()->kernel_runs(kernel));
+        }
+        ASSERT(test_close_ctx(machine, ctx));
+    }
+    PASS();
+}
+
 SUITE(gemm_suite) {
+    RUN_ON(TEST_ONE_EACH, gemm_warpgroups);
     RUN_ON(TEST_ONE_EACH, gemm_big_tiles);
     RUN_ON(TEST_EVERYWHERE, gemm_named_products);
     RUN_ON(TEST_EVERYWHERE, gemm_every_form);
