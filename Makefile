@@ -48,6 +48,8 @@ PROGRAMS := $(patsubst programs/%.c,$(B)/%,$(wildcard programs/*.c))
 EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
 BENCHES := $(B)/bench
 FUZZERS := $(patsubst tests/fuzz/%.c,$(B)/fuzz_%,$(wildcard tests/fuzz/*.c))
+TEXT_FUZZERS := $(patsubst tests/fuzz/%.c,$(B)/fuzz_%,\
+	$(shell grep -L qlora__ $$(grep -ls QLORA_TEXT_IMPLEMENTATION tests/fuzz/*.c)))
 KERNELS := $(sort $(wildcard kernels/*.cu))
 FAKE_PARTS := $(patsubst tests/%.c,$(B)/obj/%.o,\
 	$(filter-out %/cublas.c %/variant.c %/ptx_test.c,$(wildcard tests/fakecuda/*.c)))
@@ -169,9 +171,18 @@ $(B)/golden $(B)/adapter_dump $(B)/outputs $(B)/logprobs $(B)/peft_side: $(B)/%:
 $(B)/ptx_test: tests/fakecuda/ptx_test.c $(B)/obj/fakecuda/ptx.o
 	$(COMPILE) $(FAKE_FLAGS) -o $@ $^ -lm
 
-$(FUZZERS): CC := $(CLANG)
+# Those fuzzers of qlora_text.h that call no private function share one object of it.
+$(FUZZERS) $(B)/obj/fuzz/qlora_text.o: CC := $(CLANG)
 $(FUZZERS): $(B)/fuzz_%: tests/fuzz/%.c | $(HEADERS)
-	$(COMPILE) -O1 -fsanitize=fuzzer,address,undefined -o $@ $< $(LIBS)
+	$(COMPILE) $(FUZZ_DEFINES) -O1 -fsanitize=fuzzer,address,undefined -o $@ $< $(FUZZ_TEXT) $(LIBS)
+$(TEXT_FUZZERS): $(B)/obj/fuzz/qlora_text.o
+$(TEXT_FUZZERS): FUZZ_TEXT := $(B)/obj/fuzz/qlora_text.o
+$(TEXT_FUZZERS): FUZZ_DEFINES := -DQLORA_TEXT_IMPLEMENTATION_DONE
+
+$(B)/obj/fuzz/qlora_text.o: Makefile | $(HEADERS)
+	@mkdir -p $(@D) && printf '#define QLORA_TEXT_IMPLEMENTATION\n#include "qlora_text.h"\n' \
+		> $(@:.o=.c)
+	$(COMPILE) -O1 -fsanitize=fuzzer-no-link,address,undefined -c -o $@ $(@:.o=.c)
 
 # Each implementation has its own translation unit, as the manual recommends.
 $(B)/obj/qlora.o: Makefile | $(HEADERS)

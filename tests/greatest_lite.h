@@ -209,6 +209,9 @@ struct greatest_lite_state {
 extern struct greatest_lite_state greatest_lite;
 
 #ifdef GREATEST_LITE_IMPLEMENTATION
+#include <time.h>
+
+static clock_t greatest_lite_began; // the test that runs
 
 void greatest_init(void) {
     memset(&greatest_lite, 0, sizeof(greatest_lite));
@@ -217,7 +220,8 @@ void greatest_init(void) {
 static void greatest_lite_usage(const char* program) {
     printf("usage: %s [-hlfaev] [-s SUITE] [-t TEST] [-x EXCLUDE]\n"
            "  -h  show this help     -l  list, do not run    -f  stop after the first failure\n"
-           "  -a  abort at a failure -e  match names exactly -v  print a line per test\n",
+           "  -a  abort at a failure -e  match names exactly -v  print a line per test\n"
+           "      with its processor time\n",
            program);
 }
 
@@ -281,6 +285,7 @@ bool greatest_lite_begin(const char* test) {
     }
     greatest_lite.note = NULL;
     greatest_lite.suite_tests++;
+    greatest_lite_began = clock();
     if (greatest_lite.setup) {
         greatest_lite.setup(greatest_lite.setup_user);
     }
@@ -302,7 +307,9 @@ void greatest_lite_end(greatest_test_res res) {
     } else {
         greatest_lite.report.passed++;
         if (greatest_lite.verbosity) {
-            printf("PASS %s%s%s\n", greatest_lite.test, note[0] ? ": " : "", note);
+            double seconds = (double)(clock() - greatest_lite_began) / CLOCKS_PER_SEC;
+            printf("PASS %s%s%s (%.2f s)\n", greatest_lite.test, note[0] ? ": " : "", note,
+                   seconds);
         } else {
             printf(".");
         }

@@ -34,7 +34,8 @@ enum {
     TEST_FAKES = 8,      // fake machines only: for tests that inject faults or inspect calls
     TEST_CPU = 16,
     TEST_ONE_FAKE = 32,
-    TEST_TENSOR_CORES = 64 // machines with compute capability 8.0 or higher
+    TEST_TENSOR_CORES = 64, // machines with compute capability 8.0 or higher
+    TEST_BRIEF = 128        // machines of a brief run; the host's code is the same on the others
 };
 
 size_t test_machine_count(void);

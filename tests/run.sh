@@ -4,33 +4,40 @@
 # passed, or if anything was skipped while QLORA_TEST_REQUIRE_CUDA=1.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
-B=${B:-build}
+export B=${B:-build}
 
-passed=0
-failed=0
-skipped=0
-log=$B/tests.log
 limit=${QLORA_TEST_TIMEOUT:-1800}
 watch=()
 if command -v timeout >/dev/null; then
     watch=(timeout "$limit")
 fi
 
-# A run that ends without its count line (a crash, the time limit) counts as one failure.
-run() {
-    local name=$1
-    shift
-    echo "== $name"
-    "$@" 2>&1 | tee "$log"
-    local status=${PIPESTATUS[0]}
-    local line
-    line=$(tail -n 1 "$log")
+# --batch SUITES: one process of the run with the fake GPU; used below.
+if [[ ${1:-} == --batch ]]; then
+    log=$B/tests.${2%%,*}
+    LD_LIBRARY_PATH="$B/fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
+        ${watch[@]+"${watch[@]}"} $B/tests --suites "$2" >"$log.log" 2>&1
+    echo $? >"$log.status"
+    cat "$log.log"
+    exit 0
+fi
+
+passed=0
+failed=0
+skipped=0
+
+# count NAME STATUS LOG: adds up the counts in the last line. A run that ends without them (a crash,
+# the time limit) counts as one failure. A status of 1 without a failure is a run in which no test
+# passed, or one was skipped that must not be.
+count() {
+    local name=$1 status=$2 line
+    line=$(tail -n 1 "$3")
     if [[ $line =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed,\ ([0-9]+)\ skipped$ ]]; then
         passed=$((passed + BASH_REMATCH[1]))
         failed=$((failed + BASH_REMATCH[2]))
         skipped=$((skipped + BASH_REMATCH[3]))
-        if [[ $status -ne 0 && ${BASH_REMATCH[2]} -eq 0 && ${BASH_REMATCH[1]} -ne 0 &&
-            ${BASH_REMATCH[3]} -eq 0 ]]; then
+        if [[ $status != [01] || ($status -eq 1 && ${BASH_REMATCH[2]} -eq 0 &&
+            ${BASH_REMATCH[1]} -ne 0 && ${BASH_REMATCH[3]} -eq 0) ]]; then
             echo "$name: exit status $status after its last test"
             failed=$((failed + 1))
         fi
@@ -40,8 +47,31 @@ run() {
     fi
 }
 
+run() {
+    local name=$1
+    shift
+    echo "== $name"
+    "$@" 2>&1 | tee "$B/tests.log"
+    count "$name" "${PIPESTATUS[0]}" "$B/tests.log"
+}
+
+# Every suite, in batches, two at a time; a batch prints when it has ended.
+run_batches() {
+    local name=$1 suites log
+    echo "== $name"
+    rm -f "$B"/tests.*_suite.{log,status}
+    tests/batches.sh | xargs -P 2 -n 1 "$BASH" tests/run.sh --batch
+    for suites in $(tests/batches.sh); do
+        log=$B/tests.${suites%%,*}
+        touch "$log.log"
+        count "${suites%%,*}" "$(cat "$log.status" 2>/dev/null)" "$log.log"
+    done
+}
+
 # ${watch[@]+...}: with set -u, old shells treat an empty array as an error.
-if [[ -e $B/fake/libcuda.so.1 ]]; then
+if [[ -e $B/fake/libcuda.so.1 && $# -eq 0 ]]; then
+    run_batches "CPU and fake GPU"
+elif [[ -e $B/fake/libcuda.so.1 ]]; then
     run "CPU and fake GPU" env LD_LIBRARY_PATH="$B/fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
         ${watch[@]+"${watch[@]}"} $B/tests "$@"
 else

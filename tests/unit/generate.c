@@ -337,6 +337,9 @@ TEST sampling_repeats_and_narrows(const test_machine* machine) {
 // The first token of many seeds against the softmax of its logits: in full, with top_k, and
 // with top_p.
 TEST sampling_follows_the_distribution(const test_machine* machine) {
+    if (test_brief()) {
+        SKIPm("brief run: thousands of passes for one statistic");
+    }
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) {
         SKIPm(test_open_reason());

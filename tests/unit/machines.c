@@ -10,15 +10,17 @@
 #define SETS_GPU (TEST_EVERYWHERE | TEST_GPUS)
 
 static const test_machine machines[] = {
-    {"cpu", "cpu", 0, 0, FAKE_FORWARD, false, TEST_EVERYWHERE | TEST_ONE_EACH | TEST_CPU},
+    {"cpu", "cpu", 0, 0, FAKE_FORWARD, false,
+     TEST_EVERYWHERE | TEST_ONE_EACH | TEST_CPU | TEST_BRIEF},
     {"sm_90", "fake", 90, 13000, FAKE_FORWARD, true,
-     SETS_GPU | TEST_ONE_EACH | TEST_FAKES | TEST_ONE_FAKE | TEST_TENSOR_CORES},
+     SETS_GPU | TEST_ONE_EACH | TEST_FAKES | TEST_ONE_FAKE | TEST_TENSOR_CORES | TEST_BRIEF},
     {"sm_90_reversed", "fake", 90, 13000, FAKE_REVERSE, true, SETS_GPU | TEST_TENSOR_CORES},
     {"sm_80_no_cublas", "fake", 80, 11040, FAKE_FORWARD, false,
      SETS_GPU | TEST_FAKES | TEST_TENSOR_CORES},
-    {"sm_75_no_cublas", "fake", 75, 12040, FAKE_RANDOM, false, SETS_GPU | TEST_FAKES},
+    {"sm_75_no_cublas", "fake", 75, 12040, FAKE_RANDOM, false, SETS_GPU | TEST_FAKES | TEST_BRIEF},
     {"sm_121", "fake", 121, 13000, FAKE_FORWARD, true, SETS_GPU | TEST_FAKES | TEST_TENSOR_CORES},
-    {"gpu", "cuda", 0, 0, FAKE_FORWARD, true, SETS_GPU | TEST_ONE_EACH | TEST_TENSOR_CORES},
+    {"gpu", "cuda", 0, 0, FAKE_FORWARD, true,
+     SETS_GPU | TEST_ONE_EACH | TEST_TENSOR_CORES | TEST_BRIEF},
     {"gpu_no_cublas", "cuda", 0, 0, FAKE_FORWARD, false, SETS_GPU | TEST_TENSOR_CORES},
 };
 
@@ -49,6 +51,9 @@ const fake_api* test_fake(void) {
 
 bool test_machine_wanted(const test_machine* machine) {
     const char* hidden = test_fake() != NULL ? "cuda" : "fake";
+    if (test_brief() && (machine->sets & TEST_BRIEF) == 0) {
+        return false;
+    }
     return test_wants(machine->backend) && strcmp(machine->backend, hidden) != 0;
 }
 

@@ -1,6 +1,7 @@
 // main.c - runs the suites of suites.h.
 //
-//   build/tests [greatest's options] [--backend cpu|fake|cuda] [--seed N] [--probe-cuda]
+//   build/tests [greatest's options] [--backend cpu|fake|cuda] [--suites A,B,...] [--seed N]
+//               [--probe-cuda]
 //
 // --probe-cuda runs no tests and exits with 0 if a real NVIDIA driver with a device is present. The
 // last line is always `P passed, F failed, S skipped`; the exit status is 1 if a test failed, if
@@ -26,6 +27,7 @@ TEST_SUITES(X)
 #undef X
 
 static const char* option_backend;
+static const char* option_suites; // separated by commas; NULL: all
 static uint64_t option_seed = 20240607u;
 static bool option_list;
 static bool quiet;
@@ -73,6 +75,10 @@ bool test_wants(const char* backend) {
         there = cuda_answers() ? 1 : 0;
     }
     return strcmp(backend, "cuda") != 0 || there == 1;
+}
+
+bool test_brief(void) {
+    return getenv("QLORA_TEST_BRIEF") != NULL;
 }
 
 // ---- random numbers ----
@@ -234,6 +240,19 @@ bool test_rel_l2_double(const double* expected, const double* got, size_t n, dou
 
 // ---- main ----
 
+static bool suite_chosen(const char* name) {
+    size_t length = strlen(name);
+    for (const char* at = option_suites; at;) {
+        const char* comma = strchr(at, ',');
+        if ((comma ? (size_t)(comma - at) : strlen(at)) == length &&
+            memcmp(at, name, length) == 0) {
+            return true;
+        }
+        at = comma ? comma + 1 : NULL;
+    }
+    return !option_suites;
+}
+
 // Removes our options from argv and leaves those of greatest. Returns the new argc, or 0 on a
 // bad option.
 static int options_take(int argc, char** argv, bool* probe) {
@@ -248,6 +267,8 @@ static int options_take(int argc, char** argv, bool* probe) {
                 strcmp(option_backend, "cuda") != 0) {
                 return 0;
             }
+        } else if (strcmp(argv[i], "--suites") == 0 && has_value) {
+            option_suites = argv[++i];
         } else if (strcmp(argv[i], "--seed") == 0 && has_value) {
             option_seed = strtoull(argv[++i], NULL, 0);
         } else {
@@ -270,7 +291,10 @@ int main(int argc, char** argv) {
     }
     GREATEST_MAIN_BEGIN();
     printf("seed %llu (repeat with --seed)\n", (unsigned long long)option_seed);
-#define X(name) RUN_SUITE(name);
+#define X(name)                                                                                    \
+    if (suite_chosen(#name)) {                                                                     \
+        RUN_SUITE(name);                                                                           \
+    }
     TEST_SUITES(X)
 #undef X
     if (option_list) {

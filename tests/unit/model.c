@@ -132,6 +132,9 @@ static uint64_t find_budget(const setup* s) {
 
 TEST every_way_gives_the_same_bits(const test_machine* machine, qlora_mode mode, bool beside,
                                    uint32_t targets, const way* list, size_t count) {
+    if (test_brief() && strcmp(machine->backend, "fake") == 0) {
+        SKIPm("brief run: dozens of sessions in the interpreter, each like those of other tests");
+    }
     setup s = setup_make(machine);
     s.config.layers = 3; // so that recomputing only some of them saves memory
     s.config.hidden = 24;
