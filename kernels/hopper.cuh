@@ -101,6 +101,9 @@ template <int N> __device__ __forceinline__ void products_hold(float (&d)[N]) {
 #define HOPPER_D16(i) HOPPER_D4(i), HOPPER_D4(i + 4), HOPPER_D4(i + 8), HOPPER_D4(i + 12)
 #define HOPPER_D64(i) HOPPER_D16(i), HOPPER_D16(i + 16), HOPPER_D16(i + 32), HOPPER_D16(i + 48)
 
+#define HOPPER_LIST_32                                                                             \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"   \
+    "%25,%26,%27,%28,%29,%30,%31"
 #define HOPPER_LIST_64                                                                             \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"   \
     "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
@@ -130,6 +133,31 @@ __device__ __forceinline__ void product(float (&d)[128], uint64_t a, uint64_t b,
                  "}, %128, %129, p, 1, 1, %131, %132;\n}"
                  : HOPPER_D64(0), HOPPER_D64(64)
                  : "l"(a), "l"(b), "r"(add), "n"(TA), "n"(TB));
+}
+
+template <int TA, int TB>
+__device__ __forceinline__ void product(float (&d)[32], uint64_t a, uint64_t b, int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" HOPPER_LIST_32
+                 "}, %32, %33, p, 1, 1, %35, %36;\n}"
+                 : HOPPER_D16(0), HOPPER_D16(16)
+                 : "l"(a), "l"(b), "r"(add), "n"(TA), "n"(TB));
+}
+
+// d += a b, with a in registers (64 x 16, as the accumulators of a product are laid out) and b
+// stored with its 16 rows along the sum.
+__device__ __forceinline__ void product_registers(float (&d)[32], const uint32_t* a, uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" HOPPER_LIST_32
+                 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+                 : HOPPER_D16(0), HOPPER_D16(16)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+__device__ __forceinline__ void product_registers(float (&d)[64], const uint32_t* a, uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" HOPPER_LIST_64
+                 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+                 : HOPPER_D64(0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 // Moves registers from the warps that copy to those that multiply.
