@@ -7,7 +7,7 @@
 // be multiplied by a zero, they are zeroed first, so that nothing leaks between sequences.
 //
 // Blocks have 384 threads: a warpgroup that copies and two that compute, 64 rows each. Dynamic
-// shared memory is ATTN_WG_SHARED(HD) bytes.
+// shared memory is 5 tiles of TILE rows forward, 4 backward, and 1,024 bytes.
 //
 // Determinism: as in attn_tc.cuh: one writer per output, and fixed orders of sums.
 #ifndef QLORA_ATTN_WG_CUH
@@ -101,8 +101,7 @@ template <int DEPTH, int N>
 __device__ __forceinline__ void weighted_sum(float (&d)[N], const uint32_t* p, uint32_t b) {
 #pragma unroll
     for (int i = 0; i < DEPTH / 16; i++) {
-        product_registers(d, p + 4 * i,
-                          operand(b + i * 2 * SWIZZLE_BYTES, panel_bytes<DEPTH>()));
+        product_registers(d, p + 4 * i, operand(b + i * 2 * SWIZZLE_BYTES, panel_bytes<DEPTH>()));
     }
 }
 
@@ -247,10 +246,9 @@ __device__ __forceinline__ void softmax_step(const float (&s)[TILE / 2], float f
 }
 
 template <int HD>
-__device__ __forceinline__ void forward_compute(uint32_t tiles, const attn_barriers& b,
-                                                const attn_tile& t, const attn_shape& a,
-                                                int32_t head, int32_t last_key, bf16* o,
-                                                int64_t ld_o, float* lse) {
+__device__ __forceinline__ void
+forward_compute(uint32_t tiles, const attn_barriers& b, const attn_tile& t, const attn_shape& a,
+                int32_t head, int32_t last_key, bf16* o, int64_t ld_o, float* lse) {
     const uint32_t bytes = TILE * HD * 2;
     const uint32_t reach = reach_of(a.window);
     const float factor = a.scale * LOG2E;
@@ -311,5 +309,426 @@ __device__ __forceinline__ void forward_compute(uint32_t tiles, const attn_barri
     store_rows<HD>(acc, 1.0f / sum[0], 1.0f / sum[1], o + (int64_t)t.begin * ld_o + head * HD, ld_o,
                    row, t.length);
 }
+
+// --- backward ---
+//
+// Two kernels, as in attn_tc.cuh, after its pass 1 (stats): a block of backward_kv keeps K and V of
+// TILE keys and streams Q, dO and stats of HALF_TILE queries; a block of backward_q keeps Q and dO
+// and streams K and V. Shared memory: the kept tiles, then STAGES times the streamed ones, then
+// STAGES times the stats.
+
+// Copies two streamed tiles of HALF_TILE rows.
+template <int HD>
+__device__ __forceinline__ void stream_copy(uint32_t to, const tensor_map* x, const tensor_map* y,
+                                            uint32_t barrier, int32_t head, int32_t row) {
+    const uint32_t bytes = HALF_TILE * HD * 2;
+    barrier_expect(barrier, 2 * bytes);
+    copy_rows<HD, HALF_TILE>(to, x, barrier, head, row);
+    copy_rows<HD, HALF_TILE>(to + bytes, y, barrier, head, row);
+}
+
+// The queries that see the keys of a tile: [first, end), in steps of HALF_TILE.
+__device__ __forceinline__ int32_t last_query(const attn_tile& t, int32_t window) {
+    return window > 0 && window < t.length - t.first - TILE ? t.first + TILE + window - 1
+                                                            : t.length;
+}
+
+// One warp copies: its lanes bring the stats, lane 0 the tiles.
+template <int HD>
+__device__ __forceinline__ void
+backward_kv_copy(const tensor_map* q, const tensor_map* k, const tensor_map* v,
+                 const tensor_map* d_o, const float2* stats, uint32_t tiles, uint32_t room,
+                 const attn_barriers& b, const attn_tile& t, const attn_shape& a, int32_t kv_head,
+                 int32_t first_head, int32_t end_head) {
+    const uint32_t kept = TILE * HD * 2;
+    const uint32_t streamed = 2 * HALF_TILE * HD * 2;
+    int32_t lane = threadIdx.x;
+    int32_t end = last_query(t, a.window);
+    attn_stream s = {0, 1};
+    if (lane == 0) {
+        barrier_expect(b.kept, 2 * kept);
+        copy_rows<HD, TILE>(tiles, k, b.kept, kv_head, t.begin + t.first);
+        copy_rows<HD, TILE>(tiles + kept, v, b.kept, kv_head, t.begin + t.first);
+    }
+    for (int32_t head = first_head; head < end_head; head++) {
+        for (int32_t query = t.first; query < end; query += HALF_TILE, s.next()) {
+            barrier_wait(b.empty + 8 * s.stage, s.parity);
+#pragma unroll
+            for (int i = 0; i < HALF_TILE; i += 32) {
+                int32_t row = query + i + lane;
+                float2 x = row < t.length ? stats[(int64_t)head * a.tokens + t.begin + row]
+                                          : make_float2(0.0f, 0.0f);
+                uint32_t at = room + s.stage * HALF_TILE * 8 + (i + lane) * 8;
+                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x.x), "f"(x.y)
+                             : "memory");
+            }
+            if (lane == 0) {
+                stream_copy<HD>(tiles + 2 * kept + s.stage * streamed, q, d_o, b.full + 8 * s.stage,
+                                head, t.begin + query);
+            } else {
+                barrier_arrive(b.full + 8 * s.stage);
+            }
+        }
+    }
+}
+
+// The stats of queries c and c + 1 of a streamed tile: lse and D of each.
+__device__ __forceinline__ float4 stats_pair(uint32_t room, int32_t c) {
+    float4 x;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(room + c * 8));
+    return x;
+}
+
+// From scores and dO V^T of 64 keys (rows) and HALF_TILE queries: p and ds, packed as operands.
+__device__ __forceinline__ void backward_kv_weights(const float (&s)[32], const float (&dp)[32],
+                                                    float factor, int32_t distance, uint32_t reach,
+                                                    int32_t queries, uint32_t room,
+                                                    uint32_t (&p)[16], uint32_t (&ds)[16]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float4 stat = stats_pair(room, i * 8 + own_col());
+        float x[4];
+        float y[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            int32_t query = i * 8 + own_col() + c % 2;
+            bool seen = visible(distance + i * 8 + c % 2 - c / 2 * 8, reach) && query < queries;
+            x[c] = seen ? exp2_fast(fmaf(s[i * 4 + c], factor, -(c % 2 ? stat.z : stat.x))) : 0.0f;
+            y[c] = seen ? x[c] * (dp[i * 4 + c] - (c % 2 ? stat.w : stat.y)) : 0.0f;
+        }
+        p[i * 2] = pack_bf16(x[0], x[1]);
+        p[i * 2 + 1] = pack_bf16(x[2], x[3]);
+        ds[i * 2] = pack_bf16(y[0], y[1]);
+        ds[i * 2 + 1] = pack_bf16(y[2], y[3]);
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void
+backward_kv_step(float (&dk)[HD / 2], float (&dv)[HD / 2], uint32_t k, uint32_t v, uint32_t q,
+                 uint32_t room, float factor, int32_t distance, uint32_t reach, int32_t queries) {
+    const uint32_t d_o = q + HALF_TILE * HD * 2;
+    float s[HALF_TILE / 2];
+    float dp[HALF_TILE / 2];
+    uint32_t p[HALF_TILE / 4];
+    uint32_t ds[HALF_TILE / 4];
+    products_begin();
+    scores<HD, TILE, HALF_TILE>(s, k, q);
+    scores<HD, TILE, HALF_TILE>(dp, v, d_o);
+    products_commit();
+    products_wait<0>();
+    products_hold(s);
+    products_hold(dp);
+    backward_kv_weights(s, dp, factor, distance, reach, queries, room, p, ds);
+    products_begin();
+    weighted_sum<HALF_TILE>(dv, p, d_o);
+    weighted_sum<HALF_TILE>(dk, ds, q);
+    products_commit();
+    products_wait<0>();
+    products_hold(dv);
+    products_hold(dk);
+}
+
+template <int HD>
+__device__ __forceinline__ void
+backward_kv_compute(uint32_t tiles, uint32_t room, const attn_barriers& b, const attn_tile& t,
+                    const attn_shape& a, int32_t heads, float (&dk)[HD / 2], float (&dv)[HD / 2]) {
+    const uint32_t kept = TILE * HD * 2;
+    const uint32_t streamed = 2 * HALF_TILE * HD * 2;
+    const int32_t own = (threadIdx.x / 128 - 1) * HALF_TILE;
+    int32_t end = last_query(t, a.window);
+    attn_stream at = {0, 0};
+    barrier_wait(b.kept, 0);
+    for (int32_t head = 0; head < heads; head++) {
+        for (int32_t query = t.first; query < end; query += HALF_TILE, at.next()) {
+            uint32_t q = tiles + 2 * kept + at.stage * streamed;
+            barrier_wait(b.full + 8 * at.stage, at.parity);
+            if (query + HALF_TILE > t.length) {
+                zero_rows<HD, HALF_TILE>(q, t.length - query);
+                zero_rows<HD, HALF_TILE>(q + streamed / 2, t.length - query);
+                zero_done();
+            }
+            backward_kv_step<HD>(dk, dv, tiles + own * PANEL_ROW, tiles + kept + own * PANEL_ROW, q,
+                                 room + at.stage * HALF_TILE * 8, a.scale * LOG2E,
+                                 query + own_col() - t.first - own_row(), reach_of(a.window),
+                                 t.length - query);
+            if (threadIdx.x % 128 == 0) {
+                barrier_arrive(b.empty + 8 * at.stage);
+            }
+        }
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void
+backward_q_copy(const tensor_map* q, const tensor_map* k, const tensor_map* v,
+                const tensor_map* d_o, uint32_t tiles, const attn_barriers& b, const attn_tile& t,
+                int32_t head, int32_t kv_head, int32_t first_key) {
+    const uint32_t kept = TILE * HD * 2;
+    const uint32_t streamed = 2 * HALF_TILE * HD * 2;
+    attn_stream s = {0, 1};
+    barrier_expect(b.kept, 2 * kept);
+    copy_rows<HD, TILE>(tiles, q, b.kept, head, t.begin + t.first);
+    copy_rows<HD, TILE>(tiles + kept, d_o, b.kept, head, t.begin + t.first);
+    for (int32_t key = first_key; key < min(t.first + TILE, t.length); key += HALF_TILE, s.next()) {
+        barrier_wait(b.empty + 8 * s.stage, s.parity);
+        stream_copy<HD>(tiles + 2 * kept + s.stage * streamed, k, v, b.full + 8 * s.stage, kv_head,
+                        t.begin + key);
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void
+backward_q_compute(const float2* stats, uint32_t tiles, const attn_barriers& b, const attn_tile& t,
+                   const attn_shape& a, int32_t head, int32_t first_key, float (&dq)[HD / 2]) {
+    const uint32_t kept = TILE * HD * 2;
+    const uint32_t streamed = 2 * HALF_TILE * HD * 2;
+    const uint32_t reach = reach_of(a.window);
+    const int32_t own = (threadIdx.x / 128 - 1) * HALF_TILE;
+    const float factor = a.scale * LOG2E;
+    int32_t row = t.first + own_row();
+    float2 stat[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        stat[h] = row + 8 * h < t.length ? stats[(int64_t)head * a.tokens + t.begin + row + 8 * h]
+                                         : make_float2(0.0f, 0.0f);
+    }
+    attn_stream at = {0, 0};
+    barrier_wait(b.kept, 0);
+    for (int32_t key = first_key; key < min(t.first + TILE, t.length);
+         key += HALF_TILE, at.next()) {
+        uint32_t k = tiles + 2 * kept + at.stage * streamed;
+        float s[HALF_TILE / 2];
+        float dp[HALF_TILE / 2];
+        uint32_t ds[HALF_TILE / 4];
+        barrier_wait(b.full + 8 * at.stage, at.parity);
+        if (key + HALF_TILE > t.length) {
+            zero_rows<HD, HALF_TILE>(k, t.length - key);
+            zero_done();
+        }
+        products_begin();
+        scores<HD, TILE, HALF_TILE>(s, tiles + own * PANEL_ROW, k);
+        scores<HD, TILE, HALF_TILE>(dp, tiles + kept + own * PANEL_ROW, k + streamed / 2);
+        products_commit();
+        products_wait<0>();
+        products_hold(s);
+        products_hold(dp);
+        int32_t distance = row - key - own_col();
+#pragma unroll
+        for (int i = 0; i < 16; i++) { // pairs of neighbouring keys
+            float2 x = stat[i % 2];
+            float y[2];
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                bool seen = visible(distance + i % 2 * 8 - i / 2 * 8 - c, reach);
+                float p = exp2_fast(fmaf(s[i * 2 + c], factor, -x.x));
+                y[c] = seen ? p * (dp[i * 2 + c] - x.y) : 0.0f;
+            }
+            ds[i] = pack_bf16(y[0], y[1]);
+        }
+        products_begin();
+        weighted_sum<HALF_TILE>(dq, ds, k);
+        products_commit();
+        products_wait<0>();
+        products_hold(dq);
+        if (threadIdx.x % 128 == 0) {
+            barrier_arrive(b.empty + 8 * at.stage);
+        }
+    }
+}
+
+// --- kernels ---
+
+// The first key that the queries of a tile see, rounded down to a streamed tile.
+__device__ __forceinline__ int32_t first_key_of(const attn_tile& t, int32_t window, int32_t rows) {
+    int32_t first = window > 0 ? max(t.first - window + 1, 0) : 0;
+    return t.first % rows + (first - t.first % rows) / rows * rows;
+}
+
+template <int HD>
+__device__ __forceinline__ void attn_forward(const tensor_map* q, const tensor_map* k,
+                                             const tensor_map* v, bf16* o, int64_t ld_o, float* lse,
+                                             const attn_shape& a) {
+    extern __shared__ __align__(1024) char memory[];
+    __shared__ __align__(8) uint64_t barriers[1 + 2 * STAGES];
+    int32_t head = blockIdx.y;
+    // Late tiles see the most keys: they start first.
+    attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, TILE, gridDim.x - 1 - blockIdx.x);
+    if (t.first >= t.length) {
+        return;
+    }
+    if (t.tail) {
+        zero_tail<HD>(o, ld_o, t, head);
+        for (int32_t i = threadIdx.x; i < TILE && t.first + i < t.length; i += blockDim.x) {
+            lse[(int64_t)head * a.tokens + t.begin + t.first + i] = 0.0f;
+        }
+        return;
+    }
+    attn_barriers b = barriers_make(barriers, 1);
+    uint32_t tiles = first_tile(memory);
+    int32_t last_key = first_key_of(t, a.window, TILE);
+    if (threadIdx.x < 128) {
+        registers_few();
+        if (threadIdx.x == 0) {
+            forward_copy<HD>(q, k, v, tiles, b, t, head, head / (a.heads / a.kv_heads), last_key);
+        }
+    } else {
+        registers_many();
+        forward_compute<HD>(tiles, b, t, a, head, last_key, o, ld_o, lse);
+    }
+}
+
+// Stores rows of accumulators as f32, contiguous rows of `width`.
+template <int HD>
+__device__ __forceinline__ void store_part(const float (&d)[HD / 2], float factor, float* to,
+                                           int32_t width, int32_t row, int32_t length) {
+#pragma unroll
+    for (int i = 0; i < HD / 4; i++) {
+        int32_t r = row + i % 2 * 8;
+        if (r < length) {
+            *(float2*)(to + (int64_t)r * width + i / 2 * 8 + own_col()) =
+                make_float2(d[i * 2] * factor, d[i * 2 + 1] * factor);
+        }
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void
+attn_backward_kv(const tensor_map* q, const tensor_map* k, const tensor_map* v,
+                 const tensor_map* d_o, const float2* stats, bf16* dk, int64_t ld_dk, bf16* dv,
+                 int64_t ld_dv, float* parts, int32_t each, const attn_shape& a) {
+    extern __shared__ __align__(1024) char memory[];
+    __shared__ __align__(8) uint64_t barriers[1 + 2 * STAGES];
+    __shared__ __align__(16) float2 room[STAGES * HALF_TILE];
+    int32_t kv_head = blockIdx.y;
+    int32_t group = a.heads / a.kv_heads;
+    int32_t first_head = kv_head * group + blockIdx.z * each;
+    int32_t end_head = min(first_head + each, kv_head * group + group);
+    attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, TILE, blockIdx.x);
+    if (t.first >= t.length) {
+        return;
+    }
+    if (t.tail) {
+        if (blockIdx.z == 0 && parts == nullptr) {
+            zero_tail<HD>(dk, ld_dk, t, kv_head);
+            zero_tail<HD>(dv, ld_dv, t, kv_head);
+        }
+    }
+    int32_t width = a.kv_heads * HD;
+    int64_t part = (int64_t)a.tokens * width;
+    float* own_parts = parts + blockIdx.z * part + (int64_t)t.begin * width + (int64_t)kv_head * HD;
+    if (t.tail) {
+        for (int32_t i = threadIdx.x; parts != nullptr && i < TILE * HD; i += blockDim.x) {
+            int32_t row = t.first + i / HD;
+            if (row < t.length) {
+                own_parts[(int64_t)row * width + i % HD] = 0.0f;
+                own_parts[gridDim.z * part + (int64_t)row * width + i % HD] = 0.0f;
+            }
+        }
+        return;
+    }
+    attn_barriers b = barriers_make(barriers, 32);
+    uint32_t tiles = first_tile(memory);
+    if (threadIdx.x < 128) {
+        registers_few();
+        if (threadIdx.x < 32) {
+            backward_kv_copy<HD>(q, k, v, d_o, stats, tiles, shared_address(room), b, t, a, kv_head,
+                                 first_head, end_head);
+        }
+        return;
+    }
+    registers_many();
+    float acc_k[HD / 2];
+    float acc_v[HD / 2];
+#pragma unroll
+    for (int i = 0; i < HD / 2; i++) {
+        acc_k[i] = acc_v[i] = 0.0f;
+    }
+    backward_kv_compute<HD>(tiles, shared_address(room), b, t, a, end_head - first_head, acc_k,
+                            acc_v);
+    int32_t row = t.first + own_row();
+    if (parts != nullptr) {
+        store_part<HD>(acc_k, a.scale, own_parts, width, row, t.length);
+        store_part<HD>(acc_v, 1.0f, own_parts + gridDim.z * part, width, row, t.length);
+        return;
+    }
+    store_rows<HD>(acc_k, a.scale, a.scale, dk + (int64_t)t.begin * ld_dk + kv_head * HD, ld_dk,
+                   row, t.length);
+    store_rows<HD>(acc_v, 1.0f, 1.0f, dv + (int64_t)t.begin * ld_dv + kv_head * HD, ld_dv, row,
+                   t.length);
+}
+
+template <int HD>
+__device__ __forceinline__ void attn_backward_q(const tensor_map* q, const tensor_map* k,
+                                                const tensor_map* v, const tensor_map* d_o,
+                                                const float2* stats, bf16* dq, int64_t ld_dq,
+                                                const attn_shape& a) {
+    extern __shared__ __align__(1024) char memory[];
+    __shared__ __align__(8) uint64_t barriers[1 + 2 * STAGES];
+    int32_t head = blockIdx.y;
+    attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, TILE, gridDim.x - 1 - blockIdx.x);
+    if (t.first >= t.length) {
+        return;
+    }
+    if (t.tail) {
+        zero_tail<HD>(dq, ld_dq, t, head);
+        return;
+    }
+    attn_barriers b = barriers_make(barriers, 1);
+    uint32_t tiles = first_tile(memory);
+    int32_t first_key = first_key_of(t, a.window, HALF_TILE);
+    if (threadIdx.x < 128) {
+        registers_few();
+        if (threadIdx.x == 0) {
+            backward_q_copy<HD>(q, k, v, d_o, tiles, b, t, head, head / (a.heads / a.kv_heads),
+                                first_key);
+        }
+        return;
+    }
+    registers_many();
+    float acc[HD / 2];
+#pragma unroll
+    for (int i = 0; i < HD / 2; i++) {
+        acc[i] = 0.0f;
+    }
+    backward_q_compute<HD>(stats, tiles, b, t, a, head, first_key, acc);
+    store_rows<HD>(acc, a.scale, a.scale, dq + (int64_t)t.begin * ld_dq + head * HD, ld_dq,
+                   t.first + own_row(), t.length);
+}
+
+#define ATTN_MAP const __grid_constant__ tensor_map
+
+// Grid (floor(tokens / TILE) + n_seqs + 1, heads), 384 threads.
+#define ATTN_WG_FORWARD(HD)                                                                        \
+    QLORA_KERNEL __launch_bounds__(384, 1)                                                         \
+        qlora_attn##HD##_wg_fwd(ATTN_MAP q, ATTN_MAP k, ATTN_MAP v, bf16* o, int64_t ld_o,         \
+                                float* lse, const int32_t* cu, int32_t n_seqs, int32_t tokens,     \
+                                int32_t heads, int32_t kv_heads, int32_t window, float scale) {    \
+        attn_shape a = {cu, n_seqs, tokens, heads, kv_heads, window, scale};                       \
+        attn_forward<HD>(&q, &k, &v, o, ld_o, lse, a);                                             \
+    }
+
+// Grid (floor(tokens / TILE) + n_seqs + 1, kv_heads, shares), 384 threads.
+#define ATTN_WG_BACKWARD_KV(HD)                                                                    \
+    QLORA_KERNEL __launch_bounds__(384, 1) qlora_attn##HD##_wg_bwd_kv(                             \
+        ATTN_MAP q, ATTN_MAP k, ATTN_MAP v, ATTN_MAP d_o, const float2* stats, bf16* dk,           \
+        int64_t ld_dk, bf16* dv, int64_t ld_dv, const int32_t* cu, int32_t n_seqs, int32_t tokens, \
+        int32_t heads, int32_t kv_heads, int32_t window, float scale, float* parts,                \
+        int32_t each) {                                                                            \
+        attn_shape a = {cu, n_seqs, tokens, heads, kv_heads, window, scale};                       \
+        attn_backward_kv<HD>(&q, &k, &v, &d_o, stats, dk, ld_dk, dv, ld_dv, parts, each, a);       \
+    }
+
+// Grid (floor(tokens / TILE) + n_seqs + 1, heads), 384 threads.
+#define ATTN_WG_BACKWARD_Q(HD)                                                                     \
+    QLORA_KERNEL __launch_bounds__(384, 1) qlora_attn##HD##_wg_bwd_q(                              \
+        ATTN_MAP q, ATTN_MAP k, ATTN_MAP v, ATTN_MAP d_o, const float2* stats, bf16* dq,           \
+        int64_t ld_dq, const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads,           \
+        int32_t kv_heads, int32_t window, float scale) {                                           \
+        attn_shape a = {cu, n_seqs, tokens, heads, kv_heads, window, scale};                       \
+        attn_backward_q<HD>(&q, &k, &v, &d_o, stats, dq, ld_dq, a);                                \
+    }
 
 #endif
