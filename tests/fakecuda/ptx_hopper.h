@@ -132,9 +132,32 @@ static bool exec_mbarrier_wait(ptx_warp* w, const ptx_insn* in, u32 mask) {
 
 // ---- cp.async.bulk.tensor -----------------------------------------------------------------------
 
+#define PTX_BOX_ROW_BYTES 128 // the widest box that the swizzle allows
+
 // Swaps the 16-byte units of 128 bytes by the row: bits 4 to 6 of an address with bits 7 to 9.
 static u64 swizzled(u64 address) {
     return address ^ (address >> 7 & 7u) << 4;
+}
+
+// One row of a box: `count` elements of the tensor from `from` on, the others zero. The swizzle
+// moves units of 16 bytes.
+static bool bulk_row(ptx_run* run, const ptx_bulk* c, u64 to, u64 from, u32 skip, u32 count) {
+    const ptx_tensor_map* m = &c->map;
+    u8 row[PTX_BOX_ROW_BYTES];
+    memset(row, 0, sizeof row);
+    if (count > 0) {
+        const u8* source =
+            (const u8*)run->env->resolve(run->env->user, from, (size_t)count * m->element, false);
+        if (source == NULL) {
+            return trap_access(&run->warps[c->warp], c->in, SPACE_GLOBAL, from, m->element, false,
+                               c->lane);
+        }
+        memcpy(row + (size_t)skip * m->element, source, (size_t)count * m->element);
+    }
+    for (u32 i = 0; i < m->box[0] * m->element; i += 16) {
+        memcpy(run->shared + swizzled(to + i), row + i, 16);
+    }
+    return true;
 }
 
 // Copies a box into shared memory, with zeros outside the tensor, and completes its bytes.
@@ -142,27 +165,16 @@ static bool bulk_complete(ptx_run* run, const ptx_bulk* c) {
     const ptx_tensor_map* m = &c->map;
     ptx_warp* w = &run->warps[c->warp];
     const u64 row_bytes = (u64)m->box[0] * m->element;
+    const s64 first = c->at[0] > 0 ? c->at[0] : 0;
+    const s64 right = (s64)c->at[0] + m->box[0];
+    const s64 end = right < (s64)m->size[0] ? right : (s64)m->size[0];
     for (u32 y = 0; y < m->box[1]; y++) {
-        for (u32 x = 0; x < m->box[0]; x++) {
-            const s64 row = (s64)c->at[1] + y;
-            const s64 col = (s64)c->at[0] + x;
-            const bool real =
-                row >= 0 && col >= 0 && (u64)row < m->size[1] && (u64)col < m->size[0];
-            const u64 to = swizzled(c->to + y * row_bytes + (u64)x * m->element);
-            u8* place = inside(run->shared, run->shared_bytes, to, m->element);
-            if (place == NULL) {
-                return trap_access(w, c->in, SPACE_SHARED, to, m->element, true, c->lane);
-            }
-            memset(place, 0, m->element);
-            if (real) {
-                const u64 from = m->base + (u64)row * m->stride + (u64)col * m->element;
-                const u8* source =
-                    (const u8*)run->env->resolve(run->env->user, from, m->element, false);
-                if (source == NULL) {
-                    return trap_access(w, c->in, SPACE_GLOBAL, from, m->element, false, c->lane);
-                }
-                memcpy(place, source, m->element);
-            }
+        const s64 row = (s64)c->at[1] + y;
+        const bool real = row >= 0 && (u64)row < m->size[1] && end > first;
+        const u64 from = m->base + (u64)(real ? row : 0) * m->stride + (u64)first * m->element;
+        if (!bulk_row(run, c, c->to + y * row_bytes, from, (u32)(first - c->at[0]),
+                      real ? (u32)(end - first) : 0)) {
+            return false;
         }
     }
     ptx_mbarrier b;
@@ -239,7 +251,8 @@ static bool exec_bulk(ptx_warp* w, const ptx_insn* in, u32 mask) {
         }
         const u64 bytes = (u64)c.map.box[0] * c.map.box[1] * c.map.element;
         u8* place = inside(run->shared, run->shared_bytes, c.to, (u32)bytes);
-        if (place == NULL || c.to % 1024 != 0) { // the swizzle pattern repeats every 1,024 bytes
+        if (place == NULL || c.to % 1024 != 0 ||
+            c.map.box[0] * c.map.element != 128) { // the pattern repeats every 1,024 bytes
             return trap(w, in, c.to % 1024 != 0 ? PTX_TRAP_MISALIGNED : PTX_TRAP_ADDRESS, l,
                         "%llu bytes at shared 0x%llx", (unsigned long long)bytes,
                         (unsigned long long)c.to);
